@@ -1,0 +1,135 @@
+// Convolution as an operation graph: forward, data gradient, filter gradient.
+#include <c10/util/StringUtil.h>
+
+#include "backends/cudnn_graph/engine.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::graph {
+namespace {
+
+// The attribute names of one pass; the three descriptors are alike but for them.
+struct PassAttributes {
+  cudnnBackendDescriptorType_t operation;
+  cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
+};
+constexpr PassAttributes kForward{CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
+constexpr PassAttributes kBackwardData{
+    CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA};
+constexpr PassAttributes kBackwardFilter{
+    CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA};
+
+const PassAttributes& attributes_of(ConvolutionPass pass) {
+  if (pass == ConvolutionPass::fwd) return kForward;
+  return pass == ConvolutionPass::bwd_data ? kBackwardData : kBackwardFilter;
+}
+
+Descriptor make_convolution(const ConvolutionProblem& p) {
+  auto mode = p.mode == ConvolutionMode::conv ? CUDNN_CONVOLUTION : CUDNN_CROSS_CORRELATION;
+  Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+  convolution.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, cudnn_type(p.compute))
+      .set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode)
+      .set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, static_cast<int64_t>(p.spatial_dims()))
+      .set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, p.padding)
+      .set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, p.padding)
+      .set(CUDNN_ATTR_CONVOLUTION_DILATIONS, p.dilation)
+      .set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, p.stride)
+      .finalise("the convolution is not valid");
+  return convolution;
+}
+
+OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Device& device) {
+  ConvolutionProblem p = lift_to_plane(problem);
+  const PassAttributes& names = attributes_of(p.pass);
+  std::vector<Descriptor> parts;
+  parts.push_back(make_tensor(p.x, Role::x, p.alignment));
+  parts.push_back(make_tensor(p.w, Role::w, p.alignment));
+  parts.push_back(make_tensor(p.y, Role::y, p.alignment));
+  parts.push_back(make_convolution(p));
+  Descriptor operation(names.operation);
+  operation.set(names.x, parts[0])
+      .set(names.w, parts[1])
+      .set(names.y, parts[2])
+      .set(names.convolution, parts[3]);
+  float beta = p.accumulate == Accumulate::add ? 1 : 0;
+  if (p.x.dtype == at::kDouble) {
+    double one = 1, beta_double = beta;
+    operation.set(names.alpha, CUDNN_TYPE_DOUBLE, 1, &one)
+        .set(names.beta, CUDNN_TYPE_DOUBLE, 1, &beta_double);
+  } else {
+    float one = 1;
+    operation.set(names.alpha, CUDNN_TYPE_FLOAT, 1, &one)
+        .set(names.beta, CUDNN_TYPE_FLOAT, 1, &beta);
+  }
+  operation.finalise("cuDNN has no such convolution");
+  OperationGraph graph = make_graph(device, std::move(parts), operation);
+  graph.parts.push_back(std::move(operation));
+  graph.float32_products = p.x.dtype == at::kFloat;
+  return graph;
+}
+
+// nullopt where a graph can be made.
+std::optional<Unsupported> refuse(const ConvolutionProblem& p, const Device& device) {
+  if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
+  if (p.accumulate == Accumulate::general) {
+    return Unsupported{"alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
+                       "(1, 1) only"};
+  }
+  if (p.bias || p.z || p.activation != Activation::none) {
+    return Unsupported{"the fused graph is not offered for this problem"};
+  }
+  return std::nullopt;
+}
+
+std::vector<Candidate> convolution_candidates(const ConvolutionProblem& p, const Device& device) {
+  if (refuse(p, device)) return {{{"graph", "eng0", {}}, "default knobs"}};  // to carry the reason
+  try {
+    return candidates(make_operation_graph(p, device));
+  } catch (const Failure&) {
+    return {{{"graph", "eng0", {}}, "default knobs"}};  // building it says why
+  }
+}
+
+BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (auto refused = refuse(p, device)) return *refused;
+  try {
+    Engine engine = make_engine(make_operation_graph(p, device), algorithm);
+    return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
+  } catch (const Failure& failure) {
+    return failure.unsupported();
+  }
+}
+
+std::vector<Algorithm> convolution_neighbours(const ConvolutionProblem& p,
+                                              const Algorithm& algorithm, const Device& device) {
+  try {
+    return neighbours(make_operation_graph(p, device), algorithm);
+  } catch (const Failure& failure) {
+    TORCH_WARN("knob search around ", algorithm.text(), " ended: ", failure.what);
+    return {};
+  }
+}
+
+const RegisterBackendOperator<ConvolutionProblem> registered("graph", convolution_candidates,
+                                                             build_plan, convolution_neighbours);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::graph

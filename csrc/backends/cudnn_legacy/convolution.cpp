@@ -1,0 +1,232 @@
+// Convolution through cuDNN's classic API: every algorithm of a pass times every math type.
+#include <climits>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/StringUtil.h>
+
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext {
+namespace legacy {
+namespace {
+
+struct MathType {
+  const char* text;
+  cudnnMathType_t value;
+};
+constexpr MathType kMathTypes[] = {
+    {"default", CUDNN_DEFAULT_MATH},
+    {"tensor_op", CUDNN_TENSOR_OP_MATH},
+    {"tensor_op_allow_conversion", CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION},
+    {"fma", CUDNN_FMA_MATH}};
+
+std::vector<int> as_ints(const Dims& values) {
+  std::vector<int> out;
+  for (int64_t value : values) {
+    TORCH_CHECK(value <= INT_MAX, "the classic API holds sizes and strides in 32 bits, not ", value);
+    out.push_back(static_cast<int>(value));
+  }
+  return out;
+}
+
+void set(const TensorDescriptor& descriptor, const TensorSpec& spec) {
+  check_cudnn(cudnnSetTensorNdDescriptor(descriptor.get(), cudnn_type(spec.dtype),
+                                         spec.sizes.size(), as_ints(spec.sizes).data(),
+                                         as_ints(spec.strides).data()),
+              "cudnnSetTensorNdDescriptor");
+}
+
+// nullopt: filters have no other layouts.
+std::optional<cudnnTensorFormat_t> filter_format(const TensorSpec& w) {
+  if (w.strides == contiguous_strides(w.sizes)) return CUDNN_TENSOR_NCHW;
+  if (w.strides == channels_last_strides(w.sizes)) return CUDNN_TENSOR_NHWC;
+  return std::nullopt;
+}
+
+class ConvolutionPlan : public Plan {
+ public:
+  struct Descriptors {
+    TensorDescriptor x, y;
+    FilterDescriptor w;
+    ConvolutionDescriptor convolution;
+  };
+
+  ConvolutionPlan(const ConvolutionProblem& p, Algorithm algorithm, Notes notes, size_t workspace,
+                  std::unique_ptr<Descriptors> descriptors, int value)
+      : Plan(std::move(algorithm), notes, static_cast<int64_t>(workspace)),
+        p_(p),
+        d_(std::move(descriptors)),
+        value_(value),
+        workspace_(workspace) {}
+
+  void run(Bindings& b) override {
+    c10::DataPtr workspace;
+    Role role = p_.pass == ConvolutionPass::fwd        ? Role::y
+                : p_.pass == ConvolutionPass::bwd_data ? Role::x
+                                                       : Role::w;
+    const Tensor& like = b[role == Role::y ? Role::x : Role::y];
+    if (!b[role].defined()) {
+      b[role] = empty_on_cuda(role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w, like);
+    }
+    if (workspace_ > 0) {
+      workspace = c10::cuda::CUDACachingAllocator::get()->allocate(workspace_);
+    }
+    bool is_double = p_.x.dtype == at::kDouble;
+    float alpha_f = static_cast<float>(b.alpha), beta_f = static_cast<float>(b.beta);
+    const void* alpha = is_double ? static_cast<const void*>(&b.alpha) : &alpha_f;
+    const void* beta = is_double ? static_cast<const void*>(&b.beta) : &beta_f;
+    void* x = b[Role::x].data_ptr();
+    void* w = b[Role::w].data_ptr();
+    void* y = b[Role::y].data_ptr();
+    cudnnHandle_t handle = cudnn_handle();
+    switch (p_.pass) {
+      case ConvolutionPass::fwd:
+        check_cudnn(cudnnConvolutionForward(
+                        handle, alpha, d_->x.get(), x, d_->w.get(), w, d_->convolution.get(),
+                        static_cast<cudnnConvolutionFwdAlgo_t>(value_), workspace.get(),
+                        workspace_, beta, d_->y.get(), y),
+                    "cudnnConvolutionForward");
+        break;
+      case ConvolutionPass::bwd_data:
+        check_cudnn(cudnnConvolutionBackwardData(
+                        handle, alpha, d_->w.get(), w, d_->y.get(), y, d_->convolution.get(),
+                        static_cast<cudnnConvolutionBwdDataAlgo_t>(value_), workspace.get(),
+                        workspace_, beta, d_->x.get(), x),
+                    "cudnnConvolutionBackwardData");
+        break;
+      case ConvolutionPass::bwd_filter:
+        check_cudnn(cudnnConvolutionBackwardFilter(
+                        handle, alpha, d_->x.get(), x, d_->y.get(), y, d_->convolution.get(),
+                        static_cast<cudnnConvolutionBwdFilterAlgo_t>(value_), workspace.get(),
+                        workspace_, beta, d_->w.get(), w),
+                    "cudnnConvolutionBackwardFilter");
+        break;
+    }
+  }
+
+ private:
+  using Tensor = at::Tensor;
+  const ConvolutionProblem p_;
+  const std::unique_ptr<Descriptors> d_;
+  const int value_;
+  const size_t workspace_;
+};
+
+const MathType* find_math(const Algorithm& algorithm) {
+  const std::string* text = algorithm.option("math");
+  for (const MathType& math : kMathTypes) {
+    if (text != nullptr && *text == math.text) return &math;
+  }
+  return nullptr;
+}
+
+// The classic API tells no properties of an algorithm, so they are written down here. Which ones are not
+// deterministic is cuDNN's documentation of the two backward enumerations; a math type other than FMA may
+// use TF32 for float32 data.
+Notes notes_of(const ConvolutionProblem& p, int value, const std::string& name,
+               const MathType& math) {
+  Notes notes;
+  bool adds_atomically =
+      (p.pass == ConvolutionPass::bwd_data && value == CUDNN_CONVOLUTION_BWD_DATA_ALGO_0) ||
+      (p.pass == ConvolutionPass::bwd_filter && (value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 ||
+                                                 value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3));
+  if (adds_atomically) notes.add(Note::nondeterministic);
+  if (name.rfind("winograd", 0) == 0) notes.add(Note::winograd);
+  if (name.rfind("fft", 0) == 0) notes.add(Note::fft);
+  if (p.x.dtype == at::kFloat && math.value != CUDNN_FMA_MATH) {
+    notes.add(Note::tf32);
+    if (math.value == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION) notes.add(Note::down_convert);
+  }
+  return notes;
+}
+
+cudnnStatus_t workspace_of(const ConvolutionProblem& p, const ConvolutionPlan::Descriptors& d,
+                           int value, size_t* bytes) {
+  cudnnHandle_t handle = cudnn_handle();
+  switch (p.pass) {
+    case ConvolutionPass::fwd:
+      return cudnnGetConvolutionForwardWorkspaceSize(
+          handle, d.x.get(), d.w.get(), d.convolution.get(), d.y.get(),
+          static_cast<cudnnConvolutionFwdAlgo_t>(value), bytes);
+    case ConvolutionPass::bwd_data:
+      return cudnnGetConvolutionBackwardDataWorkspaceSize(
+          handle, d.w.get(), d.y.get(), d.convolution.get(), d.x.get(),
+          static_cast<cudnnConvolutionBwdDataAlgo_t>(value), bytes);
+    case ConvolutionPass::bwd_filter:
+      return cudnnGetConvolutionBackwardFilterWorkspaceSize(
+          handle, d.x.get(), d.y.get(), d.convolution.get(), d.w.get(),
+          static_cast<cudnnConvolutionBwdFilterAlgo_t>(value), bytes);
+  }
+  return CUDNN_STATUS_BAD_PARAM;
+}
+
+std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device&) {
+  std::vector<Candidate> list;
+  const LegacyName* last = nullptr;
+  static thread_local std::vector<LegacyName> names;
+  names = operator_of(p).legacy_names(pass_of(p));
+  for (const LegacyName& name : names) {
+    if (last != nullptr && last->value == name.value) continue;
+    last = &name;
+    for (const MathType& math : kMathTypes) {
+      // No tensor cores and nothing to convert: the math types of float64 are one.
+      if (p.x.dtype == at::kDouble && math.value != CUDNN_DEFAULT_MATH) continue;
+      list.push_back({{"legacy", name.name, {{"math", math.text}}}, "enumeration"});
+    }
+  }
+  return list;
+}
+
+BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algorithm,
+                       const Device& device) {
+  const MathType* math = find_math(algorithm);
+  if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
+  if (!device.is_cuda()) {
+    return Unsupported{"the classic API answers only with a GPU at hand", true};
+  }
+  if (problem.bias || problem.z || problem.activation != Activation::none) {
+    return Unsupported{"the fused classic call is not offered for this problem"};
+  }
+  int value = -1;
+  for (const LegacyName& name : operator_of(problem).legacy_names(pass_of(problem))) {
+    if (algorithm.name == name.name) value = name.value;
+  }
+  if (value < 0) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
+  ConvolutionProblem p = lift_to_plane(problem);
+  std::optional<cudnnTensorFormat_t> format = filter_format(p.w);
+  if (!format) return Unsupported{"filters of the classic API are nchw or nhwc"};
+  auto d = std::make_unique<ConvolutionPlan::Descriptors>();
+  set(d->x, p.x);
+  set(d->y, p.y);
+  cudnnStatus_t status =
+      cudnnSetFilterNdDescriptor(d->w.get(), cudnn_type(p.w.dtype), *format, p.w.sizes.size(),
+                                 as_ints(p.w.sizes).data());
+  if (status == CUDNN_STATUS_SUCCESS) {
+    status = cudnnSetConvolutionNdDescriptor(
+        d->convolution.get(), p.spatial_dims(), as_ints(p.padding).data(),
+        as_ints(p.stride).data(), as_ints(p.dilation).data(),
+        p.mode == ConvolutionMode::conv ? CUDNN_CONVOLUTION : CUDNN_CROSS_CORRELATION,
+        cudnn_type(p.compute));
+  }
+  if (status == CUDNN_STATUS_SUCCESS) {
+    status = cudnnSetConvolutionMathType(d->convolution.get(), math->value);
+  }
+  if (status == CUDNN_STATUS_SUCCESS) {
+    status = cudnnSetConvolutionGroupCount(d->convolution.get(), static_cast<int>(p.groups));
+  }
+  size_t workspace = 0;
+  if (status == CUDNN_STATUS_SUCCESS) status = workspace_of(p, *d, value, &workspace);
+  check_cudnn_files_once();
+  if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+  return std::make_shared<ConvolutionPlan>(problem, algorithm,
+                                           notes_of(p, value, algorithm.name, *math), workspace,
+                                           std::move(d), value);
+}
+
+const RegisterBackendOperator<ConvolutionProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace legacy
+}  // namespace torch_cudnn_ext

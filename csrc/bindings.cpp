@@ -1,0 +1,558 @@
+// _C: what the Python tools need. Texts, numbers, tensors and plain dicts; see _C.pyi for the contract.
+#include <chrono>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+#include <torch/extension.h>
+
+#include "core/backend.h"
+#include "core/choice_table.h"
+#include "core/measure.h"
+#include "core/operator.h"
+#include "core/policy.h"
+#include "core/selector.h"
+#include "cuda/cudnn.h"
+#include "ops/convolution.h"
+
+namespace py = pybind11;
+
+namespace torch_cudnn_ext {
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// C++ errors as the Python errors that they mean, without a C++ backtrace in the message.
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const c10::ValueError& error) {
+    PyErr_SetString(PyExc_ValueError, error.what_without_backtrace());
+  } catch (const c10::TypeError& error) {
+    PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
+  } catch (const c10::OutOfMemoryError& error) {
+    PyErr_SetString(py::module_::import("torch").attr("OutOfMemoryError").ptr(),
+                    error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  }
+}
+
+template <class T>
+py::object object_of(const std::optional<T>& value) {
+  return value ? py::cast(*value) : py::none();
+}
+
+std::optional<bool> deterministic_of(const Measurement& m) {
+  if (m.status == Measurement::Status::unsupported || m.status == Measurement::Status::needs_driver) {
+    return std::nullopt;
+  }
+  return !m.notes.has(Note::nondeterministic);
+}
+
+py::dict candidate_dict(const Measurement& m) {
+  py::dict d;
+  d["algorithm"] = m.algorithm.text();
+  d["backend"] = m.algorithm.backend;
+  d["status"] = status_text(m.status);
+  d["reason"] = m.reason;
+  d["workspace_bytes"] = object_of(m.workspace_bytes);
+  d["notes"] = m.notes.texts();
+  d["deterministic"] = object_of(deterministic_of(m));
+  d["source"] = m.source;
+  return d;
+}
+
+py::dict measurement_dict(const Measurement& m) {
+  py::dict d = candidate_dict(m);
+  d["median_ms"] = object_of(m.median_ms);
+  d["spread_ms"] = object_of(m.spread_ms);
+  d["samples"] = m.samples;
+  d["error"] = object_of(m.error);
+  d["build_ms"] = m.build_ms;
+  return d;
+}
+
+template <class T>
+T field(const py::dict& d, const char* name) {
+  TORCH_CHECK_VALUE(d.contains(name), "measurement: the field '", name, "' is missing");
+  try {
+    return d[name].cast<T>();
+  } catch (const py::cast_error&) {
+    TORCH_CHECK_VALUE(false, "measurement: the field '", name, "' is ",
+                      py::repr(d[name]).cast<std::string>(), ", which is of the wrong type");
+  }
+}
+
+Measurement measurement_from(const py::dict& d) {
+  Measurement m;
+  m.algorithm = parse_algorithm(field<std::string>(d, "algorithm"));
+  m.status = status_from_text(field<std::string>(d, "status"));
+  m.reason = field<std::string>(d, "reason");
+  m.workspace_bytes = field<std::optional<int64_t>>(d, "workspace_bytes");
+  m.notes = notes_from_texts(field<std::vector<std::string>>(d, "notes"));
+  m.source = field<std::string>(d, "source");
+  m.median_ms = field<std::optional<double>>(d, "median_ms");
+  m.spread_ms = field<std::optional<double>>(d, "spread_ms");
+  m.samples = field<int64_t>(d, "samples");
+  m.error = field<std::optional<double>>(d, "error");
+  m.build_ms = field<double>(d, "build_ms");
+  bool timed = m.status != Measurement::Status::ok || m.median_ms.has_value();
+  TORCH_CHECK_VALUE(timed, "measurement: ", m.algorithm.text(), " is ok but median_ms is None");
+  return m;
+}
+
+py::dict choice_dict(const ChoiceRecord& r) {
+  py::dict d;
+  d["op"] = r.op;
+  d["problem"] = r.problem;
+  d["algorithm"] = r.algorithm;
+  d["why"] = r.why;
+  d["workspace_bytes"] = object_of(r.workspace_bytes);
+  d["choosing_ms"] = r.choosing_ms;
+  d["device"] = r.device;
+  d["policy"] = r.policy;
+  return d;
+}
+
+py::dict problem_info(const std::string& text) {
+  Problem problem = parse_problem(text);
+  const Operator& op = operator_of(problem);
+  Cost cost = op.cost(problem);
+  py::dict d, slots;
+  for (const SlotSpec& slot : op.slots(problem)) {
+    py::dict s;
+    s["dtype"] = dtype_text(slot.spec.dtype);
+    s["sizes"] = c10::IntArrayRef(slot.spec.sizes).vec();
+    s["strides"] = c10::IntArrayRef(slot.spec.strides).vec();
+    s["output"] = slot.is_output;
+    slots[role_text(slot.role)] = s;
+  }
+  d["text"] = problem_text(problem);
+  d["family"] = family_of(problem);
+  d["pass_name"] = pass_of(problem);
+  d["op"] = op_of(problem);
+  d["dtype"] = dtype_text(op.slots(problem)[0].spec.dtype);
+  d["compute"] = std::visit([](const auto& p) { return dtype_text(p.compute); }, problem);
+  d["flops"] = cost.flops;
+  d["bytes"] = cost.bytes;
+  d["slots"] = slots;
+  return d;
+}
+
+// "conv_fwd" -> its family and pass.
+std::pair<const Operator*, std::string> find_op(const std::string& op) {
+  std::string known;
+  for (const Operator* family : all_operators()) {
+    for (const std::string& pass : family->passes()) {
+      std::string name = family->family() + "_" + pass;
+      if (name == op) return {family, pass};
+      known += (known.empty() ? "" : ", ") + name;
+    }
+  }
+  TORCH_CHECK_VALUE(false, "op is '", op, "', wanted one of ", known);
+}
+
+std::string canonical_algorithm(const std::string& text, const std::optional<std::string>& op) {
+  if (!op) return parse_algorithm(text).text();
+  auto [family, pass] = find_op(*op);
+  return resolve_algorithm(text, *op, family->legacy_names(pass)).text();
+}
+
+template <class T>
+void set_if(py::dict& d, const char* name, const std::optional<T>& value) {
+  if (value) d[name] = *value;
+}
+
+py::dict policy_fields(const std::string& text, const std::string& family) {
+  Policy policy = parse_policy(text, family);
+  py::dict d;
+  for (const auto& [op, choice] : policy.choices) {
+    bool own = op.rfind(family + "_", 0) == 0;
+    d[py::str(own ? op.substr(family.size() + 1) : op)] = choice.text();
+  }
+  set_if(d, "max_workspace", policy.max_workspace_bytes);
+  if (policy.max_workspace_percent) {
+    d["max_workspace"] = c10::str(*policy.max_workspace_percent, "%");
+  }
+  set_if(d, "deterministic", policy.deterministic);
+  set_if(d, "allow_tf32", policy.allow_tf32);
+  set_if(d, "allow_down_convert", policy.allow_down_convert);
+  set_if(d, "allow_reduced_range", policy.allow_reduced_range);
+  set_if(d, "benchmark", policy.benchmark);
+  set_if(d, "fastest", policy.fastest);
+  set_if(d, "backends", policy.backends);
+  // The enumerated ones by their words, as the text spells them.
+  Policy words;
+  words.prefer = policy.prefer;
+  words.on_unsupported = policy.on_unsupported;
+  words.compute = policy.compute;
+  std::string rest = words.text(family);
+  while (!rest.empty()) {
+    std::string item = rest.substr(0, rest.find(';'));
+    rest = item.size() < rest.size() ? rest.substr(item.size() + 1) : "";
+    d[py::str(item.substr(0, item.find('=')))] = item.substr(item.find('=') + 1);
+  }
+  return d;
+}
+
+ConvolutionPass convolution_pass(const std::string& op) {
+  auto [family, pass] = find_op(op);
+  TORCH_CHECK_VALUE(family->family() == ConvolutionProblem::kFamily, "op is '", op,
+                    "', wanted an operator of convolution");
+  if (pass == "fwd") return ConvolutionPass::fwd;
+  return pass == "bwd_data" ? ConvolutionPass::bwd_data : ConvolutionPass::bwd_filter;
+}
+
+py::list operators() {
+  py::list out;
+  for (const Operator* op : all_operators()) {
+    py::dict d, names;
+    for (const std::string& pass : op->passes()) {
+      py::list list;
+      int last = -1;
+      for (const LegacyName& name : op->legacy_names(pass)) {
+        if (name.value != last) list.append(py::make_tuple(name.value, name.enumerator, name.name));
+        last = name.value;
+      }
+      names[py::str(pass)] = list;
+    }
+    py::list backends;
+    for (const std::string& name : backend_names()) {
+      if (find_backend(name)->find(op->family()) != nullptr) backends.append(name);
+    }
+    d["family"] = op->family();
+    d["passes"] = op->passes();
+    d["backends"] = backends;
+    d["legacy_names"] = names;
+    out.append(d);
+  }
+  return out;
+}
+
+py::dict versions() {
+  int runtime = 0;
+  cudaRuntimeGetVersion(&runtime);
+  py::dict d;
+  d["torch"] = TORCH_VERSION;
+  d["cudnn"] = std::to_string(cudnnGetVersion());
+  d["cudnn_header"] = std::to_string(CUDNN_VERSION);
+  d["cudart"] = std::to_string(runtime);
+  return d;
+}
+
+const ResolvedPolicy& resolved(const Problem& problem, const std::string& policy) {
+  return resolve_policy(family_of(problem), policy);
+}
+
+py::list candidates(const std::string& text, const std::string& device_text,
+                    const std::string& policy) {
+  Problem problem = parse_problem(text);
+  Device device = parse_device(device_text);
+  std::vector<Measurement> list;
+  {
+    py::gil_scoped_release release;
+    c10::OptionalDeviceGuard guard;
+    if (device.is_cuda()) guard.reset_device(device.torch_device());
+    list = list_candidates(problem, resolved(problem, policy), device);
+  }
+  py::list out;
+  for (const Measurement& m : list) out.append(candidate_dict(m));
+  return out;
+}
+
+py::list measure_py(const std::string& text, const std::string& device_text,
+                    const std::string& policy_text,
+                    const std::optional<std::vector<std::string>>& algorithms,
+                    double time_budget_s, bool knob_search, bool record, int min_samples,
+                    bool flush_l2, const py::object& progress) {
+  TORCH_CHECK_VALUE(min_samples >= 1, "measure: min_samples is ", min_samples,
+                    ", wanted at least 1");
+  TORCH_CHECK_VALUE(time_budget_s >= 0, "measure: time_budget_s is ", time_budget_s,
+                    ", wanted at least 0 (0: no limit)");
+  Problem problem = parse_problem(text);
+  Device device = parse_device(device_text);
+  device.torch_device();  // refuses a target
+  const ResolvedPolicy& policy = resolved(problem, policy_text);
+  MeasureOptions options;
+  for (const std::string& algorithm : algorithms.value_or(std::vector<std::string>{})) {
+    auto [family, pass] = find_op(op_of(problem));
+    options.algorithms.push_back(
+        resolve_algorithm(algorithm, op_of(problem), family->legacy_names(pass)));
+  }
+  options.time_budget_s = time_budget_s;
+  options.knob_search = knob_search;
+  options.min_samples = min_samples;
+  options.flush_cache = flush_l2;
+  options.progress = [&](int done, int total, const std::string& algorithm) {
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!progress.is_none()) progress(done, total, algorithm);
+  };
+  std::vector<Measurement> list;
+  {
+    py::gil_scoped_release release;
+    list = measure(problem, policy, device, options);
+    if (record && options.algorithms.empty()) {
+      choice_table::insert({problem_text(problem), fingerprint_of(device),
+                            policy.policy.constraints_text(problem), list});
+      next_generation();
+    }
+  }
+  py::list out;
+  for (const Measurement& m : list) out.append(measurement_dict(m));
+  return out;
+}
+
+Bindings bindings_of(const Problem& problem, const std::map<std::string, at::Tensor>& tensors) {
+  Bindings bindings;
+  const Operator& op = operator_of(problem);
+  if (op.accumulates(problem)) bindings.beta = 1;
+  for (const auto& [name, tensor] : tensors) bindings[role_from_text(name)] = tensor;
+  for (const SlotSpec& slot : op.slots(problem)) {
+    const at::Tensor& t = bindings[slot.role];
+    bool needed = !slot.is_output || op.accumulates(problem);
+    TORCH_CHECK_VALUE(t.defined() || !needed, "tensors: '", role_text(slot.role),
+                      "' is missing for ", problem_text(problem));
+    if (!t.defined()) continue;
+    bool fits = t.scalar_type() == slot.spec.dtype && t.sizes() == c10::IntArrayRef(slot.spec.sizes);
+    for (int i = 0; fits && i < slot.spec.sizes.size(); ++i) {
+      fits = slot.spec.sizes[i] <= 1 || t.stride(i) == slot.spec.strides[i];
+    }
+    TORCH_CHECK_VALUE(fits, "tensors: '", role_text(slot.role), "' is ", t.scalar_type(), " ",
+                      t.sizes(), " with strides ", t.strides(), ", wanted what the problem says: ",
+                      problem_text(problem));
+    auto address = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+    TORCH_CHECK_VALUE(address % op.alignment(problem) == 0, "tensors: '", role_text(slot.role),
+                      "' is not aligned to ", op.alignment(problem), " bytes, as the problem says: ",
+                      problem_text(problem));
+  }
+  return bindings;
+}
+
+struct Prepared {
+  std::shared_ptr<Plan> plan;
+  Bindings bindings;
+  Role output = Role::y;
+  c10::Device device = c10::kCPU;
+};
+
+Prepared prepare(const std::string& text, const std::string& algorithm_text,
+                 const std::map<std::string, at::Tensor>& tensors, const std::string& policy) {
+  Problem problem = parse_problem(text);
+  auto [family, pass] = find_op(op_of(problem));
+  Algorithm algorithm =
+      resolve_algorithm(algorithm_text, op_of(problem), family->legacy_names(pass));
+  Prepared made;
+  made.bindings = bindings_of(problem, tensors);
+  for (const SlotSpec& slot : family->slots(problem)) {
+    if (slot.is_output) made.output = slot.role;
+    if (!slot.is_output) made.device = made.bindings[slot.role].device();
+  }
+  c10::DeviceGuard guard(made.device);
+  auto result = build_usable(problem, algorithm, resolved(problem, policy), device_of(made.device));
+  if (auto* unsupported = std::get_if<Unsupported>(&result)) {
+    TORCH_CHECK(false, algorithm.text(), " cannot run: ", unsupported->reason,
+                "\n  problem: ", problem_text(problem));
+  }
+  made.plan = std::get<UsablePlan>(result).plan;
+  return made;
+}
+
+at::Tensor run(const std::string& text, const std::string& algorithm,
+               const std::map<std::string, at::Tensor>& tensors, const std::string& policy) {
+  Prepared made = prepare(text, algorithm, tensors, policy);
+  c10::DeviceGuard guard(made.device);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  made.plan->run(made.bindings);
+  return made.bindings[made.output];
+}
+
+double execute_loop(const std::string& text, const std::string& algorithm,
+                    const std::map<std::string, at::Tensor>& tensors, int64_t iterations) {
+  TORCH_CHECK_VALUE(iterations >= 1, "execute_loop: iterations is ", iterations,
+                    ", wanted at least 1");
+  Prepared made = prepare(text, algorithm, tensors, "");
+  c10::DeviceGuard guard(made.device);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  made.plan->run(made.bindings);
+  auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < iterations; ++i) made.plan->run(made.bindings);
+  std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  return taken.count() / static_cast<double>(iterations);
+}
+
+std::map<std::string, at::Tensor> tensors_of(const Bindings& bindings) {
+  std::map<std::string, at::Tensor> out;
+  for (int i = 0; i < static_cast<int>(Role::kCount); ++i) {
+    auto role = static_cast<Role>(i);
+    if (bindings[role].defined()) out[role_text(role)] = bindings[role];
+  }
+  return out;
+}
+
+py::list table_export() {
+  py::list out;
+  for (const TableEntry& entry : choice_table::entries()) {
+    py::dict d;
+    py::list measurements;
+    for (const Measurement& m : entry.measurements) measurements.append(measurement_dict(m));
+    d["problem"] = entry.problem;
+    d["device"] = entry.device;
+    d["constraints"] = entry.constraints;
+    d["measurements"] = measurements;
+    out.append(d);
+  }
+  return out;
+}
+
+// All or nothing: a mistake in one entry leaves the table as it was.
+int64_t table_import(const std::vector<py::dict>& entries) {
+  std::vector<TableEntry> read;
+  for (const py::dict& d : entries) {
+    Problem problem = parse_problem(field<std::string>(d, "problem"));
+    TableEntry entry{problem_text(problem), field<std::string>(d, "device"), "", {}};
+    Policy constraints = parse_policy(field<std::string>(d, "constraints"), family_of(problem));
+    entry.constraints = constraints.constraints_text(problem);
+    for (const py::dict& m : field<std::vector<py::dict>>(d, "measurements")) {
+      entry.measurements.push_back(measurement_from(m));
+    }
+    read.push_back(std::move(entry));
+  }
+  for (TableEntry& entry : read) choice_table::insert(std::move(entry));
+  next_generation();
+  return static_cast<int64_t>(read.size());
+}
+
+void clear_table() {
+  choice_table::clear();
+  next_generation();
+}
+
+py::object last_choice_py(const std::optional<std::string>& op) {
+  const ChoiceRecord* record = last_choice(op);
+  return record == nullptr ? py::none() : py::object(choice_dict(*record));
+}
+
+py::dict choose_py(const std::string& text, const std::string& device_text,
+                   const std::string& policy) {
+  Problem problem = parse_problem(text);
+  Device device = parse_device(device_text);
+  const ChoiceRecord* record = nullptr;
+  {
+    py::gil_scoped_release release;
+    c10::OptionalDeviceGuard guard;
+    if (device.is_cuda()) guard.reset_device(device.torch_device());
+    record = &choose(problem, policy, device);
+  }
+  return choice_dict(*record);
+}
+
+py::dict cache_info() {
+  PlanCacheInfo info = plan_cache_info();
+  py::dict d;
+  d["size"] = info.size;
+  d["capacity"] = info.capacity;
+  d["hits"] = info.hits;
+  d["misses"] = info.misses;
+  return d;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::register_local_exception_translator(translate);
+
+  m.def("canonical_problem", [](const std::string& text) { return problem_text(parse_problem(text)); },
+        py::arg("text"));
+  m.def("problem_info", problem_info, py::arg("text"));
+  m.def("canonical_algorithm", canonical_algorithm, py::arg("text"), py::arg("op") = py::none());
+  m.def("canonical_policy",
+        [](const std::string& text, const std::string& family) {
+          return parse_policy(text, family).text(family);
+        },
+        py::arg("text"), py::arg("family") = "conv");
+  m.def("policy_fields", policy_fields, py::arg("text"), py::arg("family") = "conv");
+  m.def("convolution_problem",
+        [](const std::string& op, const at::Tensor& x, const at::Tensor& w,
+           const std::vector<int64_t>& padding, const std::vector<int64_t>& stride,
+           const std::vector<int64_t>& dilation, int64_t groups,
+           const std::optional<std::string>& policy) {
+          std::optional<std::string_view> view;
+          if (policy) view = *policy;
+          return problem_text(convolution::make_problem(convolution_pass(op), x, w, stride, padding,
+                                                        dilation, groups, view));
+        },
+        py::arg("op"), py::arg("x"), py::arg("w"), py::arg("padding"), py::arg("stride"),
+        py::arg("dilation"), py::arg("groups"), py::arg("policy") = py::none());
+  m.def("operators", operators);
+
+  m.def("add_target", add_target, py::arg("name"), py::arg("device_properties_json"));
+  m.def("device_fingerprint",
+        [](const std::string& device) { return fingerprint_of(parse_device(device)); },
+        py::arg("device"));
+  m.def("versions", versions);
+  m.def("cudnn_files", cudnn_files);
+
+  m.def("candidates", candidates, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
+  m.def("measure", measure_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
+        py::arg("algorithms") = py::none(), py::arg("time_budget_s") = 0.0,
+        py::arg("knob_search") = false, py::arg("record") = true, py::arg("min_samples") = 11,
+        py::arg("flush_l2") = true, py::arg("progress") = py::none());
+  m.def("choose", choose_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
+  m.def("run", run, NoGil(), py::arg("problem"), py::arg("algorithm"), py::arg("tensors"),
+        py::arg("policy") = "");
+  m.def("execute_loop", execute_loop, NoGil(), py::arg("problem"), py::arg("algorithm"),
+        py::arg("tensors"), py::arg("iterations"));
+  m.def("scratch",
+        [](const std::string& text, const std::string& device, uint64_t seed) {
+          Device where = parse_device(device);
+          c10::DeviceGuard guard(where.torch_device());
+          return tensors_of(make_scratch(parse_problem(text), where, seed));
+        },
+        NoGil(), py::arg("problem"), py::arg("device"), py::arg("seed") = 0);
+  m.def("reference",
+        [](const std::string& text, const std::map<std::string, at::Tensor>& tensors) {
+          c10::NoGradGuard no_grad;
+          Problem problem = parse_problem(text);
+          return operator_of(problem).reference(problem, bindings_of(problem, tensors));
+        },
+        NoGil(), py::arg("problem"), py::arg("tensors"));
+  m.def("relative_error", relative_error, NoGil(), py::arg("result"), py::arg("reference"));
+  m.def("tolerance",
+        [](const std::string& text, const std::vector<std::string>& notes) {
+          Problem problem = parse_problem(text);
+          return operator_of(problem).tolerance(problem, notes_from_texts(notes));
+        },
+        py::arg("problem"), py::arg("notes"));
+  m.def("last_choice", last_choice_py, py::arg("op") = py::none());
+
+  m.def("set_knobs",
+        [](const std::string& policy, bool verbose) {
+          set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
+          set_verbose(verbose);
+        },
+        py::arg("policy_text"), py::arg("verbose"));
+  m.def("push_flags",
+        [](const std::string& policy) {
+          push_thread_policy(parse_policy(policy, ConvolutionProblem::kFamily));
+        },
+        py::arg("policy_text"));
+  m.def("pop_flags", pop_thread_policy);
+  m.def("resolved_policy",
+        [](const std::optional<std::string>& policy, const std::string& family) {
+          const Operator& op = find_operator(family);
+          std::optional<std::string_view> view;
+          if (policy) view = *policy;
+          return resolve_policy(op.family(), view).text;
+        },
+        py::arg("policy"), py::arg("family") = "conv");
+  m.def("table_export", table_export);
+  m.def("table_import", table_import, py::arg("entries"));
+  m.def("table_clear", clear_table);
+  m.def("plan_cache_info", cache_info);
+  m.def("plan_cache_clear", plan_cache_clear);
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,158 @@
+#include "core/algorithm.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+bool is_word(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) || c == '_' || c == '-' || c == '.';
+  });
+}
+
+bool is_integer(std::string_view text) {
+  if (!text.empty() && text.front() == '-') text.remove_prefix(1);
+  return !text.empty() && text.size() <= 9 &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
+}
+
+constexpr const char* kMathTypes[] = {"default", "tensor_op", "tensor_op_allow_conversion", "fma"};
+
+std::string names_text(const std::vector<LegacyName>& names) {
+  std::string out;
+  for (const LegacyName& name : names) {
+    out += c10::str(out.empty() ? "" : ", ", name.value, " (", name.name, ")");
+  }
+  return out.empty() ? "none" : out;
+}
+
+const LegacyName* find_legacy(std::string_view text, const std::vector<LegacyName>& names) {
+  for (const LegacyName& name : names) {
+    bool named = text == name.name || text == name.enumerator ||
+                 (name.theano_name != nullptr && text == name.theano_name);
+    if (named || (is_integer(text) && std::stoi(std::string(text)) == name.value)) return &name;
+  }
+  return nullptr;
+}
+
+// Knobs in numeric order, so that one choice has one text.
+void sort_graph_options(Algorithm& algorithm) {
+  for (const auto& [key, value] : algorithm.options) {
+    TORCH_CHECK_VALUE(key.size() > 1 && key[0] == 'k' && is_integer(key.substr(1)) &&
+                          is_integer(value),
+                      "algorithm text: '", key, "=", value, "' in '", algorithm.text(),
+                      "' is not a knob, wanted kNUMBER=INTEGER");
+  }
+  auto number = [](const auto& option) { return std::stoi(option.first.substr(1)); };
+  std::sort(algorithm.options.begin(), algorithm.options.end(),
+            [&](const auto& a, const auto& b) { return number(a) < number(b); });
+}
+
+}  // namespace
+
+const std::string* Algorithm::option(std::string_view key) const {
+  for (const auto& item : options) {
+    if (item.first == key) return &item.second;
+  }
+  return nullptr;
+}
+
+Algorithm Algorithm::with(std::string key, std::string value) const {
+  Algorithm copy = *this;
+  for (auto& item : copy.options) {
+    if (item.first == key) {
+      item.second = std::move(value);
+      return copy;
+    }
+  }
+  copy.options.emplace_back(std::move(key), std::move(value));
+  if (copy.backend == "graph") sort_graph_options(copy);
+  return copy;
+}
+
+std::string Algorithm::text() const {
+  std::string out = backend + ":" + name;
+  for (const auto& [key, value] : options) out += "/" + key + "=" + value;
+  return out;
+}
+
+Algorithm parse_algorithm(std::string_view text) {
+  std::string whole(text);
+  size_t colon = text.find(':');
+  TORCH_CHECK_VALUE(colon != std::string_view::npos, "algorithm text: '", whole,
+                    "' has no backend, wanted backend:name/key=value, e.g. legacy:fft/math=fma");
+  Algorithm algorithm;
+  algorithm.backend = text.substr(0, colon);
+  text.remove_prefix(colon + 1);
+  TORCH_CHECK_VALUE(find_backend(algorithm.backend) != nullptr, "algorithm text: '", whole,
+                    "' names the backend '", algorithm.backend, "', wanted one of ",
+                    c10::Join(", ", backend_names()));
+  bool first = true;
+  while (true) {
+    size_t slash = text.find('/');
+    std::string_view part = text.substr(0, slash);
+    size_t equals = part.find('=');
+    if (first) {
+      TORCH_CHECK_VALUE(is_word(part), "algorithm text: '", whole, "' has the name '", part,
+                        "', wanted a word");
+      algorithm.name = part;
+    } else {
+      bool valid = equals != std::string_view::npos && is_word(part.substr(0, equals)) &&
+                   is_word(part.substr(equals + 1));
+      TORCH_CHECK_VALUE(valid, "algorithm text: '", part, "' in '", whole,
+                        "' is not of the form key=value");
+      std::string key(part.substr(0, equals));
+      TORCH_CHECK_VALUE(algorithm.option(key) == nullptr, "algorithm text: '", whole,
+                        "' sets '", key, "' twice");
+      algorithm.options.emplace_back(key, std::string(part.substr(equals + 1)));
+    }
+    first = false;
+    if (slash == std::string_view::npos) break;
+    text.remove_prefix(slash + 1);
+  }
+  if (algorithm.backend == "graph") {
+    bool named = algorithm.name.size() > 3 && algorithm.name.substr(0, 3) == "eng" &&
+                 is_integer(algorithm.name.substr(3)) && algorithm.name[3] != '-';
+    TORCH_CHECK_VALUE(named, "algorithm text: '", whole, "' names the engine '", algorithm.name,
+                      "', wanted engNUMBER");
+    sort_graph_options(algorithm);
+  }
+  return algorithm;
+}
+
+Algorithm resolve_algorithm(std::string_view text, const std::string& op,
+                            const std::vector<LegacyName>& legacy_names) {
+  if (text.find(':') == std::string_view::npos) {
+    size_t slash = text.find('/');
+    const LegacyName* found = find_legacy(text.substr(0, slash), legacy_names);
+    TORCH_CHECK_VALUE(found != nullptr, "algorithm '", text, "' is not one of ", op,
+                      "; the classic API's are ", names_text(legacy_names),
+                      ", others are written backend:name");
+    std::string rest(slash == std::string_view::npos ? "" : text.substr(slash));
+    return resolve_algorithm(c10::str("legacy:", found->name, rest), op, legacy_names);
+  }
+  Algorithm algorithm = parse_algorithm(text);
+  if (algorithm.backend != "legacy") return algorithm;
+  const LegacyName* found = find_legacy(algorithm.name, legacy_names);
+  TORCH_CHECK_VALUE(found != nullptr, "algorithm '", text, "' is not one of ", op,
+                    "; the classic API's are ", names_text(legacy_names));
+  algorithm.name = found->name;
+  for (const auto& [key, value] : algorithm.options) {
+    bool is_math = key == "math" && std::find(std::begin(kMathTypes), std::end(kMathTypes),
+                                              value) != std::end(kMathTypes);
+    TORCH_CHECK_VALUE(is_math, "algorithm text: '", key, "=", value, "' in '", text,
+                      "', wanted math=", c10::Join("|", c10::ArrayRef<const char*>(kMathTypes)));
+  }
+  return algorithm;
+}
+
+}  // namespace torch_cudnn_ext

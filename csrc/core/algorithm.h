@@ -1,0 +1,41 @@
+// HOW a problem is computed: a value that prints, parses and compares. Never a position in a list.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace torch_cudnn_ext {
+
+// backend:name/key=value/..., e.g. legacy:winograd_nonfused/math=fma or graph:eng67/k2=1/k13=0.
+struct Algorithm {
+  std::string backend;
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> options;
+
+  const std::string* option(std::string_view key) const;
+  Algorithm with(std::string key, std::string value) const;
+  std::string text() const;
+  bool operator==(const Algorithm& other) const {
+    return backend == other.backend && name == other.name && options == other.options;
+  }
+  bool operator!=(const Algorithm& other) const { return !(*this == other); }
+};
+
+Algorithm parse_algorithm(std::string_view text);  // throws ValueError
+
+// An algorithm of cuDNN's classic API: what the enumeration of one pass calls it, and what we do.
+struct LegacyName {
+  int value;
+  const char* enumerator;   // CUDNN_CONVOLUTION_FWD_ALGO_FFT
+  const char* name;         // fft
+  const char* theano_name;  // nullptr where Theano had none
+};
+
+// The algorithm that a user's text means for one operator: its text, or an integer, enumerator, short
+// or Theano name of the classic API. Throws ValueError. `op` is for the message: "conv_fwd".
+Algorithm resolve_algorithm(std::string_view text, const std::string& op,
+                            const std::vector<LegacyName>& legacy_names);
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,73 @@
+#include "core/backend.h"
+
+#include <memory>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+// In the order of tables and listings. Filled while the library loads, read-only afterwards.
+std::vector<std::unique_ptr<Backend>>& backends() {
+  static auto* list = [] {
+    auto* made = new std::vector<std::unique_ptr<Backend>>();
+    for (const char* name : {"graph", "legacy", "aten", "cpu"}) {
+      made->push_back(std::make_unique<Backend>(name));
+    }
+    return made;
+  }();
+  return *list;
+}
+
+}  // namespace
+
+void Backend::add(const std::string& family, BackendOperator op) {
+  operators_.emplace_back(family, std::move(op));
+}
+
+const BackendOperator* Backend::find(const std::string& family) const {
+  for (const auto& [name, op] : operators_) {
+    if (name == family) return &op;
+  }
+  return nullptr;
+}
+
+Backend& backend(const std::string& name) {
+  for (auto& item : backends()) {
+    if (item->name == name) return *item;
+  }
+  backends().push_back(std::make_unique<Backend>(name));
+  return *backends().back();
+}
+
+const Backend* find_backend(const std::string& name) {
+  for (const auto& item : backends()) {
+    if (item->name == name) return item.get();
+  }
+  return nullptr;
+}
+
+std::vector<std::string> backend_names() {
+  std::vector<std::string> names;
+  for (const auto& item : backends()) names.push_back(item->name);
+  return names;
+}
+
+BuildResult build(const Problem& problem, const Algorithm& algorithm, const Device& device) {
+  const Backend* found = find_backend(algorithm.backend);
+  const BackendOperator* op = found == nullptr ? nullptr : found->find(family_of(problem));
+  if (op == nullptr) {
+    return Unsupported{c10::str("backend ", algorithm.backend, " has no ", op_of(problem))};
+  }
+  try {
+    return op->build(problem, algorithm, device);
+  } catch (const c10::OutOfMemoryError& error) {
+    return Unsupported{c10::str("out of memory while building: ", error.what_without_backtrace())};
+  } catch (const c10::Error& error) {
+    return Unsupported{c10::str("failed to build: ", error.what_without_backtrace())};
+  }
+}
+
+}  // namespace torch_cudnn_ext

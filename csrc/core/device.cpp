@@ -1,0 +1,184 @@
+#include "core/device.h"
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+struct Target {
+  std::string name;
+  std::string properties;
+};
+
+std::mutex targets_mutex;
+
+std::vector<std::unique_ptr<Target>>& targets() {
+  static auto* list = new std::vector<std::unique_ptr<Target>>();
+  return *list;
+}
+
+class CpuTimer : public Timer {
+ public:
+  void start() override { begin_ = Clock::now(); }
+  void stop() override { end_ = Clock::now(); }
+  float milliseconds() override {
+    return std::chrono::duration<float, std::milli>(end_ - begin_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_, end_;
+};
+
+std::string cpu_model() {
+  std::ifstream info("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(info, line)) {
+    size_t colon = line.find(':');
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  return "unknown";
+}
+
+class CpuRuntime : public DeviceRuntime {
+ public:
+  std::string fingerprint(const Device&) const override {
+    static const std::string model = cpu_model();
+    return "cpu/" + model;
+  }
+  int64_t total_memory_bytes(const Device&) const override {
+    std::ifstream info("/proc/meminfo");
+    std::string key;
+    int64_t kibibytes = 0;
+    info >> key >> kibibytes;
+    return kibibytes * 1024;
+  }
+  bool is_capturing(const Device&) const override { return false; }
+  void synchronize(const Device&) const override {}
+  std::unique_ptr<Timer> make_timer(const Device&) const override {
+    return std::make_unique<CpuTimer>();
+  }
+  void flush_cache(const Device&) const override {
+    static thread_local std::vector<char> buffer(32 << 20);
+    for (size_t i = 0; i < buffer.size(); i += 64) buffer[i]++;
+  }
+  std::optional<int64_t> peak_bytes(const Device&,
+                                    const std::function<void()>& body) const override {
+    body();
+    return std::nullopt;
+  }
+};
+
+// The properties of a GPU that is not there: enough to list for, and nothing more.
+class TargetRuntime : public DeviceRuntime {
+ public:
+  std::string fingerprint(const Device& device) const override { return device.text(); }
+  int64_t total_memory_bytes(const Device& device) const override {
+    const std::string& json = target_properties(device);
+    const std::string key = "\"totalGlobalMem\":";
+    size_t found = json.find(key);
+    TORCH_CHECK_VALUE(found != std::string::npos, "device ", device.text(),
+                      " has no totalGlobalMem in its properties");
+    return std::strtoll(json.c_str() + found + key.size(), nullptr, 10);
+  }
+  bool is_capturing(const Device&) const override { return false; }
+  void synchronize(const Device& device) const override { refuse(device); }
+  std::unique_ptr<Timer> make_timer(const Device& device) const override { refuse(device); }
+  void flush_cache(const Device& device) const override { refuse(device); }
+  std::optional<int64_t> peak_bytes(const Device& device,
+                                    const std::function<void()>&) const override {
+    refuse(device);
+  }
+
+ private:
+  [[noreturn]] static void refuse(const Device& device) {
+    device.torch_device();
+    TORCH_INTERNAL_ASSERT(false);
+  }
+};
+
+auto& runtimes() {
+  static auto* list = new std::array<std::unique_ptr<DeviceRuntime>, 3>{
+      std::make_unique<CpuRuntime>(), nullptr, std::make_unique<TargetRuntime>()};
+  return *list;
+}
+
+}  // namespace
+
+c10::Device Device::torch_device() const {
+  TORCH_CHECK_VALUE(kind != Kind::target, "device ", text(),
+                    " is a target: it can be listed for, but nothing runs on it");
+  return kind == Kind::cpu ? c10::Device(c10::kCPU)
+                           : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+std::string Device::text() const {
+  if (kind == Kind::cpu) return "cpu";
+  if (kind == Kind::cuda) return c10::str("cuda:", index);
+  std::lock_guard<std::mutex> lock(targets_mutex);
+  return "target:" + targets()[index]->name;
+}
+
+Device device_of(const c10::Device& device) {
+  if (device.is_cpu()) return {};
+  TORCH_CHECK_VALUE(device.is_cuda(), "device ", device.str(), " is not supported, wanted cpu or cuda");
+  return {Device::Kind::cuda, device.index()};
+}
+
+Device parse_device(const std::string& text) {
+  if (text.rfind("target:", 0) == 0) {
+    std::lock_guard<std::mutex> lock(targets_mutex);
+    std::string name = text.substr(7), known;
+    for (size_t i = 0; i < targets().size(); ++i) {
+      if (targets()[i]->name == name) return {Device::Kind::target, static_cast<int>(i)};
+      known += (known.empty() ? "" : ", ") + targets()[i]->name;
+    }
+    TORCH_CHECK_VALUE(false, "device: no target '", name, "', wanted one of ", known);
+  }
+  bool digits = text.size() > 5 && text.size() < 9 &&
+                text.find_first_not_of("0123456789", 5) == std::string::npos;
+  TORCH_CHECK_VALUE(text == "cpu" || text == "cuda" || (text.rfind("cuda:", 0) == 0 && digits),
+                    "device is '", text, "', wanted cpu, cuda, cuda:INDEX or target:NAME");
+  if (text == "cpu") return {};
+  return {Device::Kind::cuda, text == "cuda" ? 0 : std::stoi(text.substr(5))};
+}
+
+void add_target(const std::string& name, const std::string& device_properties_json) {
+  std::lock_guard<std::mutex> lock(targets_mutex);
+  for (auto& target : targets()) {
+    if (target->name == name) {
+      target->properties = device_properties_json;
+      return;
+    }
+  }
+  targets().push_back(std::make_unique<Target>(Target{name, device_properties_json}));
+}
+
+const std::string& target_properties(const Device& target) {
+  std::lock_guard<std::mutex> lock(targets_mutex);
+  return targets().at(target.index)->properties;
+}
+
+const DeviceRuntime& runtime_of(const Device& device) {
+  const auto& runtime = runtimes()[static_cast<int>(device.kind)];
+  TORCH_CHECK_VALUE(runtime, "device ", device.text(), " has no run time: it can be listed for only");
+  return *runtime;
+}
+
+std::string fingerprint_of(const Device& device) { return runtime_of(device).fingerprint(device); }
+
+void register_runtime(Device::Kind kind, std::unique_ptr<DeviceRuntime> runtime) {
+  runtimes()[static_cast<int>(kind)] = std::move(runtime);
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,63 @@
+// Where a problem runs: the CPU, a CUDA device, or a target (the properties of a GPU that is not there).
+// What differs between them at run time is behind DeviceRuntime. Knows nothing of CUDA.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+namespace torch_cudnn_ext {
+
+struct Device {
+  enum class Kind : int8_t { cpu, cuda, target };
+  Kind kind = Kind::cpu;
+  int index = 0;  // of the CUDA device, or in the list of targets
+
+  int64_t code() const { return static_cast<int64_t>(kind) << 32 | index; }
+  bool is_target() const { return kind == Kind::target; }
+  bool is_cuda() const { return kind == Kind::cuda; }
+  bool has_gpu_backends() const { return kind != Kind::cpu; }
+  c10::Device torch_device() const;  // throws for a target
+  std::string text() const;
+};
+
+Device device_of(const c10::Device& device);
+Device parse_device(const std::string& text);  // throws ValueError
+void add_target(const std::string& name, const std::string& device_properties_json);
+const std::string& target_properties(const Device& target);  // JSON
+
+// Time between two points of the device's work.
+class Timer {
+ public:
+  virtual ~Timer() = default;
+  virtual void start() = 0;
+  virtual void stop() = 0;
+  virtual float milliseconds() = 0;  // waits for the device
+};
+
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+  virtual std::string fingerprint(const Device& device) const = 0;
+  virtual int64_t total_memory_bytes(const Device& device) const = 0;
+  virtual bool is_capturing(const Device& device) const = 0;
+  virtual void synchronize(const Device& device) const = 0;
+  virtual std::unique_ptr<Timer> make_timer(const Device& device) const = 0;
+  // Evicts the last-level cache; on a GPU it also keeps the device busy while the host enqueues what is
+  // timed next, so that launch gaps stay out of the measurement.
+  virtual void flush_cache(const Device& device) const = 0;
+  // Peak of allocated memory over what was allocated at the start; nullopt where it cannot be known.
+  virtual std::optional<int64_t> peak_bytes(const Device& device,
+                                            const std::function<void()>& body) const = 0;
+};
+
+const DeviceRuntime& runtime_of(const Device& device);
+std::string fingerprint_of(const Device& device);
+void register_runtime(Device::Kind kind, std::unique_ptr<DeviceRuntime> runtime);
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,483 @@
+#include "core/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/operator.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+using Status = Measurement::Status;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A tensor of exactly the alignment that the problem speaks of.
+at::Tensor empty_of_spec(const TensorSpec& spec, const Device& device, int64_t alignment) {
+  int64_t extent = 1;
+  for (int i = 0; i < spec.sizes.size(); ++i) extent += (spec.sizes[i] - 1) * spec.strides[i];
+  auto options = at::TensorOptions(spec.dtype).device(device.torch_device());
+  auto element = static_cast<int64_t>(c10::elementSize(spec.dtype));
+  int64_t offset = alignment >= 16 ? 0 : alignment / element;
+  at::Tensor storage = at::empty({extent + offset}, options);
+  return storage.as_strided(spec.sizes, spec.strides, offset);
+}
+
+struct Contender {
+  size_t index;  // in the list of measurements
+  std::shared_ptr<Plan> plan;
+  std::vector<double> samples;
+  double best = std::numeric_limits<double>::infinity();
+  bool running = true;
+};
+
+double percentile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  double position = q * static_cast<double>(values.size() - 1);
+  auto low = static_cast<size_t>(position);
+  size_t high = std::min(low + 1, values.size() - 1);
+  return values[low] + (values[high] - values[low]) * (position - static_cast<double>(low));
+}
+
+// Scratch work must not be recorded, cast or traced, and runs on the problem's device.
+struct ScratchGuard {
+  explicit ScratchGuard(const Device& device) : device_guard(device.torch_device()) {}
+  c10::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  c10::DeviceGuard device_guard;
+};
+
+class Session {
+ public:
+  Session(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
+          const MeasureOptions& options)
+      : problem_(problem),
+        policy_(policy),
+        device_(device),
+        options_(options),
+        op_(operator_of(problem)),
+        runtime_(runtime_of(device)),
+        timer_(runtime_.make_timer(device)),
+        start_(Clock::now()) {
+    scratch_ = make_scratch(problem, device, 0);
+    for (const SlotSpec& slot : op_.slots(problem)) {
+      if (slot.is_output) output_ = slot;
+    }
+    reference_ = op_.reference(problem, scratch_);
+    output_before_ = scratch_[output_.role];  // defined when accumulating
+    scratch_[output_.role] = empty_of_spec(output_.spec, device, op_.alignment(problem));
+  }
+
+  std::vector<Measurement> run() {
+    std::vector<Candidate> candidates = collect();
+    int total = static_cast<int>(candidates.size());
+    for (int i = 0; i < total; ++i) {
+      report(i, total, candidates[i].algorithm);
+      try_candidate(candidates[i]);
+    }
+    time_rounds();
+    if (options_.knob_search) search_knobs();
+    return ranked();
+  }
+
+ private:
+  bool out_of_time() const {
+    return options_.time_budget_s > 0 && seconds_since(start_) > options_.time_budget_s;
+  }
+
+  void report(int done, int total, const Algorithm& algorithm) {
+    if (options_.progress) options_.progress(done, total, algorithm.text());
+  }
+
+  // The baseline first: it must be there however short the time.
+  std::vector<Candidate> collect() {
+    std::vector<Candidate> list;
+    for (const Algorithm& algorithm : options_.algorithms) list.push_back({algorithm, "asked for"});
+    if (!list.empty()) return list;
+    for (bool baseline : {true, false}) {
+      for (const std::string& name : backend_names()) {
+        if ((name == "aten") != baseline) continue;
+        const BackendOperator* op = find_backend(name)->find(op_.family());
+        if (op == nullptr) continue;
+        for (Candidate& c : op->candidates(problem_, device_)) list.push_back(std::move(c));
+      }
+    }
+    return list;
+  }
+
+  Measurement& add(const Candidate& candidate) {
+    measurements_.emplace_back();
+    measurements_.back().algorithm = candidate.algorithm;
+    measurements_.back().source = candidate.source;
+    seen_.insert(candidate.algorithm.text());
+    return measurements_.back();
+  }
+
+  void run_once(Plan& plan) {
+    Bindings bindings = scratch_;
+    set_scalars(bindings);
+    plan.run(bindings);
+  }
+
+  void set_scalars(Bindings& bindings) const {
+    if (op_.accumulates(problem_)) bindings.beta = 1;
+  }
+
+  // Builds, checks and times once. What fails is data.
+  void try_candidate(const Candidate& candidate) {
+    if (seen_.count(candidate.algorithm.text()) != 0) return;
+    Measurement& m = add(candidate);
+    m.reason = refusal_of_backend(candidate.algorithm.backend, policy_, device_);
+    if (!m.reason.empty()) {
+      m.status = Status::excluded;
+      return;
+    }
+    if (out_of_time()) {
+      m.status = Status::excluded;
+      m.reason = c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
+      return;
+    }
+    auto build_start = Clock::now();
+    BuildResult built = build(problem_, candidate.algorithm, device_);
+    m.build_ms = seconds_since(build_start) * 1e3;
+    if (auto* unsupported = std::get_if<Unsupported>(&built)) {
+      m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
+      m.reason = unsupported->reason;
+      return;
+    }
+    auto plan = std::get<std::shared_ptr<Plan>>(built);
+    m.notes = plan->notes;
+    m.workspace_bytes = plan->workspace_bytes;
+    try {
+      check_and_time(m, plan);
+    } catch (const c10::OutOfMemoryError& error) {
+      m.status = Status::failed;
+      m.reason = c10::str("out of memory: ", error.what_without_backtrace());
+    } catch (const c10::Error& error) {
+      m.status = Status::failed;
+      m.reason = error.what_without_backtrace();
+    }
+  }
+
+  void check_and_time(Measurement& m, const std::shared_ptr<Plan>& plan) {
+    if (!m.workspace_bytes) m.workspace_bytes = measured_workspace(problem_, *plan, device_);
+    m.reason = refusal(*plan, m.workspace_bytes, policy_, device_);
+    if (!m.reason.empty()) {
+      m.status = Status::excluded;
+      return;
+    }
+    // Poisoned first: an element that is not written shows.
+    at::Tensor& output = scratch_[output_.role];
+    if (output_before_.defined()) {
+      output.copy_(output_before_);
+    } else {
+      output.fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+    run_once(*plan);
+    runtime_.synchronize(device_);
+    m.error = relative_error(output, reference_);
+    double tolerance = op_.tolerance(problem_, plan->notes);
+    if (!(*m.error <= tolerance)) {
+      m.status = Status::rejected;
+      m.reason = std::isnan(*m.error)
+                     ? std::string("its result is not finite or not wholly written")
+                     : c10::str("relative error ", *m.error, " is above the tolerance ", tolerance);
+      return;
+    }
+    m.status = Status::ok;
+    m.reason.clear();
+    contenders_.push_back({measurements_.size() - 1, plan, {}});
+    sample(contenders_.back());
+  }
+
+  // As an operator calls it: the output is the plan's to make, unless it accumulates.
+  void sample(Contender& contender) {
+    if (options_.flush_cache) runtime_.flush_cache(device_);
+    Bindings bindings = scratch_;
+    if (!op_.accumulates(problem_)) bindings[output_.role] = at::Tensor();
+    set_scalars(bindings);
+    timer_->start();
+    contender.plan->run(bindings);
+    timer_->stop();
+    double ms = timer_->milliseconds();
+    contender.samples.push_back(ms);
+    contender.best = std::min(contender.best, ms);
+  }
+
+  // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2 at first,
+  // by 1.25 later. PyTorch's own row stays, since every other is compared with it.
+  void time_rounds() {
+    for (int round = 1; round < options_.min_samples; ++round) {
+      double best = std::numeric_limits<double>::infinity();
+      for (const Contender& c : contenders_) best = std::min(best, c.best);
+      double limit = round < 3 ? 2.0 : 1.25;
+      for (Contender& c : contenders_) {
+        bool baseline = c.plan->algorithm.backend == "aten";
+        // A launch-bound time has an absolute noise of a few microseconds.
+        c.running = c.running && (baseline || c.best <= best * limit + 0.002);
+        if (c.running) sample(c);
+      }
+      report(round, options_.min_samples, Algorithm{"timing", "round", {}});
+      if (out_of_time() && round >= 3) break;
+    }
+  }
+
+  // From the best plans outwards, while it helps and time is left.
+  void search_knobs() {
+    constexpr size_t kStarts = 3;
+    std::vector<size_t> order = rank_contenders();
+    std::vector<Algorithm> starts;
+    for (size_t i : order) {
+      if (starts.size() < kStarts) starts.push_back(contenders_[i].plan->algorithm);
+    }
+    for (const Algorithm& start : starts) {
+      const Backend* found = find_backend(start.backend);
+      const BackendOperator* op = found->find(op_.family());
+      if (op == nullptr || !op->neighbours) continue;
+      size_t first_new = contenders_.size();
+      std::vector<Algorithm> around = op->neighbours(problem_, start, device_);
+      for (size_t i = 0; i < around.size() && !out_of_time(); ++i) {
+        report(static_cast<int>(i), static_cast<int>(around.size()), around[i]);
+        try_candidate({around[i], "knob search"});
+      }
+      if (contenders_.size() > first_new) time_rounds();
+    }
+  }
+
+  std::vector<size_t> rank_contenders() const {
+    std::vector<size_t> order(contenders_.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::vector<double> medians;
+    for (const Contender& c : contenders_) medians.push_back(percentile(c.samples, 0.5));
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return medians[a] < medians[b]; });
+    break_ties(order, medians);
+    return order;
+  }
+
+  // Within 1 % of the fastest (or 5 % when memory is preferred, and of those only), time is equal: the
+  // smaller workspace first, then the simpler algorithm.
+  void break_ties(std::vector<size_t>& order, const std::vector<double>& medians) const {
+    bool memory = policy_.policy.prefer == Prefer::memory;
+    double margin = memory ? 1.05 : 1.01;
+    size_t tied = 0;
+    while (tied < order.size() && medians[order[tied]] <= medians[order[0]] * margin) ++tied;
+    auto workspace = [&](size_t i) {
+      return measurements_[contenders_[i].index].workspace_bytes.value_or(
+          std::numeric_limits<int64_t>::max());
+    };
+    auto complexity = [&](size_t i) { return contenders_[i].plan->algorithm.options.size(); };
+    std::stable_sort(order.begin(), order.begin() + static_cast<int64_t>(tied),
+                     [&](size_t a, size_t b) {
+                       return std::pair(workspace(a), complexity(a)) <
+                              std::pair(workspace(b), complexity(b));
+                     });
+  }
+
+  std::vector<Measurement> ranked() {
+    std::vector<Measurement> out;
+    for (size_t i : rank_contenders()) {
+      const Contender& c = contenders_[i];
+      Measurement& m = measurements_[c.index];
+      m.median_ms = percentile(c.samples, 0.5);
+      m.spread_ms = (percentile(c.samples, 0.75) - percentile(c.samples, 0.25)) / 2;
+      m.samples = static_cast<int64_t>(c.samples.size());
+      out.push_back(m);
+    }
+    for (Status status : {Status::rejected, Status::failed, Status::excluded, Status::needs_driver,
+                          Status::unsupported}) {
+      for (const Measurement& m : measurements_) {
+        if (m.status == status) out.push_back(m);
+      }
+    }
+    return out;
+  }
+
+  const Problem& problem_;
+  const ResolvedPolicy& policy_;
+  const Device device_;
+  const MeasureOptions& options_;
+  const Operator& op_;
+  const DeviceRuntime& runtime_;
+  std::unique_ptr<Timer> timer_;
+  Clock::time_point start_;
+  SlotSpec output_;
+  Bindings scratch_;
+  at::Tensor reference_, output_before_;
+  std::vector<Measurement> measurements_;
+  std::vector<Contender> contenders_;
+  std::set<std::string> seen_;
+};
+
+}  // namespace
+
+Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed) {
+  const Operator& op = operator_of(problem);
+  // A generator of our own: tuning must not move the user's random numbers. Drawn on the device's own
+  // generator type, seeded; for CUDA that is a throw-away one as well.
+  at::Generator generator = at::globalContext()
+                                .defaultGenerator(device.torch_device())
+                                .clone();
+  generator.set_current_seed(seed);
+  Bindings bindings;
+  for (const SlotSpec& slot : op.slots(problem)) {
+    if (slot.is_output && !op.accumulates(problem)) continue;
+    at::Tensor tensor = empty_of_spec(slot.spec, device, op.alignment(problem));
+    tensor.normal_(0, 1, generator);
+    bindings[slot.role] = tensor;
+  }
+  if (op.accumulates(problem)) bindings.beta = 1;
+  return bindings;
+}
+
+double relative_error(const at::Tensor& result, const at::Tensor& reference) {
+  at::Tensor difference = result.to(at::kDouble).sub_(reference);
+  double scale = std::max(reference.square().mean().sqrt().item<double>(), 1e-300);
+  double mean = difference.square().mean().sqrt().item<double>();
+  double largest = difference.abs().max().item<double>();
+  if (!std::isfinite(mean) || !std::isfinite(largest)) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return std::max(mean, largest / 20) / scale;
+}
+
+std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy& policy,
+                               const Device& device) {
+  if (!policy.policy.admits_backend(backend)) {
+    return c10::str("excluded by backends=", c10::Join(",", *policy.policy.backends));
+  }
+  bool cudnn = backend == "graph" || backend == "legacy";
+  if (cudnn && !policy.switches.has(Switches::kCudnnEnabled)) {
+    return "excluded: torch.backends.cudnn.enabled is False";
+  }
+  if (cudnn && !device.has_gpu_backends()) return "cuDNN runs on CUDA devices only";
+  return "";
+}
+
+std::string refusal(const Plan& plan, std::optional<int64_t> workspace_bytes,
+                    const ResolvedPolicy& policy, const Device& device) {
+  const Policy& p = policy.policy;
+  if (plan.notes.has(Note::tf32) && !p.allow_tf32.value_or(false)) {
+    return "excluded: may use TF32 for float32 data (allow it with allow_tf32)";
+  }
+  if (plan.notes.has(Note::down_convert) && !p.allow_down_convert.value_or(false)) {
+    return "excluded: converts to or accumulates in a smaller type (allow it with "
+           "allow_down_convert)";
+  }
+  if (plan.notes.has(Note::reduced_range) && !p.allow_reduced_range.value_or(false)) {
+    return "excluded: has a reduced range (allow it with allow_reduced_range)";
+  }
+  if (plan.notes.has(Note::nondeterministic) && p.deterministic.value_or(false)) {
+    return "excluded by deterministic: its results can differ from run to run";
+  }
+  std::optional<int64_t> cap = p.workspace_cap(device);
+  if (!cap) return "";
+  if (!workspace_bytes) {
+    return c10::str("excluded by max_workspace=", *cap,
+                    ": its memory cannot be known on this device");
+  }
+  if (*workspace_bytes > *cap) {
+    return c10::str("excluded by max_workspace=", *cap, ": it needs ", *workspace_bytes, " bytes");
+  }
+  return "";
+}
+
+std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
+                                                   const Algorithm& algorithm,
+                                                   const ResolvedPolicy& policy,
+                                                   const Device& device) {
+  std::string reason = refusal_of_backend(algorithm.backend, policy, device);
+  if (!reason.empty()) return Unsupported{reason};
+  BuildResult built = build(problem, algorithm, device);
+  if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;
+  auto plan = std::get<std::shared_ptr<Plan>>(built);
+  std::optional<int64_t> workspace = plan->workspace_bytes;
+  if (!workspace && policy.policy.workspace_cap(device)) {
+    workspace = measured_workspace(problem, *plan, device);
+  }
+  reason = refusal(*plan, workspace, policy, device);
+  if (!reason.empty()) return Unsupported{reason};
+  return UsablePlan{plan, workspace};
+}
+
+std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
+                                         const Device& device) {
+  std::vector<Measurement> list;
+  std::set<std::string> seen;
+  for (const std::string& name : backend_names()) {
+    const BackendOperator* op = find_backend(name)->find(family_of(problem));
+    if (op == nullptr) continue;
+    for (const Candidate& candidate : op->candidates(problem, device)) {
+      if (!seen.insert(candidate.algorithm.text()).second) continue;
+      Measurement m;
+      m.algorithm = candidate.algorithm;
+      m.source = candidate.source;
+      m.reason = refusal_of_backend(name, policy, device);
+      if (!m.reason.empty()) {
+        m.status = Status::excluded;
+        list.push_back(std::move(m));
+        continue;
+      }
+      auto start = Clock::now();
+      BuildResult built = build(problem, candidate.algorithm, device);
+      m.build_ms = seconds_since(start) * 1e3;
+      if (auto* unsupported = std::get_if<Unsupported>(&built)) {
+        m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
+        m.reason = unsupported->reason;
+      } else {
+        const auto& plan = std::get<std::shared_ptr<Plan>>(built);
+        m.notes = plan->notes;
+        m.workspace_bytes = plan->workspace_bytes;
+        // What a run would have to show is not known here, so it does not count against the plan.
+        bool known = plan->workspace_bytes.has_value();
+        m.reason = refusal(*plan, known ? plan->workspace_bytes : 0, policy, device);
+        m.status = m.reason.empty() ? Status::ok : Status::excluded;
+      }
+      list.push_back(std::move(m));
+    }
+  }
+  return list;
+}
+
+std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
+                                 const Device& device, const MeasureOptions& options) {
+  ScratchGuard guard(device);
+  TORCH_CHECK(!runtime_of(device).is_capturing(device), op_of(problem),
+              ": cannot measure while the stream is being captured into a CUDA graph; tune before "
+              "capturing. Problem: ", problem_text(problem));
+  return Session(problem, policy, device, options).run();
+}
+
+std::optional<int64_t> measured_workspace(const Problem& problem, Plan& plan,
+                                          const Device& device) {
+  ScratchGuard guard(device);
+  Bindings bindings = make_scratch(problem, device, 0);
+  const Operator& op = operator_of(problem);
+  int64_t output_bytes = 0;
+  for (const SlotSpec& slot : op.slots(problem)) {
+    if (slot.is_output) output_bytes = bindings[slot.role].defined() ? 0 : slot.spec.nbytes();
+  }
+  std::optional<int64_t> peak =
+      runtime_of(device).peak_bytes(device, [&] { plan.run(bindings); });
+  if (!peak) return std::nullopt;
+  // The allocator rounds up; what is left of the output's own rounding is not workspace.
+  int64_t extra = *peak - output_bytes;
+  return extra < 512 ? 0 : extra;
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,60 @@
+// Timing candidates, once and well: on scratch tensors, checked against a float64 reference, interleaved,
+// the slow ones dropped early. The profiler and autotuning are this one loop.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/choice_table.h"
+#include "core/policy.h"
+
+namespace torch_cudnn_ext {
+
+struct MeasureOptions {
+  std::vector<Algorithm> algorithms;  // empty: all candidates of the admitted backends
+  double time_budget_s = 0;           // 0: no limit
+  bool knob_search = false;
+  bool flush_cache = true;
+  int min_samples = 11;
+  // Called with (done, total, algorithm) as work goes on; what it throws ends the measuring.
+  std::function<void(int, int, const std::string&)> progress;
+};
+
+// Random inputs by role; an output is there only if it is accumulated into.
+Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed);
+
+// How far a result is from the reference, in units of the reference's root mean square: the larger of the
+// root mean square difference and a twentieth of the largest difference. NaN when not finite.
+double relative_error(const at::Tensor& result, const at::Tensor& reference);
+
+// Why the constraints keep a plan from being used; empty when they do not.
+std::string refusal(const Plan& plan, std::optional<int64_t> workspace_bytes,
+                    const ResolvedPolicy& policy, const Device& device);
+// The same for a whole backend, before anything is built.
+std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy& policy,
+                               const Device& device);
+
+// A plan that the constraints admit, or the reason why there is none.
+struct UsablePlan {
+  std::shared_ptr<Plan> plan;
+  std::optional<int64_t> workspace_bytes;
+};
+std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
+                                                   const Algorithm& algorithm,
+                                                   const ResolvedPolicy& policy,
+                                                   const Device& device);
+
+// Builds every candidate and times nothing.
+std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
+                                         const Device& device);
+
+// Ranked: best first, then what was excluded, refused, wrong or failed.
+std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
+                                 const Device& device, const MeasureOptions& options);
+
+// The allocator's peak over a run beyond its output, for plans that cannot tell their workspace.
+std::optional<int64_t> measured_workspace(const Problem& problem, Plan& plan, const Device& device);
+
+}  // namespace torch_cudnn_ext

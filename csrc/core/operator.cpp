@@ -1,0 +1,35 @@
+#include "core/operator.h"
+
+#include <c10/util/Exception.h>
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+std::vector<std::unique_ptr<Operator>>& operators() {
+  static auto* list = new std::vector<std::unique_ptr<Operator>>();
+  return *list;
+}
+
+}  // namespace
+
+const Operator& find_operator(const std::string& family) {
+  std::string known;
+  for (const auto& op : operators()) {
+    if (op->family() == family) return *op;
+    known += (known.empty() ? "" : ", ") + op->family();
+  }
+  TORCH_CHECK_VALUE(false, "operator family is '", family, "', wanted one of ", known);
+}
+
+const Operator& operator_of(const Problem& problem) { return find_operator(family_of(problem)); }
+
+std::vector<const Operator*> all_operators() {
+  std::vector<const Operator*> list;
+  for (const auto& op : operators()) list.push_back(op.get());
+  return list;
+}
+
+void register_operator(std::unique_ptr<Operator> op) { operators().push_back(std::move(op)); }
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,44 @@
+#include "core/plan.h"
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+constexpr const char* kRoles[] = {"x", "w", "y"};
+constexpr const char* kNotes[] = {"tensor_core",   "tf32", "down_convert", "reduced_range",
+                                  "fft",           "winograd", "nondeterministic",
+                                  "runtime_compilation", "several_kernels"};
+
+template <class Enum, size_t Count>
+Enum from_text(const char* what, const char* const (&texts)[Count], const std::string& text) {
+  for (size_t i = 0; i < Count; ++i) {
+    if (text == texts[i]) return static_cast<Enum>(i);
+  }
+  TORCH_CHECK_VALUE(false, what, " is '", text, "', wanted one of ", c10::Join(", ", c10::ArrayRef<const char*>(texts)));
+}
+
+}  // namespace
+
+const char* role_text(Role role) { return kRoles[static_cast<int>(role)]; }
+Role role_from_text(const std::string& text) { return from_text<Role>("role", kRoles, text); }
+const char* note_text(Note note) { return kNotes[static_cast<int>(note)]; }
+
+std::vector<std::string> Notes::texts() const {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < std::size(kNotes); ++i) {
+    if (bits_ >> i & 1) out.emplace_back(kNotes[i]);
+  }
+  return out;
+}
+
+Notes notes_from_texts(const std::vector<std::string>& texts) {
+  Notes notes;
+  for (const std::string& text : texts) notes.add(from_text<Note>("note", kNotes, text));
+  return notes;
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,92 @@
+// An algorithm made ready for one problem, what is known about it, and the tensors it runs on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "core/algorithm.h"
+#include "core/device.h"
+#include "core/problem.h"
+
+namespace torch_cudnn_ext {
+
+enum class Role : uint8_t { x, w, y, kCount };
+const char* role_text(Role role);
+Role role_from_text(const std::string& text);  // throws ValueError
+
+struct SlotSpec {
+  Role role;
+  TensorSpec spec;
+  bool is_output;
+};
+
+// Tensors by role. An output may be undefined: then the plan fills it.
+struct Bindings {
+  std::array<at::Tensor, static_cast<size_t>(Role::kCount)> tensors;
+  double alpha = 1, beta = 0;
+
+  at::Tensor& operator[](Role role) { return tensors[static_cast<size_t>(role)]; }
+  const at::Tensor& operator[](Role role) const { return tensors[static_cast<size_t>(role)]; }
+};
+
+// What cuDNN, or our own table where cuDNN is silent, says about an algorithm on a problem.
+enum class Note : uint8_t {
+  tensor_core,
+  tf32,                   // lowers float32 numerics
+  down_convert,           // inputs or partial sums in a smaller type
+  reduced_range,
+  fft,
+  winograd,
+  nondeterministic,
+  runtime_compilation,
+  several_kernels,
+};
+const char* note_text(Note note);
+
+class Notes {
+ public:
+  Notes() = default;
+  Notes(std::initializer_list<Note> notes) {
+    for (Note note : notes) add(note);
+  }
+  void add(Note note) { bits_ |= 1u << static_cast<int>(note); }
+  bool has(Note note) const { return bits_ >> static_cast<int>(note) & 1; }
+  std::vector<std::string> texts() const;
+
+ private:
+  uint32_t bits_ = 0;
+};
+Notes notes_from_texts(const std::vector<std::string>& texts);  // throws ValueError
+
+class Plan {
+ public:
+  Plan(Algorithm algorithm, Notes notes, std::optional<int64_t> workspace_bytes)
+      : algorithm(std::move(algorithm)), notes(notes), workspace_bytes(workspace_bytes) {}
+  virtual ~Plan() = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  // On the current stream. The workspace comes from PyTorch's allocator and is given back at once.
+  virtual void run(Bindings& bindings) = 0;
+
+  const Algorithm algorithm;
+  const Notes notes;
+  const std::optional<int64_t> workspace_bytes;  // nullopt: not known before a run
+};
+
+// Why an algorithm cannot be had. `needs_driver` is set where only the missing driver is at fault.
+struct Unsupported {
+  std::string reason;
+  bool needs_driver = false;
+};
+
+using BuildResult = std::variant<std::shared_ptr<Plan>, Unsupported>;
+
+}  // namespace torch_cudnn_ext

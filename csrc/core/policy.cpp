@@ -1,0 +1,505 @@
+#include "core/policy.h"
+
+#include <cmath>
+#include <memory>
+#include <mutex>
+
+#include <ATen/Context.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+template <class T>
+struct Word {
+  T value;
+  const char* text;
+};
+constexpr Word<Prefer> kPrefer[] = {{Prefer::time, "time"}, {Prefer::memory, "memory"}};
+constexpr Word<OnUnsupported> kOnUnsupported[] = {{OnUnsupported::error, "error"},
+                                                  {OnUnsupported::warn, "warn"},
+                                                  {OnUnsupported::fallback, "fallback"}};
+constexpr Word<Compute> kCompute[] = {
+    {Compute::as_input, "as_input"}, {Compute::as_input_f32, "as_input_f32"},
+    {Compute::f16, "f16"},           {Compute::f32, "f32"},
+    {Compute::f64, "f64"},           {Compute::f16, "float16"},
+    {Compute::f32, "float32"},       {Compute::f64, "float64"}};
+constexpr Word<Choice::Kind> kChoices[] = {
+    {Choice::Kind::heuristic, "heuristic"},
+    {Choice::Kind::autotune, "autotune"},
+    {Choice::Kind::guess_once, "guess_once"},
+    {Choice::Kind::time_once, "time_once"},
+    // Keys hold the shape, so "on shape change" is what these always do.
+    {Choice::Kind::heuristic, "guess_on_shape_change"},
+    {Choice::Kind::autotune, "time_on_shape_change"}};
+
+template <class T, size_t Count>
+const char* word_text(const Word<T> (&words)[Count], T value) {
+  for (const auto& word : words) {
+    if (word.value == value) return word.text;
+  }
+  return "?";
+}
+
+template <class T, size_t Count>
+T word_value(const Word<T> (&words)[Count], std::string_view key, std::string_view text) {
+  std::string known;
+  for (const auto& word : words) {
+    if (text == word.text) return word.value;
+    known += known.empty() ? word.text : c10::str(", ", word.text);
+  }
+  TORCH_CHECK_VALUE(false, "policy text: ", key, " is '", text, "', wanted one of ", known);
+}
+
+bool bool_value(std::string_view key, std::optional<std::string_view> text) {
+  if (!text || *text == "true" || *text == "1") return true;
+  TORCH_CHECK_VALUE(*text == "false" || *text == "0", "policy text: ", key, " is '", *text,
+                    "', wanted true or false");
+  return false;
+}
+
+struct Unit {
+  const char* suffix;
+  int64_t bytes;
+};
+constexpr Unit kUnits[] = {
+    {"GiB", int64_t{1} << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+    {"GB", 1000000000},        {"MB", 1000000},  {"kB", 1000}, {"B", 1}, {"", 1}};
+
+bool ends_with(std::string_view text, std::string_view suffix) {
+  return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
+}
+
+void read_max_workspace(std::string_view text, Policy& policy) {
+  auto number = [&](std::string_view digits) {
+    char* end = nullptr;
+    std::string copy(digits);
+    double value = std::strtod(copy.c_str(), &end);
+    bool valid = !copy.empty() && end == copy.c_str() + copy.size() && copy[0] >= '0' &&
+                 copy[0] <= '9' && std::isfinite(value) && value < 1e18 &&
+                 copy.find_first_not_of("0123456789.") == std::string::npos;
+    TORCH_CHECK_VALUE(valid, "policy text: max_workspace is '", text,
+                      "', wanted bytes, e.g. 0, 1048576, 64MiB, or a share of memory, e.g. 20%");
+    return value;
+  };
+  if (ends_with(text, "%")) {
+    double percent = number(text.substr(0, text.size() - 1));
+    TORCH_CHECK_VALUE(percent <= 100, "policy text: max_workspace is '", text,
+                      "', wanted at most 100%");
+    policy.max_workspace_percent = percent;
+    return;
+  }
+  for (const Unit& unit : kUnits) {
+    if (!ends_with(text, unit.suffix)) continue;
+    double count = number(text.substr(0, text.size() - std::string_view(unit.suffix).size()));
+    policy.max_workspace_bytes = static_cast<int64_t>(count * static_cast<double>(unit.bytes));
+    return;
+  }
+}
+
+std::string bytes_text(int64_t bytes) {
+  for (const Unit& unit : {kUnits[0], kUnits[1], kUnits[2]}) {
+    if (bytes != 0 && bytes % unit.bytes == 0) return c10::str(bytes / unit.bytes, unit.suffix);
+  }
+  return std::to_string(bytes);
+}
+
+std::vector<std::string> read_backends(std::string_view text) {
+  std::vector<std::string> names;
+  auto add = [&](const std::string& name) {
+    for (const std::string& known : names) {
+      if (known == name) return;
+    }
+    names.push_back(name);
+  };
+  while (true) {
+    size_t comma = text.find(',');
+    std::string name(text.substr(0, comma));
+    if (name == "cudnn") {
+      add("graph");
+      add("legacy");
+    } else {
+      TORCH_CHECK_VALUE(find_backend(name) != nullptr, "policy text: backends names '", name,
+                        "', wanted cudnn or some of ", c10::Join(", ", backend_names()));
+      add(name);
+    }
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  // One spelling whatever the order of writing.
+  std::vector<std::string> ordered;
+  for (const std::string& name : backend_names()) {
+    for (const std::string& wanted : names) {
+      if (wanted == name) ordered.push_back(name);
+    }
+  }
+  return ordered;
+}
+
+// nullopt: not pinned.
+std::optional<Choice> read_choice(std::string_view text, const Operator& op,
+                                  const std::string& pass) {
+  if (text.empty() || text == "-1") return std::nullopt;
+  for (const auto& word : kChoices) {
+    if (text == word.text) return Choice{word.value, {}};
+  }
+  std::string op_name = c10::str(op.family(), "_", pass);
+  return Choice{Choice::Kind::pinned, resolve_algorithm(text, op_name, op.legacy_names(pass))};
+}
+
+void set_choice(Policy& policy, const std::string& op_name, std::optional<Choice> choice) {
+  if (choice) policy.choices[op_name] = *std::move(choice);
+}
+
+// "fwd" of the given family, or "conv_fwd" of any. False when the key is not a pass.
+bool read_pass(Policy& policy, std::string_view key, std::string_view value,
+               const std::string& family) {
+  for (const Operator* op : all_operators()) {
+    for (const std::string& pass : op->passes()) {
+      std::string op_name = c10::str(op->family(), "_", pass);
+      if (key != op_name && !(key == pass && op->family() == family)) continue;
+      set_choice(policy, op_name, read_choice(value, *op, pass));
+      return true;
+    }
+  }
+  return false;
+}
+
+void read_word_for_all_passes(Policy& policy, std::string_view word, const std::string& family) {
+  const Operator& op = find_operator(family);
+  bool integer = word.find_first_not_of("0123456789") == std::string_view::npos;
+  TORCH_CHECK_VALUE(!integer, "policy text: '", word,
+                    "' is an integer for all passes, but integers mean different algorithms in "
+                    "different passes; write fwd=", word);
+  std::string problems;
+  for (const std::string& pass : op.passes()) {
+    try {
+      set_choice(policy, c10::str(family, "_", pass), read_choice(word, op, pass));
+    } catch (const c10::ValueError& error) {
+      problems += c10::str("\n  ", pass, ": ", error.what_without_backtrace());
+    }
+  }
+  TORCH_CHECK_VALUE(problems.empty(), "policy text: '", word,
+                    "' is meant for all passes but does not fit them all:", problems,
+                    "\n  wanted an algorithm of every pass, or pass=algorithm, or one of the "
+                    "constraints (max_workspace, deterministic, allow_tf32, ...)");
+}
+
+void read_field(Policy& policy, std::string_view key, std::optional<std::string_view> value,
+                const std::string& family) {
+  auto must = [&] {
+    TORCH_CHECK_VALUE(value, "policy text: '", key, "' needs a value: ", key, "=...");
+    return *value;
+  };
+  if (key == "max_workspace") return read_max_workspace(must(), policy);
+  if (key == "prefer") return void(policy.prefer = word_value(kPrefer, key, must()));
+  if (key == "on_unsupported") {
+    return void(policy.on_unsupported = word_value(kOnUnsupported, key, must()));
+  }
+  if (key == "backends") return void(policy.backends = read_backends(must()));
+  if (key == "compute") return void(policy.compute = word_value(kCompute, key, must()));
+  if (key == "deterministic") return void(policy.deterministic = bool_value(key, value));
+  if (key == "allow_tf32") return void(policy.allow_tf32 = bool_value(key, value));
+  if (key == "allow_down_convert") return void(policy.allow_down_convert = bool_value(key, value));
+  if (key == "allow_reduced_range") {
+    return void(policy.allow_reduced_range = bool_value(key, value));
+  }
+  if (key == "benchmark") return void(policy.benchmark = bool_value(key, value));
+  if (key == "fastest") return void(policy.fastest = bool_value(key, value));
+  if (value && read_pass(policy, key, *value, family)) return;
+  if (!value) return read_word_for_all_passes(policy, key, family);
+  std::string passes;
+  for (const std::string& pass : find_operator(family).passes()) passes += pass + ", ";
+  TORCH_CHECK_VALUE(false, "policy text: the key '", key, "' is unknown, wanted one of ", passes,
+                    "max_workspace, prefer, deterministic, allow_tf32, allow_down_convert, "
+                    "allow_reduced_range, benchmark, fastest, backends, on_unsupported, compute");
+}
+
+template <class T>
+void take_if_unset(std::optional<T>& strong, const std::optional<T>& weak) {
+  if (!strong) strong = weak;
+}
+
+template <class T>
+void take_smaller(std::optional<T>& strong, const std::optional<T>& weak) {
+  if (weak && (!strong || *weak < *strong)) strong = weak;
+}
+
+std::mutex policy_mutex;  // guards process_policy() and interned()
+std::atomic<uint64_t> generation_counter{1};
+std::atomic<bool> verbose_on{false};
+
+Policy& process_policy() {
+  static auto* policy = new Policy();
+  return *policy;
+}
+
+auto& interned() {
+  static auto* map = new std::map<std::string, std::unique_ptr<ResolvedPolicy>>();
+  return *map;
+}
+
+// The merged flags of this thread; entry i holds levels 0 to i. The serial tells the caches apart.
+struct ThreadPolicies {
+  std::vector<Policy> levels;
+  uint64_t serial = 0;
+};
+thread_local ThreadPolicies thread_policies;
+
+Policy policy_of_switches(Switches switches) {
+  Policy policy;
+  if (switches.has(Switches::kDeterministic)) policy.deterministic = true;
+  policy.allow_tf32 = switches.has(Switches::kAllowTf32);
+  if (switches.has(Switches::kBenchmark)) policy.benchmark = true;
+  return policy;
+}
+
+void refuse_once(const Policy& policy) {
+  for (const auto& [op, choice] : policy.choices) {
+    bool once = choice.kind == Choice::Kind::guess_once || choice.kind == Choice::Kind::time_once;
+    TORCH_CHECK_VALUE(!once, "policy: ", op, " is ", choice.text(),
+                      ", which freezes the first choice in a module's state; an operator has none. "
+                      "Use it on a torch_cudnn_ext.nn module, or use heuristic or autotune");
+  }
+}
+
+const ResolvedPolicy& intern(const std::string& family, std::optional<std::string_view> argument,
+                             Switches switches) {
+  Policy merged;
+  if (argument) merged = parse_policy(*argument, family);
+  if (!thread_policies.levels.empty()) merged = merge(merged, thread_policies.levels.back());
+  {
+    std::lock_guard<std::mutex> lock(policy_mutex);
+    merged = merge(merged, process_policy());
+  }
+  merged = merge(merged, policy_of_switches(switches));
+  refuse_once(merged);
+  std::string text = merged.text(family);
+  std::string key = c10::str(family, "|", static_cast<int>(switches.bits), "|", text);
+  std::lock_guard<std::mutex> lock(policy_mutex);
+  auto& entry = interned()[key];
+  if (entry == nullptr) {
+    auto id = static_cast<int64_t>(interned().size());
+    entry = std::make_unique<ResolvedPolicy>(ResolvedPolicy{std::move(merged), text, switches, id});
+  }
+  return *entry;
+}
+
+// Finding the resolved policy of a call again: a handful of comparisons, no lock.
+struct ResolveCache {
+  struct Entry {
+    std::string family;
+    bool has_argument = false;
+    std::string argument;
+    uint8_t switches = 0;
+    const ResolvedPolicy* resolved = nullptr;
+  };
+  static constexpr size_t kCapacity = 16;
+  std::vector<Entry> entries;
+  size_t next = 0;
+  uint64_t generation = 0, serial = 0;
+};
+thread_local ResolveCache resolve_cache;
+
+}  // namespace
+
+std::string Choice::text() const {
+  return kind == Kind::pinned ? algorithm.text() : word_text(kChoices, kind);
+}
+
+std::string Policy::text(const std::string& family) const {
+  std::string out;
+  auto add = [&](const std::string& item) { out += (out.empty() ? "" : ";") + item; };
+  auto add_bool = [&](const char* name, const std::optional<bool>& value) {
+    if (value) add(*value ? name : c10::str(name, "=false"));
+  };
+  for (const Operator* op : all_operators()) {
+    for (const std::string& pass : op->passes()) {
+      std::string op_name = c10::str(op->family(), "_", pass);
+      auto found = choices.find(op_name);
+      if (found == choices.end()) continue;
+      add(c10::str(op->family() == family ? pass : op_name, "=", found->second.text()));
+    }
+  }
+  if (max_workspace_bytes) add("max_workspace=" + bytes_text(*max_workspace_bytes));
+  if (max_workspace_percent) add(c10::str("max_workspace=", *max_workspace_percent, "%"));
+  if (prefer) add(c10::str("prefer=", word_text(kPrefer, *prefer)));
+  add_bool("deterministic", deterministic);
+  add_bool("allow_tf32", allow_tf32);
+  add_bool("allow_down_convert", allow_down_convert);
+  add_bool("allow_reduced_range", allow_reduced_range);
+  add_bool("benchmark", benchmark);
+  add_bool("fastest", fastest);
+  if (backends) {
+    bool cudnn = *backends == std::vector<std::string>{"graph", "legacy"};
+    add("backends=" + (cudnn ? std::string("cudnn") : c10::Join(",", *backends)));
+  }
+  if (on_unsupported) add(c10::str("on_unsupported=", word_text(kOnUnsupported, *on_unsupported)));
+  if (compute) add(c10::str("compute=", word_text(kCompute, *compute)));
+  return out;
+}
+
+std::string Policy::constraints_text(const Problem& problem) const {
+  Policy kept = *this;
+  kept.choices.clear();
+  kept.benchmark.reset();
+  kept.fastest.reset();
+  kept.on_unsupported.reset();
+  kept.compute.reset();  // the problem holds it
+  // Spelled in one way: what is off by default is left out.
+  auto drop_false = [](std::optional<bool>& value) {
+    if (value && !*value) value.reset();
+  };
+  drop_false(kept.deterministic);
+  drop_false(kept.allow_tf32);
+  drop_false(kept.allow_down_convert);
+  drop_false(kept.allow_reduced_range);
+  if (kept.prefer == Prefer::time) kept.prefer.reset();
+  // TF32 is a matter of float32 data alone.
+  if (operator_of(problem).slots(problem)[0].spec.dtype != c10::ScalarType::Float) {
+    kept.allow_tf32.reset();
+  }
+  return kept.text(family_of(problem));
+}
+
+std::optional<int64_t> Policy::workspace_cap(const Device& device) const {
+  std::optional<int64_t> cap = max_workspace_bytes;
+  if (max_workspace_percent) {
+    auto total = static_cast<double>(runtime_of(device).total_memory_bytes(device));
+    take_smaller(cap, {static_cast<int64_t>(total * *max_workspace_percent / 100)});
+  }
+  return cap;
+}
+
+bool Policy::admits_backend(const std::string& name) const {
+  if (!backends) return true;
+  for (const std::string& admitted : *backends) {
+    if (admitted == name) return true;
+  }
+  return false;
+}
+
+Policy parse_policy(std::string_view text, const std::string& family) {
+  Policy policy;
+  bool more = !text.empty();
+  while (more) {
+    size_t semicolon = text.find(';');
+    std::string_view item = text.substr(0, semicolon);
+    more = semicolon != std::string_view::npos;
+    if (more) text.remove_prefix(semicolon + 1);
+    while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
+    while (!item.empty() && item.back() == ' ') item.remove_suffix(1);
+    if (item.empty()) continue;
+    // An algorithm as the one word for all passes holds '=' in its options.
+    size_t equals = item.find('=');
+    bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||
+                        item.substr(0, equals).find('/') != std::string_view::npos;
+    if (equals == std::string_view::npos || is_algorithm) {
+      read_field(policy, item, std::nullopt, family);
+    } else {
+      read_field(policy, item.substr(0, equals), item.substr(equals + 1), family);
+    }
+  }
+  if (policy.fastest.value_or(false)) {
+    policy.max_workspace_bytes.reset();
+    policy.max_workspace_percent.reset();
+    take_if_unset(policy.benchmark, {true});
+    take_if_unset(policy.prefer, {Prefer::time});
+  }
+  return policy;
+}
+
+Policy merge(const Policy& stronger, const Policy& weaker) {
+  Policy out = stronger;
+  for (const auto& [op, choice] : weaker.choices) out.choices.emplace(op, choice);
+  take_smaller(out.max_workspace_bytes, weaker.max_workspace_bytes);
+  take_smaller(out.max_workspace_percent, weaker.max_workspace_percent);
+  if (weaker.deterministic.value_or(false)) out.deterministic = true;
+  take_if_unset(out.deterministic, weaker.deterministic);
+  take_if_unset(out.allow_tf32, weaker.allow_tf32);
+  take_if_unset(out.allow_down_convert, weaker.allow_down_convert);
+  take_if_unset(out.allow_reduced_range, weaker.allow_reduced_range);
+  take_if_unset(out.benchmark, weaker.benchmark);
+  take_if_unset(out.fastest, weaker.fastest);
+  take_if_unset(out.prefer, weaker.prefer);
+  take_if_unset(out.on_unsupported, weaker.on_unsupported);
+  take_if_unset(out.backends, weaker.backends);
+  take_if_unset(out.compute, weaker.compute);
+  return out;
+}
+
+Switches read_switches(std::string_view family) {
+  const at::Context& context = at::globalContext();
+  // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
+  at::Float32Op op = family[0] == 'c' ? at::Float32Op::CONV : at::Float32Op::RNN;
+  Switches switches;
+  auto set = [&](uint8_t bit, bool on) {
+    if (on) switches.bits |= bit;
+  };
+  set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
+  set(Switches::kAllowTf32, context.float32Precision(at::Float32Backend::CUDA, op) ==
+                                at::Float32Precision::TF32);
+  set(Switches::kBenchmark, context.benchmarkCuDNN());
+  set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
+  return switches;
+}
+
+const ResolvedPolicy& resolve_policy(std::string_view family, std::optional<std::string_view> argument) {
+  Switches switches = read_switches(family);
+  ResolveCache& cache = resolve_cache;
+  uint64_t now = generation();
+  if (cache.generation != now || cache.serial != thread_policies.serial) {
+    cache.entries.clear();
+    cache.next = 0;
+    cache.generation = now;
+    cache.serial = thread_policies.serial;
+  }
+  for (const auto& entry : cache.entries) {
+    if (entry.family == family && entry.switches == switches.bits &&
+        entry.has_argument == argument.has_value() && (!argument || entry.argument == *argument)) {
+      return *entry.resolved;
+    }
+  }
+  ResolveCache::Entry made{std::string(family), argument.has_value(), std::string(argument.value_or("")),
+                           switches.bits, &intern(std::string(family), argument, switches)};
+  if (cache.entries.size() < ResolveCache::kCapacity) {
+    cache.entries.push_back(std::move(made));
+    return *cache.entries.back().resolved;
+  }
+  size_t slot = cache.next++ % ResolveCache::kCapacity;
+  cache.entries[slot] = std::move(made);
+  return *cache.entries[slot].resolved;
+}
+
+void set_process_policy(Policy policy) {
+  refuse_once(policy);
+  {
+    std::lock_guard<std::mutex> lock(policy_mutex);
+    process_policy() = std::move(policy);
+  }
+  next_generation();
+}
+
+void push_thread_policy(const Policy& policy) {
+  refuse_once(policy);
+  auto& levels = thread_policies.levels;
+  levels.push_back(levels.empty() ? policy : merge(policy, levels.back()));
+  ++thread_policies.serial;
+}
+
+void pop_thread_policy() {
+  TORCH_CHECK_VALUE(!thread_policies.levels.empty(), "flags: nothing was pushed on this thread");
+  thread_policies.levels.pop_back();
+  ++thread_policies.serial;
+}
+
+uint64_t generation() { return generation_counter.load(std::memory_order_relaxed); }
+void next_generation() { generation_counter.fetch_add(1, std::memory_order_relaxed); }
+bool verbose() { return verbose_on.load(std::memory_order_relaxed); }
+void set_verbose(bool on) { verbose_on.store(on, std::memory_order_relaxed); }
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,83 @@
+// How to choose: per operator and pass a pin, autotune or heuristic, and the constraints that hold for all.
+// Levels (argument, flags, knobs, PyTorch's switches) are merged here and nowhere else.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/algorithm.h"
+#include "core/device.h"
+#include "core/plan.h"
+#include "core/problem.h"
+
+namespace torch_cudnn_ext {
+
+struct Choice {
+  // The two *_once are state of a module; an operator refuses them.
+  enum class Kind : uint8_t { heuristic, autotune, pinned, guess_once, time_once };
+  Kind kind = Kind::heuristic;
+  Algorithm algorithm;  // when pinned
+  std::string text() const;
+};
+
+enum class Prefer : uint8_t { time, memory };
+enum class OnUnsupported : uint8_t { error, warn, fallback };
+enum class Compute : uint8_t { as_input, as_input_f32, f16, f32, f64 };
+
+struct Policy {
+  std::map<std::string, Choice> choices;  // by operator and pass: "conv_fwd"
+  std::optional<int64_t> max_workspace_bytes;
+  std::optional<double> max_workspace_percent;  // of the device's memory
+  std::optional<bool> deterministic, allow_tf32, allow_down_convert, allow_reduced_range;
+  std::optional<bool> benchmark, fastest;
+  std::optional<Prefer> prefer;
+  std::optional<OnUnsupported> on_unsupported;
+  std::optional<std::vector<std::string>> backends;
+  std::optional<Compute> compute;
+
+  // Canonical; passes of `family` are written without its name.
+  std::string text(const std::string& family) const;
+  // The fields that decide which candidates are admitted and how they are ranked, as text.
+  std::string constraints_text(const Problem& problem) const;
+  std::optional<int64_t> workspace_cap(const Device& device) const;
+  bool admits_backend(const std::string& name) const;
+};
+
+Policy parse_policy(std::string_view text, const std::string& family);  // throws ValueError
+// Field by field the stronger wins, but of `deterministic` and `max_workspace` the strictest.
+Policy merge(const Policy& stronger, const Policy& weaker);
+
+// What PyTorch's own switches say at this moment, as bits.
+struct Switches {
+  static constexpr uint8_t kDeterministic = 1, kAllowTf32 = 2, kBenchmark = 4, kCudnnEnabled = 8;
+  uint8_t bits = 0;
+  bool has(uint8_t bit) const { return (bits & bit) != 0; }
+};
+Switches read_switches(std::string_view family);
+
+// All levels in one, interned: two equal ones are the same object, which is never freed.
+struct ResolvedPolicy {
+  Policy policy;
+  std::string text;  // as an argument this gives the same policy at any later time, on any thread
+  Switches switches;
+  int64_t id;
+};
+const ResolvedPolicy& resolve_policy(std::string_view family, std::optional<std::string_view> argument);
+
+void set_process_policy(Policy policy);
+void push_thread_policy(const Policy& policy);
+void pop_thread_policy();
+
+// Grows when a knob or the choice table changes; decisions made under an older one are made again.
+uint64_t generation();
+void next_generation();
+
+bool verbose();
+void set_verbose(bool on);
+
+}  // namespace torch_cudnn_ext

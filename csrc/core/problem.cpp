@@ -1,0 +1,507 @@
+#include "core/problem.h"
+
+#include <cstring>
+#include <sstream>
+#include <vector>
+
+#include <c10/util/StringUtil.h>
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+template <class T>
+struct Word {
+  T value;
+  const char* text;
+};
+
+constexpr Word<c10::ScalarType> kDtypes[] = {{c10::ScalarType::Double, "f64"},
+                                             {c10::ScalarType::Float, "f32"},
+                                             {c10::ScalarType::Half, "f16"},
+                                             {c10::ScalarType::BFloat16, "bf16"}};
+constexpr Word<ConvolutionPass> kConvolutionPasses[] = {
+    {ConvolutionPass::fwd, "fwd"},
+    {ConvolutionPass::bwd_data, "bwd_data"},
+    {ConvolutionPass::bwd_filter, "bwd_filter"}};
+constexpr Word<ConvolutionMode> kModes[] = {{ConvolutionMode::cross, "cross"},
+                                            {ConvolutionMode::conv, "conv"}};
+constexpr Word<Accumulate> kAccumulates[] = {{Accumulate::none, "none"},
+                                             {Accumulate::add, "add"},
+                                             {Accumulate::general, "general"}};
+constexpr Word<Activation> kActivations[] = {{Activation::none, "none"},
+                                             {Activation::relu, "relu"}};
+
+const auto& words_of(c10::ScalarType) { return kDtypes; }
+const auto& words_of(ConvolutionPass) { return kConvolutionPasses; }
+const auto& words_of(ConvolutionMode) { return kModes; }
+const auto& words_of(Accumulate) { return kAccumulates; }
+const auto& words_of(Activation) { return kActivations; }
+
+template <class T>
+std::string word_text(T value) {
+  for (const auto& word : words_of(value)) {
+    if (word.value == value) return word.text;
+  }
+  return c10::str("?", static_cast<int>(value));
+}
+
+template <class T>
+T word_from_text(std::string_view what, std::string_view text) {
+  std::string known;
+  for (const auto& word : words_of(T{})) {
+    if (text == word.text) return word.value;
+    known += known.empty() ? word.text : c10::str(", ", word.text);
+  }
+  TORCH_CHECK_VALUE(false, "problem text: ", what, " is '", text, "', wanted one of ", known);
+}
+
+int64_t integer_from_text(std::string_view what, std::string_view text) {
+  int64_t value = 0;
+  bool valid = !text.empty() && text.size() <= 18;
+  bool negative = valid && text.front() == '-';
+  if (negative) text.remove_prefix(1);
+  valid = valid && !text.empty();
+  for (char c : text) {
+    valid = valid && c >= '0' && c <= '9';
+    value = value * 10 + (c - '0');
+  }
+  TORCH_CHECK_VALUE(valid, "problem text: ", what, " holds '", text, "', wanted an integer");
+  return negative ? -value : value;
+}
+
+Dims integers_from_text(std::string_view what, std::string_view text) {
+  Dims values;
+  while (true) {
+    size_t comma = text.find(',');
+    values.push_back(integer_from_text(what, text.substr(0, comma)));
+    if (comma == std::string_view::npos) return values;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+std::string integers_text(const Dims& values) { return c10::Join(",", c10::IntArrayRef(values)); }
+
+bool same_where_it_matters(const Dims& sizes, const Dims& a, const Dims& b) {
+  for (int i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+bool has_zero(const Dims& sizes) {
+  for (int64_t size : sizes) {
+    if (size == 0) return true;
+  }
+  return false;
+}
+
+// ":nhwc", ":nchw" or ":s(1,2,3,4)".
+std::string layout_text(const TensorSpec& spec) {
+  if (spec.strides == contiguous_strides(spec.sizes)) return ":nchw";
+  if (spec.strides == channels_last_strides(spec.sizes)) return ":nhwc";
+  return c10::str(":s(", integers_text(spec.strides), ")");
+}
+
+Dims layout_from_text(std::string_view what, std::string_view text, const Dims& sizes) {
+  if (text == ":nchw") return contiguous_strides(sizes);
+  if (text == ":nhwc") return channels_last_strides(sizes);
+  bool is_list = text.size() > 4 && text.substr(0, 3) == ":s(" && text.back() == ')';
+  TORCH_CHECK_VALUE(is_list, "problem text: layout of ", what, " is '", text,
+                    "', wanted :nchw, :nhwc or :s(stride,stride,...)");
+  Dims strides = integers_from_text(what, text.substr(3, text.size() - 4));
+  TORCH_CHECK_VALUE(strides.size() == sizes.size(), "problem text: ", what, " has ", sizes.size(),
+                    " sizes but ", strides.size(), " strides");
+  for (int64_t stride : strides) {
+    TORCH_CHECK_VALUE(stride >= 0, "problem text: ", what, " has the negative stride ", stride);
+  }
+  return strides;
+}
+
+TensorSpec tensor_from_text(std::string_view what, std::string_view text) {
+  size_t open = text.find('[');
+  size_t close = text.find(']');
+  TORCH_CHECK_VALUE(
+      open != std::string_view::npos && close != std::string_view::npos && open < close,
+      "problem text: ", what, " is '", text, "', wanted dtype[size,size,...]:layout");
+  TensorSpec spec;
+  spec.dtype = word_from_text<c10::ScalarType>(what, text.substr(0, open));
+  spec.sizes = integers_from_text(what, text.substr(open + 1, close - open - 1));
+  spec.strides = layout_from_text(what, text.substr(close + 1), spec.sizes);
+  return spec;
+}
+
+// Writes the fields after the first word.
+struct TextWriter {
+  std::string& out;
+
+  void field(const char* name, const std::string& value) {
+    out += ' ';
+    out += name;
+    out += '=';
+    out += value;
+  }
+  static std::string text(const TensorSpec& v) {
+    return c10::str(dtype_text(v.dtype), "[", integers_text(v.sizes), "]", layout_text(v));
+  }
+  static std::string text(int64_t v) { return std::to_string(v); }
+  template <class T>
+  static std::string text(T v) {
+    return word_text(v);
+  }
+  template <class T>
+  static std::string text(const std::optional<T>& v) {
+    return word_text(*v);
+  }
+  template <class T>
+  void required(const char* name, const T& value) {
+    field(name, text(value));
+  }
+  void required(const char* name, const Dims& values, int) {
+    bool equal = true;
+    for (int64_t value : values) equal = equal && value == values[0];
+    field(name, equal ? std::to_string(values[0]) : integers_text(values));
+  }
+  template <class T>
+  void optional(const char* name, const T& value, const T& otherwise) {
+    if (!(value == otherwise)) field(name, text(value));
+  }
+  template <class Default>
+  void layout(const char* name, const TensorSpec& value, Default&& otherwise) {
+    if (!(value == otherwise())) field(name, layout_text(value));
+  }
+};
+
+// Reads the same fields, in the same order.
+struct TextReader {
+  std::vector<std::pair<std::string_view, std::string_view>> tokens;
+  size_t next = 0;
+
+  std::optional<std::string_view> take(std::string_view name) {
+    if (next < tokens.size() && tokens[next].first == name) return tokens[next++].second;
+    return std::nullopt;
+  }
+  std::string_view must_take(const char* name) {
+    auto value = take(name);
+    TORCH_CHECK_VALUE(value, "problem text: wanted '", name, "=' ",
+                      next < tokens.size() ? c10::str("before '", tokens[next].first, "='")
+                                           : std::string("at the end"));
+    return *value;
+  }
+  static void read(std::string_view what, std::string_view text, TensorSpec& value) {
+    value = tensor_from_text(what, text);
+  }
+  static void read(std::string_view what, std::string_view text, int64_t& value) {
+    value = integer_from_text(what, text);
+  }
+  template <class T>
+  static void read(std::string_view what, std::string_view text, T& value) {
+    value = word_from_text<T>(what, text);
+  }
+  template <class T>
+  static void read(std::string_view what, std::string_view text, std::optional<T>& value) {
+    value = word_from_text<T>(what, text);
+  }
+  template <class T>
+  void required(const char* name, T& value) {
+    read(name, must_take(name), value);
+  }
+  void required(const char* name, Dims& values, int count) {
+    values = integers_from_text(name, must_take(name));
+    if (values.size() == 1) values = Dims(count, values[0]);
+    TORCH_CHECK_VALUE(values.size() == count, "problem text: ", name, " has ", values.size(),
+                      " values, wanted one or ", count);
+  }
+  template <class T>
+  void optional(const char* name, T& value, const T& otherwise) {
+    value = otherwise;
+    if (auto text = take(name)) read(name, *text, value);
+  }
+  template <class Default>
+  void layout(const char* name, TensorSpec& value, Default&& otherwise) {
+    value = otherwise();
+    if (auto text = take(name)) value.strides = layout_from_text(name, *text, value.sizes);
+  }
+};
+
+struct KeyWriter {
+  Key& key;
+
+  void add(const Dims& v) {
+    for (int64_t word : v) key.push(word);
+  }
+  void add(const TensorSpec& v) {
+    key.push(static_cast<int64_t>(v.dtype) << 8 | v.sizes.size());
+    add(v.sizes);
+    add(v.strides);
+  }
+  void add(int64_t v) { key.push(v); }
+  template <class T>
+  void add(T v) {
+    key.push(static_cast<int64_t>(v));
+  }
+  template <class T>
+  void add(const std::optional<T>& v) {
+    key.push(v ? static_cast<int64_t>(*v) + 1 : 0);
+  }
+  template <class T>
+  void required(const char*, const T& value) {
+    add(value);
+  }
+  void required(const char*, const Dims& values, int) { add(values); }
+  template <class T>
+  void optional(const char*, const T& value, const T&) {
+    add(value);
+  }
+  // Sizes of a derived tensor follow from the other fields.
+  template <class Default>
+  void layout(const char*, const TensorSpec& value, Default&&) {
+    add(value.strides);
+  }
+};
+
+uint64_t mix(uint64_t a, uint64_t b) {
+  __uint128_t product = static_cast<__uint128_t>(a) * b;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+}  // namespace
+
+int64_t TensorSpec::numel() const {
+  int64_t count = 1;
+  for (int64_t size : sizes) count *= size;
+  return count;
+}
+
+int64_t TensorSpec::nbytes() const {
+  return numel() * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+Dims contiguous_strides(const Dims& sizes) {
+  Dims strides(sizes.size(), 1);
+  for (int i = sizes.size() - 2; i >= 0; --i) {
+    strides[i] = strides[i + 1] * std::max<int64_t>(sizes[i + 1], 1);
+  }
+  return strides;
+}
+
+Dims channels_last_strides(const Dims& sizes) {
+  if (sizes.size() < 3) return contiguous_strides(sizes);
+  Dims strides(sizes.size(), 1);
+  int64_t step = std::max<int64_t>(sizes[1], 1);
+  for (int i = sizes.size() - 1; i >= 2; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  strides[0] = step;
+  return strides;
+}
+
+void canonicalise_strides(std::initializer_list<TensorSpec*> tensors) {
+  struct Match {
+    Dims contiguous, channels_last;
+    bool is_contiguous, is_channels_last;
+  };
+  std::array<Match, 8> matches;
+  bool prefer_channels_last = false;
+  size_t count = 0;
+  for (TensorSpec* t : tensors) {
+    Match& m = matches[count++];
+    m.contiguous = contiguous_strides(t->sizes);
+    m.channels_last = channels_last_strides(t->sizes);
+    m.is_contiguous = same_where_it_matters(t->sizes, t->strides, m.contiguous);
+    m.is_channels_last = same_where_it_matters(t->sizes, t->strides, m.channels_last);
+    prefer_channels_last |= m.is_channels_last && !m.is_contiguous;
+  }
+  count = 0;
+  for (TensorSpec* t : tensors) {
+    const Match& m = matches[count++];
+    if (m.is_channels_last && (prefer_channels_last || !m.is_contiguous)) {
+      t->strides = m.channels_last;
+    } else if (m.is_contiguous) {
+      t->strides = m.contiguous;
+    } else {
+      for (int i = t->sizes.size() - 1; i >= 0; --i) {
+        if (t->sizes[i] > 1) continue;
+        bool last = i + 1 == t->sizes.size();
+        t->strides[i] = last ? 1 : t->strides[i + 1] * std::max<int64_t>(t->sizes[i + 1], 1);
+      }
+    }
+  }
+}
+
+std::string dtype_text(c10::ScalarType dtype) {
+  for (const auto& word : kDtypes) {
+    if (word.value == dtype) return word.text;
+  }
+  return c10::toString(dtype);
+}
+
+c10::ScalarType dtype_from_text(std::string_view text) {
+  return word_from_text<c10::ScalarType>("dtype", text);
+}
+
+Dims ConvolutionProblem::output_sizes() const {
+  Dims sizes{x.sizes[0], w.sizes[0]};
+  for (int i = 0; i < spatial_dims(); ++i) {
+    int64_t reach = dilation[i] * (w.sizes[i + 2] - 1) + 1;
+    int64_t room = x.sizes[i + 2] + 2 * padding[i] - reach;
+    sizes.push_back(room < 0 || stride[i] <= 0 ? 0 : room / stride[i] + 1);
+  }
+  return sizes;
+}
+
+TensorSpec ConvolutionProblem::default_output() const {
+  TensorSpec output{x.dtype, output_sizes(), {}};
+  auto is_channels_last = [](const TensorSpec& t) {
+    return t.strides == channels_last_strides(t.sizes) && t.strides != contiguous_strides(t.sizes);
+  };
+  bool channels_last = is_channels_last(x) || is_channels_last(w);
+  output.strides =
+      channels_last ? channels_last_strides(output.sizes) : contiguous_strides(output.sizes);
+  return output;
+}
+
+void ConvolutionProblem::validate() const {
+  auto sizes_text = [](const TensorSpec& t) { return integers_text(t.sizes); };
+  int rank = x.sizes.size();
+  TORCH_CHECK_VALUE(rank >= 3 && rank <= 5, "convolution: x has sizes [", sizes_text(x),
+                    "], wanted 3, 4 or 5 dimensions (batch, channels, space)");
+  TORCH_CHECK_VALUE(w.sizes.size() == rank, "convolution: w has sizes [", sizes_text(w),
+                    "], wanted as many dimensions as x, which has [", sizes_text(x), "]");
+  for (const TensorSpec* t : {&x, &w}) {
+    for (int64_t size : t->sizes) {
+      TORCH_CHECK_VALUE(size >= 1, "convolution: ", t == &x ? "x" : "w", " has sizes [",
+                        sizes_text(*t), "], wanted sizes of at least 1");
+    }
+    TORCH_CHECK_VALUE(c10::elementSize(t->dtype) * 1.0 * t->numel() < 1e15,
+                      "convolution: ", t == &x ? "x" : "w", " is too large");
+  }
+  TORCH_CHECK_VALUE(x.dtype == w.dtype, "convolution: w is ", dtype_text(w.dtype),
+                    ", wanted x's dtype ", dtype_text(x.dtype));
+  TORCH_CHECK_VALUE(groups >= 1, "convolution: groups is ", groups, ", wanted at least 1");
+  TORCH_CHECK_VALUE(w.sizes[1] * groups == x.sizes[1], "convolution: w has sizes [", sizes_text(w),
+                    "] with groups=", groups, ", wanted ", x.sizes[1], "/", groups,
+                    " input channels in w, since x has ", x.sizes[1]);
+  TORCH_CHECK_VALUE(w.sizes[0] % groups == 0, "convolution: w has ", w.sizes[0],
+                    " output channels, wanted a multiple of groups=", groups);
+  for (int i = 0; i < spatial_dims(); ++i) {
+    TORCH_CHECK_VALUE(padding[i] >= 0, "convolution: pad is ", padding[i], ", wanted at least 0");
+    TORCH_CHECK_VALUE(stride[i] >= 1, "convolution: stride is ", stride[i], ", wanted at least 1");
+    TORCH_CHECK_VALUE(dilation[i] >= 1, "convolution: dilation is ", dilation[i],
+                      ", wanted at least 1");
+  }
+  TORCH_CHECK_VALUE(!has_zero(output_sizes()), "convolution: the kernel of w [", sizes_text(w),
+                    "] with dilation=", integers_text(dilation), " is larger than the padded x [",
+                    sizes_text(x), "] with pad=", integers_text(padding));
+  TORCH_CHECK_VALUE(alignment >= 1 && alignment <= 16 && (alignment & (alignment - 1)) == 0,
+                    "convolution: align is ", alignment, ", wanted 1, 2, 4, 8 or 16");
+  TORCH_CHECK_VALUE(alignment >= static_cast<int64_t>(c10::elementSize(x.dtype)),
+                    "convolution: align is ", alignment, ", wanted at least an element of ",
+                    dtype_text(x.dtype));
+  bool is_double = x.dtype == c10::ScalarType::Double;
+  TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double),
+                    "convolution: compute is ", dtype_text(compute), " for ", dtype_text(x.dtype),
+                    " data, wanted ", is_double ? "f64" : "f32, f16 or bf16");
+}
+
+const char* family_of(const Problem& problem) {
+  return std::visit([](const auto& p) { return std::decay_t<decltype(p)>::kFamily; }, problem);
+}
+
+std::string pass_of(const Problem& problem) {
+  return std::visit([](const auto& p) { return word_text(p.pass); }, problem);
+}
+
+std::string op_of(const Problem& problem) {
+  return c10::str(family_of(problem), "_", pass_of(problem));
+}
+
+std::string problem_text(const Problem& problem) {
+  std::string out = op_of(problem);
+  std::visit([&](const auto& p) { std::decay_t<decltype(p)>::fields(p, TextWriter{out}); },
+             problem);
+  return out;
+}
+
+namespace {
+
+// Tries one alternative of the variant after another: the first word says which it is.
+template <size_t Index = 0>
+Problem problem_from_word(std::string_view word, std::string known = "") {
+  if constexpr (Index < std::variant_size_v<Problem>) {
+    using P = std::variant_alternative_t<Index, Problem>;
+    P problem;
+    for (const auto& pass : words_of(problem.pass)) {
+      std::string op = c10::str(P::kFamily, "_", pass.text);
+      if (word == op) {
+        problem.pass = pass.value;
+        return problem;
+      }
+      known += known.empty() ? op : ", " + op;
+    }
+    return problem_from_word<Index + 1>(word, known);
+  }
+  TORCH_CHECK_VALUE(false, "problem text: starts with '", word, "', wanted one of ", known);
+}
+
+}  // namespace
+
+Problem parse_problem(std::string_view text) {
+  TextReader reader;
+  std::string_view first;
+  bool seen_first = false;
+  while (!text.empty()) {
+    size_t begin = text.find_first_not_of(" \t\r\n");
+    if (begin == std::string_view::npos) break;
+    text.remove_prefix(begin);
+    std::string_view token = text.substr(0, text.find_first_of(" \t\r\n"));
+    text.remove_prefix(token.size());
+    if (!seen_first) {
+      first = token;
+      seen_first = true;
+      continue;
+    }
+    size_t equals = token.find('=');
+    TORCH_CHECK_VALUE(equals != std::string_view::npos, "problem text: '", token,
+                      "' is not of the form key=value");
+    reader.tokens.emplace_back(token.substr(0, equals), token.substr(equals + 1));
+  }
+  TORCH_CHECK_VALUE(seen_first, "problem text: it is empty");
+  Problem problem = problem_from_word(first);
+  std::visit(
+      [&](auto& p) {
+        std::decay_t<decltype(p)>::fields(p, reader);
+        TORCH_CHECK_VALUE(reader.next == reader.tokens.size(), "problem text: the key '",
+                          reader.tokens[reader.next].first, "' is unknown or out of order");
+        p.validate();
+        p.canonicalise();
+      },
+      problem);
+  return problem;
+}
+
+void Key::finish() {
+  uint64_t h = 0x9E3779B97F4A7C15ull ^ static_cast<uint64_t>(count_);
+  for (int i = 0; i < count_; ++i) {
+    h = mix(h ^ static_cast<uint64_t>(words_[i]), 0xD6E8FEB86659FD93ull);
+  }
+  hash_ = h;
+}
+
+bool Key::operator==(const Key& other) const {
+  return hash_ == other.hash_ && count_ == other.count_ &&
+         std::memcmp(words_.data(), other.words_.data(), sizeof(int64_t) * count_) == 0;
+}
+
+void append_key(Key& key, const Problem& problem) {
+  key.push(static_cast<int64_t>(problem.index()));
+  std::visit(
+      [&](const auto& p) {
+        key.push(static_cast<int64_t>(p.pass));
+        std::decay_t<decltype(p)>::fields(p, KeyWriter{key});
+      },
+      problem);
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,464 @@
+#include "core/selector.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+#include "core/choice_table.h"
+#include "core/measure.h"
+#include "core/operator.h"
+#include "core/plan_cache.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Decision {
+  std::optional<Algorithm> algorithm;
+  bool pinned = false;
+  bool keep = true;                      // false: a makeshift, decided again next time
+  std::vector<Algorithm> ranking;        // tuned: all that ran, best first
+  std::string error;                     // why there is none: thrown at every call
+  const ChoiceRecord* record = nullptr;
+};
+
+// An algorithm with its plan, as found while deciding.
+struct Found {
+  std::shared_ptr<Plan> plan;
+  std::optional<int64_t> workspace_bytes;
+  std::string why;
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const { return key.hash(); }
+};
+
+struct Call {
+  std::shared_ptr<const Decision> decision;
+  std::shared_ptr<Plan> plan;
+};
+
+// Stated bounds: calls and plans that one thread remembers, and decisions that all share.
+constexpr size_t kCallsPerThread = 1024;
+constexpr size_t kPlansPerThread = 1024;
+constexpr size_t kSharedDecisions = 65536;
+
+struct ThreadCache {
+  LruCache<Key, Call, KeyHash> calls{kCallsPerThread};
+  // Plans outlive a change of knobs: going back to a pin costs no rebuilding.
+  LruCache<std::string, std::shared_ptr<Plan>, std::hash<std::string>> plans{kPlansPerThread};
+  uint64_t generation = 0;
+};
+
+ThreadCache& thread_cache() {
+  static thread_local ThreadCache cache;
+  return cache;
+}
+
+// --- what ran last -----------------------------------------------------------------------------------
+
+constexpr size_t kMaxOps = 64;
+std::atomic<const ChoiceRecord*> last_by_op[kMaxOps];
+std::atomic<const ChoiceRecord*> last_of_all;
+
+size_t op_index(const Problem& problem) {
+  return (problem.index() * 8 +
+          std::visit([](const auto& p) { return static_cast<size_t>(p.pass); }, problem)) %
+         kMaxOps;
+}
+
+void note_last(const Problem& problem, const ChoiceRecord* record) {
+  last_by_op[op_index(problem)].store(record, std::memory_order_release);
+  last_of_all.store(record, std::memory_order_release);
+}
+
+const ChoiceRecord* intern_record(ChoiceRecord record) {
+  static std::mutex mutex;
+  static auto* records = new std::map<std::string, std::unique_ptr<ChoiceRecord>>();
+  std::string key = c10::str(record.problem, "|", record.algorithm, "|", record.why, "|",
+                             record.device, "|", record.policy);
+  std::lock_guard<std::mutex> lock(mutex);
+  auto& entry = (*records)[key];
+  if (entry == nullptr) entry = std::make_unique<ChoiceRecord>(std::move(record));
+  return entry.get();
+}
+
+std::string memory_text(const std::optional<int64_t>& bytes) {
+  return bytes ? c10::str(*bytes, " bytes") : std::string("unknown");
+}
+
+void print_decision(const ChoiceRecord& record) {
+  std::fprintf(stderr, "torch_cudnn_ext: %s on %s -> %s (%s; workspace %s; chosen in %.1f ms)\n",
+               record.problem.c_str(), record.device.c_str(), record.algorithm.c_str(),
+               record.why.c_str(), memory_text(record.workspace_bytes).c_str(),
+               record.choosing_ms);
+}
+
+// --- deciding ----------------------------------------------------------------------------------------
+
+class Decider {
+ public:
+  Decider(const Problem& problem, const ResolvedPolicy& policy, const Device& device)
+      : problem_(problem), policy_(policy), device_(device), op_(operator_of(problem)) {}
+
+  std::pair<std::shared_ptr<Decision>, std::shared_ptr<Plan>> decide() {
+    auto start = Clock::now();
+    Found found = find();
+    if (found.plan != nullptr) {
+      decision_->algorithm = found.plan->algorithm;
+      double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+      decision_->record = intern_record({op_of(problem_), problem_text(problem_),
+                                         found.plan->algorithm.text(), found.why, device_.text(),
+                                         policy_.text, found.workspace_bytes, ms});
+      if (verbose()) print_decision(*decision_->record);
+    }
+    return {decision_, found.plan};
+  }
+
+ private:
+  Found find() {
+    auto chosen = policy_.policy.choices.find(op_of(problem_));
+    bool is_set = chosen != policy_.policy.choices.end();
+    if (is_set && chosen->second.kind == Choice::Kind::pinned) {
+      return find_pinned(chosen->second.algorithm);
+    }
+    bool autotune = is_set && chosen->second.kind == Choice::Kind::autotune;
+    bool benchmark = !is_set && policy_.policy.benchmark.value_or(false);
+    if (autotune || benchmark) return find_tuned(autotune);
+    return find_heuristic("heuristic");
+  }
+
+  Found try_algorithm(const Algorithm& algorithm, const std::string& why, std::string* reason) {
+    auto result = build_usable(problem_, algorithm, policy_, device_);
+    if (auto* unsupported = std::get_if<Unsupported>(&result)) {
+      if (reason != nullptr) *reason = unsupported->reason;
+      return {};
+    }
+    auto& usable = std::get<UsablePlan>(result);
+    return {usable.plan, usable.workspace_bytes, why};
+  }
+
+  // A classic algorithm without a math type means any that the constraints admit.
+  static std::vector<Algorithm> spellings(const Algorithm& algorithm) {
+    if (algorithm.backend != "legacy" || algorithm.option("math") != nullptr) return {algorithm};
+    std::vector<Algorithm> list;
+    for (const char* math : {"default", "fma", "tensor_op", "tensor_op_allow_conversion"}) {
+      list.push_back(algorithm.with("math", math));
+    }
+    return list;
+  }
+
+  Found find_pinned(const Algorithm& algorithm) {
+    decision_->pinned = true;
+    std::string reason;
+    for (const Algorithm& spelling : spellings(algorithm)) {
+      std::string this_reason;
+      Found found = try_algorithm(spelling, "pinned", &this_reason);
+      if (found.plan != nullptr) return found;
+      if (reason.find(this_reason) == std::string::npos) {
+        reason += (reason.empty() ? "" : "; ") + this_reason;
+      }
+    }
+    OnUnsupported action = policy_.policy.on_unsupported.value_or(OnUnsupported::error);
+    if (action == OnUnsupported::error) {
+      decision_->error =
+          c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
+                   " cannot run: ", reason, "\n  problem: ", problem_text(problem_),
+                   "\n  device: ", device_.text(), "\n  policy: ", policy_.text,
+                   "\n  would work: ", alternatives(),
+                   "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
+      return {};
+    }
+    if (action == OnUnsupported::warn) {
+      TORCH_WARN(op_of(problem_), ": the pinned algorithm ", algorithm.text(), " cannot run: ",
+                 reason, "; the heuristic's choice runs instead. Problem: ",
+                 problem_text(problem_));
+    }
+    decision_->pinned = false;
+    return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
+  }
+
+  std::string alternatives() {
+    constexpr int kShown = 16;
+    std::string out;
+    int count = 0;
+    for (const Measurement& m : list_candidates(problem_, policy_, device_)) {
+      if (m.status != Measurement::Status::ok) continue;
+      if (++count <= kShown) out += (out.empty() ? "" : ", ") + m.algorithm.text();
+    }
+    if (count > kShown) out += c10::str(" and ", count - kShown, " more");
+    return out.empty() ? "none under these constraints" : out;
+  }
+
+  Found find_tuned(bool asked_for) {
+    const DeviceRuntime& runtime = runtime_of(device_);
+    std::string problem = problem_text(problem_);
+    std::string fingerprint = runtime.fingerprint(device_);
+    std::string constraints = policy_.policy.constraints_text(problem_);
+    auto known = choice_table::find(problem, fingerprint, constraints);
+    std::string why = "cached";
+    if (!known) {
+      if (runtime.is_capturing(device_)) return under_capture(asked_for);
+      MeasureOptions options;
+      options.time_budget_s = autotune_budget_s();
+      known = measure(problem_, policy_, device_, options);
+      choice_table::insert({problem, fingerprint, constraints, *known});
+      why = "tuned";
+    }
+    for (const Measurement& m : *known) {
+      if (m.status == Measurement::Status::ok) decision_->ranking.push_back(m.algorithm);
+    }
+    for (const Algorithm& algorithm : decision_->ranking) {
+      Found found = try_algorithm(algorithm, why, nullptr);
+      if (found.plan != nullptr) return found;
+    }
+    set_nothing_works();
+    return {};
+  }
+
+  // A GPU builds and times the lists of a problem in seconds; a CPU call may take long by itself.
+  double autotune_budget_s() const { return device_.is_cuda() ? 30 : 10; }
+
+  Found under_capture(bool asked_for) {
+    TORCH_CHECK(!asked_for, op_of(problem_),
+                ": policy says autotune, but this problem was not tuned before and the stream is "
+                "being captured into a CUDA graph; run it once before capturing. Problem: ",
+                problem_text(problem_));
+    TORCH_WARN_ONCE("torch_cudnn_ext: benchmark is on, but a problem was first met while a CUDA graph "
+                    "is captured: the heuristic's choice is taken and not kept. Problem: ",
+                    problem_text(problem_));
+    decision_->keep = false;
+    return find_heuristic("heuristic: first met under stream capture");
+  }
+
+  Found find_heuristic(const std::string& why) {
+    bool least_memory = policy_.policy.prefer == Prefer::memory;
+    Found best;
+    for (const std::string& name : op_.heuristic_order(problem_, device_)) {
+      const Backend* backend = find_backend(name);
+      const BackendOperator* op = backend == nullptr ? nullptr : backend->find(op_.family());
+      if (op == nullptr || !refusal_of_backend(name, policy_, device_).empty()) continue;
+      for (const Candidate& candidate : op->candidates(problem_, device_)) {
+        Found found = try_algorithm(candidate.algorithm, why, nullptr);
+        if (found.plan == nullptr) continue;
+        if (!least_memory || found.workspace_bytes == 0) return found;
+        bool smaller = best.plan == nullptr ||
+                       (found.workspace_bytes &&
+                        *found.workspace_bytes < best.workspace_bytes.value_or(INT64_MAX));
+        if (smaller) best = found;
+      }
+    }
+    if (best.plan == nullptr) set_nothing_works();
+    return best;
+  }
+
+  void set_nothing_works() {
+    std::string reasons;
+    int count = 0;
+    for (const Measurement& m : list_candidates(problem_, policy_, device_)) {
+      if (m.status == Measurement::Status::ok || ++count > 12) continue;
+      reasons += c10::str("\n    ", m.algorithm.text(), ": ", m.reason);
+    }
+    decision_->error = c10::str(op_of(problem_), ": no algorithm can run under these constraints",
+                                "\n  problem: ", problem_text(problem_),
+                                "\n  device: ", device_.text(), "\n  policy: ", policy_.text,
+                                "\n  reasons (first 12):", reasons);
+  }
+
+  const Problem& problem_;
+  const ResolvedPolicy& policy_;
+  const Device device_;
+  const Operator& op_;
+  std::shared_ptr<Decision> decision_ = std::make_shared<Decision>();
+};
+
+// One builder a key: whoever comes second waits for the first one's decision.
+struct SharedSlot {
+  std::mutex mutex;
+  uint64_t generation = 0;
+  std::shared_ptr<const Decision> decision;
+};
+
+std::mutex decisions_mutex;
+auto& decisions() {
+  static auto* map = new std::unordered_map<std::string, std::shared_ptr<SharedSlot>>();
+  return *map;
+}
+
+std::string plan_key(const Problem& problem, const Algorithm& algorithm,
+                     const ResolvedPolicy& policy, const Device& device) {
+  // The switches are part of it because `aten` plans read them.
+  return c10::str(problem_text(problem), "|", algorithm.text(), "|", device.code(), "|",
+                  static_cast<int>(policy.switches.bits));
+}
+
+std::shared_ptr<Plan> plan_of(const Problem& problem, const Algorithm& algorithm,
+                              const ResolvedPolicy& policy, const Device& device) {
+  ThreadCache& cache = thread_cache();
+  std::string key = plan_key(problem, algorithm, policy, device);
+  if (auto* known = cache.plans.find(key)) return *known;
+  BuildResult built = build(problem, algorithm, device);
+  if (auto* unsupported = std::get_if<Unsupported>(&built)) {
+    TORCH_CHECK(false, op_of(problem), ": ", algorithm.text(), " was chosen but cannot be built: ",
+                unsupported->reason, "\n  problem: ", problem_text(problem));
+  }
+  return *cache.plans.insert(std::move(key), std::get<std::shared_ptr<Plan>>(built));
+}
+
+Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Device& device) {
+  std::string key = c10::str(problem_text(problem), "|", policy.id, "|", device.code());
+  std::shared_ptr<SharedSlot> slot;
+  {
+    std::lock_guard<std::mutex> lock(decisions_mutex);
+    if (decisions().size() >= kSharedDecisions) decisions().clear();
+    auto& entry = decisions()[key];
+    if (entry == nullptr) entry = std::make_shared<SharedSlot>();
+    slot = entry;
+  }
+  std::lock_guard<std::mutex> one_builder(slot->mutex);
+  uint64_t now = generation();
+  if (slot->decision == nullptr || slot->generation != now) {
+    auto [decision, plan] = Decider(problem, policy, device).decide();
+    if (!decision->keep) return {decision, plan};
+    slot->decision = decision;
+    slot->generation = now;
+    if (plan != nullptr) {
+      thread_cache().plans.insert(plan_key(problem, plan->algorithm, policy, device), plan);
+    }
+  }
+  const auto& decision = slot->decision;
+  if (!decision->algorithm) return {decision, nullptr};
+  return {decision, plan_of(problem, *decision->algorithm, policy, device)};
+}
+
+// The decision for a call: remembered by this thread, by any thread, or made now.
+Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Device& device) {
+  ThreadCache& cache = thread_cache();
+  uint64_t now = generation();
+  if (cache.generation != now) {
+    cache.calls.clear();
+    cache.generation = now;
+  }
+  Key key;
+  append_key(key, problem);
+  key.push(policy.id);
+  key.push(device.code());
+  key.finish();
+  if (Call* call = cache.calls.find(key)) return *call;
+  Call call = make_call(problem, policy, device);
+  if (call.decision->keep) cache.calls.insert(key, call);
+  return call;
+}
+
+// A workspace could not be had: the next plan in rank order that fits, and it is said so.
+void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
+                 const Call& failed, Bindings& bindings, const std::string& failure) {
+  std::vector<Algorithm> order = failed.decision->ranking;
+  if (order.empty()) {
+    const Operator& op = operator_of(problem);
+    for (const std::string& name : op.heuristic_order(problem, device)) {
+      const Backend* backend = find_backend(name);
+      const BackendOperator* entry = backend == nullptr ? nullptr : backend->find(op.family());
+      if (entry == nullptr) continue;
+      for (const Candidate& c : entry->candidates(problem, device)) order.push_back(c.algorithm);
+    }
+  }
+  int64_t limit = failed.plan->workspace_bytes.value_or(INT64_MAX);
+  for (const Algorithm& algorithm : order) {
+    if (algorithm == failed.plan->algorithm) continue;
+    auto result = build_usable(problem, algorithm, policy, device);
+    auto* usable = std::get_if<UsablePlan>(&result);
+    if (usable == nullptr || usable->plan->workspace_bytes.value_or(INT64_MAX) >= limit) continue;
+    try {
+      usable->plan->run(bindings);
+    } catch (const c10::OutOfMemoryError&) {
+      limit = *usable->plan->workspace_bytes;
+      continue;
+    }
+    std::string why = c10::str("fallback: no memory for the workspace of ",
+                               failed.plan->algorithm.text(), " (",
+                               memory_text(failed.plan->workspace_bytes), ")");
+    const ChoiceRecord* record = intern_record({op_of(problem), problem_text(problem),
+                                                algorithm.text(), why, device.text(), policy.text,
+                                                usable->workspace_bytes, 0});
+    note_last(problem, record);
+    TORCH_WARN_ONCE("torch_cudnn_ext: ", record->problem, ": ", why, ", ", record->algorithm,
+                    " ran instead (said once; verbose says it every time)");
+    if (verbose()) print_decision(*record);
+    return;
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, false, op_of(problem), ": no memory for the workspace of ",
+                   failed.plan->algorithm.text(), " and no algorithm with a smaller one could run",
+                   "\n  problem: ", problem_text(problem), "\n  ", failure);
+}
+
+}  // namespace
+
+void execute(const Problem& problem, std::optional<std::string_view> policy, const Device& device,
+             Bindings& bindings) {
+  const ResolvedPolicy& resolved = resolve_policy(family_of(problem), policy);
+  Call call = find_call(problem, resolved, device);
+  TORCH_CHECK(call.plan != nullptr, call.decision->error);
+  note_last(problem, call.decision->record);
+  try {
+    call.plan->run(bindings);
+  } catch (const c10::OutOfMemoryError& error) {
+    if (call.decision->pinned) throw;
+    run_smaller(problem, resolved, device, call, bindings, error.what_without_backtrace());
+  }
+}
+
+const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_view> policy,
+                           const Device& device) {
+  const ResolvedPolicy& resolved = resolve_policy(family_of(problem), policy);
+  if (device.is_target()) {
+    // Nothing is kept and nothing could be run: the heuristic's or the pin's answer alone.
+    auto [decision, plan] = Decider(problem, resolved, device).decide();
+    TORCH_CHECK(plan != nullptr, decision->error);
+    return *decision->record;
+  }
+  Call call = find_call(problem, resolved, device);
+  TORCH_CHECK(call.plan != nullptr, call.decision->error);
+  return *call.decision->record;
+}
+
+const ChoiceRecord* last_choice(const std::optional<std::string>& op) {
+  if (!op) return last_of_all.load(std::memory_order_acquire);
+  std::string known;
+  for (const auto& slot : last_by_op) {
+    const ChoiceRecord* record = slot.load(std::memory_order_acquire);
+    if (record != nullptr && record->op == *op) return record;
+  }
+  for (const Operator* family : all_operators()) {
+    for (const std::string& pass : family->passes()) {
+      std::string name = c10::str(family->family(), "_", pass);
+      if (name == *op) return nullptr;
+      known += (known.empty() ? "" : ", ") + name;
+    }
+  }
+  TORCH_CHECK_VALUE(false, "last_choice: op is '", *op, "', wanted one of ", known);
+}
+
+PlanCacheInfo plan_cache_info() {
+  ThreadCache& cache = thread_cache();
+  return {static_cast<int64_t>(cache.calls.size()), static_cast<int64_t>(cache.calls.capacity()),
+          cache.calls.hits, cache.calls.misses};
+}
+
+void plan_cache_clear() {
+  thread_cache().calls.clear();
+  thread_cache().plans.clear();
+  std::lock_guard<std::mutex> lock(decisions_mutex);
+  decisions().clear();
+}
+
+}  // namespace torch_cudnn_ext

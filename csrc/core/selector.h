@@ -1,0 +1,38 @@
+// The only place that chooses: Problem + Policy + Device -> Plan. Operators, the profiler and listings all
+// come here. Decisions are shared by all threads; plans belong to one.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/plan.h"
+#include "core/policy.h"
+
+namespace torch_cudnn_ext {
+
+// What was decided for a problem under a policy, and why. Interned, never freed.
+struct ChoiceRecord {
+  std::string op, problem, algorithm, why, device, policy;
+  std::optional<int64_t> workspace_bytes;
+  double choosing_ms;
+};
+
+// Chooses (or remembers) and runs, on the current stream of the bindings' device.
+void execute(const Problem& problem, std::optional<std::string_view> policy, const Device& device,
+             Bindings& bindings);
+
+// Chooses and runs nothing but what choosing itself needs.
+const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_view> policy,
+                           const Device& device);
+
+// The newest over all threads, of one operator and pass or of any; nullptr when there is none.
+const ChoiceRecord* last_choice(const std::optional<std::string>& op);
+
+struct PlanCacheInfo {
+  int64_t size, capacity, hits, misses;
+};
+PlanCacheInfo plan_cache_info();  // of this thread
+void plan_cache_clear();          // of this thread; and the decisions of all
+
+}  // namespace torch_cudnn_ext

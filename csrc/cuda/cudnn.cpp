@@ -1,0 +1,103 @@
+#include "cuda/cudnn.h"
+
+#include <climits>
+#include <cstdlib>
+#include <link.h>
+#include <mutex>
+#include <set>
+
+#include <ATen/cuda/EmptyTensor.h>
+#include <ATen/cudnn/Handle.h>
+#include <c10/util/StringUtil.h>
+
+namespace torch_cudnn_ext {
+
+cudnnHandle_t cudnn_handle() { return at::native::getCudnnHandle(); }
+
+std::string cudnn_status_text(cudnnStatus_t status) {
+  std::string text = c10::str(cudnnGetErrorString(status), " (", static_cast<int>(status), ")");
+  char message[1024] = "";
+  cudnnGetLastErrorString(message, sizeof(message));
+  if (message[0] != '\0') text += c10::str(": ", message);
+  return text;
+}
+
+void check_cudnn(cudnnStatus_t status, const char* call) {
+  TORCH_CHECK(status == CUDNN_STATUS_SUCCESS, call, " failed with ", cudnn_status_text(status));
+}
+
+cudnnDataType_t cudnn_type(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Double: return CUDNN_DATA_DOUBLE;
+    case c10::ScalarType::Float: return CUDNN_DATA_FLOAT;
+    case c10::ScalarType::Half: return CUDNN_DATA_HALF;
+    case c10::ScalarType::BFloat16: return CUDNN_DATA_BFLOAT16;
+    default: TORCH_CHECK(false, "cuDNN has no data type for ", c10::toString(dtype));
+  }
+}
+
+namespace {
+
+TensorSpec lift(const TensorSpec& spec) {
+  TensorSpec out{spec.dtype, {spec.sizes[0], spec.sizes[1], 1, spec.sizes[2]}, {}};
+  if (spec.strides == contiguous_strides(spec.sizes)) {
+    out.strides = contiguous_strides(out.sizes);
+  } else if (spec.strides == channels_last_strides(spec.sizes)) {
+    out.strides = channels_last_strides(out.sizes);
+  } else {
+    out.strides = {spec.strides[0], spec.strides[1], spec.sizes[2] * spec.strides[2],
+                   spec.strides[2]};
+  }
+  return out;
+}
+
+std::string folder_of(const std::string& path) {
+  char resolved[PATH_MAX];
+  std::string real = realpath(path.c_str(), resolved) != nullptr ? resolved : path;
+  return real.substr(0, real.rfind('/'));
+}
+
+}  // namespace
+
+ConvolutionProblem lift_to_plane(const ConvolutionProblem& problem) {
+  if (problem.spatial_dims() != 1) return problem;
+  ConvolutionProblem out = problem;
+  out.x = lift(problem.x);
+  out.w = lift(problem.w);
+  out.y = lift(problem.y);
+  out.padding = {0, problem.padding[0]};
+  out.stride = {1, problem.stride[0]};
+  out.dilation = {1, problem.dilation[0]};
+  return out;
+}
+
+at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like) {
+  return at::detail::empty_strided_cuda(spec.sizes, spec.strides, spec.dtype, like.device());
+}
+
+std::vector<std::string> cudnn_files() {
+  std::vector<std::string> files;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* out) {
+        std::string path = info->dlpi_name;
+        bool is_cudnn = path.find("/libcudnn") != std::string::npos;
+        if (is_cudnn) static_cast<std::vector<std::string>*>(out)->push_back(path);
+        return 0;
+      },
+      &files);
+  return files;
+}
+
+void check_cudnn_files_once() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::set<std::string> folders;
+    for (const std::string& file : cudnn_files()) folders.insert(folder_of(file));
+    TORCH_CHECK(folders.size() <= 1, "cuDNN's files were loaded from more than one folder: ",
+                c10::Join(", ", std::vector<std::string>(folders.begin(), folders.end())),
+                ". Such a mix can crash or compute wrong results even when the versions agree. "
+                "Remove the other cuDNN from LD_LIBRARY_PATH and from the loader's search path");
+  });
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,38 @@
+// What both cuDNN backends need of the library: handle, status texts, data types, and that all of its files
+// come from one folder.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <cudnn.h>
+
+#include "core/device.h"
+#include "core/plan.h"
+#include "core/problem.h"
+
+namespace torch_cudnn_ext {
+
+// PyTorch's handle of the current device, set to the current stream.
+cudnnHandle_t cudnn_handle();
+
+// "CUDNN_STATUS_NOT_SUPPORTED_SHAPE (3004): why", with what cuDNN last said where it says anything.
+std::string cudnn_status_text(cudnnStatus_t status);
+// The same status raised as an error of an execution.
+void check_cudnn(cudnnStatus_t status, const char* call);
+
+cudnnDataType_t cudnn_type(c10::ScalarType dtype);
+
+// cuDNN's classic API, and its fast engines, know space in two or three dimensions: a convolution over one
+// is the same over a plane of height 1.
+ConvolutionProblem lift_to_plane(const ConvolutionProblem& problem);
+
+at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like);
+
+// Paths of the libcudnn files in this process, in order of loading.
+std::vector<std::string> cudnn_files();
+// Throws when they lie in more than one folder: such a mix can report equal versions and still crash.
+// Looks once, after the first plan has made cuDNN load its sub-libraries.
+void check_cudnn_files_once();
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,404 @@
+// Gradients of convolution. Its three primitives, forward F(x, w), data gradient D(dy, w) and filter gradient
+// W(dy, x), are bilinear, and the gradient of each is made of the other two; so one node serves them all, to
+// any order, backward and forward.
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_fw_primal_ops.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/library.h>
+
+#include "core/policy.h"
+#include "ops/convolution.h"
+
+namespace torch_cudnn_ext::convolution {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+const auto& forward_op() {
+  static auto op = find_op<decltype(forward)>("torch_cudnn_ext::convolution");
+  return op;
+}
+const auto& backward_input_op() {
+  static auto op = find_op<decltype(backward_input)>("torch_cudnn_ext::convolution_backward_input");
+  return op;
+}
+const auto& backward_weight_op() {
+  static auto op =
+      find_op<decltype(backward_weight)>("torch_cudnn_ext::convolution_backward_weight");
+  return op;
+}
+
+struct Geometry {
+  SymIntArrayRef stride, padding, dilation;
+  const SymInt& groups;
+  double alpha;
+  bool flip_kernel;
+  OptionalPolicy policy;
+};
+
+// The bilinear part alone, through the dispatcher. `result_sizes` is read by D and W.
+Tensor bilinear(ConvolutionPass pass, const Tensor& a, const Tensor& b,
+                SymIntArrayRef result_sizes, const Geometry& g) {
+  switch (pass) {
+    case ConvolutionPass::fwd: {
+      static const std::vector<SymInt> zeros(3, 0);
+      SymIntArrayRef none(zeros.data(), g.stride.size());
+      return forward_op().call(a, b, {}, g.stride, g.padding, g.dilation, false, none, g.groups,
+                               {}, g.alpha, 0, g.flip_kernel, g.policy);
+    }
+    case ConvolutionPass::bwd_data:
+      return backward_input_op().call(a, b, result_sizes, g.stride, g.padding, g.dilation,
+                                      g.groups, {}, g.alpha, 0, g.flip_kernel, g.policy);
+    case ConvolutionPass::bwd_filter:
+      return backward_weight_op().call(a, b, result_sizes, g.stride, g.padding, g.dilation,
+                                       g.groups, {}, g.alpha, 0, g.flip_kernel, g.policy);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+Tensor bias_gradient(const Tensor& grad) {
+  c10::SmallVector<int64_t, 4> dims{0};
+  for (int64_t i = 2; i < grad.dim(); ++i) dims.push_back(i);
+  return grad.sum(dims);
+}
+
+// Inputs, in this order: a, b, bias, z.
+struct ConvolutionNode : public torch::autograd::TraceableFunction {
+  using TraceableFunction::TraceableFunction;
+
+  ConvolutionPass pass = ConvolutionPass::fwd;
+  torch::autograd::SavedVariable a, b;  // each only where the other's gradient is wanted
+  std::vector<SymInt> a_sizes, b_sizes, stride, padding, dilation;
+  SymInt groups;
+  double alpha = 1, beta = 0;
+  bool flip_kernel = false;
+  std::optional<std::string> policy;
+
+  std::string name() const override { return "TorchCudnnExtConvolutionBackward"; }
+
+  void release_variables() override {
+    a.reset_data();
+    b.reset_data();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    variable_list result(4);
+    const Tensor& grad = grads[0];
+    if (!grad.defined()) return result;
+    Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
+    if (task_should_compute_output(0)) {
+      Tensor other = b.unpack();
+      switch (pass) {
+        case ConvolutionPass::fwd:  // dx = D(dy, w)
+          result[0] = bilinear(ConvolutionPass::bwd_data, grad, other, a_sizes, g);
+          break;
+        case ConvolutionPass::bwd_data:  // of dy: F(g, w)
+          result[0] = bilinear(ConvolutionPass::fwd, grad, other, {}, g);
+          break;
+        case ConvolutionPass::bwd_filter:  // of dy: F(x, g)
+          result[0] = bilinear(ConvolutionPass::fwd, other, grad, {}, g);
+          break;
+      }
+    }
+    if (task_should_compute_output(1)) {
+      Tensor other = a.unpack();
+      switch (pass) {
+        case ConvolutionPass::fwd:  // dw = W(dy, x)
+          result[1] = bilinear(ConvolutionPass::bwd_filter, grad, other, b_sizes, g);
+          break;
+        case ConvolutionPass::bwd_data:  // of w: W(dy, g)
+          result[1] = bilinear(ConvolutionPass::bwd_filter, other, grad, b_sizes, g);
+          break;
+        case ConvolutionPass::bwd_filter:  // of x: D(dy, g)
+          result[1] = bilinear(ConvolutionPass::bwd_data, other, grad, b_sizes, g);
+          break;
+      }
+    }
+    if (task_should_compute_output(2)) result[2] = bias_gradient(grad);
+    if (task_should_compute_output(3)) result[3] = grad.mul(beta);
+    return result;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(static_cast<int64_t>(pass));
+    args.collect(a, false);
+    args.collect(b, false);
+    for (const auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) args.collect(*list);
+    args.collect(groups);
+    args.collect(alpha);
+    args.collect(beta);
+    args.collect(flip_kernel);
+    args.collect(policy);
+  }
+
+  variable_list apply_with_saved(const variable_list& inputs,
+                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    auto each = [&](auto&& visit) {
+      visit(a);
+      visit(b);
+      for (auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) visit(*list);
+      visit(groups);
+    };
+    each([&](auto& item) { saved.before(item); });
+    variable_list result = apply(variable_list(inputs));
+    each([&](auto& item) { saved.after(item); });
+    return result;
+  }
+};
+
+// Under a tracer the knobs of today must not be frozen into the graph: it keeps the argument alone, and
+// reads them when it runs. An eager node keeps what was resolved, so that backward obeys it on any thread.
+std::optional<std::string> policy_to_save(OptionalPolicy policy) {
+  bool tracing = c10::impl::TorchDispatchModeTLS::any_modes_set();
+  if (!tracing) return resolve_policy(ConvolutionProblem::kFamily, policy).text;
+  if (!policy) return std::nullopt;
+  return std::string(*policy);
+}
+
+Tensor tangent_of(const Tensor& t) { return t._fw_grad(0); }
+Tensor primal_of(const Tensor& t) {
+  return torch::autograd::isFwGradDefined(t) ? at::_ops::_fw_primal::call(t, 0) : t;
+}
+
+Tensor plus(const Tensor& sum, const Tensor& term) { return sum.defined() ? sum.add(term) : term; }
+
+// The sum of the terms with one factor replaced by its tangent.
+Tensor tangent_of_result(ConvolutionPass pass, const Tensor& a, const Tensor& b,
+                         const OptionalTensor& bias, const OptionalTensor& z,
+                         SymIntArrayRef result_sizes, const Geometry& g, double beta) {
+  using torch::autograd::isFwGradDefined;
+  Tensor tangent;
+  if (isFwGradDefined(a)) {
+    tangent = bilinear(pass, tangent_of(a), primal_of(b), result_sizes, g);
+  }
+  if (isFwGradDefined(b)) {
+    tangent = plus(tangent, bilinear(pass, primal_of(a), tangent_of(b), result_sizes, g));
+  }
+  if (z && isFwGradDefined(*z)) tangent = plus(tangent, tangent_of(*z).mul(beta));
+  if (bias && isFwGradDefined(*bias)) {
+    c10::SmallVector<SymInt, 5> shape(result_sizes.size(), 1);
+    shape[1] = bias->sym_size(0);
+    tangent = plus(tangent, tangent_of(*bias).view_symint(shape).expand_symint(result_sizes));
+  }
+  return tangent;
+}
+
+// One way through autograd for the three: `run` calls the kernel below.
+template <class Run>
+Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
+                     const OptionalTensor& bias, const OptionalTensor& z, double beta,
+                     const Geometry& g, Run&& run) {
+  using namespace torch::autograd;
+  Tensor bias_tensor = bias.value_or(Tensor());
+  Tensor z_tensor = z.value_or(Tensor());
+  bool any_tangent = isFwGradDefined(a) || isFwGradDefined(b) || isFwGradDefined(bias_tensor) ||
+                     isFwGradDefined(z_tensor);
+  std::shared_ptr<ConvolutionNode> node;
+  if (compute_requires_grad(a, b, bias_tensor, z_tensor)) {
+    node = std::shared_ptr<ConvolutionNode>(new ConvolutionNode(), deleteNode);
+    node->set_next_edges(collect_next_edges(a, b, bias_tensor, z_tensor));
+    node->pass = pass;
+    if (node->should_compute_output(1)) node->a = SavedVariable(a, false);
+    if (node->should_compute_output(0)) node->b = SavedVariable(b, false);
+    node->a_sizes = a.sym_sizes().vec();
+    node->b_sizes = b.sym_sizes().vec();
+    node->stride = g.stride.vec();
+    node->padding = g.padding.vec();
+    node->dilation = g.dilation.vec();
+    node->groups = g.groups;
+    node->alpha = g.alpha;
+    node->beta = beta;
+    node->flip_kernel = g.flip_kernel;
+    node->policy = policy_to_save(g.policy);
+  }
+  Tensor result = [&] {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return run();
+  }();
+  if (node) set_history(result, node);
+  if (any_tangent) {
+    auto sizes = result.sym_sizes().vec();
+    Tensor tangent = tangent_of_result(pass, a, b, bias, z, sizes, g, beta);
+    if (tangent.defined()) result._set_fw_grad(tangent, 0, false);
+  }
+  return result;
+}
+
+Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
+                        const OptionalTensor& bias, SymIntArrayRef stride, SymIntArrayRef padding,
+                        SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
+                        SymInt groups, const OptionalTensor& z, double alpha, double beta,
+                        bool flip_kernel, OptionalPolicy policy) {
+  Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
+  ConvolutionPass pass = transposed ? ConvolutionPass::bwd_data : ConvolutionPass::fwd;
+  return with_autograd(pass, input, weight, bias, z, beta, g, [&] {
+    return forward_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, stride,
+                                   padding, dilation, transposed, output_padding, groups, z, alpha,
+                                   beta, flip_kernel, policy);
+  });
+}
+
+Tensor backward_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
+                               const Tensor& weight, SymIntArrayRef input_size,
+                               SymIntArrayRef stride, SymIntArrayRef padding,
+                               SymIntArrayRef dilation, SymInt groups, const OptionalTensor& z,
+                               double alpha, double beta, bool flip_kernel,
+                               OptionalPolicy policy) {
+  Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
+  return with_autograd(ConvolutionPass::bwd_data, grad_output, weight, {}, z, beta, g, [&] {
+    return backward_input_op().redispatch(keys & c10::after_autograd_keyset, grad_output, weight,
+                                          input_size, stride, padding, dilation, groups, z, alpha,
+                                          beta, flip_kernel, policy);
+  });
+}
+
+Tensor backward_weight_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
+                                const Tensor& input, SymIntArrayRef weight_size,
+                                SymIntArrayRef stride, SymIntArrayRef padding,
+                                SymIntArrayRef dilation, SymInt groups, const OptionalTensor& z,
+                                double alpha, double beta, bool flip_kernel,
+                                OptionalPolicy policy) {
+  Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
+  return with_autograd(ConvolutionPass::bwd_filter, grad_output, input, {}, z, beta, g, [&] {
+    return backward_weight_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                           weight_size, stride, padding, dilation, groups, z,
+                                           alpha, beta, flip_kernel, policy);
+  });
+}
+
+void refuse_gradient(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
+  bool wanted = torch::autograd::compute_requires_grad(a, b, out);
+  TORCH_CHECK_VALUE(!wanted, "torch_cudnn_ext::", op,
+                    ": an argument requires a gradient, but writing into out= is not "
+                    "differentiable; use the function without out=, with z=");
+  bool tangent = torch::autograd::isFwGradDefined(a) || torch::autograd::isFwGradDefined(b) ||
+                 torch::autograd::isFwGradDefined(out);
+  TORCH_CHECK_VALUE(!tangent, "torch_cudnn_ext::", op,
+                    ": an argument has a tangent, but writing into out= is not differentiable");
+}
+
+void forward_out_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
+                          const OptionalTensor& bias, SymIntArrayRef stride,
+                          SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+                          SymIntArrayRef output_padding, SymInt groups, Tensor& out, double alpha,
+                          double beta, bool flip_kernel, OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward_out)>("torch_cudnn_ext::convolution_out");
+  refuse_gradient("convolution_out", input, weight, out);
+  if (bias) refuse_gradient("convolution_out", *bias, weight, out);
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    op.redispatch(keys & c10::after_ADInplaceOrView_keyset, input, weight, bias, stride, padding,
+                  dilation, transposed, output_padding, groups, out, alpha, beta, flip_kernel,
+                  policy);
+  }
+  torch::autograd::increment_version(out);
+}
+
+template <class Op>
+void run_backward_out(const Op& op, const char* name, c10::DispatchKeySet keys,
+                      const Tensor& grad_output, const Tensor& other, SymIntArrayRef sizes,
+                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                      const SymInt& groups, Tensor& out, double alpha, double beta,
+                      bool flip_kernel, OptionalPolicy policy) {
+  refuse_gradient(name, grad_output, other, out);
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    op.redispatch(keys & c10::after_ADInplaceOrView_keyset, grad_output, other, sizes, stride,
+                  padding, dilation, groups, out, alpha, beta, flip_kernel, policy);
+  }
+  torch::autograd::increment_version(out);
+}
+
+void backward_input_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
+                                 const Tensor& weight, SymIntArrayRef input_size,
+                                 SymIntArrayRef stride, SymIntArrayRef padding,
+                                 SymIntArrayRef dilation, SymInt groups, Tensor& out, double alpha,
+                                 double beta, bool flip_kernel, OptionalPolicy policy) {
+  static auto op =
+      find_op<decltype(backward_input_out)>("torch_cudnn_ext::convolution_backward_input_out");
+  run_backward_out(op, "convolution_backward_input_out", keys, grad_output, weight, input_size,
+                   stride, padding, dilation, groups, out, alpha, beta, flip_kernel, policy);
+}
+
+void backward_weight_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
+                                  const Tensor& input, SymIntArrayRef weight_size,
+                                  SymIntArrayRef stride, SymIntArrayRef padding,
+                                  SymIntArrayRef dilation, SymInt groups, Tensor& out,
+                                  double alpha, double beta, bool flip_kernel,
+                                  OptionalPolicy policy) {
+  static auto op =
+      find_op<decltype(backward_weight_out)>("torch_cudnn_ext::convolution_backward_weight_out");
+  run_backward_out(op, "convolution_backward_weight_out", keys, grad_output, input, weight_size,
+                   stride, padding, dilation, groups, out, alpha, beta, flip_kernel, policy);
+}
+
+// conv1d and its like: PyTorch's arguments, batched or not, in terms of `convolution`.
+Tensor convolution_nd(int spatial, bool transposed, const Tensor& input, const Tensor& weight,
+                      const OptionalTensor& bias, SymIntArrayRef stride, SymIntArrayRef padding,
+                      SymIntArrayRef output_padding, SymIntArrayRef dilation, SymInt groups,
+                      OptionalPolicy policy) {
+  auto op_name = [&] { return c10::str("conv_", transposed ? "transpose" : "", spatial, "d"); };
+  TORCH_CHECK_VALUE(weight.dim() == spatial + 2, "torch_cudnn_ext::", op_name(),
+                    ": weight has sizes ", weight.sym_sizes(), ", wanted ", spatial + 2,
+                    " dimensions");
+  bool batched = input.dim() == spatial + 2;
+  TORCH_CHECK_VALUE(batched || input.dim() == spatial + 1, "torch_cudnn_ext::", op_name(),
+                    ": input has sizes ", input.sym_sizes(), ", wanted ", spatial + 2,
+                    " dimensions, or ", spatial + 1, " without a batch");
+  Tensor result = forward_op().call(batched ? input : input.unsqueeze(0), weight, bias, stride,
+                                    padding, dilation, transposed, output_padding,
+                                    std::move(groups), {}, 1, 0, false, policy);
+  return batched ? result : result.squeeze(0);
+}
+
+template <int spatial>
+Tensor conv(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+            SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
+            OptionalPolicy policy) {
+  static const std::vector<SymInt> none(spatial, 0);
+  return convolution_nd(spatial, false, input, weight, bias, stride, padding, none, dilation,
+                        std::move(groups), policy);
+}
+
+template <int spatial>
+Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                      SymIntArrayRef stride, SymIntArrayRef padding,
+                      SymIntArrayRef output_padding, SymInt groups, SymIntArrayRef dilation,
+                      OptionalPolicy policy) {
+  return convolution_nd(spatial, true, input, weight, bias, stride, padding, output_padding,
+                        dilation, std::move(groups), policy);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
+  m.impl("convolution", TORCH_FN(forward_autograd));
+  m.impl("convolution_backward_input", TORCH_FN(backward_input_autograd));
+  m.impl("convolution_backward_weight", TORCH_FN(backward_weight_autograd));
+  m.impl("convolution_out", TORCH_FN(forward_out_autograd));
+  m.impl("convolution_backward_input_out", TORCH_FN(backward_input_out_autograd));
+  m.impl("convolution_backward_weight_out", TORCH_FN(backward_weight_out_autograd));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
+  m.impl("conv1d", TORCH_FN(conv<1>));
+  m.impl("conv2d", TORCH_FN(conv<2>));
+  m.impl("conv3d", TORCH_FN(conv<3>));
+  m.impl("conv_transpose1d", TORCH_FN(conv_transpose<1>));
+  m.impl("conv_transpose2d", TORCH_FN(conv_transpose<2>));
+  m.impl("conv_transpose3d", TORCH_FN(conv_transpose<3>));
+}
+
+}  // namespace torch_cudnn_ext::convolution

@@ -1,0 +1,96 @@
+"""Fixtures and options that all tests share."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+import pytest
+import torch
+
+from torch_cudnn_ext import _C
+
+CUDA_MARKS = (
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+)
+DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_MARKS))
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def needs_cuda(test: Test) -> Test:
+    """Marks a test that runs on a CUDA device only."""
+    for mark in CUDA_MARKS:
+        test = mark(test)
+    return test
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds ``--shard i/n``."""
+    parser.addoption(
+        "--shard",
+        metavar="i/n",
+        help="run the i-th of n equal parts of the collected tests (i from 1 to n)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Checks ``--shard`` before anything is collected."""
+    shard = config.getoption("--shard")
+    if shard is None:
+        return
+    index, _, count = shard.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise pytest.UsageError(f"--shard is {shard!r}, wanted i/n with 1 <= i <= n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps every n-th test, so that slow neighbours end up in different parts."""
+    shard = config.getoption("--shard")
+    if shard is None:
+        return
+    index, count = (int(part) for part in shard.split("/"))
+    kept = items[index - 1 :: count]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device that the machine has: ``cpu``, and ``cuda`` where there is one."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def fresh_state() -> Iterator[None]:
+    """Fixed seeds; afterwards no knob, choice, plan or switch of PyTorch's is left behind."""
+    torch.manual_seed(0)
+    switches = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
+    precisions = [switch.fp32_precision for switch in switches]
+    cudnn = torch.backends.cudnn
+    flags = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    yield
+    _C.set_knobs("", False)
+    _C.table_clear()
+    _C.plan_cache_clear()
+    for switch, precision in zip(switches, precisions, strict=True):
+        if switch.fp32_precision != precision:
+            switch.fp32_precision = precision
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@contextmanager
+def _flags(policy: str) -> Iterator[None]:
+    _C.push_flags(policy)
+    try:
+        yield
+    finally:
+        _C.pop_flags()
+
+
+@pytest.fixture
+def flags() -> Callable[[str], AbstractContextManager[None]]:
+    """``with flags("bwd_data=cpu:fft"):`` holds a policy text on this thread."""
+    return _flags

@@ -1,0 +1,398 @@
+"""Derivatives of every operator, to every order and in every mode, and the policies they obey."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import needs_cuda
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+
+from torch_cudnn_ext import _C
+
+OPS = torch.ops.torch_cudnn_ext
+Flags = Callable[[str], AbstractContextManager[None]]
+
+
+def _random(sizes: tuple[int, ...], device: str, requires_grad: bool = True) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=torch.float64, requires_grad=requires_grad)
+
+
+# name, operator, sizes of its differentiable tensors, a function of (operator, tensors).
+Sample = tuple[str, str, tuple[tuple[int, ...], ...], Callable[..., Tensor]]
+
+
+def _conv(options: dict[str, Any]) -> Callable[..., Tensor]:
+    def call(op: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        lists = {
+            key: [value] * (w.dim() - 2) if isinstance(value, int) and key != "groups" else value
+            for key, value in options.items()
+        }
+        output: Tensor = op(x, w, bias, **lists)
+        return output
+
+    return call
+
+
+def _convolution(
+    dims: int, options: dict[str, Any], transposed: bool = False
+) -> Callable[..., Tensor]:
+    def call(op: Any, x: Tensor, w: Tensor, z: Tensor | None = None) -> Tensor:
+        keywords = {k: v for k, v in options.items() if k in ("alpha", "beta", "flip_kernel")}
+        output: Tensor = op(
+            x,
+            w,
+            None,
+            options.get("stride", [1] * dims),
+            options.get("padding", [0] * dims),
+            options.get("dilation", [1] * dims),
+            transposed,
+            options.get("output_padding", [0] * dims),
+            options.get("groups", 1),
+            z=z,
+            **keywords,
+        )
+        return output
+
+    return call
+
+
+def _backward(dims: int, sizes: list[int], options: dict[str, Any]) -> Callable[..., Tensor]:
+    def call(op: Any, a: Tensor, b: Tensor, z: Tensor | None = None) -> Tensor:
+        keywords = {k: v for k, v in options.items() if k in ("alpha", "beta", "flip_kernel")}
+        output: Tensor = op(
+            a,
+            b,
+            sizes,
+            options.get("stride", [1] * dims),
+            options.get("padding", [0] * dims),
+            options.get("dilation", [1] * dims),
+            options.get("groups", 1),
+            z=z,
+            **keywords,
+        )
+        return output
+
+    return call
+
+
+_ADD = {"alpha": 0.5, "beta": -2.0}
+_MIXED = {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 2], "groups": 2}
+
+SAMPLES: list[Sample] = [
+    ("1d", "conv1d", ((2, 2, 5), (3, 2, 3), (3,)), _conv({"padding": 1})),
+    ("1d_groups", "conv1d", ((1, 4, 6), (4, 2, 2)), _conv({"groups": 2, "dilation": 2})),
+    ("1d_unbatched", "conv1d", ((2, 5), (3, 2, 3), (3,)), _conv({"stride": 2})),
+    ("2d", "conv2d", ((1, 2, 4, 4), (2, 2, 3, 3), (2,)), _conv({"padding": 1})),
+    ("2d_mixed", "conv2d", ((1, 4, 4, 5), (4, 2, 2, 2), (4,)), _conv(_MIXED)),
+    ("2d_depthwise", "conv2d", ((1, 2, 4, 4), (4, 1, 3, 3)), _conv({"groups": 2, "padding": 1})),
+    ("2d_unread_border", "conv2d", ((1, 2, 4, 4), (2, 2, 1, 1)), _conv({"stride": 2})),
+    ("2d_unbatched", "conv2d", ((2, 4, 4), (2, 2, 3, 3), (2,)), _conv({})),
+    ("3d", "conv3d", ((1, 2, 2, 3, 3), (2, 2, 2, 2, 2), (2,)), _conv({"padding": (0, 1, 0)})),
+    ("1d_transpose", "conv_transpose1d", ((2, 2, 3), (2, 3, 3), (3,)), _conv({"stride": 2})),
+    (
+        "2d_transpose",
+        "conv_transpose2d",
+        ((1, 4, 3, 3), (4, 2, 2, 2), (4,)),
+        _conv({"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}),
+    ),
+    (
+        "2d_transpose_dilated",
+        "conv_transpose2d",
+        ((1, 2, 3, 3), (2, 2, 2, 2)),
+        _conv({"dilation": 2}),
+    ),
+    ("3d_transpose", "conv_transpose3d", ((1, 2, 2, 2, 2), (2, 2, 2, 2, 2), (2,)), _conv({})),
+    ("convolution", "convolution", ((1, 4, 4, 5), (4, 2, 2, 2)), _convolution(2, _MIXED)),
+    (
+        "convolution_z",
+        "convolution",
+        ((1, 2, 3, 3), (2, 2, 2, 2), (1, 2, 2, 2)),
+        _convolution(2, _ADD),
+    ),
+    (
+        "convolution_flipped",
+        "convolution",
+        ((1, 2, 4, 4), (2, 2, 2, 3)),
+        _convolution(2, {"flip_kernel": True, "padding": [1, 0]}),
+    ),
+    ("convolution_1d", "convolution", ((1, 2, 5), (2, 2, 3)), _convolution(1, {"padding": [1]})),
+    (
+        "convolution_transposed",
+        "convolution",
+        ((1, 2, 3, 3), (2, 2, 2, 2), (1, 2, 7, 7)),
+        _convolution(2, {**_ADD, "stride": [2, 2], "output_padding": [1, 1]}, transposed=True),
+    ),
+    (
+        "convolution_transposed_flipped",
+        "convolution",
+        ((1, 2, 3, 3), (2, 2, 2, 2)),
+        _convolution(2, {"flip_kernel": True}, transposed=True),
+    ),
+    (
+        "backward_input",
+        "convolution_backward_input",
+        ((1, 4, 3, 3), (4, 2, 2, 2)),
+        _backward(2, [1, 4, 4, 5], _MIXED),
+    ),
+    (
+        "backward_input_z",
+        "convolution_backward_input",
+        ((1, 2, 2, 2), (2, 2, 2, 2), (1, 2, 3, 3)),
+        _backward(2, [1, 2, 3, 3], {**_ADD, "flip_kernel": True}),
+    ),
+    (
+        "backward_input_1d",
+        "convolution_backward_input",
+        ((2, 3, 5), (3, 2, 3)),
+        _backward(1, [2, 2, 5], {"padding": [1]}),
+    ),
+    (
+        "backward_weight",
+        "convolution_backward_weight",
+        ((1, 4, 3, 3), (1, 4, 4, 5)),
+        _backward(2, [4, 2, 2, 2], _MIXED),
+    ),
+    (
+        "backward_weight_z",
+        "convolution_backward_weight",
+        ((1, 2, 2, 2), (1, 2, 3, 3), (2, 2, 2, 2)),
+        _backward(2, [2, 2, 2, 2], {**_ADD, "flip_kernel": True}),
+    ),
+    (
+        "backward_weight_3d",
+        "convolution_backward_weight",
+        ((1, 2, 1, 2, 2), (1, 2, 2, 3, 3)),
+        _backward(3, [2, 2, 2, 2, 2], {}),
+    ),
+]
+
+every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample[0])
+
+
+def _prepare(sample: Sample, device: str) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    _, name, sizes, call = sample
+    return partial(call, getattr(OPS, name).default), tuple(_random(s, device) for s in sizes)
+
+
+@every_sample
+def test_first_derivatives(sample: Sample, device: str) -> None:
+    function, inputs = _prepare(sample, device)
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
+
+
+@every_sample
+def test_second_derivatives(sample: Sample, device: str) -> None:
+    function, inputs = _prepare(sample, device)
+    assert gradgradcheck(function, inputs)
+
+
+@every_sample
+def test_forward_over_backward(sample: Sample, device: str) -> None:
+    function, inputs = _prepare(sample, device)
+    inputs = tuple(tensor.detach() for tensor in inputs)
+    tangents = tuple(torch.randn_like(tensor) for tensor in inputs)
+    arguments = tuple(range(len(inputs)))
+
+    def gradient(*values: Tensor) -> tuple[Tensor, ...]:
+        return grad(lambda *v: function(*v).sin().sum(), argnums=arguments)(*values)
+
+    _, forward = jvp(gradient, inputs, tangents)
+    # The Hessian is symmetrical: its product with the tangents is the same by two reverse sweeps.
+    _, pull = vjp(gradient, *inputs)
+    torch.testing.assert_close(forward, pull(tangents))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_subsets_of_requires_grad(wanted: tuple[int, ...], device: str) -> None:
+    batch = 2 + sum(1 << i for i in wanted)  # no other test runs this problem
+    tensors = [
+        _random(sizes, device, requires_grad=i in wanted)
+        for i, sizes in enumerate(((batch, 4, 5, 5), (6, 4, 3, 3), (6,)))
+    ]
+    leaves = [tensors[i] for i in wanted]
+    y = OPS.conv2d.default(*tensors, padding=[1, 1])
+    expected = F.conv2d(tensors[0], tensors[1], tensors[2], padding=1)
+    torch.testing.assert_close(
+        torch.autograd.grad(y.square().sum(), leaves),
+        torch.autograd.grad(expected.square().sum(), leaves),
+    )
+    for op, should_run in {"conv_bwd_data": 0 in wanted, "conv_bwd_filter": 1 in wanted}.items():
+        choice = _C.last_choice(op)
+        ran = choice is not None and f"x=f64[{batch},4,5,5]" in choice["problem"]
+        assert ran == should_run, choice
+
+
+def test_no_grad_builds_no_graph(device: str) -> None:
+    x, w = _random((1, 2, 4, 4), device), _random((2, 2, 3, 3), device)
+    with torch.no_grad():
+        assert not OPS.conv2d.default(x, w).requires_grad
+    with torch.inference_mode():
+        assert OPS.conv2d.default(x, w).is_inference()
+    y = OPS.conv2d.default(x, w)
+    assert y.requires_grad and not y.is_leaf
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+
+
+def test_inplace_change_of_a_saved_tensor_is_noticed(device: str) -> None:
+    x, w = _random((1, 2, 4, 4), device), _random((2, 2, 3, 3), device)
+    y = OPS.conv2d.default(x, w)
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_gradients_accumulate(device: str) -> None:
+    x = _random((2, 4, 5, 5), device)
+    w, bias = _random((6, 4, 3, 3), device), _random((6,), device)
+    for _ in range(3):
+        OPS.conv2d.default(x, w, bias, padding=[1, 1]).square().sum().backward()
+    expected = torch.autograd.grad(F.conv2d(x, w, bias, padding=1).square().sum(), (x, w, bias))
+    for leaf, once in zip((x, w, bias), expected, strict=True):
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad, 3 * once)
+
+
+def _layer(x: Tensor, w: Tensor) -> Tensor:
+    return OPS.conv2d.default(x, w, padding=[1, 1]).relu()
+
+
+def test_func_transforms(device: str) -> None:
+    x = _random((3, 2, 5, 5), device, requires_grad=False)
+    w = _random((2, 2, 3, 3), device, requires_grad=False)
+
+    def ours(w: Tensor, x: Tensor) -> Tensor:
+        return OPS.conv2d.default(x, w, padding=[1, 1]).sin().sum()
+
+    def pytorchs(w: Tensor, x: Tensor) -> Tensor:
+        return F.conv2d(x, w, padding=1).sin().sum()
+
+    torch.testing.assert_close(grad(ours)(w, x), grad(pytorchs)(w, x))
+    per_sample = vmap(grad(ours), in_dims=(None, 0))
+    torch.testing.assert_close(per_sample(w, x), vmap(grad(pytorchs), in_dims=(None, 0))(w, x))
+    second = grad(lambda w: grad(ours)(w, x).square().sum())
+    torch.testing.assert_close(second(w), grad(lambda w: grad(pytorchs)(w, x).square().sum())(w))
+    tangent = torch.randn_like(w)
+    torch.testing.assert_close(
+        jvp(lambda w: ours(w, x), (w,), (tangent,)),
+        jvp(lambda w: pytorchs(w, x), (w,), (tangent,)),
+    )
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (0, 0), (1, None), (2, 0)], ids=str)
+def test_vmap(in_dims: tuple[int | None, int | None], device: str) -> None:
+    def stacked(sizes: tuple[int, ...], dim: int | None) -> Tensor:
+        if dim is None:
+            return _random(sizes, device, requires_grad=False)
+        return _random((*sizes[:dim], 3, *sizes[dim:]), device, requires_grad=False)
+
+    x, w = stacked((2, 4, 5, 5), in_dims[0]), stacked((6, 2, 3, 3), in_dims[1])
+    options = {"padding": [1, 1], "groups": 2}
+    got = vmap(partial(OPS.conv2d.default, **options), in_dims=in_dims)(x, w)
+    torch.testing.assert_close(got, vmap(partial(F.conv2d, **options), in_dims=in_dims)(x, w))
+
+
+# Policies.
+
+
+def _three_pins(device: str) -> dict[str, str]:
+    """For the layer of the tests below: an algorithm for each pass that is not the default."""
+    x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
+    pins = {}
+    for pass_name in ("fwd", "bwd_data", "bwd_filter"):
+        op = f"conv_{pass_name}"
+        problem = _C.convolution_problem(op, x, w, [1, 1], [1, 1], [1, 1], 1)
+        default = _C.choose(problem, device)["algorithm"]
+        pins[pass_name] = next(
+            candidate["algorithm"]
+            for candidate in reversed(_C.candidates(problem, device))
+            if candidate["status"] == "ok" and candidate["algorithm"] != default
+        )
+    return pins
+
+
+def _assert_ran(pins: dict[str, str]) -> None:
+    for pass_name, algorithm in pins.items():
+        choice = _C.last_choice(f"conv_{pass_name}")
+        assert choice is not None and choice["algorithm"] == algorithm, choice
+
+
+@pytest.mark.parametrize("level", ["argument", "flags"])
+def test_backward_honours_the_forwards_policy(level: str, device: str, flags: Flags) -> None:
+    x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
+    pins = _three_pins(device)
+    policy = ";".join(f"{pass_name}={algorithm}" for pass_name, algorithm in pins.items())
+    if level == "argument":
+        y = OPS.conv2d.default(x, w, padding=[1, 1], policy=policy)
+    else:
+        with flags(policy):
+            y = OPS.conv2d.default(x, w, padding=[1, 1])
+    # Neither what holds now nor the thread that backward runs on matters.
+    with flags("heuristic"):
+        y.square().sum().backward()
+    _assert_ran(pins)
+    expected = torch.autograd.grad(F.conv2d(x, w, padding=1).square().sum(), (x, w))
+    torch.testing.assert_close((x.grad, w.grad), expected)
+
+
+@needs_cuda
+def test_backward_honours_the_policy_on_autograds_threads(flags: Flags) -> None:
+    x, w = _random((2, 8, 8, 8), "cuda"), _random((8, 8, 3, 3), "cuda")
+    pins = _three_pins("cuda")
+    with flags(";".join(f"{name}={algorithm}" for name, algorithm in pins.items())):
+        y = OPS.conv2d.default(x, w, padding=[1, 1])
+    # Kept on the device thread: backward of a CUDA node never runs on the caller's.
+    torch.autograd.backward(y, torch.ones_like(y))
+    _assert_ran(pins)
+
+
+def test_double_backward_honours_the_forwards_policy(device: str) -> None:
+    x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
+    pins = _three_pins(device)
+    policy = ";".join(f"{pass_name}={algorithm}" for pass_name, algorithm in pins.items())
+    y = OPS.conv2d.default(x, w, padding=[1, 1], policy=policy)
+    first = torch.autograd.grad(y.sin().sum(), (x, w), create_graph=True)
+    # Another layer, so that last_choice() forgets the first sweep.
+    OPS.conv2d.default(x[:1], w, padding=[1, 1], policy="heuristic").sum().backward()
+    with pytest.raises(AssertionError):
+        _assert_ran(pins)
+    (first[0].square().sum() + first[1].square().sum()).backward()
+    _assert_ran(pins)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["not_reentrant", "reentrant"])
+def test_checkpoint(use_reentrant: bool, device: str, flags: Flags) -> None:
+    x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
+    pins = _three_pins(device)
+    policy = ";".join(f"{pass_name}={algorithm}" for pass_name, algorithm in pins.items())
+
+    def block(x: Tensor, w: Tensor) -> Tensor:
+        return OPS.conv2d.default(x, w, padding=[1, 1], policy=policy).relu()
+
+    checkpoint(block, x, w, use_reentrant=use_reentrant).square().sum().backward()
+    _assert_ran(pins)
+    expected = torch.autograd.grad(F.conv2d(x, w, padding=1).relu().square().sum(), (x, w))
+    torch.testing.assert_close((x.grad, w.grad), expected)
+
+
+def test_double_backward_through_checkpoint(device: str) -> None:
+    x, w = _random((1, 2, 4, 4), device), _random((2, 2, 3, 3), device)
+
+    def penalty(function: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:
+        y = checkpoint(function, x, w, use_reentrant=False).sin().sum()
+        first = torch.autograd.grad(y, (x, w), create_graph=True)
+        loss = first[0].square().sum() + first[1].square().sum()
+        return torch.autograd.grad(loss, (x, w))
+
+    torch.testing.assert_close(
+        penalty(_layer), penalty(lambda x, w: F.conv2d(x, w, padding=1).relu())
+    )

@@ -1,0 +1,202 @@
+"""torch.compile keeps the operators whole, with their policies, in every pass."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch._aot_autograd.utils import make_boxed_func
+
+from torch_cudnn_ext import _C
+
+OPS = torch.ops.torch_cudnn_ext
+Flags = Callable[[str], AbstractContextManager[None]]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Nothing compiled by one test is found by the next."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _random(sizes: tuple[int, ...], device: str) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=torch.float64, requires_grad=True)
+
+
+def _layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    y: Tensor = OPS.conv2d.default(x, w, bias, padding=[1, 1], policy="aten:default")
+    return y.relu()
+
+
+def _expected(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.conv2d(x, w, bias, padding=1).relu()
+
+
+def _assert_same(got: Callable[..., Tensor], wanted: Callable[..., Tensor], *v: Tensor) -> None:
+    """Equal values and gradients."""
+    ours, theirs = got(*v), wanted(*v)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours.square().sum(), v), torch.autograd.grad(theirs.square().sum(), v)
+    )
+
+
+class Graphs:
+    """A compiler backend that keeps the graphs of both directions."""
+
+    def __init__(self) -> None:
+        self.forward: list[torch.fx.GraphModule] = []
+        self.backward: list[torch.fx.GraphModule] = []
+        self.backend = aot_autograd(
+            fw_compiler=self._keep(self.forward), bw_compiler=self._keep(self.backward)
+        )
+
+    @staticmethod
+    def _keep(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
+        def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+            graphs.append(graph)
+            return make_boxed_func(graph.forward)
+
+        return compiler
+
+
+def _calls(graphs: list[torch.fx.GraphModule]) -> dict[str, str | None]:
+    """Operators of ours in the graphs, with their policies."""
+    return {
+        node.target.name().removeprefix("torch_cudnn_ext::"): node.kwargs.get("policy")
+        for graph in graphs
+        for node in graph.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace == "torch_cudnn_ext"
+    }
+
+
+def test_operators_stay_whole_in_both_graphs(device: str) -> None:
+    graphs = Graphs()
+    x, w, bias = _random((2, 4, 6, 6), device), _random((4, 4, 3, 3), device), _random((4,), device)
+    compiled = torch.compile(_layer, fullgraph=True, backend=graphs.backend)
+    _assert_same(compiled, _expected, x, w, bias)
+    forward, backward = _calls(graphs.forward), _calls(graphs.backward)
+    assert set(forward) <= {"conv2d", "convolution"} and len(forward) == 1
+    assert set(backward) == {"convolution_backward_input", "convolution_backward_weight"}
+    assert {*forward.values(), *backward.values()} == {"aten:default"}
+    targets = {
+        str(node.target)
+        for graph in graphs.forward + graphs.backward
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+    }
+    assert not any(target.startswith("aten.convolution") for target in targets), targets
+
+
+COMPILED = {
+    "conv1d": ((2, 4, 9), (6, 4, 3)),
+    "conv2d": ((2, 4, 6, 6), (6, 4, 3, 3)),
+    "conv3d": ((1, 4, 4, 4, 4), (6, 4, 2, 2, 2)),
+    "conv_transpose1d": ((2, 4, 9), (4, 6, 3)),
+    "conv_transpose2d": ((2, 4, 6, 6), (4, 6, 3, 3)),
+    "conv_transpose3d": ((1, 4, 4, 4, 4), (4, 6, 2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_aot_eager(name: str, device: str) -> None:
+    x_sizes, w_sizes = COMPILED[name]
+    x, w, bias = _random(x_sizes, device), _random(w_sizes, device), _random((6,), device)
+    op = getattr(OPS, name).default
+    compiled = torch.compile(lambda x, w, b: op(x, w, b).sin(), fullgraph=True, backend="aot_eager")
+    _assert_same(compiled, lambda x, w, b: getattr(F, name)(x, w, b).sin(), x, w, bias)
+
+
+def test_primitives_with_accumulation(device: str) -> None:
+    x, w, z = (
+        _random((2, 4, 6, 6), device),
+        _random((4, 4, 3, 3), device),
+        _random((2, 4, 4, 4), device),
+    )
+    one = ([1, 1], [0, 0], [1, 1])
+
+    def ours(x: Tensor, w: Tensor, z: Tensor) -> Tensor:
+        y: Tensor = OPS.convolution.default(
+            x, w, None, *one, False, [0, 0], 1, z=z, alpha=0.5, beta=2.0
+        )
+        return y.sin()
+
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    _assert_same(compiled, lambda x, w, z: (0.5 * F.conv2d(x, w) + 2.0 * z).sin(), x, w, z)
+
+
+def test_out_is_mutated_in_a_compiled_function(device: str) -> None:
+    x, w = _random((2, 4, 6, 6), device).detach(), _random((4, 4, 3, 3), device).detach()
+    out = torch.ones(2, 4, 4, 4, device=device, dtype=torch.float64)
+    one = ([1, 1], [0, 0], [1, 1])
+
+    def ours(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+        OPS.convolution_out.default(x, w, None, *one, False, [0, 0], 1, beta=3.0, out=out)
+        return out * 2
+
+    doubled = torch.compile(ours, fullgraph=True, backend="aot_eager")(x, w, out)
+    expected = F.conv2d(x, w) + 3.0
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(doubled, 2 * expected)
+
+
+def test_dynamic_shapes_compile_once(device: str) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(_layer, fullgraph=True, backend=counter, dynamic=True)
+    w, bias = _random((4, 4, 3, 3), device), _random((4,), device)
+    for batch, height, width in ((2, 6, 7), (3, 9, 5), (5, 8, 6)):
+        _assert_same(compiled, _expected, _random((batch, 4, height, width), device), w, bias)
+    assert counter.frame_count == 1
+
+
+def test_pins_take_effect_in_a_compiled_function(device: str, flags: Flags) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    x, w = _random((2, 8, 8, 8), device).detach(), _random((8, 8, 3, 3), device).detach()
+    problem = _C.convolution_problem("conv_fwd", x, w, [1, 1], [1, 1], [1, 1], 1)
+    algorithms = [c["algorithm"] for c in _C.candidates(problem, device) if c["status"] == "ok"][:2]
+    assert len(algorithms) == 2
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def compiled(x: Tensor, w: Tensor, policy: str | None) -> Tensor:
+        y: Tensor = OPS.conv2d.default(x, w, padding=[1, 1], policy=policy)
+        return y
+
+    def ran(policy: str | None) -> str:
+        torch.testing.assert_close(compiled(x, w, policy), F.conv2d(x, w, padding=1))
+        choice = _C.last_choice("conv_fwd")
+        assert choice is not None
+        return choice["algorithm"]
+
+    # Knobs are read when the graph runs.
+    for algorithm in [*algorithms, algorithms[0]]:
+        with flags(f"fwd={algorithm}"):
+            assert ran(None) == algorithm
+    assert counter.frame_count == 1
+    # An argument is part of the graph.
+    for algorithm in [*algorithms, algorithms[0]]:
+        assert ran(f"fwd={algorithm}") == algorithm
+    assert counter.frame_count == 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_inductor(dynamic: bool, device: str) -> None:
+    w, bias = _random((4, 4, 3, 3), device), _random((4,), device)
+    compiled = torch.compile(_layer, fullgraph=True, backend="inductor", dynamic=dynamic)
+    for batch in (2, 3) if dynamic else (2,):
+        x = _random((batch, 4, 6, 6), device)
+        _assert_same(compiled, _expected, x, w, bias)
+        last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+        if dynamic:
+            continue
+        got = compiled(last, w, bias)
+        assert got.stride() == _expected(last, w, bias).stride()
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and choice["algorithm"] == "aten:default"

@@ -1,0 +1,493 @@
+"""What only a GPU can show: kernels behind pins, memory, CUDA graphs and streams."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import CASES, PASSES, Case
+from conftest import CUDA_MARKS
+from torch import Tensor
+from torch.autograd import DeviceType
+
+from torch_cudnn_ext import _C
+
+pytestmark = [*CUDA_MARKS]
+
+OPS = torch.ops.torch_cudnn_ext
+OUTPUT_ROLE = {"conv_fwd": "y", "conv_bwd_data": "x", "conv_bwd_filter": "w"}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+F32_NCHW = _case("resnet_3x3_56-f32-nchw")
+F16_NHWC = _case("resnet_3x3_56-f16-nhwc")
+
+
+def _leaves(case: Case) -> tuple[Tensor, Tensor]:
+    last = torch.channels_last if case.layout == "nhwc" else torch.contiguous_format
+    x, w = (
+        torch.randn(sizes, device="cuda", dtype=DTYPES[case.dtype]).to(memory_format=last)
+        for sizes in (case.x, case.w)
+    )
+    return x.requires_grad_(), w.requires_grad_()
+
+
+def _conv(case: Case, x: Tensor, w: Tensor, policy: str | None = None) -> Tensor:
+    y: Tensor = OPS.conv2d.default(
+        x, w, None, case.stride, case.padding, case.dilation, case.groups, policy=policy
+    )
+    return y
+
+
+# A pin is obeyed: kernel names.
+
+# What the names of the kernels that an algorithm launches look like: at least one must match.
+KERNELS = {
+    "fft": "fft|cgemm",
+    "fft_tiling": "fft|cgemm",
+    "winograd_nonfused": "winograd|wino",
+    "gemm": "im2col|gemm",
+    "implicit_gemm": "implicit|convolve|fprop|xmma|cutlass|cudnn",
+    "implicit_precomp_gemm": "implicit|convolve|fprop|xmma|cutlass|cudnn",
+    "algo_0": "dgrad|wgrad|xmma|cutlass|cudnn",
+    "algo_1": "dgrad|wgrad|xmma|cutlass|cudnn",
+    "algo_3": "wgrad|xmma|cutlass|cudnn",
+}
+NUMBERS = {
+    "conv_fwd": (0, 1, 2, 4, 5, 7),
+    "conv_bwd_data": (0, 1, 2, 3, 5),
+    "conv_bwd_filter": (0, 1, 2, 3, 5),
+}
+
+
+def _kernels(problem: str, algorithm: str) -> tuple[str, ...]:
+    """Names of the kernels of one run, in order."""
+    tensors = _C.scratch(problem, "cuda")
+    policy = "allow_tf32;allow_down_convert"
+    _C.run(problem, algorithm, tensors, policy)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        _C.run(problem, algorithm, tensors, policy)
+        torch.cuda.synchronize()
+    events = [
+        event
+        for event in profile.events()
+        if event.device_type == DeviceType.CUDA and not event.name.startswith(("Memset", "Memcpy"))
+    ]
+    return tuple(event.name for event in sorted(events, key=lambda e: e.time_range.start))
+
+
+@pytest.mark.parametrize("op", PASSES)
+def test_legacy_pins_launch_their_own_kernels(op: str) -> None:
+    problem = F32_NCHW.problem(op)
+    supported = {
+        candidate["algorithm"]
+        for candidate in _C.candidates(problem, "cuda")
+        if candidate["status"] == "ok"
+    }
+    seen: dict[str, tuple[str, ...]] = {}
+    failures = []
+    for number in NUMBERS[op]:
+        name = _C.canonical_algorithm(str(number), op).split("/")[0]
+        algorithms = sorted(a for a in supported if a.split("/")[0] == name)
+        if not algorithms:
+            failures.append(f"{name} (algorithm {number}) is not supported")
+            continue
+        fma = [a for a in algorithms if a.endswith("math=fma")]
+        kernels = _kernels(problem, (fma or algorithms)[0])
+        seen[name] = kernels
+        pattern = KERNELS[name.removeprefix("legacy:")]
+        if not any(re.search(pattern, kernel, re.IGNORECASE) for kernel in kernels):
+            failures.append(f"{name} ran {kernels}, none of which matches {pattern!r}")
+    for name, kernels in seen.items():
+        same = [other for other in seen if other < name and seen[other] == kernels]
+        failures += [f"{name} and {other} both ran {kernels}" for other in same]
+    for name, kernels in seen.items():
+        for word, pattern in (("fft", "fft"), ("winograd", "wino")):
+            if word not in name and any(re.search(pattern, k, re.IGNORECASE) for k in kernels):
+                failures.append(f"{name} ran {kernels}")
+    assert not failures, "\n".join([problem, *failures])
+
+
+@pytest.mark.parametrize("op", PASSES)
+def test_engine_pins_launch_their_own_kernels(op: str) -> None:
+    problem = F16_NHWC.problem(op)
+    engines: dict[str, str] = {}
+    for candidate in _C.candidates(problem, "cuda", "backends=graph"):
+        if candidate["status"] == "ok":
+            engines.setdefault(candidate["algorithm"].split("/")[0], candidate["algorithm"])
+    assert len(engines) >= 6
+    chosen = list(engines.values())[:: max(1, len(engines) // 6)][:6]
+    kernels = {algorithm: _kernels(problem, algorithm) for algorithm in chosen}
+    assert all(kernels.values()), kernels
+    # Two engines may hold one kernel between them; most must not.
+    assert len(set(kernels.values())) >= 4, kernels
+
+
+def test_pins_reach_the_kernels_through_the_operator() -> None:
+    x, w = _leaves(F32_NCHW)
+    pins = "fwd=legacy:fft_tiling;bwd_data=legacy:winograd_nonfused;bwd_filter=legacy:fft"
+    y = _conv(F32_NCHW, x, w, pins)
+    y.sum().backward()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        y = _conv(F32_NCHW, x, w, pins)
+        torch.cuda.synchronize()
+    names = " ".join(event.name for event in profile.events())
+    assert re.search("fft", names, re.IGNORECASE), names
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        y.sum().backward()
+        torch.cuda.synchronize()
+    names = " ".join(event.name for event in profile.events())
+    assert re.search("wino", names, re.IGNORECASE), names
+    assert re.search("fft", names, re.IGNORECASE), names
+    for pass_name, name in (("bwd_data", "winograd_nonfused"), ("bwd_filter", "fft")):
+        choice = _C.last_choice(f"conv_{pass_name}")
+        assert choice is not None and choice["algorithm"].startswith(f"legacy:{name}")
+
+
+def test_repinning_a_seen_shape_takes_effect() -> None:
+    x, w = _leaves(F32_NCHW)
+    pins = ("legacy:implicit_gemm", "legacy:fft_tiling", "legacy:winograd_nonfused")
+    expected = F.conv2d(x.double(), w.double(), padding=1)
+    for _ in range(2):
+        for pin in pins:
+            _C.set_knobs(f"fwd={pin}", False)
+            with torch.no_grad():
+                y = _conv(F32_NCHW, x, w)
+            choice = _C.last_choice("conv_fwd")
+            assert choice is not None
+            assert choice["algorithm"].split("/")[0] == pin
+            torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-2)
+    _C.set_knobs("", False)
+    with torch.no_grad():
+        _conv(F32_NCHW, x, w)
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and choice["why"] != "pinned"
+
+
+# Memory.
+
+
+def _peak_beyond(output_bytes: int, call: Callable[[], object]) -> int:
+    """Bytes that a call asked the allocator for at its peak, beyond its output."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    kept = call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    del kept
+    return int(peak - before - output_bytes)
+
+
+def _tensors_of(case: Case, op: str) -> tuple[tuple[Tensor, ...], int]:
+    x, w = (leaf.detach() for leaf in _leaves(case))
+    last = torch.channels_last if case.layout == "nhwc" else torch.contiguous_format
+    y = torch.randn(case.y, device="cuda", dtype=x.dtype).to(memory_format=last)
+    operands, output = {
+        "conv_fwd": ((x, w), y),
+        "conv_bwd_data": ((y, w), x),
+        "conv_bwd_filter": ((y, x), w),
+    }[op]
+    return operands, output.nbytes
+
+
+def _primitive(case: Case, op: str, operands: tuple[Tensor, ...], policy: str) -> Tensor:
+    options = (case.stride, case.padding, case.dilation)
+    result: Tensor
+    if op == "conv_fwd":
+        result = OPS.convolution.default(
+            *operands, None, *options, False, [0, 0], case.groups, policy=policy
+        )
+    elif op == "conv_bwd_data":
+        result = OPS.convolution_backward_input.default(
+            *operands, case.x, *options, case.groups, policy=policy
+        )
+    else:
+        result = OPS.convolution_backward_weight.default(
+            *operands, case.w, *options, case.groups, policy=policy
+        )
+    return result
+
+
+MEMORY_CASES = (
+    F32_NCHW,
+    F16_NHWC,
+    _case("resnet_3x3_56-bf16-nchw"),
+    _case("alexnet_5x5-f32-nchw"),
+    _case("mobilenet_dw-f32-nchw"),
+)
+
+
+@pytest.mark.parametrize("how", ["heuristic", "autotune"])
+@pytest.mark.parametrize("op", PASSES)
+@pytest.mark.parametrize("case", MEMORY_CASES, ids=lambda case: case.name)
+def test_a_cap_of_no_workspace_is_never_exceeded(case: Case, op: str, how: str) -> None:
+    operands, output_bytes = _tensors_of(case, op)
+    policy = f"{how};max_workspace=0"
+    _primitive(case, op, operands, policy)  # chooses, on scratch memory
+    beyond = _peak_beyond(output_bytes, lambda: _primitive(case, op, operands, policy))
+    choice = _C.last_choice(op)
+    assert choice is not None
+    assert beyond == 0, f"{choice['algorithm']} took {beyond} bytes"
+    assert choice["workspace_bytes"] == 0
+
+
+@pytest.mark.parametrize("op", PASSES)
+@pytest.mark.parametrize("case", MEMORY_CASES[:2], ids=lambda case: case.name)
+def test_stated_workspaces_are_what_is_taken(case: Case, op: str) -> None:
+    problem = case.problem(op)
+    operands, output_bytes = _tensors_of(case, op)
+    failures = []
+    for candidate in _C.candidates(problem, "cuda", "backends=cudnn"):
+        stated = candidate["workspace_bytes"]
+        if candidate["status"] != "ok" or stated is None:
+            continue
+        policy = f"{op.removeprefix('conv_')}={candidate['algorithm']}"
+        _primitive(case, op, operands, policy)
+        beyond = _peak_beyond(output_bytes, partial(_primitive, case, op, operands, policy))
+        if beyond > stated:
+            failures.append(f"{candidate['algorithm']}: stated {stated}, took {beyond}")
+    assert not failures, "\n".join([problem, *failures])
+
+
+def test_a_pin_above_the_cap_is_refused() -> None:
+    x, w = _leaves(F32_NCHW)
+    with pytest.raises((RuntimeError, ValueError), match="max_workspace"):
+        _conv(F32_NCHW, x, w, "fwd=legacy:fft;max_workspace=0")
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Callable[[int], None]]:
+    """``little_memory(n)`` leaves ``n`` bytes of the GPU to whoever allocates next."""
+
+    def leave(count: int) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + count) / total)
+
+    yield leave
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+def _rank_largest_workspace_first(problem: str) -> tuple[str, int]:
+    """Puts the runnable algorithm with the most workspace on top of the choice table."""
+    _C.measure(problem, "cuda", "autotune")
+    (entry,) = (entry for entry in _C.table_export() if entry["problem"] == problem)
+    ok = [m for m in entry["measurements"] if m["status"] == "ok"]
+    ok.sort(key=lambda m: -(m["workspace_bytes"] or 0))
+    for rank, measurement in enumerate(ok):
+        measurement["median_ms"] = 1e-6 * (rank + 1)
+    entry["measurements"] = ok
+    _C.table_clear()
+    assert _C.table_import([entry]) == 1
+    return ok[0]["algorithm"], ok[0]["workspace_bytes"] or 0
+
+
+def test_out_of_memory_for_a_workspace_takes_the_next_plan(
+    little_memory: Callable[[int], None],
+) -> None:
+    x, w = (leaf.detach() for leaf in _leaves(F32_NCHW))
+    expected = F.conv2d(x.double(), w.double(), padding=1).float()
+    problem = F32_NCHW.problem("conv_fwd")
+    hungry, workspace = _rank_largest_workspace_first(problem)
+    output_bytes = expected.nbytes
+    assert workspace > 4 * output_bytes, f"{hungry} needs too little for this test: {workspace}"
+
+    y = _conv(F32_NCHW, x, w, "autotune")
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and choice["algorithm"] == hungry
+    del y
+    little_memory(2 * output_bytes)
+    y = _conv(F32_NCHW, x, w, "autotune")
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and choice["algorithm"] != hungry
+    assert choice["why"].startswith("fallback") and "memory" in choice["why"]
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-2)
+    # It is a matter of that moment: with memory again, the first choice is back.
+    del y
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    _conv(F32_NCHW, x, w, "autotune")
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and choice["algorithm"] == hungry
+
+
+def test_out_of_memory_under_a_pin_is_an_error(little_memory: Callable[[int], None]) -> None:
+    x, w = (leaf.detach() for leaf in _leaves(F32_NCHW))
+    problem = F32_NCHW.problem("conv_fwd")
+    hungry, _ = _rank_largest_workspace_first(problem)
+    policy = f"fwd={hungry}"
+    y = _conv(F32_NCHW, x, w, policy)
+    output_bytes = y.nbytes
+    del y
+    little_memory(2 * output_bytes)
+    with pytest.raises(torch.OutOfMemoryError):
+        _conv(F32_NCHW, x, w, policy)
+
+
+def test_tuning_survives_candidates_that_do_not_fit(little_memory: Callable[[int], None]) -> None:
+    x, w = (leaf.detach() for leaf in _leaves(F32_NCHW))
+    expected = F.conv2d(x.double(), w.double(), padding=1).float()
+    problem = F32_NCHW.problem("conv_fwd")
+    torch.cuda.synchronize()
+    little_memory(12 * expected.nbytes)
+    measurements = _C.measure(problem, "cuda", "autotune", flush_l2=False)
+    assert measurements[0]["status"] == "ok"
+    failed = [m for m in measurements if m["status"] == "failed"]
+    assert all("memory" in m["reason"] for m in failed), failed
+    y = _conv(F32_NCHW, x, w, "autotune")
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-2)
+
+
+# CUDA graphs.
+
+SMALL_CASE = replace(F32_NCHW, x=(4, 16, 16, 16), w=(16, 16, 3, 3))
+
+
+def _step(case: Case, x: Tensor, w: Tensor, policy: str | None) -> Tensor:
+    x.grad = w.grad = None
+    y = _conv(case, x, w, policy)
+    y.square().sum().backward()
+    return y
+
+
+@pytest.mark.parametrize(
+    "policy", [None, "autotune", "aten:default", "fwd=1;bwd_data=1;bwd_filter=1"]
+)
+def test_capture_and_replay(policy: str | None) -> None:
+    x, w = _leaves(SMALL_CASE)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            _step(SMALL_CASE, x, w, policy)
+    torch.cuda.current_stream().wait_stream(stream)
+    x.grad = w.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = _step(SMALL_CASE, x, w, policy)
+    for _ in range(3):
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+            w.copy_(torch.randn_like(w))
+        graph.replay()
+        x_double = x.detach().double().requires_grad_()
+        w_double = w.detach().double().requires_grad_()
+        expected = F.conv2d(x_double, w_double, padding=1)
+        expected.square().sum().backward()
+        torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+        for got, wanted in ((x.grad, x_double.grad), (w.grad, w_double.grad)):
+            assert got is not None and wanted is not None
+            scale = float(wanted.abs().max())
+            torch.testing.assert_close(got.double() / scale, wanted / scale, rtol=1e-2, atol=1e-2)
+
+
+def test_the_first_call_on_a_problem_may_be_under_capture() -> None:
+    x, w = (leaf.detach() for leaf in _leaves(SMALL_CASE))
+    _conv(SMALL_CASE, x[:1], w)  # cuDNN itself is ready, this problem is not
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = _conv(SMALL_CASE, x, w)
+    graph.replay()
+    expected = F.conv2d(x.double(), w.double(), padding=1)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_explicit_autotune_on_a_miss_under_capture_is_an_error() -> None:
+    x, w = (leaf.detach() for leaf in _leaves(SMALL_CASE))
+    _conv(SMALL_CASE, x, w)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        with (
+            pytest.raises(RuntimeError, match="captur"),
+            torch.cuda.graph(graph),
+        ):
+            _conv(SMALL_CASE, x, w, "autotune")
+    # The device is as it was, and outside of a capture the same call tunes.
+    _conv(SMALL_CASE, x, w, "autotune")
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and choice["why"] == "tuned"
+
+
+def test_benchmark_under_capture_takes_the_heuristic_with_one_warning() -> None:
+    x, w = (leaf.detach() for leaf in _leaves(SMALL_CASE))
+    y = _conv(SMALL_CASE, x, w, "heuristic")
+    heuristic = _C.choose(_problem(x, w), "cuda", "heuristic")["algorithm"]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with torch.cuda.graph(graph):
+            captured = _conv(SMALL_CASE, x, w, "benchmark")
+            choice = _C.last_choice("conv_fwd")
+            _conv(SMALL_CASE, x, w, "benchmark")
+    messages = [str(warning.message) for warning in caught]
+    assert len([message for message in messages if "captur" in message]) == 1, messages
+    assert choice is not None and choice["algorithm"] == heuristic
+    graph.replay()
+    torch.testing.assert_close(captured, y)
+    assert _C.table_export() == []
+    _conv(SMALL_CASE, x, w, "benchmark")
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and choice["why"] == "tuned"
+    assert len(_C.table_export()) == 1
+
+
+def _problem(x: Tensor, w: Tensor) -> str:
+    return _C.convolution_problem("conv_fwd", x, w, [1, 1], [1, 1], [1, 1], 1)
+
+
+# Streams.
+
+
+def test_work_runs_on_the_current_stream() -> None:
+    x, w = _leaves(SMALL_CASE)
+    side = torch.cuda.Stream()
+    for policy in (None, "autotune", "fwd=legacy:implicit_gemm", "aten:default"):
+        _step(SMALL_CASE, x, w, policy)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side), torch.no_grad():
+            # The convolution must wait for what its stream has to do first.
+            torch.cuda._sleep(50_000_000)
+            late = torch.randn_like(x)
+            y = _conv(SMALL_CASE, late, w, policy)
+            assert not side.query(), "the convolution waited on the host"
+        torch.cuda.default_stream().synchronize()
+        side.synchronize()
+        expected = F.conv2d(late.double(), w.double(), padding=1)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_backward_runs_on_the_stream_of_forward() -> None:
+    x, w = _leaves(SMALL_CASE)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = _conv(SMALL_CASE, x, w)
+        torch.cuda._sleep(50_000_000)
+        loss = y.square().sum()
+    loss.backward()
+    torch.cuda.synchronize()
+    doubles = [leaf.detach().double().requires_grad_() for leaf in (x, w)]
+    F.conv2d(doubles[0], doubles[1], padding=1).square().sum().backward()
+    for leaf, double in zip((x, w), doubles, strict=True):
+        assert leaf.grad is not None and double.grad is not None
+        scale = float(double.grad.abs().max())
+        torch.testing.assert_close(
+            leaf.grad.double() / scale, double.grad / scale, rtol=1e-2, atol=1e-2
+        )

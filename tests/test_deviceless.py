@@ -1,0 +1,97 @@
+"""What an H200 accepts, listed from its device properties alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from torch_cudnn_ext import _C
+
+TARGET = "target:h200"
+# The shape, in f16 channels-last, whose plans with default knobs were counted on cuDNN 9.19.
+PROBLEM = (
+    "{op} x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1 stride=1 dilation=1 groups=1 "
+    "compute=f32"
+)
+DEFAULT_PLANS = {"conv_fwd": 17, "conv_bwd_data": 27, "conv_bwd_filter": 26}
+EVERYTHING = "allow_down_convert;allow_reduced_range"
+OPS = sorted(DEFAULT_PLANS)
+
+
+def _listing(op: str) -> list[_C.Candidate]:
+    return _C.candidates(PROBLEM.format(op=op), TARGET, "")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_default_plan_is_listed_with_its_workspace(op: str) -> None:
+    plans = [
+        candidate
+        for candidate in _C.candidates(PROBLEM.format(op=op), TARGET, EVERYTHING)
+        if candidate["status"] == "ok"
+        and candidate["backend"] == "graph"
+        and "/" not in candidate["algorithm"]
+    ]
+    assert len(plans) >= DEFAULT_PLANS[op]
+    assert all(plan["workspace_bytes"] is not None for plan in plans)
+    assert any(plan["workspace_bytes"] == 0 for plan in plans)
+    assert any(plan["workspace_bytes"] for plan in plans)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_heuristic_configurations_are_listed_without_duplicates(op: str) -> None:
+    listing = _listing(op)
+    algorithms = [candidate["algorithm"] for candidate in listing]
+    assert len(algorithms) == len(set(algorithms))
+    assert any(candidate["source"].startswith("heuristic A") for candidate in listing)
+    assert any("tensor_core" in candidate["notes"] for candidate in listing)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_whatever_is_not_ok_has_a_reason(op: str) -> None:
+    for candidate in _listing(op):
+        assert candidate["status"] in ("ok", "unsupported", "excluded", "needs a driver")
+        assert bool(candidate["reason"]) == (candidate["status"] != "ok"), candidate
+
+
+def test_constraints_hold_for_a_target() -> None:
+    problem = PROBLEM.format(op="conv_bwd_filter")
+    capped = _C.candidates(problem, TARGET, "max_workspace=0")
+    good = [candidate for candidate in capped if candidate["status"] == "ok"]
+    assert good and all(candidate["workspace_bytes"] == 0 for candidate in good)
+    strict = _C.candidates(problem, TARGET, "deterministic")
+    assert all(c["deterministic"] for c in strict if c["status"] == "ok")
+
+
+def test_the_listing_is_the_same_in_two_processes() -> None:
+    code = (
+        "import json, sys\n"
+        "from torch_cudnn_ext import _C\n"
+        "print(json.dumps([_C.candidates(line, 'target:h200', '') for line in sys.argv[1:]]))"
+    )
+    lines = [PROBLEM.format(op=op) for op in OPS]
+    outputs = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", code, *lines], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for _ in range(2)
+    ]
+    assert outputs[0] == outputs[1] == [_listing(op) for op in OPS]
+
+
+def test_a_target_refuses_to_measure_and_to_run() -> None:
+    problem = PROBLEM.format(op="conv_fwd")
+    with pytest.raises((RuntimeError, ValueError), match="h200") as refused:
+        _C.measure(problem, TARGET)
+    assert "target" in str(refused.value)
+    with pytest.raises((RuntimeError, ValueError), match="h200"):
+        _C.scratch(problem, TARGET)
+
+
+def test_an_unknown_target_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="z80"):
+        _C.candidates(PROBLEM.format(op="conv_fwd"), "target:z80", "")

@@ -1,0 +1,270 @@
+"""Each error says what was wrong: the operator, the argument, what came, and what was wanted."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext import ops
+
+OPS = torch.ops.torch_cudnn_ext
+# PyTorch's dispatcher turns some kinds of error of an operator into RuntimeError.
+REFUSED = (RuntimeError, TypeError, ValueError)
+PIN_THAT_CANNOT_RUN = {"cpu": "legacy:fft", "cuda": "cpu:im2col"}
+PIN_THAT_CAN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
+
+
+def images(device: str = "cpu", **keywords: Any) -> Tensor:
+    return torch.randn(2, 4, 8, 8, device=device, **keywords)
+
+
+def filters(device: str = "cpu", **keywords: Any) -> Tensor:
+    return torch.randn(6, 4, 3, 3, device=device, **keywords)
+
+
+def assert_says(caught: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    message = str(caught.value)
+    for part in parts:
+        assert part in message, f"{part!r} is not in: {message}"
+
+
+# --- the functions' own checks -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind", "parts"),
+    [
+        ({"input": None}, TypeError, ("input", "None", "Tensor")),
+        ({"weight": [1.0]}, TypeError, ("weight", "list", "Tensor")),
+        ({"input": torch.ones(2, 4)}, ValueError, ("input", "[2, 4]", "4 dimensions")),
+        ({"weight": torch.ones(6, 4, 3)}, ValueError, ("weight", "[6, 4, 3]", "4 dimensions")),
+        ({"stride": "2"}, TypeError, ("stride", "'2'", "integer")),
+        ({"stride": 1.5}, TypeError, ("stride", "1.5", "integer")),
+        ({"stride": (1, 2.0)}, TypeError, ("stride", "(1, 2.0)", "integer")),
+        ({"stride": (1, 1, 1)}, ValueError, ("stride", "3 numbers", "one or 2")),
+        ({"dilation": None}, TypeError, ("dilation", "None", "integer")),
+        ({"padding": True}, TypeError, ("padding", "True", "integer")),
+        ({"padding": (1, 1, 1, 1)}, ValueError, ("padding", "4 numbers", "one or 2")),
+        ({"padding": "some"}, ValueError, ("padding", "'some'", "valid, same, half, full")),
+        ({"padding": "same", "stride": 2}, ValueError, ("padding", "'same'", "stride 1")),
+        ({"conv_mode": "sideways"}, ValueError, ("conv_mode", "'sideways'", "'cross' or 'conv'")),
+    ],
+)
+def test_a_bad_argument_of_a_function(
+    keywords: dict[str, Any], kind: type[Exception], parts: tuple[str, ...]
+) -> None:
+    arguments = {"input": images(), "weight": filters(), **keywords}
+    with pytest.raises(kind) as caught:
+        ops.conv2d(**arguments)
+    assert_says(caught, "conv2d", *parts)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "parts"),
+    [
+        (3, ValueError, ("policy", "3", "fwd=3")),
+        (1.5, TypeError, ("policy", "1.5", "Policy")),
+        ({"fwd": "nonsense"}, ValueError, ("fwd", "'nonsense'", "algorithm")),
+        ({"sideways": "fft"}, TypeError, ("sideways",)),
+    ],
+)
+def test_a_bad_policy_argument(policy: Any, kind: type[Exception], parts: tuple[str, ...]) -> None:
+    with pytest.raises(kind) as caught:
+        ops.conv2d(images(), filters(), policy=policy)
+    assert_says(caught, *parts)
+
+
+def test_what_transposed_convolutions_refuse() -> None:
+    with pytest.raises(ValueError) as caught:
+        ops.conv_transpose2d(images(), torch.randn(4, 6, 3, 3), padding="same")
+    assert_says(caught, "conv_transpose2d", "padding", "'same'", "valid, half, full")
+    with pytest.raises(ValueError) as caught:
+        ops.conv_transpose2d(images(), torch.randn(4, 6, 3, 3), output_padding=(1, 1, 1))
+    assert_says(caught, "conv_transpose2d", "output_padding", "3 numbers", "one or 2")
+
+
+def test_what_primitives_refuse() -> None:
+    x, w = images(), filters()
+    dy = torch.randn(2, 6, 6, 6)
+    with pytest.raises(ValueError) as caught:
+        ops.convolution(x, w[:, :, :2, :2], padding="same")
+    assert_says(caught, "convolution", "padding", "'same'", "(2, 2)")
+    with pytest.raises(ValueError) as caught:
+        ops.convolution(x, w, z=dy, out=dy)
+    assert_says(caught, "convolution", "z", "out")
+    with pytest.raises(ValueError) as caught:
+        ops.convolution_backward_input(dy, w, (2, 4, 8))
+    assert_says(caught, "convolution_backward_input", "input_size", "3 numbers", "4")
+    with pytest.raises(ValueError) as caught:
+        ops.convolution_backward_weight(dy, x[0, 0], w.shape)
+    assert_says(caught, "convolution_backward_weight", "input", "[8, 8]", "dimensions")
+
+
+# --- the operators' checks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"weight": torch.randn(6, 3, 3, 3)}, ("weight", "3", "4")),
+        ({"groups": 3}, ("groups", "3")),
+        ({"groups": 0}, ("groups", "0")),
+        ({"weight": torch.randn(5, 2, 3, 3), "groups": 2}, ("5", "groups")),
+        ({"weight": torch.randn(6, 4, 3, 3, dtype=torch.float64)}, ("weight", "dtype")),
+        ({"bias": torch.randn(5)}, ("bias", "5", "6")),
+        ({"bias": torch.randn(6, 1)}, ("bias", "6")),
+        ({"stride": [0, 1]}, ("stride", "0")),
+        ({"stride": [1, -1]}, ("stride", "-1")),
+        ({"padding": [-1, 0]}, ("padding", "-1")),
+        ({"dilation": [1, 0]}, ("dilation", "0")),
+        ({"weight": torch.randn(6, 4, 9, 9)}, ("9", "8")),
+        ({"input": torch.randn(2, 4, 8)[0, 0]}, ("input",)),
+        ({"input": torch.ones(2, 4, 8, 8, dtype=torch.int64)}, ("input",)),
+    ],
+)
+def test_a_bad_argument_of_an_operator(
+    arguments: dict[str, Any], parts: tuple[str, ...], device: str
+) -> None:
+    given: dict[str, Any] = {
+        "input": images(),
+        "weight": filters(),
+        "bias": None,
+        "stride": [1, 1],
+        "padding": [0, 0],
+        "dilation": [1, 1],
+        "groups": 1,
+        **arguments,
+    }
+    moved = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in given.items()
+    }
+    with pytest.raises(REFUSED) as caught:
+        OPS.conv2d.default(*moved.values())
+    assert_says(caught, "torch_cudnn_ext::conv", *parts)
+
+
+def test_a_bad_argument_of_a_primitive(device: str) -> None:
+    x, w = images(device), filters(device)
+    dy = torch.randn(2, 6, 6, 6, device=device)
+    with pytest.raises(REFUSED) as caught:
+        ops.convolution_backward_input(dy[:, :5], w, x.shape)
+    assert_says(caught, "convolution_backward_input", "grad_output")
+    with pytest.raises(REFUSED) as caught:
+        ops.convolution_backward_weight(dy[:, :, :5], x, w.shape)
+    assert_says(caught, "convolution_backward_weight", "grad_output")
+    with pytest.raises(REFUSED) as caught:
+        ops.convolution(x, w, z=dy[:, :5], beta=1.0)
+    assert_says(caught, "convolution", "z")
+    with pytest.raises(REFUSED) as caught:
+        ops.convolution(x, w, beta=1.0)
+    assert_says(caught, "convolution", "beta", "z")
+    with pytest.raises(REFUSED) as caught:
+        ops.convolution(x, w, out=dy[:, :5])
+    assert_says(caught, "out")
+    with pytest.raises(REFUSED) as caught:
+        ops.convolution(x, w.requires_grad_(), out=dy)
+    assert_says(caught, "requires")
+
+
+def test_output_padding_must_be_smaller_than_stride_or_dilation(device: str) -> None:
+    w = torch.randn(4, 6, 3, 3, device=device)
+    with pytest.raises(REFUSED) as caught:
+        ops.conv_transpose2d(images(device), w, stride=2, output_padding=2)
+    assert_says(caught, "torch_cudnn_ext::conv", "output_padding", "2")
+
+
+@pytest.mark.parametrize(
+    ("policy", "parts"),
+    [
+        ("fwd=nonsense", ("nonsense", "fft")),
+        ("sideways=fft", ("sideways", "fwd", "max_workspace")),
+        ("max_workspace=elephants", ("max_workspace", "elephants", "64MiB")),
+        ("fwd=graph:eng", ("graph:eng", "engNUMBER")),
+        ("1", ("1", "fwd=1")),
+        ("fwd=time_once", ("time_once", "conv_fwd", "module")),
+        ("guess_once", ("guess_once", "module")),
+    ],
+)
+def test_a_bad_policy_text_of_an_operator(policy: str, parts: tuple[str, ...], device: str) -> None:
+    with pytest.raises(REFUSED) as caught:
+        OPS.conv2d.default(images(device), filters(device), policy=policy)
+    assert_says(caught, *parts)
+
+
+# --- pins that cannot run ----------------------------------------------------------------------
+
+
+def test_an_unsupported_pin_gives_reason_problem_and_alternatives(device: str) -> None:
+    pin = PIN_THAT_CANNOT_RUN[device]
+    with pytest.raises(RuntimeError) as caught:
+        ops.conv2d(images(device), filters(device), policy=f"fwd={pin}")
+    assert_says(
+        caught,
+        "conv_fwd",
+        pin,
+        "cannot run: ",
+        "problem: conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=0 stride=1",
+        f"device: {device}",
+        "would work: ",
+        "on_unsupported",
+    )
+    with pytest.raises(RuntimeError, match="cannot run"):  # also when asked again
+        ops.conv2d(images(device), filters(device), policy=f"fwd={pin}")
+
+
+def test_an_unsupported_pin_of_a_gradient_is_an_error_in_backward(device: str) -> None:
+    pin = PIN_THAT_CANNOT_RUN[device]
+    for name in ("bwd_data", "bwd_filter"):
+        x, w = images(device).requires_grad_(), filters(device).requires_grad_()
+        result = ops.conv2d(x, w, policy={name: pin})
+        with pytest.raises(RuntimeError) as caught:
+            torch.autograd.grad(result.sum(), (x, w))
+        assert_says(caught, f"problem: conv_{name} x=f32", pin, "cannot run", "would work")
+
+
+def test_a_cudnn_pin_on_the_cpu() -> None:
+    for pin in ("legacy:fft", "graph:eng1"):
+        with pytest.raises(RuntimeError) as caught:
+            ops.conv2d(images(), filters(), policy=f"fwd={pin}")
+        assert_says(caught, pin, "device: cpu", "aten:default", "cpu:im2col", "cpu:direct")
+
+
+def test_a_name_that_its_backend_does_not_know(device: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        ops.conv2d(images(device), filters(device), policy="fwd=aten:nonsense")
+    assert_says(caught, "aten:nonsense", "cannot run", "would work")
+
+
+def test_a_pin_outside_the_backends_allowed(device: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        ops.conv2d(
+            images(device), filters(device), policy=f"fwd={PIN_THAT_CAN[device]};backends=aten"
+        )
+    assert_says(caught, PIN_THAT_CAN[device], "cannot run", "backends", "aten:default")
+
+
+def test_constraints_that_nothing_meets(device: str) -> None:
+    nothing = "cudnn" if device == "cpu" else "cpu"
+    with pytest.raises(RuntimeError) as caught:
+        ops.conv2d(images(device), filters(device), policy=f"backends={nothing}")
+    assert_says(caught, "conv_fwd", "problem: conv_fwd x=f32", "policy: ", f"backends={nothing}")
+
+
+def test_on_unsupported_warn_and_fallback(device: str) -> None:
+    x, w = images(device), filters(device)
+    pin = PIN_THAT_CANNOT_RUN[device]
+    expected = ops.conv2d(x, w)
+    with pytest.warns(UserWarning, match="cannot run") as warned:
+        result = ops.conv2d(x, w, policy=f"fwd={pin};on_unsupported=warn")
+    assert pin in str(warned[0].message)
+    torch.testing.assert_close(result, expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ops.conv2d(x, w, policy=f"fwd={pin};on_unsupported=fallback")
+    torch.testing.assert_close(result, expected)
+    choice = ops.last_choice("conv_fwd")
+    assert choice is not None
+    assert choice.why.startswith("fallback: ") and pin in choice.why

@@ -1,0 +1,336 @@
+"""The functions of `torch_cudnn_ext.ops`: what they add to the operators below them."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_cudnn_ext import Policy, ops
+from torch_cudnn_ext.ops import BorderMode, ConvMode
+from torch_cudnn_ext.policy import PolicyLike
+
+CONV: dict[int, tuple[Any, Any]] = {
+    1: (ops.conv1d, F.conv1d),
+    2: (ops.conv2d, F.conv2d),
+    3: (ops.conv3d, F.conv3d),
+}
+CONV_TRANSPOSE: dict[int, tuple[Any, Any]] = {
+    1: (ops.conv_transpose1d, F.conv_transpose1d),
+    2: (ops.conv_transpose2d, F.conv_transpose2d),
+    3: (ops.conv_transpose3d, F.conv_transpose3d),
+}
+dims = pytest.mark.parametrize("n", [1, 2, 3])
+SPACE = (9, 10, 7)
+KERNEL = (3, 2, 1)
+PIN = {"cpu": "cpu:direct", "cuda": "legacy:implicit_gemm"}
+
+
+def random(device: str, *sizes: int) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=torch.float64)
+
+
+def operands(n: int, device: str, kernel: tuple[int, ...] = KERNEL) -> tuple[Tensor, Tensor]:
+    """Input of 4 channels and weight with 6 filters, or its transposed roles."""
+    return random(device, 2, 4, *SPACE[:n]), random(device, 6, 4, *kernel[:n])
+
+
+def flipped(weight: Tensor) -> Tensor:
+    return weight.flip(list(range(2, weight.dim())))
+
+
+# --- PyTorch's arguments -----------------------------------------------------------------------
+
+
+@dims
+def test_arguments_are_pytorchs_in_name_and_order(n: int, device: str) -> None:
+    mine, theirs = CONV[n]
+    x, _ = operands(n, device)
+    w, b = random(device, 6, 2, *KERNEL[:n]), random(device, 6)
+    positional = (x, w, b, 2, 1, 2, 2)
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    expected = theirs(*positional)
+    torch.testing.assert_close(mine(*positional), expected)
+    torch.testing.assert_close(mine(**dict(zip(names, positional, strict=True))), expected)
+
+
+@dims
+def test_transposed_arguments_are_pytorchs_in_name_and_order(n: int, device: str) -> None:
+    mine, theirs = CONV_TRANSPOSE[n]
+    x, w, b = random(device, 2, 4, *SPACE[:n]), random(device, 4, 3, *KERNEL[:n]), random(device, 6)
+    positional = (x, w, b, 2, 0, 1, 2, 2)
+    names = (
+        "input",
+        "weight",
+        "bias",
+        "stride",
+        "padding",
+        "output_padding",
+        "groups",
+        "dilation",
+    )
+    expected = theirs(*positional)
+    torch.testing.assert_close(mine(*positional), expected)
+    torch.testing.assert_close(mine(**dict(zip(names, positional, strict=True))), expected)
+
+
+@pytest.mark.parametrize("stride", [2, (2,), [2, 2], (2, 1)])
+def test_sizes_may_be_integers_tuples_or_lists(stride: Any, device: str) -> None:
+    x, w = operands(2, device)
+    expected = F.conv2d(x, w, stride=stride, padding=stride, dilation=stride)
+    result = ops.conv2d(x, w, stride=stride, padding=stride, dilation=stride)
+    torch.testing.assert_close(result, expected)
+
+
+@dims
+def test_inputs_without_a_batch_and_with_any_strides(n: int, device: str) -> None:
+    x, w = operands(n, device)
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    expected = CONV[n][1](x, w)
+    torch.testing.assert_close(CONV[n][0](strided, w), expected)
+    torch.testing.assert_close(CONV[n][0](strided[0], w), expected[0])
+    transposed = random(device, 4, 6, *KERNEL[:n])
+    expected = CONV_TRANSPOSE[n][1](x, transposed)
+    torch.testing.assert_close(CONV_TRANSPOSE[n][0](strided[0], transposed), expected[0])
+
+
+# --- borders -----------------------------------------------------------------------------------
+
+
+@dims
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("kernel", [(3, 2, 1), (4, 5, 2)])
+@pytest.mark.parametrize("border", ["valid", "half", "full"])
+def test_border_modes_are_theanos(
+    n: int, dilation: int, kernel: tuple[int, ...], border: BorderMode, device: str
+) -> None:
+    x, w = operands(n, device, kernel)
+    amounts = {
+        "valid": [0] * n,
+        "half": [((k - 1) * dilation + 1) // 2 for k in kernel[:n]],
+        "full": [(k - 1) * dilation for k in kernel[:n]],
+    }[border]
+    expected = CONV[n][1](x, w, padding=amounts, dilation=dilation)
+    torch.testing.assert_close(CONV[n][0](x, w, padding=border, dilation=dilation), expected)
+    result = ops.convolution(x, w, padding=border, dilation=dilation)
+    torch.testing.assert_close(result, expected)
+
+
+@dims
+@pytest.mark.parametrize("dilation", [1, 3])
+@pytest.mark.parametrize("kernel", [(3, 5, 1), (4, 3, 2), (2, 2, 2)])
+def test_same_is_pytorchs_also_where_it_is_lopsided(
+    n: int, dilation: int, kernel: tuple[int, ...], device: str
+) -> None:
+    x, w = operands(n, device, kernel)
+    expected = CONV[n][1](x, w, padding="same", dilation=dilation)
+    result = CONV[n][0](x, w, padding="same", dilation=dilation)
+    assert result.shape[2:] == x.shape[2:]
+    torch.testing.assert_close(result, expected)
+    unbatched = CONV[n][0](x[0], w, padding="same", dilation=dilation)
+    torch.testing.assert_close(unbatched, expected[0])
+
+
+def test_half_keeps_the_size_for_odd_filters_and_full_undoes_valid(device: str) -> None:
+    x, w = operands(2, device, (3, 5))
+    assert ops.conv2d(x, w, padding="half").shape[2:] == x.shape[2:]
+    back = ops.conv2d(ops.conv2d(x, w, padding="valid"), random(device, 4, 6, 3, 5), padding="full")
+    assert back.shape == x.shape
+
+
+@pytest.mark.parametrize("border", ["valid", "half", "full"])
+def test_border_modes_of_transposed_convolutions(border: BorderMode, device: str) -> None:
+    x, w = random(device, 2, 4, 9, 8), random(device, 4, 6, 3, 2)
+    amounts = {"valid": (0, 0), "half": (1, 1), "full": (2, 1)}[border]
+    expected = F.conv_transpose2d(x, w, padding=amounts)
+    torch.testing.assert_close(ops.conv_transpose2d(x, w, padding=border), expected)
+    result = ops.convolution(x, w, padding=border, transposed=True)
+    torch.testing.assert_close(result, expected)
+
+
+# --- convolution proper ------------------------------------------------------------------------
+
+
+@dims
+def test_conv_mode_conv_flips_the_filters(n: int, device: str) -> None:
+    x, w = operands(n, device)
+    b = random(device, 6)
+    expected = CONV[n][1](x, flipped(w), b, padding=1)
+    torch.testing.assert_close(CONV[n][0](x, w, b, padding=1, conv_mode="conv"), expected)
+    result = CONV[n][0](x[0], w, b, padding=1, conv_mode="conv")
+    torch.testing.assert_close(result, expected[0])
+    w = random(device, 4, 6, *KERNEL[:n])
+    expected = CONV_TRANSPOSE[n][1](x, flipped(w), b, 2)
+    torch.testing.assert_close(CONV_TRANSPOSE[n][0](x, w, b, 2, conv_mode="conv"), expected)
+    result = CONV_TRANSPOSE[n][0](x[0], w, b, 2, conv_mode="conv")
+    torch.testing.assert_close(result, expected[0])
+
+
+def test_convolution_proper_is_that_of_polynomials(device: str) -> None:
+    one, two = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])
+    product = ops.conv1d(
+        one.to(device).view(1, 1, -1),
+        two.to(device).view(1, 1, -1),
+        padding="full",
+        conv_mode="conv",
+    )
+    assert product.flatten().tolist() == pytest.approx([4, 13, 22, 15])
+
+
+@pytest.mark.parametrize("mode", ["cross", "conv"])
+def test_gradients_pass_through(mode: ConvMode, device: str) -> None:
+    x, w = (tensor.requires_grad_() for tensor in operands(2, device))
+    b = random(device, 6).requires_grad_()
+    mine = torch.autograd.grad(
+        ops.conv2d(x, w, b, padding="same", conv_mode=mode).square().sum(), (x, w, b)
+    )
+    seen = flipped(w) if mode == "conv" else w
+    theirs = torch.autograd.grad(F.conv2d(x, seen, b, padding="same").square().sum(), (x, w, b))
+    for got, wanted in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+# --- primitives --------------------------------------------------------------------------------
+
+
+@dims
+@pytest.mark.parametrize("mode", ["cross", "conv"])
+def test_primitives_are_the_gradients(n: int, mode: ConvMode, device: str) -> None:
+    x, w = (tensor.requires_grad_() for tensor in operands(n, device))
+    seen = flipped(w) if mode == "conv" else w
+    y = CONV[n][1](x, seen, stride=2, padding=1)
+    dy = torch.randn_like(y)
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+    x, w = x.detach(), w.detach()
+    common: dict[str, Any] = {"stride": 2, "padding": 1, "conv_mode": mode}
+    torch.testing.assert_close(ops.convolution(x, w, **common), y.detach())
+    result = ops.convolution_backward_input(dy, w, x.shape, **common)
+    torch.testing.assert_close(result, dx)
+    result = ops.convolution_backward_weight(dy, x, w.shape, **common)
+    torch.testing.assert_close(result, dw)
+
+
+def primitive_calls(device: str) -> list[tuple[str, Any, Tensor]]:
+    """Each primitive as a function of its keywords, and its plain result."""
+    x, w = operands(2, device)
+    dy = torch.randn_like(F.conv2d(x, w))
+
+    def forward(**keywords: Any) -> Tensor:
+        return ops.convolution(x, w, **keywords)
+
+    def backward_input(**keywords: Any) -> Tensor:
+        return ops.convolution_backward_input(dy, w, x.shape, **keywords)
+
+    def backward_weight(**keywords: Any) -> Tensor:
+        return ops.convolution_backward_weight(dy, x, list(w.shape), **keywords)
+
+    calls = [("fwd", forward), ("bwd_data", backward_input), ("bwd_filter", backward_weight)]
+    return [(name, call, call()) for name, call in calls]
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.5, -2.0), (1.0, 0.0), (0.0, 1.0)])
+def test_primitives_add_to_z_and_to_out(alpha: float, beta: float, device: str) -> None:
+    for _, call, plain in primitive_calls(device):
+        z = torch.randn_like(plain)
+        expected = alpha * plain + beta * z
+        before = z.clone()
+        torch.testing.assert_close(call(z=z, alpha=alpha, beta=beta), expected)
+        assert torch.equal(z, before)
+        out = z.clone()
+        assert call(out=out, alpha=alpha, beta=beta) is out
+        torch.testing.assert_close(out, expected)
+
+
+def test_out_with_no_beta_ignores_what_it_held(device: str) -> None:
+    for _, call, plain in primitive_calls(device):
+        out = torch.full_like(plain, float("nan"))
+        call(out=out)
+        torch.testing.assert_close(out, plain)
+
+
+def test_parameter_gradients_accumulate_with_a_scale(device: str) -> None:
+    x, w = operands(2, device)
+    dy = torch.randn_like(F.conv2d(x, w))
+    total = torch.zeros_like(w)
+    for scale in (1.0, 0.25):
+        ops.convolution_backward_weight(dy, x, w.shape, alpha=scale, beta=1.0, out=total)
+    torch.testing.assert_close(total, 1.25 * ops.convolution_backward_weight(dy, x, w.shape))
+
+
+def test_accumulation_is_differentiable(device: str) -> None:
+    x, w = (tensor.requires_grad_() for tensor in operands(2, device))
+    z = torch.randn_like(F.conv2d(x, w)).requires_grad_()
+    result = ops.convolution(x, w, z=z, alpha=0.5, beta=2.0)
+    weighting = torch.randn_like(result)
+    mine = torch.autograd.grad(result, (x, w, z), weighting)
+    theirs = torch.autograd.grad(0.5 * F.conv2d(x, w) + 2.0 * z, (x, w, z), weighting)
+    for got, wanted in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_bias_is_not_scaled(device: str) -> None:
+    x, w = operands(2, device)
+    b = random(device, 6)
+    expected = 0.5 * F.conv2d(x, w) + b.view(1, -1, 1, 1)
+    torch.testing.assert_close(ops.convolution(x, w, b, alpha=0.5), expected)
+
+
+# --- policies ----------------------------------------------------------------------------------
+
+
+def test_a_policy_may_be_given_in_any_form(device: str) -> None:
+    x, w = operands(2, device)
+    pin = PIN[device]
+    for policy in (f"fwd={pin}", Policy(fwd=pin), {"fwd": pin}):
+        ops.conv2d(x, w, policy=policy)
+        choice = ops.last_choice("conv_fwd")
+        assert choice is not None and choice.why == "pinned"
+        assert choice.algorithm.startswith(pin)
+    nothings: tuple[PolicyLike, ...] = (None, "", -1, {}, Policy())
+    for nothing in nothings:
+        ops.conv2d(x, w, policy=nothing)
+        choice = ops.last_choice("conv_fwd")
+        assert choice is not None and choice.why == "heuristic"
+
+
+def test_every_function_honours_its_policy(device: str) -> None:
+    x, w = operands(2, device)
+    pins: dict[str, str] = {
+        "cpu": dict.fromkeys(("fwd", "bwd_data", "bwd_filter"), "cpu:direct"),
+        "cuda": {
+            "fwd": "legacy:implicit_gemm",
+            "bwd_data": str(Policy(bwd_data=1).get("bwd_data")),
+            "bwd_filter": str(Policy(bwd_filter=1).get("bwd_filter")),
+        },
+    }[device]
+    policy = Policy().replace(**pins)
+    for name, call, _ in primitive_calls(device):
+        for keywords in ({}, {"out": torch.zeros_like(call()), "beta": 1.0}):
+            call(policy=policy, **keywords)
+            choice = ops.last_choice(f"conv_{name}")
+            assert choice is not None and choice.algorithm.startswith(pins[name])
+    ops.conv2d(x, w, conv_mode="conv", policy=policy)
+    choice = ops.last_choice("conv_fwd")
+    assert choice is not None and "mode=conv" in choice.problem and choice.why == "pinned"
+    ops.conv_transpose2d(x, random(device, 4, 6, 3, 2), policy=policy)
+    choice = ops.last_choice("conv_bwd_data")
+    assert choice is not None and choice.why == "pinned"
+
+
+def test_last_choice(device: str) -> None:
+    x, w = operands(2, device)
+    ops.conv2d(x, w, policy={"fwd": PIN[device]})
+    choice = ops.last_choice()
+    assert choice is not None
+    assert choice == ops.last_choice("conv_fwd") == ops.last_choice("conv", "fwd")
+    assert choice == ops.last_choice(pass_name="fwd") == ops.last_choice("conv_fwd", "fwd")
+    assert choice.op == "conv_fwd"
+    assert choice.problem.startswith("conv_fwd x=f64[2,4,9,10]:nchw w=f64[6,4,3,2]:nchw pad=0")
+    assert choice.device.startswith(device)
+    assert Policy.parse(choice.policy).get("fwd") is not None
+    assert choice.choosing_ms >= 0
+    assert choice.workspace_bytes is None or choice.workspace_bytes >= 0
+    for bad in (("conv_sideways",), ("conv",), ("conv", "sideways"), ("conv_fwd", "bwd_data")):
+        with pytest.raises(ValueError, match="conv_bwd_filter"):
+            ops.last_choice(*bad)

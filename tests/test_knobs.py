@@ -1,0 +1,325 @@
+"""Process-wide knobs, thread-local flags, and the environment."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_cudnn_ext
+from torch_cudnn_ext import _C, Policy, knobs, ops
+
+OPERATORS = [f"{op['family']}_{name}" for op in _C.operators() for name in op["passes"]]
+# Two algorithms for each device that any small float32 problem can run on.
+PINS = {"cpu": ("cpu:im2col", "cpu:direct"), "cuda": ("aten:default", "legacy:implicit_gemm")}
+
+
+@pytest.fixture(autouse=True)
+def unset_knobs() -> Iterator[None]:
+    """Leaves no knob behind, not even in Python's record of them."""
+    knobs.reset()
+    yield
+    knobs.reset()
+
+
+def resolved(field: str) -> str | None:
+    """A field of the policy that an operator would run under."""
+    return Policy.parse(_C.resolved_policy(None)).get(field)
+
+
+def convolve(device: str) -> Tensor:
+    x, w = torch.randn(1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+    return ops.conv2d(x, w)
+
+
+def ran() -> str:
+    """The algorithm of the newest forward convolution."""
+    choice = ops.last_choice("conv_fwd")
+    assert choice is not None
+    return choice.algorithm
+
+
+def test_every_operator_has_its_knob() -> None:
+    for op in OPERATORS:
+        assert getattr(knobs, f"{op}_algo") is None
+        assert f"{op}_algo" in dir(knobs)
+
+
+def test_a_knob_reaches_the_policy_of_every_call() -> None:
+    knobs.conv_fwd_algo = "fft"
+    torch_cudnn_ext.knobs.conv_bwd_data_algo = 1
+    knobs.max_workspace = "64MiB"
+    assert resolved("fwd") == "legacy:fft"
+    assert resolved("bwd_data") == Policy(bwd_data=1).get("bwd_data")
+    assert resolved("bwd_filter") is None
+    assert resolved("max_workspace") == "64MiB"
+    assert (knobs.conv_fwd_algo, knobs.conv_bwd_data_algo) == ("fft", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("prefer", "memory", "memory"),
+        ("deterministic", True, "true"),
+        ("allow_tf32", True, "true"),
+        ("allow_tf32", False, "false"),
+        ("allow_down_convert", True, "true"),
+        ("allow_reduced_range", True, "true"),
+        ("benchmark", True, "true"),
+        ("fastest", True, "true"),
+        ("on_unsupported", "warn", "warn"),
+        ("backends", ["aten", "cpu"], "aten,cpu"),
+        ("backends", "cudnn", "cudnn"),
+        ("compute", "f32", "f32"),
+    ],
+)
+def test_constraints_as_knobs(name: str, value: Any, text: str) -> None:
+    setattr(knobs, name, value)
+    assert getattr(knobs, name) == value
+    assert resolved(name) == text
+    setattr(knobs, name, None)
+    assert getattr(knobs, name) is None
+
+
+def test_a_knob_takes_effect_on_a_seen_shape(device: str) -> None:
+    for pin in (*PINS[device], *reversed(PINS[device])):
+        knobs.conv_fwd_algo = pin
+        convolve(device)
+        assert ran().startswith(pin)
+
+
+def test_three_ways_to_unset_an_algorithm() -> None:
+    for nothing in (None, -1, ""):
+        knobs.conv_fwd_algo = 1
+        knobs.conv_fwd_algo = nothing
+        assert knobs.conv_fwd_algo is None
+        assert resolved("fwd") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "wanted"),
+    [
+        ("conv_fwd_algo", "nonsense", ValueError, "algorithm"),
+        ("conv_fwd_algo", 99, ValueError, "algorithm"),
+        ("conv_fwd_algo", 1.5, TypeError, "algorithm"),
+        ("conv_fwd_algo", "time_once", ValueError, "module"),
+        ("conv_bwd_filter_algo", "large", ValueError, "algorithm"),
+        ("max_workspace", "64 elephants", ValueError, "bytes"),
+        ("deterministic", 1, TypeError, "True or False"),
+        ("prefer", "beauty", ValueError, "'memory'"),
+        ("on_unsupported", "ignore", ValueError, "'fallback'"),
+        ("backends", "rocm", ValueError, "'cudnn'"),
+        ("enabled", "maybe", ValueError, "'auto'"),
+        ("enabled", 1.5, TypeError, "'auto'"),
+        ("verbose", "loud", TypeError, "True or False"),
+    ],
+)
+def test_a_bad_value_names_the_knob_and_changes_nothing(
+    name: str, value: Any, kind: type[Exception], wanted: str
+) -> None:
+    knobs.conv_fwd_algo = "fft"
+    before = _C.resolved_policy(None)
+    with pytest.raises(kind) as caught:
+        setattr(knobs, name, value)
+    for part in (name, repr(value), wanted):
+        assert part in str(caught.value)
+    assert _C.resolved_policy(None) == before
+    assert knobs.conv_fwd_algo == "fft"
+    if name != "verbose":
+        with pytest.raises(kind, match=name):
+            knobs.flags(**{name: value})
+
+
+def test_an_unknown_knob_is_an_error_that_lists_the_known() -> None:
+    with pytest.raises(AttributeError, match="conv_fwd_alg'.*conv_fwd_algo"):
+        knobs.conv_fwd_alg = 1  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="conv_fwd_alg"):
+        knobs.conv_fwd_alg  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(TypeError, match="conv_fwd_alg'.*conv_fwd_algo"):
+        knobs.flags(conv_fwd_alg=1)
+
+
+def test_reset_and_repr() -> None:
+    assert "nothing set" in repr(knobs)
+    knobs.conv_fwd_algo = 1
+    knobs.max_workspace = "64MiB"
+    assert "conv_fwd_algo=1" in repr(knobs)
+    assert "max_workspace='64MiB'" in repr(knobs)
+    knobs.reset()
+    assert "nothing set" in repr(knobs)
+    assert resolved("fwd") is None
+    assert resolved("max_workspace") is None
+
+
+def test_enabled() -> None:
+    assert knobs.enabled == "auto"
+    knobs.enabled = True
+    assert resolved("backends") == "cudnn"
+    knobs.enabled = False
+    assert resolved("backends") == "aten,cpu"
+    with pytest.raises(ValueError, match="enabled.*backends"):
+        knobs.backends = "cudnn"
+    assert (knobs.enabled, knobs.backends) == (False, None)
+    knobs.enabled = "auto"
+    assert resolved("backends") is None
+
+
+def test_cudnn_alone_cannot_run_on_the_cpu() -> None:
+    knobs.enabled = True
+    with pytest.raises(RuntimeError, match="conv_fwd"):
+        convolve("cpu")
+
+
+def test_pytorchs_switches_are_the_defaults() -> None:
+    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    for precision, text in (("ieee", "false"), ("tf32", "true")):
+        conv.fp32_precision = precision
+        assert resolved("allow_tf32") == text
+    knobs.allow_tf32 = False
+    assert resolved("allow_tf32") == "false"
+    torch.backends.cudnn.deterministic = True
+    assert resolved("deterministic") == "true"
+    knobs.deterministic = False
+    assert resolved("deterministic") == "true"
+
+
+def test_verbose_prints_one_line_for_each_decision(
+    device: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    knobs.verbose = True
+    knobs.conv_fwd_algo = PINS[device][0]
+    convolve(device)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "conv_fwd" in line]
+    assert len(lines) == 1
+    for part in ("conv_fwd x=f32[1,2,5,5]", PINS[device][0], "pinned", "workspace"):
+        assert part in lines[0]
+    convolve(device)
+    assert "conv_fwd" not in capfd.readouterr().err
+    knobs.verbose = False
+    knobs.conv_fwd_algo = PINS[device][1]
+    convolve(device)
+    assert "conv_fwd" not in capfd.readouterr().err
+
+
+def test_flags_are_stronger_than_knobs_and_leave_the_others() -> None:
+    knobs.conv_fwd_algo = "fft"
+    knobs.conv_bwd_data_algo = 1
+    with knobs.flags(conv_fwd_algo=0, max_workspace=0):
+        assert resolved("fwd") == Policy(fwd=0).get("fwd")
+        assert resolved("bwd_data") == Policy(bwd_data=1).get("bwd_data")
+        assert resolved("max_workspace") == "0"
+        assert knobs.conv_fwd_algo == "fft"
+    assert resolved("fwd") == "legacy:fft"
+    assert resolved("max_workspace") is None
+
+
+def test_flags_nest_and_survive_exceptions() -> None:
+    with knobs.flags(conv_fwd_algo="fft", deterministic=True):
+        with pytest.raises(KeyError), knobs.flags(conv_fwd_algo="autotune", deterministic=False):
+            assert resolved("fwd") == "autotune"
+            assert resolved("deterministic") == "true"
+            raise KeyError
+        assert resolved("fwd") == "legacy:fft"
+    assert resolved("fwd") is None
+
+
+def test_flags_are_of_one_thread_and_knobs_of_all() -> None:
+    seen: dict[str, str | None] = {}
+
+    def look() -> None:
+        seen.update(fwd=resolved("fwd"), bwd_data=resolved("bwd_data"))
+
+    knobs.conv_bwd_data_algo = 1
+    with knobs.flags(conv_fwd_algo="fft"):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert seen == {"fwd": None, "bwd_data": Policy(bwd_data=1).get("bwd_data")}
+
+
+def test_the_strictest_cap_and_determinism_hold_from_every_level() -> None:
+    knobs.max_workspace = "1MiB"
+    knobs.deterministic = True
+    with knobs.flags(max_workspace="64MiB", deterministic=False):
+        assert resolved("max_workspace") == "1MiB"
+        assert resolved("deterministic") == "true"
+        argument = Policy.parse(_C.resolved_policy("max_workspace=4KiB;deterministic=false"))
+        assert argument.max_workspace == 4096
+        assert argument.get("deterministic") == "true"
+
+
+def test_the_argument_is_stronger_than_flags(device: str) -> None:
+    weak, strong = PINS[device]
+    x, w = torch.randn(1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+    with knobs.flags(conv_fwd_algo=weak):
+        ops.conv2d(x, w, policy=Policy(fwd=strong))
+        assert ran().startswith(strong)
+        ops.conv2d(x, w)
+        assert ran().startswith(weak)
+
+
+def test_verbose_is_no_flag() -> None:
+    with pytest.raises(TypeError, match="verbose"):
+        knobs.flags(verbose=True)
+
+
+def run_with_environment(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **{f"TORCH_CUDNN_EXT_{k}": v for k, v in variables.items()}}
+    program = f"from torch_cudnn_ext import Policy, _C, knobs\n{code}"
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+
+
+def test_the_environment_sets_knobs_weaker_than_python() -> None:
+    code = """
+def show(*names):
+    policy = Policy.parse(_C.resolved_policy(None))
+    print(*(policy.get(name) for name in names))
+show("fwd", "bwd_data", "max_workspace", "deterministic", "allow_tf32", "backends")
+knobs.conv_fwd_algo = "autotune"
+knobs.max_workspace = "4GiB"
+show("fwd", "max_workspace")
+knobs.conv_fwd_algo = None
+knobs.reset()
+show("fwd", "max_workspace")
+print(knobs.conv_fwd_algo, knobs.verbose, "environment" in repr(knobs))
+"""
+    done = run_with_environment(
+        code,
+        CONV_FWD_ALGO="fft",
+        CONV_BWD_DATA_ALGO="1",
+        MAX_WORKSPACE="64MiB",
+        DETERMINISTIC="1",
+        ALLOW_TF32="off",
+        ENABLED="false",
+        VERBOSE="true",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, third, fourth = done.stdout.splitlines()
+    bwd_data = Policy(bwd_data=1).get("bwd_data")
+    assert first == f"legacy:fft {bwd_data} 64MiB true false aten,cpu"
+    assert second == "autotune 64MiB"
+    assert third == "legacy:fft 64MiB"
+    assert fourth == "fft True True"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CONV_FWD_ALGO", "nonsense"),
+        ("MAX_WORKSPACE", "64 elephants"),
+        ("DETERMINISTIC", "perhaps"),
+        ("ENABLED", "sometimes"),
+    ],
+)
+def test_a_bad_environment_variable_is_named(name: str, value: str) -> None:
+    done = run_with_environment("", **{name: value})
+    assert done.returncode != 0
+    for part in ("ValueError", f"TORCH_CUDNN_EXT_{name}", value, "wanted"):
+        assert part in done.stderr

@@ -1,0 +1,434 @@
+"""The modules: drop-in for PyTorch's, with a policy."""
+
+import copy
+import io
+import pickle
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torch_cudnn_ext import Policy, knobs, ops
+from torch_cudnn_ext import nn as ours
+
+# Two algorithms for each device and pass that any small problem can run on.
+PINS = {
+    "cpu": {name: ("cpu:im2col", "cpu:direct") for name in ("fwd", "bwd_data", "bwd_filter")},
+    "cuda": {
+        "fwd": ("aten:default", "legacy:implicit_gemm"),
+        "bwd_data": ("aten:default", str(Policy(bwd_data=1).get("bwd_data"))),
+        "bwd_filter": ("aten:default", str(Policy(bwd_filter=1).get("bwd_filter"))),
+    },
+}
+# Backends of which a choice may be forced, and another one.
+BACKENDS = {"cpu": ("cpu", "aten"), "cuda": ("legacy", "aten")}
+
+
+@dataclass
+class Layer:
+    """A module's class name and arguments, and the sizes of an input."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    sizes: tuple[int, ...]
+    keywords: dict[str, Any] = field(default_factory=dict)
+    output_size: list[int] | None = None
+
+    @property
+    def id(self) -> str:
+        """A name for the test."""
+        words = [f"{key}={value}" for key, value in self.keywords.items()]
+        return "-".join([self.name, *words, *(["output_size"] if self.output_size else [])])
+
+
+LAYERS = [
+    Layer("Conv1d", (4, 6, 3), (2, 4, 9)),
+    Layer("Conv1d", (4, 6, 4), (2, 4, 9), {"padding": "same", "dilation": 3}),
+    Layer("Conv1d", (4, 6, 3), (2, 4, 9), {"padding": 2, "padding_mode": "circular"}),
+    Layer("Conv2d", (4, 6, 3), (2, 4, 7, 8)),
+    Layer("Conv2d", (4, 6, (3, 2), (2, 1), (1, 0)), (2, 4, 7, 8), {"bias": False}),
+    Layer("Conv2d", (4, 6, 3), (2, 4, 7, 8), {"groups": 2, "dilation": 2, "padding": 2}),
+    Layer("Conv2d", (4, 8, 3), (2, 4, 7, 8), {"groups": 4}),
+    Layer("Conv2d", (4, 6, (4, 3)), (2, 4, 7, 8), {"padding": "same"}),
+    Layer("Conv2d", (4, 6, 3), (2, 4, 7, 8), {"padding": "valid"}),
+    Layer("Conv2d", (4, 6, 3), (2, 4, 7, 8), {"padding": 1, "padding_mode": "reflect"}),
+    Layer("Conv2d", (4, 6, 4), (2, 4, 7, 8), {"padding": "same", "padding_mode": "replicate"}),
+    Layer("Conv3d", (2, 4, (1, 2, 3)), (2, 2, 4, 5, 6), {"padding": (0, 1, 1)}),
+    Layer("ConvTranspose1d", (4, 6, 3), (2, 4, 5), {"stride": 2, "output_padding": 1}),
+    Layer("ConvTranspose1d", (4, 6, 3), (2, 4, 5), {"stride": 3}, [17]),
+    Layer("ConvTranspose2d", (4, 6, 3), (2, 4, 5, 6), {"padding": 1, "groups": 2, "bias": False}),
+    Layer("ConvTranspose2d", (4, 6, 3, 2, 1), (2, 4, 5, 6), {}, [2, 6, 10, 11]),
+    Layer("ConvTranspose2d", (4, 6, 3), (2, 4, 5, 6), {"dilation": 2}),
+    Layer("ConvTranspose3d", (2, 4, 2), (1, 2, 3, 4, 5), {"stride": (1, 2, 2)}),
+]
+CLASSES = sorted({layer.name for layer in LAYERS})
+layers = pytest.mark.parametrize("layer", LAYERS, ids=[layer.id for layer in LAYERS])
+
+
+def pair(layer: Layer, device: str, **keywords: Any) -> tuple[Any, Any]:
+    """PyTorch's module and ours, with equal weights, in float64."""
+    keywords = {**layer.keywords, "device": device, "dtype": torch.float64, **keywords}
+    theirs = getattr(nn, layer.name)(*layer.arguments, **keywords)
+    mine = getattr(ours, layer.name)(*layer.arguments, **keywords)
+    mine.load_state_dict(theirs.state_dict())
+    return theirs, mine
+
+
+def call(module: Any, x: Tensor, layer: Layer) -> Tensor:
+    """The module's output, with the layer's output size where it has one."""
+    arguments = () if layer.output_size is None else (layer.output_size,)
+    output: Tensor = module(x, *arguments)
+    return output
+
+
+def random_input(layer: Layer, device: str) -> Tensor:
+    return torch.randn(layer.sizes, device=device, dtype=torch.float64)
+
+
+def conv(device: str, policy: Any = None, **keywords: Any) -> ours.Conv2d:
+    """A small layer in float32."""
+    return ours.Conv2d(4, 6, 3, padding=1, policy=policy, device=device, **keywords)
+
+
+def ran(op: str) -> ops.Choice:
+    """The newest choice of an operator."""
+    choice = ops.last_choice(op)
+    assert choice is not None
+    return choice
+
+
+def images(device: str, size: int = 8) -> Tensor:
+    return torch.randn(2, 4, size, size, device=device)
+
+
+def backward(output: Tensor) -> None:
+    output.sum().backward()  # type: ignore[no-untyped-call]
+
+
+# --- drop-in -----------------------------------------------------------------------------------
+
+
+@layers
+def test_results_and_gradients_are_pytorchs(layer: Layer, device: str) -> None:
+    theirs, mine = pair(layer, device)
+    x = random_input(layer, device).requires_grad_()
+    expected, result = call(theirs, x, layer), call(mine, x, layer)
+    torch.testing.assert_close(result, expected)
+    gradient = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (x, *theirs.parameters()), gradient)
+    got = torch.autograd.grad(result, (x, *mine.parameters()), gradient)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@layers
+def test_inputs_without_a_batch(layer: Layer, device: str) -> None:
+    theirs, mine = pair(layer, device)
+    x = random_input(layer, device)[0]
+    if layer.output_size is not None:
+        layer = replace(layer, output_size=layer.output_size[-(x.dim() - 1) :])
+    torch.testing.assert_close(call(mine, x, layer), call(theirs, x, layer))
+
+
+@layers
+def test_state_loads_both_ways_and_holds_no_policy(layer: Layer) -> None:
+    theirs, mine = pair(layer, "cpu")
+    mine.policy = "autotune"
+    assert list(mine.state_dict()) == list(theirs.state_dict())
+    file = io.BytesIO()
+    torch.save(mine.state_dict(), file)
+    file.seek(0)
+    theirs.load_state_dict(torch.load(file, weights_only=True))
+    assert mine.policy == str(Policy("autotune"))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_name_what_they_replace(name: str) -> None:
+    mine, theirs = getattr(ours, name), getattr(nn, name)
+    assert mine.replaces is theirs
+    assert issubclass(mine, theirs)
+    assert mine.__name__ == theirs.__name__
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    ("arguments", "keywords"),
+    [
+        ((4, 5, 3), {"groups": 2}),
+        ((4, 6, 3), {"padding_mode": "mirror"}),
+        ((4, 6), {}),
+        ((4, 6, 3), {"colour": "red"}),
+    ],
+)
+def test_constructors_refuse_what_pytorchs_refuse(
+    name: str, arguments: tuple[int, ...], keywords: dict[str, Any]
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        getattr(nn, name)(*arguments, **keywords)
+    with pytest.raises(theirs.type):
+        getattr(ours, name)(*arguments, **keywords)
+
+
+def test_wrong_output_sizes_are_refused() -> None:
+    module = ours.ConvTranspose2d(4, 6, 3, stride=2)
+    with pytest.raises(ValueError, match="output size"):
+        module(images("cpu"), [99, 99])
+    with pytest.raises(ValueError, match="output_size"):
+        module(images("cpu"), [17])
+
+
+def test_channels_last_is_kept(device: str) -> None:
+    module = conv(device)
+    x = images(device).to(memory_format=torch.channels_last)
+    assert module(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_weights_are_shared_not_copied() -> None:
+    module = conv("cpu")
+    assert {name for name, _ in module.named_parameters()} == {"weight", "bias"}
+    assert list(module.children()) == []
+
+
+# --- policies ----------------------------------------------------------------------------------
+
+
+def test_a_policy_may_be_given_in_any_form() -> None:
+    text = str(Policy(fwd="fft", max_workspace="1MiB"))
+    for policy in (text, Policy.parse(text), {"fwd": 4, "max_workspace": 2**20}):
+        assert conv("cpu", policy).policy == text
+    for nothing in (None, "", Policy(), -1):
+        assert conv("cpu", nothing).policy is None
+
+
+def test_a_bad_policy_is_refused_and_changes_nothing() -> None:
+    with pytest.raises(ValueError, match="nonsense"):
+        conv("cpu", "fwd=nonsense")
+    module = conv("cpu", "fwd=fft")
+    with pytest.raises(ValueError, match="nonsense"):
+        module.policy = "nonsense"
+    with pytest.raises(TypeError, match="policy"):
+        module.policy = 1.5  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="bwd_data.*nonsense"):
+        module.set_mode(fwd=0, bwd_data="nonsense")
+    assert module.policy == "fwd=legacy:fft"
+
+
+def test_copies_and_pickles_keep_the_policy(device: str) -> None:
+    module = conv(device, "bwd_data=heuristic;max_workspace=1MiB").set_mode(
+        fwd=PINS[device]["fwd"][0]
+    )
+    x = images(device)
+    expected = module(x)
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.policy == module.policy
+        torch.testing.assert_close(copied(x), expected)
+        copied.policy = None
+        assert module.policy is not None
+
+
+def test_the_representation_shows_the_policy() -> None:
+    assert repr(conv("cpu")) == repr(nn.Conv2d(4, 6, 3, padding=1))
+    assert "policy='fwd=legacy:fft'" in repr(conv("cpu", "fwd=fft"))
+
+
+def test_set_mode_leaves_slots_that_are_none() -> None:
+    module = conv("cpu")
+    assert module.set_mode(fwd=4, bwd_filter="autotune") is module
+    assert module.policy == str(Policy(fwd="fft", bwd_filter="autotune"))
+    module.set_mode(bwd_data=1)
+    assert module.policy == str(Policy(fwd="fft", bwd_data=1, bwd_filter="autotune"))
+    module.set_mode(fwd=-1, bwd_data="", bwd_filter="CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT")
+    assert module.policy == str(Policy(bwd_filter="fft"))
+
+
+def test_each_pass_runs_its_pin(device: str) -> None:
+    module = conv(device)
+    for which in (0, 1, 0):
+        pins = {name: names[which] for name, names in PINS[device].items()}
+        module.set_mode(**pins)
+        backward(module(images(device).requires_grad_()))
+        for name, pin in pins.items():
+            choice = ran(f"conv_{name}")
+            assert choice.algorithm.startswith(pin)
+            assert choice.why == "pinned"
+
+
+def test_pins_of_transposed_convolutions_name_the_primitive(device: str) -> None:
+    pins = {name: names[1] for name, names in PINS[device].items()}
+    module = ours.ConvTranspose2d(4, 6, 3, device=device).set_mode(bwd_data=pins["bwd_data"])
+    output = module(images(device).requires_grad_())
+    assert ran("conv_bwd_data").algorithm.startswith(pins["bwd_data"])
+    assert ran("conv_bwd_data").why == "pinned"
+    assert module.policy == str(Policy(bwd_data=pins["bwd_data"]))
+    module.set_mode(fwd=pins["fwd"])
+    backward(module(images(device).requires_grad_()))
+    assert ran("conv_fwd").algorithm.startswith(pins["fwd"])
+    backward(output)  # made before the second pin
+    assert ran("conv_fwd").why != "pinned"
+
+
+def test_an_unsupported_pin_is_an_error_at_the_call(device: str) -> None:
+    module = conv(device)
+    module.set_mode(fwd="legacy:fft" if device == "cpu" else "cpu:im2col")
+    with pytest.raises(RuntimeError, match="cannot run") as caught:
+        module(images(device))
+    assert "would work" in str(caught.value)
+    module.set_mode(fwd="")
+    module(images(device))
+
+
+def test_workspace_limit(device: str) -> None:
+    module = conv(device, "heuristic")
+    assert module.workspace_limit is None
+    for limit in (2**20, 2**30, 0):
+        module.workspace_limit = limit
+        assert module.workspace_limit == limit
+    assert module.policy == str(Policy("heuristic", max_workspace=0))
+    module(images(device))
+    assert ran("conv_fwd").workspace_bytes in (0, None)
+    module.workspace_limit = "20%"
+    assert module.workspace_limit == "20%"
+    module.workspace_limit = None
+    assert module.workspace_limit is None
+    for bad, kind in ((-1, ValueError), (True, TypeError), (1.5, TypeError), ("big", ValueError)):
+        with pytest.raises(kind, match="max_workspace"):
+            module.workspace_limit = bad  # type: ignore[assignment]
+    assert module.policy == str(Policy("heuristic"))
+
+
+def test_fastest_tunes_for_time_and_drops_the_limit(device: str) -> None:
+    module = conv(device, Policy(fwd=PINS[device]["fwd"][0], prefer="memory", deterministic=True))
+    module.workspace_limit = 0
+    assert module.fastest() is module
+    assert module.workspace_limit is None
+    policy = Policy.parse(module.policy or "")
+    assert policy == Policy(fastest=True, deterministic=True)
+    module(images(device))
+    assert ran("conv_fwd").why in ("tuned", "cached")
+    module.workspace_limit = 0  # a limit set later holds again
+    assert module.workspace_limit == 0
+    module(images(device))
+    assert ran("conv_fwd").workspace_bytes in (0, None)
+
+
+def test_reset_mode_takes_back_choices_and_keeps_constraints(device: str) -> None:
+    module = conv(device, Policy("autotune", max_workspace="1GiB", on_unsupported="warn"))
+    module.set_mode(*(names[0] for names in PINS[device].values()))
+    assert module.reset_mode() is module
+    assert module.policy == str(Policy(max_workspace="1GiB", on_unsupported="warn"))
+    module.fastest().reset_mode()
+    assert module.policy == str(Policy(on_unsupported="warn"))
+    module(images(device))
+    assert ran("conv_fwd").why == "heuristic"
+
+
+# --- guess_once and time_once ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["guess_once", "time_once"])
+def test_once_keeps_the_first_choice_for_every_shape(choice: str, device: str) -> None:
+    once, other = BACKENDS[device]
+    module = conv(device).set_mode(choice, choice, choice)
+    asked = module.policy
+    with knobs.flags(backends=once):
+        backward(module(images(device).requires_grad_()))
+    first = {name: ran(f"conv_{name}").algorithm for name in PINS[device]}
+    assert all(algorithm.startswith(f"{once}:") for algorithm in first.values())
+    assert module.policy == asked
+    backward(module(images(device, 11).requires_grad_()))
+    assert {name: ran(f"conv_{name}").algorithm for name in PINS[device]} == first
+    assert ran("conv_fwd").why == "pinned"
+    with knobs.flags(backends=other), pytest.raises(RuntimeError, match="cannot run"):
+        module(images(device))
+    module.reset_mode().set_mode(choice)
+    with knobs.flags(backends=other):
+        module(images(device))
+    assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+
+
+def test_once_in_a_transposed_convolution(device: str) -> None:
+    once, other = BACKENDS[device]
+    module = ours.ConvTranspose2d(
+        4, 6, 3, stride=2, device=device, policy="bwd_data=time_once;fwd=guess_once"
+    )
+    with knobs.flags(backends=once):
+        backward(module(images(device)[0].requires_grad_()))
+    first = [ran(op).algorithm for op in ("conv_bwd_data", "conv_fwd")]
+    assert all(algorithm.startswith(f"{once}:") for algorithm in first)
+    backward(module(images(device, 11).requires_grad_(), [24, 23]))
+    assert [ran(op).algorithm for op in ("conv_bwd_data", "conv_fwd")] == first
+
+
+def test_once_waits_with_gradients_until_they_are_wanted(device: str) -> None:
+    once, other = BACKENDS[device]
+    module = conv(device, "guess_once")
+    with torch.no_grad(), knobs.flags(backends=once):
+        module(images(device))
+    with knobs.flags(backends=other), pytest.raises(RuntimeError, match="conv_fwd.*cannot run"):
+        module(images(device))
+    module.set_mode(fwd="heuristic")
+    with knobs.flags(backends=other):
+        backward(module(images(device).requires_grad_()))
+    for op in ("conv_bwd_data", "conv_bwd_filter"):
+        assert ran(op).algorithm.startswith(f"{other}:")
+
+
+def test_copied_pickled_and_moved_modules_choose_anew(device: str) -> None:
+    once, other = BACKENDS[device]
+    module = conv(device, "fwd=guess_once")
+    with knobs.flags(backends=once):
+        module(images(device))
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module.to(torch.float64)]
+    for copied in copies:
+        with knobs.flags(backends=other):
+            copied(images(device).to(copied.weight.dtype))
+        assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+
+
+def test_once_under_autocast(device: str) -> None:
+    module = conv(device, "guess_once")
+    with torch.autocast(device, torch.bfloat16):
+        output = module(images(device))
+        assert output.dtype == torch.bfloat16
+        assert "bf16" in ran("conv_fwd").problem
+        assert ran("conv_fwd").why == "pinned"
+
+
+# --- torch.compile -----------------------------------------------------------------------------
+
+
+def test_a_compiled_module_follows_its_policy(device: str) -> None:
+    module = conv(device)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    x = images(device)
+    expected = module(x)
+    for pin in (*PINS[device]["fwd"], PINS[device]["fwd"][0]):
+        module.set_mode(fwd=pin)
+        torch.testing.assert_close(compiled(x), expected)
+        assert ran("conv_fwd").algorithm.startswith(pin)
+    module.reset_mode()
+    compiled(x)
+    assert ran("conv_fwd").why == "heuristic"
+
+
+@layers
+def test_every_module_compiles_in_one_graph(layer: Layer, device: str) -> None:
+    theirs, mine = pair(layer, device)
+    mine.policy = "heuristic"
+    x = random_input(layer, device)
+    torch.compiler.reset()
+    compiled = torch.compile(mine, backend="eager", fullgraph=True)
+    torch.testing.assert_close(call(compiled, x, layer), call(theirs, x, layer))
+
+
+def test_once_is_settled_by_a_first_call_in_eager_mode(device: str) -> None:
+    module = conv(device, "guess_once")
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="guess_once and time_once"):
+        compiled(images(device))
+    with torch.no_grad():
+        module(images(device))
+        compiled(images(device))
+    assert ran("conv_fwd").why == "pinned"

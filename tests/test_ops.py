@@ -1,0 +1,577 @@
+"""Algorithms compute what they claim; operators compute what PyTorch's do."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import CASES, PASSES, SMALL, Case
+from conftest import CUDA_MARKS, needs_cuda
+from torch import Tensor
+
+from torch_cudnn_ext import _C, ops
+
+OUTPUT_ROLE = {"conv_fwd": "y", "conv_bwd_data": "x", "conv_bwd_filter": "w"}
+CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+OPS = torch.ops.torch_cudnn_ext
+
+# Algorithms with lower numerics are checked too, against the tolerance that their notes state.
+EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
+# A value that random data never takes: memory around the output must still hold it afterwards.
+GUARD = -1024.0
+GUARD_ELEMENTS = 256
+
+Flags = Callable[[str], AbstractContextManager[None]]
+
+
+def _case_devices() -> list[Any]:
+    """Every case on the GPU; the small ones on the CPU as well."""
+    rows = []
+    for case in CASES:
+        marks = [pytest.mark.big] if case.size == "big" else []
+        if case.size == "small":
+            rows.append(pytest.param(case, "cpu", id=f"{case.name}-cpu"))
+        rows.append(pytest.param(case, "cuda", id=f"{case.name}-cuda", marks=[*CUDA_MARKS, *marks]))
+    return rows
+
+
+class GuardedOutput:
+    """An output tensor of a problem inside guarded storage, aligned as the problem says."""
+
+    def __init__(self, problem: str, align: int, device: str, initial: Tensor | None) -> None:
+        """Fills the output with ``initial``, or with NaN where there is none."""
+        info = _C.problem_info(problem)
+        slot = info["slots"][OUTPUT_ROLE[info["op"]]]
+        sizes, strides = slot["sizes"], slot["strides"]
+        reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        dtype = {
+            "f64": torch.float64,
+            "f32": torch.float32,
+            "f16": torch.float16,
+            "bf16": torch.bfloat16,
+        }[slot["dtype"]]
+        start = GUARD_ELEMENTS + (align // dtype.itemsize if align < 16 else 0)
+        shape = (start + reach + GUARD_ELEMENTS,)
+        self.storage = torch.full(shape, GUARD, dtype=dtype, device=device)
+        self.tensor = self.storage.as_strided(sizes, strides, start)
+        inside = torch.zeros(shape, dtype=torch.bool, device=device)
+        inside.as_strided(sizes, strides, start).fill_(True)
+        self.outside = ~inside
+        self.initial = initial
+        self.refill()
+
+    def refill(self) -> None:
+        """Makes the output what it was before the run."""
+        if self.initial is None:
+            self.tensor.fill_(torch.nan)
+        else:
+            self.tensor.copy_(self.initial)
+
+    def guards_hold(self) -> bool:
+        """Whether nothing outside the output was written."""
+        return bool((self.storage[self.outside] == GUARD).all())
+
+
+def relative_error(output: Tensor, reference: Tensor) -> float:
+    """In units of the reference's root mean square.
+
+    The larger of the root mean square difference and a twentieth of the largest difference.
+    """
+    difference = output.double() - reference
+    scale = float(reference.square().mean().sqrt())
+    error = max(float(difference.square().mean().sqrt()), float(difference.abs().max()) / 20)
+    return error / max(scale, 1e-300)
+
+
+def _torch_reference(case: Case, op: str, tensors: dict[str, Tensor]) -> Tensor:
+    """The problem computed by PyTorch's convolution and autograd, float64, on the CPU."""
+    double = {role: tensor.cpu().double() for role, tensor in tensors.items()}
+    x = double["x"] if op != "conv_bwd_data" else torch.zeros(case.x, dtype=torch.float64)
+    w = double["w"] if op != "conv_bwd_filter" else torch.zeros(case.w, dtype=torch.float64)
+    x.requires_grad_(op == "conv_bwd_data")
+    w.requires_grad_(op == "conv_bwd_filter")
+    kernel = w.flip(list(range(2, w.dim()))) if case.mode == "conv" else w
+    y = CONV[case.spatial_dims](
+        x,
+        kernel,
+        stride=case.stride,
+        padding=case.padding,
+        dilation=case.dilation,
+        groups=case.groups,
+    )
+    if op == "conv_fwd":
+        result = y
+    else:
+        (result,) = torch.autograd.grad(y, x if op == "conv_bwd_data" else w, double["y"])
+    if case.accumulate == "add":
+        result = result + double[OUTPUT_ROLE[op]]
+    return result.detach()
+
+
+@pytest.mark.parametrize("op", PASSES)
+@pytest.mark.parametrize(("case", "device"), _case_devices())
+def test_every_algorithm_is_right(case: Case, device: str, op: str) -> None:
+    problem = case.problem(op)
+    role = OUTPUT_ROLE[op]
+    candidates = _C.candidates(problem, device, EVERY_NUMERICS)
+    supported = [candidate for candidate in candidates if candidate["status"] == "ok"]
+    refused = {candidate["algorithm"]: candidate["reason"] for candidate in candidates}
+    assert supported, f"{problem}: no algorithm at all: {refused}"
+
+    tensors = _C.scratch(problem, device)
+    reference = _C.reference(problem, tensors)
+    initial = tensors[role] if case.accumulate == "add" else None
+    output = GuardedOutput(problem, case.align, device, initial)
+    bindings = {**tensors, role: output.tensor}
+    failures = []
+    for candidate in supported:
+        algorithm = candidate["algorithm"]
+        output.refill()
+        try:
+            result = _C.run(problem, algorithm, bindings, EVERY_NUMERICS).clone()
+        except (RuntimeError, ValueError) as error:
+            failures.append(f"{algorithm}: raised {error}")
+            continue
+        tolerance = _C.tolerance(problem, candidate["notes"])
+        if not bool(result.isfinite().all()):
+            failures.append(f"{algorithm}: not finite, or not entirely written")
+        elif (off := relative_error(result, reference)) > tolerance:
+            failures.append(f"{algorithm}: relative error {off:.3g} over {tolerance:.3g}")
+        if not torch.equal(result, output.tensor) and bool(result.isfinite().all()):
+            failures.append(f"{algorithm}: the result is not in the output that was given")
+        if not output.guards_hold():
+            failures.append(f"{algorithm}: wrote outside of its output")
+            output = GuardedOutput(problem, case.align, device, initial)
+            bindings[role] = output.tensor
+        if candidate["deterministic"]:
+            output.refill()
+            again = _C.run(problem, algorithm, bindings, EVERY_NUMERICS)
+            if not torch.equal(result, again):
+                failures.append(f"{algorithm}: claims to be deterministic, and two runs differ")
+    assert not failures, "\n".join([f"{problem} on {device}:", *failures])
+
+
+@pytest.mark.parametrize("op", PASSES)
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_reference_is_pytorchs_convolution(case: Case, op: str) -> None:
+    problem = case.problem(op)
+    tensors = _C.scratch(problem, "cpu", seed=1)
+    reference = _C.reference(problem, tensors)
+    assert reference.dtype == torch.float64
+    torch.testing.assert_close(reference, _torch_reference(case, op, tensors))
+
+
+def test_scratch_is_what_the_problem_says(device: str) -> None:
+    for case in SMALL:
+        for op in PASSES:
+            slots = _C.problem_info(case.problem(op))["slots"]
+            tensors = _C.scratch(case.problem(op), device)
+            for role, tensor in tensors.items():
+                assert list(tensor.shape) == list(slots[role]["sizes"]), (case.name, op, role)
+                for size, got, wanted in zip(
+                    tensor.shape, tensor.stride(), slots[role]["strides"], strict=True
+                ):
+                    assert size == 1 or got == wanted, (case.name, op, role)
+                assert tensor.data_ptr() % case.align == 0, (case.name, op, role)
+            if case.align < 16:
+                pointers = [tensor.data_ptr() for tensor in tensors.values()]
+                assert any(pointer % (2 * case.align) for pointer in pointers), (case.name, op)
+
+
+@needs_cuda
+def test_many_algorithms_for_the_flagship_layer() -> None:
+    case = next(case for case in CASES if case.name == "resnet_3x3_56-f32-nchw")
+    legacy = {
+        candidate["algorithm"].split("/")[0]
+        for candidate in _C.candidates(case.problem("conv_fwd"), "cuda", EVERY_NUMERICS)
+        if candidate["backend"] == "legacy" and candidate["status"] == "ok"
+    }
+    wanted = {
+        _C.canonical_algorithm(str(number), "conv_fwd").split("/")[0]
+        for number in (0, 1, 2, 4, 5, 7)
+    }
+    assert wanted <= legacy
+    case = next(case for case in CASES if case.name == "resnet_3x3_56-f16-nhwc")
+    engines = {
+        candidate["algorithm"].split("/")[0]
+        for candidate in _C.candidates(case.problem("conv_fwd"), "cuda", EVERY_NUMERICS)
+        if candidate["backend"] == "graph" and candidate["status"] == "ok"
+    }
+    assert len(engines) >= 16
+
+
+# The operators, against PyTorch's functions of the same arguments.
+
+CONV_FORMS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ("1d", (2, 4, 9), (6, 4, 3), {}),
+    ("1d_all", (2, 4, 11), (6, 2, 3), {"stride": 2, "padding": 2, "dilation": 2, "groups": 2}),
+    ("1d_unbatched", (4, 9), (6, 4, 3), {"padding": (1,)}),
+    ("2d", (2, 4, 7, 6), (6, 4, 3, 2), {}),
+    ("2d_ints", (2, 4, 7, 6), (6, 4, 3, 2), {"stride": 2, "padding": 1, "dilation": 1}),
+    (
+        "2d_tuples",
+        (2, 4, 7, 9),
+        (6, 4, 3, 2),
+        {"stride": (2, 1), "padding": (0, 1), "dilation": (1, 3)},
+    ),
+    ("2d_groups", (2, 4, 5, 5), (6, 2, 3, 3), {"groups": 2}),
+    ("2d_depthwise", (2, 4, 5, 5), (8, 1, 3, 3), {"groups": 4, "padding": 1}),
+    ("2d_unbatched", (4, 7, 6), (6, 4, 3, 2), {"padding": 1}),
+    ("3d", (2, 4, 4, 3, 5), (6, 4, 2, 3, 2), {}),
+    (
+        "3d_all",
+        (1, 4, 5, 6, 7),
+        (4, 2, 2, 3, 2),
+        {"stride": (1, 2, 1), "padding": (0, 2, 1), "dilation": (2, 1, 3), "groups": 2},
+    ),
+    ("3d_unbatched", (4, 4, 3, 5), (6, 4, 2, 3, 2), {}),
+]
+
+CONV_TRANSPOSE_FORMS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ("1d", (2, 4, 9), (4, 6, 3), {}),
+    (
+        "1d_all",
+        (2, 4, 9),
+        (4, 3, 3),
+        {"stride": 3, "padding": 2, "output_padding": 1, "groups": 2, "dilation": 2},
+    ),
+    ("1d_unbatched", (4, 9), (4, 6, 3), {"padding": 1}),
+    ("2d", (2, 4, 5, 4), (4, 6, 3, 2), {}),
+    ("2d_ints", (2, 4, 5, 4), (4, 6, 3, 2), {"stride": 2, "padding": 1, "output_padding": 1}),
+    (
+        "2d_tuples",
+        (2, 4, 5, 4),
+        (4, 6, 3, 3),
+        {"stride": (2, 3), "padding": (0, 1), "output_padding": (1, 2), "dilation": (1, 2)},
+    ),
+    ("2d_groups", (2, 4, 5, 4), (4, 3, 3, 2), {"groups": 2}),
+    ("2d_unbatched", (4, 5, 4), (4, 6, 3, 2), {}),
+    ("3d", (1, 4, 3, 2, 4), (4, 6, 2, 3, 2), {}),
+    (
+        "3d_all",
+        (1, 4, 3, 2, 4),
+        (4, 3, 2, 3, 2),
+        {"stride": 2, "padding": (0, 1, 0), "output_padding": (1, 0, 1), "groups": 2},
+    ),
+    ("3d_unbatched", (4, 3, 2, 4), (4, 6, 2, 3, 2), {}),
+]
+
+
+def _ours(name: str) -> Any:
+    return getattr(OPS, name).default
+
+
+def _lists(options: dict[str, Any], dims: int) -> dict[str, Any]:
+    """As the dispatcher wants them: integers only for ``groups``."""
+    return {
+        key: [value] * dims if isinstance(value, int) and key != "groups" else value
+        for key, value in options.items()
+    }
+
+
+def _random(sizes: tuple[int, ...], device: str, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("form", CONV_FORMS, ids=lambda form: form[0])
+def test_conv_takes_every_form(form: Any, with_bias: bool, device: str) -> None:
+    _, x_sizes, w_sizes, options = form
+    dims = len(w_sizes) - 2
+    x, w = _random(x_sizes, device), _random(w_sizes, device)
+    bias = _random(w_sizes[:1], device) if with_bias else None
+    wanted = CONV[dims](x, w, bias, **options)
+    torch.testing.assert_close(_ours(f"conv{dims}d")(x, w, bias, **_lists(options, dims)), wanted)
+    torch.testing.assert_close(getattr(ops, f"conv{dims}d")(x, w, bias, **options), wanted)
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("form", CONV_TRANSPOSE_FORMS, ids=lambda form: form[0])
+def test_conv_transpose_takes_every_form(form: Any, with_bias: bool, device: str) -> None:
+    _, x_sizes, w_sizes, options = form
+    dims = len(w_sizes) - 2
+    x, w = _random(x_sizes, device), _random(w_sizes, device)
+    channels = w_sizes[1] * options.get("groups", 1)
+    bias = _random((channels,), device) if with_bias else None
+    wanted = CONV_TRANSPOSE[dims](x, w, bias, **options)
+    name = f"conv_transpose{dims}d"
+    torch.testing.assert_close(_ours(name)(x, w, bias, **_lists(options, dims)), wanted)
+    torch.testing.assert_close(getattr(ops, name)(x, w, bias, **options), wanted)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+def test_convolution_is_atens(transposed: bool, device: str) -> None:
+    x, w = _random((2, 4, 6, 5), device), _random((4, 2, 3, 2), device)
+    bias = _random((4,), device)
+    output_padding = [1, 0] if transposed else [0, 0]
+    arguments = ([2, 1], [1, 1], [1, 2], transposed, output_padding, 2)
+    torch.testing.assert_close(
+        OPS.convolution.default(x, w, bias, *arguments),
+        torch.ops.aten.convolution.default(x, w, bias, *arguments),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_conv2d_in_lower_precision(dtype: torch.dtype, device: str) -> None:
+    x, w, bias = (_random(s, device, dtype) for s in ((2, 8, 7, 7), (8, 8, 3, 3), (8,)))
+    got = OPS.conv2d.default(x, w, bias, padding=[1, 1], policy="allow_tf32=false")
+    assert got.dtype == dtype
+    wanted = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
+    tolerance = 64 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def _views(sizes: tuple[int, ...], device: str) -> dict[str, Tensor]:
+    """One tensor of each memory format and view that a user may come with."""
+    n, c, h, w = sizes
+    return {
+        "contiguous": _random(sizes, device),
+        "channels_last": _random(sizes, device).to(memory_format=torch.channels_last),
+        "transposed": _random((n, c, w, h), device).transpose(2, 3),
+        "sliced": _random((n, c, h, 2 * w), device)[..., ::2],
+        "channel_slice": _random((n, c + 3, h, w), device)[:, 2:-1],
+        "cropped": _random((n, c, h + 2, w + 2), device)[:, :, 1:-1, 1:-1],
+        "expanded_batch": _random((1, c, h, w), device).expand(sizes),
+        "expanded_space": _random((n, c, 1, 1), device).expand(sizes),
+        "offset": _random((n * c * h * w + 1,), device)[1:].view(sizes),
+    }
+
+
+VIEWS = tuple(_views((1, 1, 1, 1), "cpu"))
+
+
+@pytest.mark.parametrize("w_view", VIEWS)
+@pytest.mark.parametrize("x_view", VIEWS)
+def test_any_strides(x_view: str, w_view: str, device: str) -> None:
+    x = _views((2, 4, 6, 5), device)[x_view].requires_grad_()
+    w = _views((6, 4, 3, 2), device)[w_view].requires_grad_()
+    got = OPS.conv2d.default(x, w, None, padding=[1, 1])
+    wanted = F.conv2d(x, w, None, padding=1)
+    torch.testing.assert_close(got, wanted)
+    for view in ("contiguous", "channels_last", "transposed", "expanded_space"):
+        grad = _views(tuple(wanted.shape), device)[view]
+        torch.testing.assert_close(
+            torch.autograd.grad(got, (x, w), grad, retain_graph=True),
+            torch.autograd.grad(wanted, (x, w), grad, retain_graph=True),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("w_channels_last", [False, True], ids=["w", "w_channels_last"])
+@pytest.mark.parametrize("x_channels_last", [False, True], ids=["x", "x_channels_last"])
+@pytest.mark.parametrize("name", ["conv2d", "conv3d", "conv_transpose2d"])
+def test_output_strides_are_pytorchs(
+    name: str, x_channels_last: bool, w_channels_last: bool, dtype: torch.dtype, device: str
+) -> None:
+    dims = int(name[-2])
+    last = torch.channels_last if dims == 2 else torch.channels_last_3d
+    x = _random((2, 8, *(5, 4, 6)[:dims]), device, dtype)
+    w = _random((8, 8, *(3, 2, 3)[:dims]), device, dtype)
+    x = x.to(memory_format=last) if x_channels_last else x
+    w = w.to(memory_format=last) if w_channels_last else w
+    wanted = getattr(F, name)(x, w)
+    got = _ours(name)(x, w)
+    assert got.stride() == wanted.stride()
+
+
+def test_unbatched_output_strides_are_pytorchs(device: str) -> None:
+    x, w = _random((8, 5, 6), device), _random((4, 8, 3, 3), device)
+    assert OPS.conv2d.default(x, w).stride() == F.conv2d(x, w).stride()
+
+
+def test_zero_size_batch(device: str) -> None:
+    x = _random((0, 4, 5, 6), device).requires_grad_()
+    w = _random((6, 4, 3, 3), device).requires_grad_()
+    bias = _random((6,), device).requires_grad_()
+    y = OPS.conv2d.default(x, w, bias, padding=[1, 1])
+    assert y.shape == (0, 6, 5, 6)
+    y.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+    assert w.grad is not None and torch.equal(w.grad, torch.zeros_like(w))
+    assert bias.grad is not None and torch.equal(bias.grad, torch.zeros_like(bias))
+    transposed = OPS.conv_transpose2d.default(x, _random((4, 6, 3, 3), device))
+    assert transposed.shape == (0, 6, 7, 8)
+
+
+def test_zero_size_channels(device: str) -> None:
+    x = _random((2, 0, 5, 6), device).requires_grad_()
+    w = _random((4, 0, 3, 3), device).requires_grad_()
+    bias = _random((4,), device)
+    y = OPS.conv2d.default(x, w, bias, padding=[1, 1])
+    assert torch.equal(y, bias.view(1, 4, 1, 1).expand(2, 4, 5, 6))
+    y.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+    assert w.grad is not None and w.grad.shape == w.shape
+
+
+def test_empty_gradient_of_a_primitive(device: str) -> None:
+    w = _random((6, 4, 3, 3), device)
+    empty = _random((0, 6, 3, 3), device)
+    options = ([1, 1], [0, 0], [1, 1], 1)
+    data = OPS.convolution_backward_input.default(empty, w, [0, 4, 5, 5], *options)
+    assert data.shape == (0, 4, 5, 5)
+    x = _random((0, 4, 5, 5), device)
+    weight = OPS.convolution_backward_weight.default(empty, x, list(w.shape), *options)
+    assert torch.equal(weight, torch.zeros_like(w))
+
+
+def _primitive_arguments(case: Case, device: str) -> dict[str, tuple[Any, ...]]:
+    """Positional arguments of the three primitives for one case, in float64."""
+    x, w, y = (_random(sizes, device) for sizes in (case.x, case.w, case.y))
+    options = (list(case.stride), list(case.padding), list(case.dilation))
+    no_padding = [0] * case.spatial_dims
+    return {
+        "convolution": (x, w, None, *options, False, no_padding, case.groups),
+        "convolution_backward_input": (y, w, list(case.x), *options, case.groups),
+        "convolution_backward_weight": (y, x, list(case.w), *options, case.groups),
+    }
+
+
+PRIMITIVES = {
+    "convolution": "conv_fwd",
+    "convolution_backward_input": "conv_bwd_data",
+    "convolution_backward_weight": "conv_bwd_filter",
+}
+F64_CASES = [case for case in SMALL if case.dtype == "f64" and case.accumulate == "none"]
+
+
+def _expected(case: Case, name: str, arguments: tuple[Any, ...], flip_kernel: bool) -> Tensor:
+    roles = {
+        "convolution": ("x", "w"),
+        "convolution_backward_input": ("y", "w"),
+        "convolution_backward_weight": ("y", "x"),
+    }[name]
+    tensors = dict(zip(roles, arguments[:2], strict=True))
+    case = replace(case, mode="conv" if flip_kernel else "cross")
+    return _torch_reference(case, PRIMITIVES[name], tensors).to(arguments[0].device)
+
+
+@pytest.mark.parametrize("flip_kernel", [False, True], ids=["cross", "conv"])
+@pytest.mark.parametrize("name", PRIMITIVES)
+@pytest.mark.parametrize("case", F64_CASES, ids=lambda case: case.name)
+def test_primitives(case: Case, name: str, flip_kernel: bool, device: str) -> None:
+    arguments = _primitive_arguments(case, device)[name]
+    expected = _expected(case, name, arguments, flip_kernel)
+    op = _ours(name)
+    torch.testing.assert_close(op(*arguments, flip_kernel=flip_kernel), expected)
+    for alpha, beta in ((1.0, 1.0), (0.5, -2.0), (2.0, 0.0), (0.0, 1.0)):
+        z = torch.randn_like(expected)
+        kept = z.clone()
+        got = op(*arguments, z=z, alpha=alpha, beta=beta, flip_kernel=flip_kernel)
+        torch.testing.assert_close(got, alpha * expected + beta * z)
+        assert torch.equal(z, kept), "z was written"
+
+        out = z.clone()
+        returned = _ours(f"{name}_out")(
+            *arguments, alpha=alpha, beta=beta, flip_kernel=flip_kernel, out=out
+        )
+        assert returned is None
+        torch.testing.assert_close(out, alpha * expected + beta * z)
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_out_with_beta_zero_ignores_what_it_holds(name: str, device: str) -> None:
+    case = F64_CASES[0]
+    arguments = _primitive_arguments(case, device)[name]
+    expected = _expected(case, name, arguments, flip_kernel=False)
+    out = torch.full_like(expected, torch.nan)
+    _ours(f"{name}_out")(*arguments, out=out)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+@pytest.mark.parametrize("view", ["channels_last", "transposed", "sliced", "cropped", "offset"])
+def test_out_of_any_strides(name: str, view: str, device: str) -> None:
+    case = F64_CASES[0]
+    arguments = _primitive_arguments(case, device)[name]
+    expected = _expected(case, name, arguments, flip_kernel=False)
+    out = _views(tuple(expected.shape), device)[view]
+    before, strides = out.clone(), out.stride()
+    _ours(f"{name}_out")(*arguments, alpha=0.5, beta=2.0, out=out)
+    assert out.stride() == strides
+    torch.testing.assert_close(out, 0.5 * expected + 2.0 * before)
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_out_refuses_requires_grad(name: str, device: str) -> None:
+    case = F64_CASES[0]
+    arguments = list(_primitive_arguments(case, device)[name])
+    out = torch.empty_like(_expected(case, name, tuple(arguments), flip_kernel=False))
+    with pytest.raises((RuntimeError, ValueError), match="requires? .*grad|requires_grad"):
+        _ours(f"{name}_out")(*arguments, out=out.clone().requires_grad_())
+    arguments[0] = arguments[0].requires_grad_()
+    with pytest.raises((RuntimeError, ValueError), match="requires? .*grad|requires_grad"):
+        _ours(f"{name}_out")(*arguments, out=out)
+
+
+def _distinct(problem: str, device: str, policy: str = "") -> list[str]:
+    """One supported algorithm of each name that a problem has."""
+    by_name: dict[str, str] = {}
+    for candidate in _C.candidates(problem, device, policy):
+        if candidate["status"] == "ok":
+            by_name.setdefault(candidate["algorithm"].split("/")[0], candidate["algorithm"])
+    return list(by_name.values())
+
+
+def test_policy_argument_pins_the_operator(device: str) -> None:
+    x, w = _random((2, 8, 8, 8), device, torch.float32), _random((8, 8, 3, 3), device).float()
+    problem = _C.convolution_problem("conv_fwd", x, w, [1, 1], [1, 1], [1, 1], 1)
+    expected = F.conv2d(x.double(), w.double(), padding=1)
+    algorithms = _distinct(problem, device)
+    assert len(algorithms) >= 3
+    for algorithm in algorithms:
+        y = OPS.conv2d.default(x, w, padding=[1, 1], policy=f"fwd={algorithm}")
+        choice = _C.last_choice("conv_fwd")
+        assert choice is not None
+        assert choice["algorithm"] == algorithm
+        assert choice["why"] == "pinned"
+        assert choice["problem"] == problem
+        torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_transposed_convolution_names_the_primitive_that_runs(device: str) -> None:
+    x, w = _random((2, 8, 5, 5), device), _random((8, 4, 3, 3), device)
+    problem = _C.convolution_problem(
+        "conv_bwd_data", _random((2, 4, 7, 7), device), w, [0, 0], [1, 1], [1, 1], 1
+    )
+    for algorithm in _distinct(problem, device):
+        OPS.conv_transpose2d.default(x, w, policy=f"bwd_data={algorithm}")
+        choice = _C.last_choice()
+        assert choice is not None
+        assert (choice["op"], choice["algorithm"]) == ("conv_bwd_data", algorithm)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 CUDA devices")
+def test_tensors_on_another_than_the_current_device() -> None:
+    with torch.cuda.device(0):
+        x = _random((2, 4, 6, 6), "cuda:1").requires_grad_()
+        w = _random((4, 4, 3, 3), "cuda:1").requires_grad_()
+        y = OPS.conv2d.default(x, w, padding=[1, 1])
+        assert y.device == torch.device("cuda:1")
+        assert torch.cuda.current_device() == 0
+        wanted = F.conv2d(x, w, padding=1)
+        torch.testing.assert_close(y, wanted)
+        torch.testing.assert_close(
+            torch.autograd.grad(y.square().sum(), (x, w)),
+            torch.autograd.grad(wanted.square().sum(), (x, w)),
+        )
+        autotuned = OPS.conv2d.default(x, w, padding=[1, 1], policy="autotune")
+        torch.testing.assert_close(autotuned, wanted)
+
+
+def test_flags_change_what_an_operator_runs(device: str, flags: Flags) -> None:
+    x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
+    problem = _C.convolution_problem("conv_fwd", x, w, [1, 1], [1, 1], [1, 1], 1)
+    ran = []
+    algorithms = _distinct(problem, device)[:3]
+    for algorithm in algorithms:
+        with flags(f"fwd={algorithm}"):
+            OPS.conv2d.default(x, w, padding=[1, 1])
+        choice = _C.last_choice("conv_fwd")
+        assert choice is not None
+        ran.append(choice["algorithm"])
+    assert ran == algorithms

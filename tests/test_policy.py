@@ -1,0 +1,557 @@
+"""The texts of problems, algorithms and policies, and the value that stands for a policy."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_cudnn_ext import _C, Policy
+from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
+
+PASSES = ("fwd", "bwd_data", "bwd_filter")
+OPS = tuple(f"conv_{name}" for name in PASSES)
+ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+
+
+def legacy_names(pass_name: str) -> list[tuple[int, str, str]]:
+    """Integer, enum name and short name of each classic algorithm of a pass."""
+    conv = next(op for op in _C.operators() if op["family"] == "conv")
+    return [(value, enum, short) for value, enum, short in conv["legacy_names"][pass_name]]
+
+
+def of_pass(pass_name: str, choice: str | int) -> Policy:
+    """A policy that chooses for one pass."""
+    return Policy().replace(**{pass_name: choice})
+
+
+# --- strategies --------------------------------------------------------------------------------
+
+
+def graph_algorithms() -> st.SearchStrategy[str]:
+    """Engine texts with knobs in any order."""
+    knobs = st.dictionaries(st.integers(0, 60), st.integers(0, 300), max_size=4)
+    return st.builds(
+        lambda engine, values: (
+            f"graph:eng{engine}" + "".join(f"/k{knob}={value}" for knob, value in values.items())
+        ),
+        st.integers(0, 200),
+        knobs,
+    )
+
+
+def legacy_algorithms(pass_name: str) -> st.SearchStrategy[str]:
+    """Classic algorithms in each of their spellings, with and without a math type."""
+    names = [
+        spelling
+        for value, enum, short in legacy_names(pass_name)
+        for spelling in (str(value), enum, short, f"legacy:{short}")
+    ]
+    maths = ["", *(f"/math={m}" for m in ("default", "tensor_op", "fma"))]
+    return st.builds(lambda name, math: name + math, st.sampled_from(names), st.sampled_from(maths))
+
+
+def algorithms(pass_name: str) -> st.SearchStrategy[str]:
+    """Whatever names an algorithm of a pass."""
+    others = st.sampled_from(["aten:default", "cpu:im2col", "cpu:fft", "cpu:direct"])
+    return st.one_of(graph_algorithms(), legacy_algorithms(pass_name), others)
+
+
+def choices(pass_name: str) -> st.SearchStrategy[str | int | None]:
+    """Whatever a pass may be set to."""
+    words = ["autotune", "heuristic", "time_once", "guess_once", "time_on_shape_change"]
+    integers = [value for value, _, _ in legacy_names(pass_name)]
+    return st.one_of(
+        algorithms(pass_name),
+        st.sampled_from(words),
+        st.sampled_from(integers),
+        st.sampled_from([None, "", -1]),
+    )
+
+
+CAPS = st.one_of(
+    st.integers(0, 2**40),
+    st.integers(0, 4096).map(lambda count: f"{count}MiB"),
+    st.integers(0, 100).map(lambda share: f"{share}%"),
+)
+FLAGS = st.sampled_from([None, True, False])
+
+
+@st.composite
+def keywords(draw: st.DrawFn) -> dict[str, Any]:
+    """Keywords of `Policy`."""
+    drawn: dict[str, Any] = {name: draw(choices(name)) for name in PASSES}
+    drawn["max_workspace"] = draw(st.one_of(st.none(), CAPS))
+    for name in (
+        "deterministic",
+        "allow_tf32",
+        "allow_down_convert",
+        "allow_reduced_range",
+        "benchmark",
+        "fastest",
+    ):
+        drawn[name] = draw(FLAGS)
+    drawn["prefer"] = draw(st.sampled_from([None, "time", "memory"]))
+    drawn["backends"] = draw(
+        st.sampled_from(
+            [None, "cudnn", "aten,cpu", ["cpu"], ["legacy", "graph"], ["cudnn", "aten"]]
+        )
+    )
+    drawn["on_unsupported"] = draw(st.sampled_from([None, "error", "warn", "fallback"]))
+    drawn["compute"] = draw(st.sampled_from([None, "f16", "f32", "f64", "as_input"]))
+    return drawn
+
+
+@st.composite
+def layouts(draw: st.DrawFn, sizes: list[int]) -> str:
+    """A layout of these sizes: dense in a named or any other order, or with gaps."""
+    named = draw(st.sampled_from(["nchw", "nhwc", "strides"]))
+    if named != "strides":
+        return f":{named}"
+    step = draw(st.integers(1, 3))
+    strides = [0] * len(sizes)
+    for dim in draw(st.permutations(range(len(sizes)))):
+        strides[dim] = step
+        step *= sizes[dim]
+    return f":s({','.join(map(str, strides))})"
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A problem text, and what it says."""
+    n = draw(st.integers(1, 3))
+    groups = draw(st.integers(1, 3))
+    kernel = [draw(st.integers(1, 4)) for _ in range(n)]
+    padding = [draw(st.integers(0, 3)) for _ in range(n)]
+    stride = [draw(st.integers(1, 3)) for _ in range(n)]
+    dilation = [draw(st.integers(1, 3)) for _ in range(n)]
+    space = [(k - 1) * d + draw(st.integers(1, 9)) for k, d in zip(kernel, dilation, strict=True)]
+    per_group = draw(st.integers(1, 5))
+    x = [draw(st.integers(1, 4)), per_group * groups, *space]
+    w = [groups * draw(st.integers(1, 5)), per_group, *kernel]
+    dtype = draw(st.sampled_from(sorted(ELEMENT_BYTES)))
+    computes = {"f64": ["f64"], "f16": ["f32", "f16"]}.get(dtype, ["f32"])
+    compute = draw(st.sampled_from(computes))
+    align = draw(st.sampled_from([a for a in (2, 4, 8, 16) if a >= ELEMENT_BYTES[dtype]]))
+    op = draw(st.sampled_from(OPS))
+
+    def numbers(values: list[int]) -> str:
+        shortest = len(set(values)) == 1 and draw(st.booleans())
+        return str(values[0]) if shortest else ",".join(map(str, values))
+
+    words = [
+        op,
+        f"x={dtype}[{','.join(map(str, x))}]{draw(layouts(x))}",
+        f"w={dtype}[{','.join(map(str, w))}]{draw(layouts(w))}",
+        f"pad={numbers(padding)}",
+        f"stride={numbers(stride)}",
+        f"dilation={numbers(dilation)}",
+        f"groups={groups}",
+        f"compute={compute}",
+        *draw(st.sampled_from([[], ["y=:nhwc"], ["y=:nchw"]])),
+        *([f"align={align}"] if align != 16 or draw(st.booleans()) else []),
+        *draw(st.sampled_from([[], ["mode=cross"], ["mode=conv"]])),
+        *draw(st.sampled_from([[], ["accumulate=none"], ["accumulate=add"]])),
+    ]
+    said = {"op": op, "dtype": dtype, "compute": compute, "x": x, "w": w}
+    return " ".join(words), said
+
+
+# --- problems ----------------------------------------------------------------------------------
+
+
+@given(problems())
+def test_problem_texts_round_trip(problem: tuple[str, dict[str, Any]]) -> None:
+    text, said = problem
+    canonical = _C.canonical_problem(text)
+    assert _C.canonical_problem(canonical) == canonical
+    info = _C.problem_info(text)
+    assert info["text"] == canonical
+    assert info == _C.problem_info(canonical)
+    assert (info["op"], info["dtype"], info["compute"]) == (
+        said["op"],
+        said["dtype"],
+        said["compute"],
+    )
+    assert list(info["slots"]["x"]["sizes"]) == said["x"]
+    assert list(info["slots"]["w"]["sizes"]) == said["w"]
+
+
+@given(problems())
+def test_the_three_passes_differ_in_the_first_word_only(problem: tuple[str, Any]) -> None:
+    rest = problem[0].partition(" ")[2]
+    canonical = {op: _C.canonical_problem(f"{op} {rest}") for op in OPS}
+    assert [text.partition(" ")[0] for text in canonical.values()] == list(OPS)
+    slots = [_C.problem_info(text)["slots"] for text in canonical.values()]
+    outputs = [{role for role, slot in slot_map.items() if slot["output"]} for slot_map in slots]
+    assert outputs == [{"y"}, {"x"}, {"w"}]
+
+
+LINE = (
+    "conv_fwd x=f16[64,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc "
+    "pad=1 stride=1 dilation=1 groups=1 compute=f32"
+)
+
+
+def test_a_canonical_problem_is_as_documented() -> None:
+    assert _C.canonical_problem(LINE) == LINE
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("pad=1", "pad=1,1"),
+        ("compute=f32", "compute=f32 align=16 mode=cross accumulate=none"),
+        ("f16[64,64,3,3]:nhwc", "f16[64,64,3,3]:s(576,1,192,64)"),
+        (" pad=1", "\n  pad=1"),
+    ],
+)
+def test_two_spellings_of_a_problem_are_one(written: str, canonical: str) -> None:
+    assert _C.canonical_problem(LINE.replace(written, canonical)) == LINE
+
+
+def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
+    rest = "w=f32[1,1,1,1]:nchw pad=0 stride=1 dilation=1 groups=1 compute=f32"
+    plain = _C.canonical_problem(f"conv_fwd x=f32[1,1,1,5]:nchw {rest}")
+    assert _C.canonical_problem(f"conv_fwd x=f32[1,1,1,5]:s(7,11,13,1) {rest}") == plain
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("conv_fwd", "conv_sideways"), ("conv_sideways", "conv_fwd")),
+        (("x=f16", "x=f17"), ("f17", "f16")),
+        ((":nhwc w", ":nwhc w"), ("nwhc", "nhwc")),
+        (("pad=1", "pad=one"), ("pad", "one")),
+        (("pad=1", "pad=1,1,1"), ("pad", "3")),
+        (("stride=1", "stride=0"), ("stride", "0")),
+        (("groups=1", "groups=3"), ("groups", "3", "64")),
+        ((" groups=1", ""), ("groups",)),
+        (("compute=f32", "compute=f64"), ("compute", "f64", "f16")),
+        (("compute=f32", "compute=f32 colour=red"), ("colour",)),
+        (("compute=f32", "compute=f32 align=3"), ("align", "3")),
+        (("f16[64,64,3,3]", "f16[64,64,99,99]"), ("99", "larger")),
+    ],
+)
+def test_a_bad_problem_is_told_what_is_wrong(
+    change: tuple[str, str], named: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        _C.canonical_problem(LINE.replace(*change))
+    for part in named:
+        assert part in str(caught.value)
+
+
+# --- algorithms --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pass_name", PASSES)
+@given(data=st.data())
+def test_algorithm_texts_round_trip(pass_name: str, data: st.DataObject) -> None:
+    op = f"conv_{pass_name}"
+    canonical = _C.canonical_algorithm(data.draw(algorithms(pass_name)), op)
+    assert _C.canonical_algorithm(canonical) == canonical
+    assert _C.canonical_algorithm(canonical, op) == canonical
+    assert str(Policy.parse(f"{pass_name}={canonical}")) == f"{pass_name}={canonical}"
+
+
+@given(st.permutations(["k2=1", "k13=0", "k0=7"]))
+def test_the_order_of_knobs_does_not_matter(knobs: list[str]) -> None:
+    written = "/".join(["graph:eng67", *knobs])
+    assert _C.canonical_algorithm(written) == "graph:eng67/k0=7/k2=1/k13=0"
+
+
+def test_an_unset_knob_is_not_one_set_to_zero() -> None:
+    assert _C.canonical_algorithm("graph:eng67") != _C.canonical_algorithm("graph:eng67/k2=0")
+
+
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_classic_algorithms_have_four_spellings(pass_name: str) -> None:
+    names = legacy_names(pass_name)
+    assert len(names) >= 6
+    for value, enum, short in names:
+        expected = f"{pass_name}=legacy:{short}"
+        for spelling in (value, str(value), enum, short, f"legacy:{short}"):
+            assert str(of_pass(pass_name, spelling)) == expected
+            assert _C.canonical_algorithm(str(spelling), f"conv_{pass_name}") == f"legacy:{short}"
+
+
+def test_an_enum_name_of_cudnn_is_understood() -> None:
+    policy = Policy(fwd="CUDNN_CONVOLUTION_FWD_ALGO_FFT")
+    assert policy == Policy(fwd=4) == Policy(fwd="fft") == Policy(fwd="legacy:fft")
+    assert str(policy) == "fwd=legacy:fft"
+
+
+@pytest.mark.parametrize(
+    ("pass_name", "theano", "value"),
+    [
+        ("fwd", "none", 0),
+        ("fwd", "small", 1),
+        ("fwd", "large", 2),
+        ("fwd", "fft", 4),
+        ("fwd", "fft_tiling", 5),
+        ("fwd", "winograd", 6),
+        ("fwd", "winograd_non_fused", 7),
+        ("bwd_data", "none", 0),
+        ("bwd_data", "deterministic", 1),
+        ("bwd_data", "fft", 2),
+        ("bwd_data", "fft_tiling", 3),
+        ("bwd_data", "winograd", 4),
+        ("bwd_data", "winograd_non_fused", 5),
+        ("bwd_filter", "none", 0),
+        ("bwd_filter", "deterministic", 1),
+        ("bwd_filter", "fft", 2),
+        ("bwd_filter", "small", 3),
+        ("bwd_filter", "winograd_non_fused", 5),
+        ("bwd_filter", "fft_tiling", 6),
+    ],
+)
+def test_theanos_names_mean_what_they_meant(pass_name: str, theano: str, value: int) -> None:
+    assert of_pass(pass_name, theano) == of_pass(pass_name, value)
+
+
+def test_small_is_understood_for_the_data_gradient_too() -> None:
+    assert str(Policy(bwd_data="small")).startswith("bwd_data=legacy:")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("nonsense", ("nonsense", "fft")),
+        ("99", ("99", "fft")),
+        ("rocm:fft", ("rocm", "graph")),
+        ("graph:fft", ("fft", "eng")),
+        ("graph:eng1/k2", ("k2",)),
+        ("graph:eng1/x=1", ("x=1",)),
+        ("graph:eng1/k2=1/k2=2", ("k2",)),
+        ("legacy:fft/math=double", ("math=double", "fma")),
+        ("legacy:nonsense", ("nonsense", "fft")),
+        ("cpu:", ("cpu:",)),
+    ],
+)
+def test_a_bad_algorithm_is_told_what_is_wrong(text: str, named: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as caught:
+        _C.canonical_algorithm(text, "conv_fwd")
+    for part in named:
+        assert part in str(caught.value)
+
+
+# --- policies ----------------------------------------------------------------------------------
+
+
+@given(keywords())
+def test_policy_texts_round_trip(drawn: dict[str, Any]) -> None:
+    policy = Policy(**drawn)
+    text = str(policy)
+    assert _C.canonical_policy(text) == text
+    assert Policy.parse(text) == policy
+    assert hash(Policy.parse(text)) == hash(policy)
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert copy.deepcopy(policy) == policy
+    assert repr(policy) == f"Policy.parse({text!r})"
+
+
+@given(keywords())
+def test_a_policy_says_what_it_was_told(drawn: dict[str, Any]) -> None:
+    policy = Policy(**drawn)
+    for name in ("deterministic", "allow_tf32", "allow_down_convert", "allow_reduced_range"):
+        expected = None if drawn[name] is None else str(drawn[name]).lower()
+        assert policy.get(name) == expected
+    for name in ("on_unsupported", "compute"):
+        assert policy.get(name) == drawn[name]
+    for name in PASSES:
+        assert (policy.get(name) is None) == (drawn[name] in (None, "", -1))
+    if not drawn["fastest"] and isinstance(drawn["max_workspace"], int):
+        assert policy.max_workspace == drawn["max_workspace"]
+
+
+@given(keywords(), st.randoms())
+def test_the_order_of_fields_does_not_matter(drawn: dict[str, Any], random: Any) -> None:
+    policy = Policy(**drawn)
+    parts = str(policy).split(";")
+    random.shuffle(parts)
+    assert Policy.parse(" ; ".join(parts)) == policy
+
+
+def test_a_policy_text_is_as_documented() -> None:
+    text = (
+        "fwd=legacy:fft;bwd_data=autotune;bwd_filter=heuristic;max_workspace=64MiB;deterministic;"
+        "on_unsupported=warn"
+    )
+    policy = Policy(
+        fwd=4,
+        bwd_data="autotune",
+        bwd_filter="heuristic",
+        max_workspace="64MiB",
+        deterministic=True,
+        on_unsupported="warn",
+    )
+    assert str(policy) == text
+    assert Policy.parse(text) == policy
+
+
+def test_one_word_is_for_all_passes() -> None:
+    for word in ("autotune", "heuristic", "aten:default", "fft"):
+        policy = Policy(word)
+        assert policy == Policy.parse(word) == Policy(fwd=word, bwd_data=word, bwd_filter=word)
+    assert Policy("autotune", fwd="fft") == Policy(
+        fwd="fft", bwd_data="autotune", bwd_filter="autotune"
+    )
+
+
+def test_one_word_must_fit_all_passes() -> None:
+    with pytest.raises(ValueError, match="bwd_data"):
+        Policy("large")
+    with pytest.raises(ValueError, match="integer"):
+        Policy.parse("1")
+
+
+def test_bare_deterministic_is_the_constraint() -> None:
+    assert Policy.parse("deterministic") == Policy(deterministic=True)
+    assert Policy(bwd_data="deterministic") == Policy(bwd_data=1)
+
+
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_theanos_runtime_choices(pass_name: str) -> None:
+    assert of_pass(pass_name, "guess_on_shape_change") == of_pass(pass_name, "heuristic")
+    assert of_pass(pass_name, "time_on_shape_change") == of_pass(pass_name, "autotune")
+    for once in ("guess_once", "time_once"):
+        assert of_pass(pass_name, once).get(pass_name) == once
+
+
+def test_three_ways_to_say_not_pinned() -> None:
+    assert Policy(fwd=-1, bwd_data=None, bwd_filter="") == Policy() == Policy.parse("")
+    assert str(Policy()) == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "limit"),
+    [
+        (0, 0),
+        ("0", 0),
+        (67108864, 67108864),
+        ("64MiB", 67108864),
+        ("1.5KiB", 1536),
+        ("2GiB", 2**31),
+        ("1MB", 10**6),
+        ("20%", "20%"),
+    ],
+)
+def test_sizes_of_workspaces(written: int | str, limit: int | str) -> None:
+    assert Policy(max_workspace=written).max_workspace == limit
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "kind", "wanted"),
+    [
+        ("fwd", "nonsense", ValueError, "algorithm"),
+        ("fwd", 99, ValueError, "algorithm"),
+        ("fwd", True, TypeError, "algorithm"),
+        ("fwd", 1.5, TypeError, "algorithm"),
+        ("fwd", "fft;deterministic", ValueError, "algorithm"),
+        ("bwd_filter", "large", ValueError, "algorithm"),
+        ("max_workspace", -1, ValueError, "bytes"),
+        ("max_workspace", "64 elephants", ValueError, "bytes"),
+        ("max_workspace", "120%", ValueError, "bytes"),
+        ("max_workspace", True, TypeError, "bytes"),
+        ("deterministic", "yes", TypeError, "True or False"),
+        ("allow_tf32", 1, TypeError, "True or False"),
+        ("prefer", "beauty", ValueError, "'memory'"),
+        ("prefer", 3, TypeError, "'memory'"),
+        ("backends", "rocm", ValueError, "'cudnn'"),
+        ("backends", ["cpu", "rocm"], ValueError, "'cudnn'"),
+        ("backends", 5, TypeError, "'cudnn'"),
+        ("on_unsupported", "ignore", ValueError, "'fallback'"),
+        ("compute", "f8", ValueError, "'f32'"),
+    ],
+)
+def test_a_bad_keyword_names_itself_its_value_and_what_was_wanted(
+    keyword: str, value: Any, kind: type[Exception], wanted: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        Policy(**{keyword: value})
+    for part in (keyword, repr(value), wanted):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("sideways=fft", ("sideways", "fwd")),
+        ("max_workspace", ("max_workspace",)),
+        ("deterministic=perhaps", ("deterministic", "perhaps")),
+        ("fwd=fft;bwd_data=nonsense", ("nonsense",)),
+        ("backends=", ("backends",)),
+        ("automatic", ("automatic", "max_workspace")),
+    ],
+)
+def test_a_bad_policy_text_is_told_what_is_wrong(text: str, named: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as caught:
+        Policy.parse(text)
+    for part in named:
+        assert part in str(caught.value)
+
+
+def test_policies_cannot_be_changed() -> None:
+    policy = Policy(fwd="fft")
+    with pytest.raises(AttributeError):
+        policy.text = ""  # type: ignore[misc]
+    assert str(policy) == "fwd=legacy:fft"
+
+
+def test_replace_sets_and_takes_out() -> None:
+    policy = Policy(fwd="fft", max_workspace="64MiB", deterministic=True)
+    assert policy.replace(fwd=0, deterministic=None) == Policy(fwd=0, max_workspace="64MiB")
+    assert policy.replace() == policy
+    assert Policy("autotune").replace(fwd=-1) == Policy(bwd_data="autotune", bwd_filter="autotune")
+    with pytest.raises(TypeError, match="sideways"):
+        policy.replace(sideways="fft")
+    with pytest.raises(ValueError, match="fwd.*nonsense"):
+        policy.replace(fwd="nonsense")
+
+
+@given(keywords(), keywords())
+def test_merging(left: dict[str, Any], right: dict[str, Any]) -> None:
+    a, b = Policy(**left), Policy(**right)
+    merged = a | b
+    for name in (*PASSES, "allow_tf32", "backends", "on_unsupported", "compute", "prefer"):
+        stronger = b.get(name)
+        assert merged.get(name) == (a.get(name) if stronger is None else stronger)
+    both = (a.get("deterministic"), b.get("deterministic"))
+    assert (merged.get("deterministic") == "true") == ("true" in both)
+    caps = [cap for cap in (a.max_workspace, b.max_workspace) if isinstance(cap, int)]
+    if caps:
+        assert merged.max_workspace == min(caps)
+    assert a | Policy() == a == Policy() | a == a | a
+
+
+def test_the_cap_of_one_side_holds_against_fastest_of_the_other() -> None:
+    merged = Policy(max_workspace="1MiB") | Policy(fastest=True)
+    assert merged.max_workspace == 2**20
+    assert merged.get("benchmark") == "true"
+    assert Policy(fastest=True, max_workspace="1MiB").max_workspace is None
+
+
+def test_shares_and_bytes_hold_together() -> None:
+    merged = Policy(max_workspace="20%") | Policy(max_workspace="1MiB") | "max_workspace=10%"
+    assert merged == Policy.parse("max_workspace=1MiB;max_workspace=10%")
+
+
+def test_what_stands_for_a_policy() -> None:
+    policy = Policy(fwd="fft", max_workspace=0)
+    for like in (policy, str(policy), {"fwd": "fft", "max_workspace": 0}):
+        assert as_policy(like) == policy
+        assert policy_text(like) == str(policy)
+    nothings: tuple[PolicyLike, ...] = (None, "", -1, {}, Policy())
+    for nothing in nothings:
+        assert policy_text(nothing) is None
+        assert as_policy(nothing) == Policy()
+    with pytest.raises(ValueError, match="fwd=5"):
+        policy_text(5)
+    for wrong in (1.5, True, ["fft"]):
+        with pytest.raises(TypeError, match="policy"):
+            policy_text(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="policy"):
+        Policy.parse(None)  # type: ignore[arg-type]

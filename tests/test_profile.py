@@ -1,0 +1,541 @@
+"""Profiles: what their tables hold, what they choose, how they are written and resumed."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torch_cudnn_ext import _C, Policy, bench, profile, profile_model, tuning
+from torch_cudnn_ext.profiling import LayerProfile, Profile, make_settings, measure_layers
+from torch_cudnn_ext.workload import (
+    PROBLEM_FOLDER,
+    Journal,
+    Layer,
+    convolution_arguments,
+    convolution_layers,
+    read_problems,
+    rewrite,
+    shard,
+    with_passes,
+)
+
+PROBLEM = (
+    "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1 "
+    "compute=f32"
+)
+OTHER = PROBLEM.replace("pad=1", "pad=0")
+PASSES = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
+
+
+@pytest.fixture(scope="module", params=PASSES)
+def measured(request: pytest.FixtureRequest) -> Profile:
+    return profile(PROBLEM.replace("conv_fwd", request.param), device="cpu")
+
+
+def _fields(policy: Policy) -> dict[str, Any]:
+    return _C.policy_fields(str(policy))
+
+
+def _layer(result: Profile) -> LayerProfile:
+    (layer,) = result.layers
+    return layer
+
+
+class Network(nn.Module):
+    """Two equal convolutions, a depthwise one, and a transposed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 3, padding="same")
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.up = nn.ConvTranspose2d(4, 2, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.second(self.first(x)))
+        out: torch.Tensor = self.up(self.norm(self.depthwise(input=x)))
+        return out
+
+
+def test_the_aten_row_and_two_algorithms_of_the_cpu_are_timed(measured: Profile) -> None:
+    layer = _layer(measured)
+    timed = {row["algorithm"] for row in layer.rows if row["median_ms"] is not None}
+    assert "aten:default" in timed
+    assert len([name for name in timed if name.startswith("cpu:")]) >= 2
+    assert layer.pytorch is not None and layer.pytorch["algorithm"] == "aten:default"
+
+
+def test_ranks_are_sorted_by_time_and_come_first(measured: Profile) -> None:
+    records = measured.records()
+    ranked = [record for record in records if record["rank"] is not None]
+    assert [record["rank"] for record in ranked] == list(range(1, len(ranked) + 1))
+    assert records[: len(ranked)] == ranked
+    times = [record["median_ms"] for record in ranked]
+    assert times == sorted(times)
+
+
+def test_columns_agree_with_each_other(measured: Profile) -> None:
+    layer = _layer(measured)
+    info = _C.problem_info(layer.problem)
+    assert layer.floor_ms is not None and layer.pytorch is not None
+    for record in measured.records():
+        if record["median_ms"] is None:
+            assert record["tflops"] is record["vs_pytorch"] is None
+            assert record["status"] != "ok" and record["reason"]
+            continue
+        seconds = record["median_ms"] / 1e3
+        assert record["tflops"] * 1e12 * seconds == pytest.approx(info["flops"])
+        percent = 100 * layer.floor_ms / record["median_ms"]
+        assert record["percent_of_peak"] == pytest.approx(percent)
+        product = record["vs_pytorch"] * record["median_ms"]
+        assert product == pytest.approx(layer.pytorch["median_ms"])
+        assert record["spread_ms"] >= 0
+    aten = next(r for r in measured.records() if r["algorithm"] == "aten:default")
+    assert aten["vs_pytorch"] == pytest.approx(1)
+
+
+def test_good_rows_are_within_their_tolerance(measured: Profile) -> None:
+    for row in _layer(measured).ranked:
+        assert row["error"] is not None
+        assert row["error"] <= _C.tolerance(_layer(measured).problem, row["notes"])
+
+
+def test_the_current_choice_is_marked_once(measured: Profile) -> None:
+    marked = [record["algorithm"] for record in measured.records() if record["current"]]
+    layer = _layer(measured)
+    assert marked == [_C.choose(layer.problem, "cpu")["algorithm"]]
+
+
+def test_a_pinned_choice_is_the_current_one() -> None:
+    result = profile(PROBLEM, device="cpu", policy=Policy(fwd="cpu:im2col"))
+    assert [r["algorithm"] for r in result.records() if r["current"]] == ["cpu:im2col"]
+    assert len(_layer(result).ranked) > 1  # a pin keeps nothing from being measured
+
+
+def test_aten_is_timed_where_the_policy_does_not_admit_it() -> None:
+    result = profile(PROBLEM, device="cpu", policy="backends=cpu")
+    layer = _layer(result)
+    assert layer.pytorch is not None and layer.pytorch["median_ms"] is not None
+    assert layer.pytorch["status"] == "excluded"
+    assert layer.pytorch["reason"].startswith("baseline only")
+    assert all(row["backend"] == "cpu" for row in layer.ranked)
+    assert _fields(result.best())["fwd"] != "aten:default"
+
+
+def test_best_pins_the_first_rank_and_runs(measured: Profile) -> None:
+    layer = _layer(measured)
+    policy = measured.best()
+    pass_name = layer.op.removeprefix("conv_")
+    assert _fields(policy)[pass_name] == layer.ranked[0]["algorithm"]
+    assert _C.choose(layer.problem, "cpu", str(policy))["algorithm"] == _fields(policy)[pass_name]
+
+
+def test_best_keeps_its_constraints() -> None:
+    result = profile(PROBLEM, device="cpu")
+    layer = _layer(result)
+    for row in layer.ranked:
+        cap = row["workspace_bytes"]
+        if cap is None:
+            continue
+        chosen = layer.find(_fields(result.best(max_workspace=cap))["fwd"])
+        assert chosen is not None and chosen["workspace_bytes"] is not None
+        assert chosen["workspace_bytes"] <= cap
+    chosen = layer.find(_fields(result.best(deterministic=True))["fwd"])
+    assert chosen is not None and chosen["deterministic"] is True
+
+
+def test_best_carries_the_numerics_that_were_allowed() -> None:
+    result = profile(PROBLEM, device="cpu", policy="allow_reduced_range")
+    assert _fields(result.best())["allow_reduced_range"] is True
+
+
+@pytest.mark.parametrize("cap", ["64MB", "x%", "-1"])
+def test_a_bad_cap_is_refused(cap: str) -> None:
+    result = Profile([], make_settings("cpu"))
+    with pytest.raises(ValueError, match=f"max_workspace: got '{cap}', wanted"):
+        result.best(max_workspace=cap)
+
+
+def test_a_cap_of_the_policy_is_the_summary_s() -> None:
+    result = profile(PROBLEM, device="cpu", policy="max_workspace=0")
+    (total,) = result.totals()
+    rows = [row for row in _layer(result).ranked if row["workspace_bytes"] == 0]
+    assert total.capped_ms == (rows[0]["median_ms"] if rows else None)
+    assert total.missing["capped"] == (0 if rows else 1)
+    assert any(row["workspace_bytes"] for row in _layer(result).ranked)
+
+
+def test_totals_weigh_layers_by_their_count() -> None:
+    settings = make_settings("cpu")
+    layers = [Layer(PROBLEM, ("a", "b"), 2), Layer(OTHER, ("c",), 1)]
+    result = Profile(list(measure_layers(layers, settings)), settings)
+    (total,) = result.totals()
+    first, second = result.layers
+    assert total.best_ms == pytest.approx(
+        2 * (first.ranked[0]["median_ms"] or 0) + (second.ranked[0]["median_ms"] or 0)
+    )
+    assert total.best_ms is not None and total.pytorch_ms is not None
+    assert total.best_ms <= total.pytorch_ms
+    assert total.missing == {"pytorch": 0, "heuristic": 0, "best": 0, "capped": 0}
+
+
+def test_formats_hold_the_same_rows(measured: Profile) -> None:
+    records = measured.records()
+    frame = measured.to_pandas()
+    assert list(frame["algorithm"]) == [record["algorithm"] for record in records]
+    read = list(csv.DictReader(io.StringIO(measured.to_csv())))
+    assert [row["algorithm"] for row in read] == list(frame["algorithm"])
+    assert float(read[0]["median_ms"]) == records[0]["median_ms"]
+    whole = json.loads(measured.to_json())
+    assert [row["algorithm"] for row in whole["layers"][0]["rows"]] == list(frame["algorithm"])
+    assert whole["versions"]["torch"] == torch.__version__
+    for text in (measured.to_markdown(), measured._repr_html_()):
+        for row in _layer(measured).ranked:
+            assert row["algorithm"] in text
+
+
+def test_print_shows_the_rest_on_request(
+    measured: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured.print(top=1)
+    short = capsys.readouterr().out
+    measured.print(show_all=True)
+    long = capsys.readouterr().out
+    layer = _layer(measured)
+    assert layer.problem in short and "aten:default" in short
+    for row in layer.rows:
+        assert row["algorithm"] in long
+    refused = [row for row in layer.rows if row["median_ms"] is None]
+    assert ("not shown" in short) == bool(refused)
+    assert "not shown" not in long
+
+
+def test_a_model_s_convolutions_are_counted_and_named() -> None:
+    model = Network().eval()
+    names = {}
+    for layer in convolution_layers(model, torch.randn(2, 4, 8, 8), ["fwd"]):
+        names[layer.problem] = (layer.names, layer.count)
+    same = (
+        "conv_fwd x=f32[2,4,8,8]:nchw w=f32[4,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1 "
+        "compute=f32"
+    )
+    assert names[same] == (("first", "second"), 3)
+    depthwise = same.replace("[4,4,3,3]", "[4,1,3,3]").replace("groups=1", "groups=4")
+    assert names[depthwise] == (("depthwise",), 1)
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("pass_name", "op"),
+    [("fwd", "conv_bwd_data"), ("bwd_data", "conv_fwd"), ("bwd_filter", "conv_bwd_filter")],
+)
+def test_a_transposed_convolution_s_problem_is_the_primitive_s(pass_name: str, op: str) -> None:
+    up = nn.ConvTranspose2d(4, 2, 2, stride=2)
+    (layer,) = convolution_layers(up, torch.randn(2, 4, 8, 8), [pass_name])
+    assert layer.problem.startswith(
+        f"{op} x=f32[2,2,16,16]:nchw w=f32[4,2,2,2]:nchw pad=0 stride=2"
+    )
+    assert layer.note == f"{pass_name} of ConvTranspose2d"
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "text"),
+    [
+        (nn.Conv1d(3, 4, 3), (3, 9), "x=f32[1,3,9]"),
+        (nn.Conv2d(3, 4, 2, padding="same"), (1, 3, 6, 6), "x=f32[1,3,7,7]:nchw w=f32[4,3,2,2]"),
+        (nn.Conv2d(3, 4, 3, padding="valid"), (1, 3, 6, 6), "pad=0"),
+        (nn.Conv2d(3, 4, 3, padding=(1, 2)), (1, 3, 6, 6), "pad=1,2"),
+        (nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), (1, 3, 6, 6), "x=f32[1,3,8,8]"),
+        (nn.Conv3d(3, 4, 3, dilation=2), (1, 3, 9, 9, 9), "dilation=2"),
+    ],
+)
+def test_what_meets_the_convolution(module: nn.Module, shape: tuple[int, ...], text: str) -> None:
+    (layer,) = convolution_layers(module, torch.randn(shape), ["fwd"])
+    assert text in layer.problem
+
+
+def test_running_a_model_leaves_it_as_it_was() -> None:
+    model = Network().train()
+    model.norm.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    convolution_layers(model, torch.randn(2, 4, 8, 8))
+    assert model.training and model.up.training and not model.norm.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_channels_last_autocast_and_meta_are_seen() -> None:
+    conv = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    (layer,) = convolution_layers(conv, x, ["fwd"])
+    assert "x=f32[2,4,8,8]:nhwc" in layer.problem
+    with torch.autocast("cpu", torch.bfloat16):
+        (layer,) = convolution_layers(conv, x, ["fwd"])
+    assert "x=bf16[2,4,8,8]:nhwc" in layer.problem and "w=bf16" in layer.problem
+    (layer,) = convolution_layers(conv.to("meta", torch.half), x.to("meta", torch.half), ["fwd"])
+    assert "x=f16[2,4,8,8]:nhwc" in layer.problem
+
+
+def test_a_model_without_convolutions_and_a_wrong_pass_are_refused() -> None:
+    with pytest.raises(ValueError, match="model: Linear called no convolution"):
+        convolution_layers(nn.Linear(2, 2), torch.randn(2, 2))
+    with pytest.raises(ValueError, match=r"passes: got \['forward'\], wanted some of fwd"):
+        convolution_layers(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), ["forward"])
+
+
+def test_a_model_s_profile_gives_a_policy_for_each_layer() -> None:
+    model = Network()
+    result = profile_model(model, torch.randn(1, 4, 8, 8), device="cpu", time_budget_s=0.2)
+    with pytest.raises(ValueError, match="several problems of conv_fwd"):
+        result.best()
+    policies = result.best_by_layer()
+    assert set(policies) == {"first", "second", "depthwise", "up"}
+    for name, policy in policies.items():
+        assert set(_fields(policy)) == {"fwd", "bwd_data", "bwd_filter"}, name
+        assert policy == result.best(layer=name)
+    with pytest.raises(KeyError, match="nothing"):
+        result.best(layer="nothing")
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="device: got 'tpu', wanted"):
+        make_settings("tpu")
+    with pytest.raises(ValueError, match="wanted one"):
+        make_settings("cuda", "h200")
+    with pytest.raises(ValueError, match="time_budget_s: got -1"):
+        make_settings("cpu", time_budget_s=-1)
+    with pytest.raises(ValueError, match="min_samples: got 0"):
+        make_settings("cpu", min_samples=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_cuda_is_refused_and_h200_is_the_target() -> None:
+    with pytest.raises(RuntimeError, match="no CUDA device"):
+        make_settings("cuda")
+    settings = make_settings()
+    assert (settings.device, settings.target) == ("cpu", "h200")
+    assert make_settings("cpu").target is None
+
+
+def test_a_target_is_listed_and_the_cpu_takes_a_smaller_batch() -> None:
+    large = rewrite(PROBLEM, batch=4096).replace("[4096,4,8,8]", "[4096,4,32,32]")
+    result = profile(large, target="h200", time_budget_s=0.5)
+    layer = _layer(result)
+    assert layer.problem == large
+    assert "x=f32[1,4,32,32]" in layer.measured
+    assert layer.listed_for == "target:h200"
+    assert any(row["status"] == "ok" and row["backend"] == "graph" for row in layer.listed)
+    assert "at batch 1" in result.to_markdown()
+    listed = [record for record in result.records() if record["device"] == "target:h200"]
+    assert listed and all(record["median_ms"] is None for record in listed)
+
+
+# Problem lines.
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in PROBLEM_FOLDER.glob("*.txt")))
+def test_shipped_problems_are_canonical_and_distinct(name: str) -> None:
+    layers = read_problems(name)
+    text = (PROBLEM_FOLDER / f"{name}.txt").read_text()
+    assert all(layer.count == len(layer.names) for layer in layers)
+    lines = [line.split("#")[0].strip() for line in text.splitlines() if not line.startswith("#")]
+    assert [layer.problem for layer in layers] == lines
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("resnet50", 53), ("vgg16", 13), ("alexnet", 5), ("mobilenet_v2", 52)]
+)
+def test_shipped_problems_count_every_convolution(name: str, calls: int) -> None:
+    assert sum(layer.count for layer in read_problems(name)) == calls
+
+
+def test_rewrite_changes_what_it_is_asked_for() -> None:
+    text = rewrite(PROBLEM, op="conv_bwd_filter", dtype="f64", batch=5, channels_last=True)
+    assert text == (
+        "conv_bwd_filter x=f64[5,4,8,8]:nhwc w=f64[6,4,3,3]:nhwc pad=1 stride=1 dilation=1 "
+        "groups=1 compute=f64"
+    )
+    assert rewrite(PROBLEM) == PROBLEM
+    layers = with_passes([Layer(PROBLEM, ("a",), 3)], ["fwd", "bwd_data"])
+    assert [layer.problem.split()[0] for layer in layers] == ["conv_fwd", "conv_bwd_data"]
+    assert all(layer.count == 3 for layer in layers)
+
+
+def test_convolution_arguments_expand_and_refuse() -> None:
+    arguments = convolution_arguments(PROBLEM.replace("pad=1", "pad=1,2"))
+    assert arguments == {"stride": [1, 1], "padding": [1, 2], "dilation": [1, 1], "groups": 1}
+    with pytest.raises(ValueError, match="wanted none of them"):
+        convolution_arguments(PROBLEM + " mode=conv")
+
+
+def test_problem_files_are_read_with_names_and_counts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text(f"# a comment\n\n{PROBLEM}  # a, b x4\n{OTHER}\n{PROBLEM} # c\n")
+    layers = read_problems(file)
+    assert [(layer.names, layer.count) for layer in layers] == [(("a", "b", "c"), 5), ((), 1)]
+    file.write_text(f"{PROBLEM}\nconv_fwd nonsense\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_problems(file)
+
+
+def test_shards_are_a_partition() -> None:
+    layers = read_problems("resnet50")
+    parts = [shard(layers, f"{i}/4") for i in range(1, 5)]
+    assert sorted(p.problem for part in parts for p in part) == sorted(p.problem for p in layers)
+    for wrong in ("0/4", "5/4", "4", "a/b"):
+        with pytest.raises(ValueError, match="wanted i/n"):
+            shard(layers, wrong)
+
+
+# Resuming.
+
+
+def test_finished_problems_are_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    settings = make_settings("cpu")
+    first = list(measure_layers([Layer(PROBLEM)], settings, Journal(path)))
+    with path.open("a") as file:
+        file.write('{"key": "torn in the mid')
+    journal = Journal(path)
+    again = list(measure_layers([Layer(PROBLEM, ("a",)), Layer(OTHER)], settings, journal))
+    assert again[0].rows == first[0].rows
+    assert again[0].names == ["a"]
+    assert len(path.read_text().splitlines()) == 2
+    (third,) = measure_layers([Layer(OTHER)], settings, Journal(path))
+    assert third.rows == again[1].rows
+
+
+def test_another_policy_is_another_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    list(measure_layers([Layer(PROBLEM)], make_settings("cpu"), Journal(path)))
+    list(
+        measure_layers([Layer(PROBLEM)], make_settings("cpu", policy="backends=cpu"), Journal(path))
+    )
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_damaged_line_before_the_last_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    path.write_text('nonsense\n{"key": "a", "record": {}}\n')
+    with pytest.raises(ValueError, match="line 1: got 'nonsense'"):
+        Journal(path)
+
+
+def test_an_interruption_keeps_what_was_finished(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+
+    class Stop:
+        def problem(self, done: int, total: int, text: str) -> None:
+            self.done = done
+
+        def algorithm(self, done: int, total: int, text: str) -> None:
+            if self.done == 1:
+                raise KeyboardInterrupt
+
+    finished = []
+    with pytest.raises(KeyboardInterrupt):
+        for layer in measure_layers(
+            [Layer(PROBLEM), Layer(OTHER)], make_settings("cpu"), Journal(path), Stop()
+        ):
+            finished.append(layer)
+    assert [layer.problem for layer in finished] == [PROBLEM]
+    assert len(path.read_text().splitlines()) == 1
+
+
+# Choices in a file.
+
+
+def test_choices_travel_through_a_file(tmp_path: Path) -> None:
+    best = tuning.tune([PROBLEM, OTHER], device="cpu")
+    assert set(best) == {PROBLEM, OTHER}
+    assert all(row["status"] == "ok" for row in best.values())
+    path = tmp_path / "choices.jsonl"
+    before = tuning.choices()
+    assert tuning.export_choices(path) == len(before) == 2
+    tuning.clear()
+    assert tuning.choices() == []
+    assert tuning.import_choices(path) == 2
+    by_problem = {entry["problem"]: entry for entry in tuning.choices()}
+    assert by_problem == {entry["problem"]: entry for entry in before}
+    chosen = _C.choose(PROBLEM, "cpu", "autotune")
+    assert chosen["algorithm"] == best[PROBLEM]["algorithm"]
+    assert chosen["why"] in ("tuned", "cached")
+    assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("nonsense", "line 2"),
+        ("[]", "line 2: got list, wanted an object"),
+        ('{"problem": 1}', "line 2: problem is 1, wanted a str"),
+        ('{"problem": "x", "device": "", "constraints": "", "measurements": []}', "line 2"),
+    ],
+)
+def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: str) -> None:
+    tuning.tune(PROBLEM, device="cpu")
+    path = tmp_path / "choices.jsonl"
+    tuning.export_choices(path)
+    path.write_text(path.read_text() + line + "\n")
+    tuning.reset()
+    with pytest.raises(ValueError, match=message):
+        tuning.import_choices(path)
+    assert tuning.choices() == []
+
+
+def test_an_unwritable_export_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "choices.jsonl"
+    path.write_text("old\n")
+
+    def refuse(source: str, target: Path) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(OSError, match="no"):
+        tuning.export_choices(path)
+    assert path.read_text() == "old\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
+
+
+# Against PyTorch.
+
+
+def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
+    layers = with_passes([Layer(PROBLEM, ("a",), 2)], ["fwd", "bwd_data", "bwd_filter"])
+    results = list(bench.compare_layers(layers, make_settings(device, time_budget_s=1)))
+    assert [result.problem.split()[0] for result in results] == list(PASSES)
+    for result in results:
+        assert result.ratio_low <= result.ratio <= result.ratio_high
+        both = (result.pytorch_default_ms, result.pytorch_benchmark_ms)
+        assert result.pytorch_ms == min(both)
+        assert result.count == 2 and result.algorithm
+        assert bool(result.pytorch_kernels) == (device == "cuda")
+    means = bench.geometric_means(results)
+    assert means["all"] == pytest.approx(means["filters 3x3 and larger"])
+
+
+def test_the_bootstrap_interval_holds_the_median() -> None:
+    assert bench.bootstrap_interval([2.0] * 5) == (2.0, 2.0)
+    low, high = bench.bootstrap_interval([1.0, 1.1, 0.9, 1.05, 0.95] * 6)
+    assert 0.9 <= low <= 1.0 <= high <= 1.1
+
+
+def test_geometric_means_tell_large_filters_apart() -> None:
+    def result(line: str, ratio: float) -> bench.Comparison:
+        return bench.Comparison(line, [], 1, "", "", [], 1, 1, 1, 1, "", [], ratio, ratio, ratio)
+
+    small = PROBLEM.replace("3,3]", "1,1]")
+    means = bench.geometric_means([result(PROBLEM, 4.0), result(small, 1.0)])
+    assert means == {
+        "all": pytest.approx(2.0),
+        "filters 3x3 and larger": pytest.approx(4.0),
+    }

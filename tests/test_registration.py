@@ -1,0 +1,326 @@
+"""The operators as PyTorch's dispatcher sees them: schemas, fake tensors, autocast, export."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import SMALL, Case
+from conftest import CUDA_MARKS
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import torch_cudnn_ext  # noqa: F401  registers the operators
+
+OPS = torch.ops.torch_cudnn_ext
+
+_POLICY = "str? policy=None"
+_SCALED = f"float alpha=1.0, float beta=0.0, bool flip_kernel=False, {_POLICY}"
+_OUT = f"Tensor(a!) out, {_SCALED}"
+_Z = f"Tensor? z=None, {_SCALED}"
+_GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation"
+_CONVOLUTION = (
+    f"Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}, bool transposed, "
+    "SymInt[] output_padding, SymInt groups"
+)
+_BACKWARD_INPUT = (
+    f"Tensor grad_output, Tensor weight, SymInt[] input_size, {_GEOMETRY}, SymInt groups"
+)
+_BACKWARD_WEIGHT = (
+    f"Tensor grad_output, Tensor input, SymInt[] weight_size, {_GEOMETRY}, SymInt groups"
+)
+SCHEMAS = {
+    **{
+        f"conv{n}d": (
+            "(Tensor input, Tensor weight, Tensor? bias=None, "
+            f"SymInt[{n}] stride=1, SymInt[{n}] padding=0, SymInt[{n}] dilation=1, "
+            f"SymInt groups=1, *, {_POLICY}) -> Tensor"
+        )
+        for n in (1, 2, 3)
+    },
+    **{
+        f"conv_transpose{n}d": (
+            "(Tensor input, Tensor weight, Tensor? bias=None, "
+            f"SymInt[{n}] stride=1, SymInt[{n}] padding=0, SymInt[{n}] output_padding=0, "
+            f"SymInt groups=1, SymInt[{n}] dilation=1, *, {_POLICY}) -> Tensor"
+        )
+        for n in (1, 2, 3)
+    },
+    "convolution": f"({_CONVOLUTION}, *, {_Z}) -> Tensor",
+    "convolution_backward_input": f"({_BACKWARD_INPUT}, *, {_Z}) -> Tensor",
+    "convolution_backward_weight": f"({_BACKWARD_WEIGHT}, *, {_Z}) -> Tensor",
+    "convolution_out": f"({_CONVOLUTION}, *, {_OUT}) -> ()",
+    "convolution_backward_input_out": f"({_BACKWARD_INPUT}, *, {_OUT}) -> ()",
+    "convolution_backward_weight_out": f"({_BACKWARD_WEIGHT}, *, {_OUT}) -> ()",
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schema(name: str) -> None:
+    packet = getattr(OPS, name)
+    assert packet.overloads() == ["default"]
+    schema = packet.default._schema
+    wanted = torch._C.parse_schema(f"torch_cudnn_ext::{name}{SCHEMAS[name]}")
+    assert schema == wanted, schema
+
+
+def test_every_operator_is_in_the_list() -> None:
+    registered = {
+        schema.name.removeprefix("torch_cudnn_ext::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("torch_cudnn_ext::") and not schema.name.split("::")[1][0] == "_"
+    }
+    assert registered == set(SCHEMAS)
+
+
+def _random(sizes: tuple[int, ...], device: str, requires_grad: bool = False) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=torch.float64, requires_grad=requires_grad)
+
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def _samples(device: str) -> dict[str, Call]:
+    """Calls of every operator, with tensors that require gradients where the operator has them."""
+
+    def leaf(*sizes: int) -> Tensor:
+        return _random(sizes, device, requires_grad=True)
+
+    def plain(*sizes: int) -> Tensor:
+        return _random(sizes, device)
+
+    def last(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(memory_format=torch.channels_last).requires_grad_()
+
+    two = ([2, 1], [1, 0], [1, 2])
+    one = ([1, 1], [0, 0], [1, 1])
+    scaled = {"alpha": 0.5, "beta": 2.0}
+    x, w, y = (2, 4, 6, 7), (6, 2, 3, 2), (2, 6, 3, 5)
+    return {
+        "conv1d": ("conv1d", (leaf(2, 4, 9), leaf(6, 4, 3), leaf(6)), {"padding": [1]}),
+        "conv2d": ("conv2d", (leaf(2, 4, 6, 6), leaf(6, 4, 3, 3), leaf(6)), {}),
+        "conv2d_policy": (
+            "conv2d",
+            (leaf(*x), leaf(*w), None, *two, 2),
+            {"policy": "autotune;max_workspace=64MiB"},
+        ),
+        "conv2d_channels_last": (
+            "conv2d",
+            (last(leaf(2, 4, 6, 6)), last(leaf(6, 4, 3, 3))),
+            {"padding": [1, 1]},
+        ),
+        "conv2d_unbatched": ("conv2d", (leaf(4, 6, 6), leaf(6, 4, 3, 3)), {}),
+        "conv2d_no_grad": ("conv2d", (plain(2, 4, 6, 6), plain(6, 4, 3, 3), plain(6)), {}),
+        "conv3d": ("conv3d", (leaf(1, 2, 4, 4, 4), leaf(2, 2, 2, 3, 2), leaf(2)), {}),
+        "conv_transpose1d": ("conv_transpose1d", (leaf(2, 4, 5), leaf(4, 3, 3), leaf(3)), {}),
+        "conv_transpose2d": (
+            "conv_transpose2d",
+            (leaf(2, 4, 5, 5), leaf(4, 3, 3, 3), leaf(6)),
+            {"stride": [2, 2], "padding": [1, 1], "output_padding": [1, 0], "groups": 2},
+        ),
+        "conv_transpose3d": (
+            "conv_transpose3d",
+            (leaf(1, 2, 2, 3, 2), leaf(2, 2, 2, 2, 2), leaf(2)),
+            {},
+        ),
+        "convolution": ("convolution", (leaf(*x), leaf(*w), leaf(6), *two, False, [0, 0], 2), {}),
+        "convolution_z": (
+            "convolution",
+            (leaf(*x), leaf(*w), None, *two, False, [0, 0], 2),
+            {"z": leaf(*y), **scaled, "flip_kernel": True},
+        ),
+        "convolution_transposed": (
+            "convolution",
+            (leaf(2, 4, 5, 5), leaf(4, 3, 3, 3), leaf(3), *one, True, [0, 0], 1),
+            {},
+        ),
+        "backward_input": (
+            "convolution_backward_input",
+            (leaf(*y), leaf(*w), list(x), *two, 2),
+            {"policy": "bwd_data=aten:default"},
+        ),
+        "backward_input_z": (
+            "convolution_backward_input",
+            (leaf(*y), leaf(*w), list(x), *two, 2),
+            {"z": leaf(*x), **scaled},
+        ),
+        "backward_weight": (
+            "convolution_backward_weight",
+            (leaf(*y), leaf(*x), list(w), *two, 2),
+            {},
+        ),
+        "backward_weight_z": (
+            "convolution_backward_weight",
+            (leaf(*y), leaf(*x), list(w), *two, 2),
+            {"z": leaf(*w), **scaled},
+        ),
+        "convolution_out": (
+            "convolution_out",
+            (plain(*x), plain(*w), plain(6), *two, False, [0, 0], 2),
+            {**scaled, "out": plain(*y)},
+        ),
+        "backward_input_out": (
+            "convolution_backward_input_out",
+            (plain(*y), plain(*w), list(x), *two, 2),
+            {**scaled, "out": plain(*x)},
+        ),
+        "backward_weight_out": (
+            "convolution_backward_weight_out",
+            (plain(*y), plain(*x), list(w), *two, 2),
+            {**scaled, "out": plain(*w)},
+        ),
+    }
+
+
+SAMPLES = tuple(_samples("cpu"))
+
+
+def test_every_operator_has_a_sample() -> None:
+    assert {call[0] for call in _samples("cpu").values()} == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_opcheck(sample: str, device: str) -> None:
+    name, arguments, keywords = _samples(device)[sample]
+    # The default checks trace with static shapes too; the dynamic one marks every size as a symbol.
+    torch.library.opcheck(getattr(OPS, name).default, arguments, keywords)
+    if name.endswith("_out"):
+        return
+    torch.library.opcheck(
+        getattr(OPS, name).default, arguments, keywords, test_utils="test_aot_dispatch_static"
+    )
+
+
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+def _case_tensors(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    last = torch.channels_last_3d if case.spatial_dims == 3 else torch.channels_last
+    tensors = []
+    for sizes in (case.x, case.w, case.y):
+        tensor = torch.randn(sizes, device=device).to(DTYPES[case.dtype])
+        if case.layout == "nhwc" and case.spatial_dims > 1:
+            tensor = tensor.to(memory_format=last)
+        tensors.append(tensor)
+    return tensors[0], tensors[1], tensors[2]
+
+
+def _strides_that_matter(tensor: Tensor) -> list[int]:
+    return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+
+
+FAKE_CASES = [
+    case
+    for case in SMALL
+    if not (case.x_layout or case.w_layout or case.y_layout or case.align < 16)
+    and case.accumulate == "none"
+]
+
+
+@pytest.mark.parametrize("case", FAKE_CASES, ids=lambda case: case.name)
+def test_fake_outputs_are_as_the_real_ones(case: Case, device: str) -> None:
+    x, w, y = _case_tensors(case, device)
+    flip = {"flip_kernel": case.mode == "conv"}
+    options = (list(case.stride), list(case.padding), list(case.dilation))
+    no_padding = [0] * case.spatial_dims
+    calls = [
+        (OPS.convolution, (x, w, None, *options, False, no_padding, case.groups)),
+        (OPS.convolution_backward_input, (y, w, list(case.x), *options, case.groups)),
+        (OPS.convolution_backward_weight, (y, x, list(case.w), *options, case.groups)),
+    ]
+    for op, arguments in calls:
+        real = op.default(*arguments, **flip)
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+            fakes = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in arguments]
+            fake = op.default(*fakes, **flip)
+        assert fake.shape == real.shape
+        assert _strides_that_matter(fake) == _strides_that_matter(real)
+        assert (fake.dtype, fake.device) == (real.dtype, real.device)
+        meta = op.default(
+            *[a.to("meta") if isinstance(a, Tensor) else a for a in arguments], **flip
+        )
+        assert meta.is_meta
+        assert meta.shape == real.shape
+        assert meta.dtype == real.dtype
+
+
+def test_meta_checks_its_arguments() -> None:
+    x = torch.empty(2, 4, 5, 5, device="meta")
+    with pytest.raises((RuntimeError, ValueError), match="weight|channel"):
+        OPS.conv2d.default(x, torch.empty(6, 3, 3, 3, device="meta"))
+    with pytest.raises((RuntimeError, ValueError), match="kernel|larger|weight"):
+        OPS.conv2d.default(x, torch.empty(6, 4, 7, 7, device="meta"))
+
+
+def test_operators_are_marked_for_the_compiler() -> None:
+    for name in SCHEMAS:
+        assert torch.Tag.pt2_compliant_tag in getattr(OPS, name).default.tags
+
+
+AUTOCAST = [
+    pytest.param("cpu", torch.bfloat16),
+    pytest.param("cuda", torch.float16, marks=CUDA_MARKS),
+    pytest.param("cuda", torch.bfloat16, marks=CUDA_MARKS),
+]
+
+
+@pytest.mark.parametrize(("device", "dtype"), AUTOCAST)
+def test_autocast(device: str, dtype: torch.dtype) -> None:
+    def leaf(*sizes: int) -> Tensor:
+        return torch.randn(sizes, device=device, requires_grad=True)
+
+    x, w, bias = leaf(2, 8, 6, 6), leaf(8, 8, 3, 3), leaf(8)
+    with torch.autocast(device, dtype=dtype):
+        y = OPS.conv2d.default(x, w, bias, padding=[1, 1])
+        assert y.dtype == F.conv2d(x, w, bias, padding=1).dtype == dtype
+        # Inputs of several types are cast to one.
+        assert OPS.conv2d.default(x.to(dtype), w, bias, padding=[1, 1]).dtype == dtype
+        transposed = OPS.conv_transpose2d.default(x, w)
+        assert transposed.dtype == dtype
+    y.float().square().sum().backward()
+    expected = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
+    torch.testing.assert_close(y.double(), expected, rtol=0.05, atol=0.05)
+    wanted = torch.autograd.grad(expected.square().sum(), (x, w, bias))
+    for tensor, gradient in zip((x, w, bias), wanted, strict=True):
+        assert tensor.grad is not None and tensor.grad.dtype == torch.float32
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(tensor.grad, gradient, rtol=0.05, atol=0.05 * scale)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param("cuda", marks=CUDA_MARKS)])
+def test_autocast_leaves_float64_and_disabled_regions_alone(device: str) -> None:
+    x, w = _random((2, 4, 6, 6), device), _random((4, 4, 3, 3), device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert OPS.conv2d.default(x, w).dtype == torch.float64
+        with torch.autocast(device, enabled=False):
+            assert OPS.conv2d.default(x.float(), w.float()).dtype == torch.float32
+
+
+class _Exported(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 4, 3, 3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = OPS.conv2d.default(x, self.weight, padding=[1, 1], policy="fwd=aten:default")
+        return y.relu()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_export(dynamic: bool, device: str) -> None:
+    module = _Exported().to(device)
+    x = _random((2, 4, 6, 6), device)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    shapes = ({0: batch},) if dynamic else None
+    program = torch.export.export(module, (x,), dynamic_shapes=shapes)
+    nodes = [node for node in program.graph.nodes if node.target is OPS.conv2d.default]
+    assert len(nodes) == 1
+    assert nodes[0].kwargs["policy"] == "fwd=aten:default"
+    seen = _random((5, 4, 6, 6), device) if dynamic else x
+    torch.testing.assert_close(program.module()(seen), module(seen))

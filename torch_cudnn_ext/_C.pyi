@@ -1,0 +1,164 @@
+"""The compiled half: everything here speaks in texts, numbers, tensors and plain dicts.
+
+Devices are written ``cpu``, ``cuda``, ``cuda:1`` or ``target:h200`` (a GPU that is not there).
+"""
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+class Candidate(TypedDict):
+    """One algorithm on one problem, built (or refused) but not timed."""
+
+    algorithm: str
+    backend: str
+    status: str  # "ok", "unsupported", "excluded" (by a constraint) or "needs a driver"
+    reason: str  # empty when ok
+    workspace_bytes: int | None  # None: unknown before a run (aten)
+    notes: list[str]  # "tensor_core", "tf32", "down_convert", "winograd", "nondeterministic", ...
+    deterministic: bool | None
+    source: str  # where it came from: "heuristic A #3", "default knobs", "enumeration"
+
+class Measurement(TypedDict):
+    """One algorithm on one problem, timed."""
+
+    algorithm: str
+    backend: str
+    status: str  # "ok", "unsupported", "excluded", "failed" or "rejected"
+    reason: str
+    median_ms: float | None
+    spread_ms: float | None  # half of the interquartile range
+    samples: int
+    workspace_bytes: int | None
+    notes: list[str]
+    deterministic: bool | None
+    error: float | None  # relative error against the float64 reference
+    source: str
+    build_ms: float
+
+class Choice(TypedDict):
+    """What a call would run, or ran, and why."""
+
+    op: str  # "conv_fwd", "conv_bwd_data", "conv_bwd_filter"
+    problem: str
+    algorithm: str
+    why: str  # "pinned", "tuned", "cached", "heuristic", "fallback: <reason>"
+    workspace_bytes: int | None
+    choosing_ms: float
+    device: str
+    policy: str
+
+class ProblemInfo(TypedDict):
+    text: str  # canonical
+    family: str  # "conv"
+    pass_name: str  # "fwd"
+    op: str  # "conv_fwd"
+    dtype: str  # "f16"
+    compute: str
+    flops: float
+    bytes: float  # every input read once, every output written once
+    slots: dict[str, dict[str, Any]]  # role -> {"dtype", "sizes", "strides", "output": bool}
+
+class TableEntry(TypedDict):
+    problem: str
+    device: str
+    constraints: str
+    measurements: list[Measurement]
+
+# Texts. Each raises ValueError that names the part that is wrong.
+def canonical_problem(text: str) -> str: ...
+def problem_info(text: str) -> ProblemInfo: ...
+def canonical_algorithm(text: str, op: str | None = None) -> str:
+    """With ``op`` ("conv_fwd") integers, enum and Theano names are accepted and resolved."""
+
+def canonical_policy(text: str, family: str = "conv") -> str: ...
+def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
+    """Keys: pass names or "" (all passes) -> text, and each constraint that is set."""
+
+def convolution_problem(
+    op: str,
+    x: Tensor,
+    w: Tensor,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    policy: str | None = None,
+) -> str:
+    """The problem line that a call on these tensors would have."""
+
+def operators() -> list[dict[str, Any]]:
+    """Each family: {"family": "conv", "passes": [...], "backends": [name, ...],
+    "legacy_names": {pass: [(integer, enum name, short name)]}}."""
+
+# Devices.
+def add_target(name: str, device_properties_json: str) -> None: ...
+def device_fingerprint(device: str) -> str: ...
+def versions() -> dict[str, str]:
+    """"torch", "cudnn" (run time), "cudnn_header", "cudart"."""
+
+def cudnn_files() -> list[str]:
+    """Paths of all mapped libcudnn files, in order of mapping."""
+
+# Choosing.
+def candidates(problem: str, device: str, policy: str = "") -> list[Candidate]: ...
+def measure(
+    problem: str,
+    device: str,
+    policy: str = "",
+    algorithms: list[str] | None = None,
+    time_budget_s: float = 0.0,
+    knob_search: bool = False,
+    record: bool = True,
+    min_samples: int = 11,
+    flush_l2: bool = True,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Measurement]:
+    """Times candidates on scratch memory; ranked best first, then excluded, refused, failed.
+
+    ``time_budget_s`` 0 means no limit; ``record`` stores the ranking in the choice table.
+    ``progress(done, total, algorithm)`` may raise (KeyboardInterrupt): then nothing is stored.
+    """
+
+def choose(problem: str, device: str, policy: str = "") -> Choice:
+    """What an operator would run now (tunes when the policy says so)."""
+
+def run(problem: str, algorithm: str, tensors: dict[str, Tensor], policy: str = "") -> Tensor:
+    """Run one algorithm on given tensors by role ("x", "w", "y"); the output role may be absent."""
+
+def execute_loop(
+    problem: str, algorithm: str, tensors: dict[str, Tensor], iterations: int
+) -> float:
+    """Host seconds a call of a loop of bare plan executions on tensors that are all given."""
+
+def scratch(problem: str, device: str, seed: int = 0) -> dict[str, Tensor]:
+    """Random inputs for a problem, by role."""
+
+def reference(problem: str, tensors: dict[str, Tensor]) -> Tensor:
+    """The float64 result on the tensors' device."""
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """The error that a candidate is judged by; NaN when not finite."""
+
+def tolerance(problem: str, notes: list[str]) -> float:
+    """The relative error above which a candidate is rejected."""
+
+def last_choice(op: str | None = None) -> Choice | None: ...
+
+# State.
+def set_knobs(policy_text: str, verbose: bool) -> None:
+    """Process-wide knobs, as one policy text; raises before anything is changed."""
+
+def push_flags(policy_text: str) -> None: ...  # this thread
+def pop_flags() -> None: ...
+def resolved_policy(policy: str | None, family: str = "conv") -> str:
+    """All levels merged: argument, flags, knobs, PyTorch's switches."""
+
+def table_export() -> list[TableEntry]: ...
+def table_import(entries: list[TableEntry]) -> int: ...
+def table_clear() -> None: ...
+def plan_cache_info() -> dict[str, int]:
+    """This thread's plan cache: "size", "capacity", "hits", "misses"."""
+
+def plan_cache_clear() -> None: ...

@@ -1,0 +1,141 @@
+"""Loads the one cuDNN that PyTorch uses, and refuses a process in which two are mixed.
+
+cuDNN 9 is a small ``libcudnn.so.9`` that opens its sub-libraries (``libcudnn_graph.so.9``, ...)
+by name, when they are first needed. The dynamic loader looks for such a name in
+``LD_LIBRARY_PATH`` before it looks beside the file that asks, so a second cuDNN on the machine can
+supply some of the files. Both halves may even report the same version: only the folders tell.
+Therefore each sub-library is loaded here by its absolute path, before anything can ask for it by
+name, and the folders of all mapped files are compared.
+
+This module uses the standard library alone: ``setup.py`` reads it before anything is built.
+"""
+
+import ctypes
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+
+TORCH_VERSION = "2.11"
+_CUDNN_FILE = re.compile(r"libcudnn(_\w+)?\.so(\.\d+)*")
+
+
+def find_in_wheels(pattern: str) -> Path | None:
+    """Finds a file that one of torch's wheels installed.
+
+    Args:
+        pattern: Glob in a folder of installed packages, as ``nvidia/cudnn/lib/libcudnn.so.9``.
+
+    Returns:
+        The first match beside the torch package, else along ``sys.path``; None without a match.
+    """
+    torch = importlib.util.find_spec("torch")
+    beside_torch = [Path(torch.origin).parents[1]] if torch and torch.origin else []
+    for folder in [*beside_torch, *(Path(entry) for entry in sys.path if entry)]:
+        for match in sorted(folder.glob(pattern)):
+            return match
+    return None
+
+
+def mapped_files() -> list[Path]:
+    """The libcudnn files in this process's memory, links resolved, in order of address."""
+    files: dict[Path, None] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        columns = line.split(maxsplit=5)
+        if len(columns) == 6:
+            path = Path(columns[5].removesuffix(" (deleted)"))
+            if _CUDNN_FILE.fullmatch(path.name):
+                files[path.resolve()] = None
+    return list(files)
+
+
+def check() -> None:
+    """Sees that all libcudnn files in this process come from one folder.
+
+    Worth repeating later: another package may load its own cuDNN at any time.
+
+    Raises:
+        ImportError: They come from several folders; the message lists them and says what to do.
+    """
+    folders: dict[Path, list[str]] = {}
+    for file in mapped_files():
+        folders.setdefault(file.parent, []).append(file.name)
+    if len(folders) > 1:
+        listing = "\n".join(f"  {folder}: {', '.join(names)}" for folder, names in folders.items())
+        raise ImportError(
+            "torch_cudnn_ext: this process holds cuDNN files from more than one folder, which "
+            f"computes wrong results or crashes:\n{listing}\n"
+            "All must come from the folder that PyTorch uses. Take the other folder out of "
+            f"LD_LIBRARY_PATH (now {os.environ.get('LD_LIBRARY_PATH', '')!r}) and LD_PRELOAD, "
+            "remove that system cuDNN, or import torch_cudnn_ext before the package that loads it."
+        )
+
+
+def load() -> Path:
+    """Loads every part of the cuDNN that torch has mapped. Call it after ``import torch``.
+
+    Returns:
+        The folder that all parts come from.
+
+    Raises:
+        ImportError: There is no cuDNN, a part of it cannot be loaded, or two are mixed.
+    """
+    check()
+    cudnn = [file for file in mapped_files() if file.name.startswith("libcudnn.so")]
+    if len(cudnn) > 1:
+        raise ImportError(
+            "torch_cudnn_ext: want exactly one libcudnn.so in the process, found "
+            + ", ".join(map(str, cudnn))
+        )
+    if not cudnn:
+        wheel = find_in_wheels("nvidia/cudnn/lib/libcudnn.so.9")
+        if wheel is None:
+            raise ImportError(
+                "torch_cudnn_ext: torch loaded no libcudnn.so.9 and its wheel nvidia-cudnn-cu13 is "
+                f"not installed; this needs a CUDA build of torch {TORCH_VERSION}"
+            )
+        _open(wheel)
+        cudnn = [wheel.resolve()]
+    folder = cudnn[0].parent
+    for library in _sub_libraries(folder):
+        _open(library)
+    check()
+    return folder
+
+
+def check_versions(header: str, runtime: str) -> None:
+    """Compares the cuDNN that the extension was compiled with and the one that is loaded.
+
+    cuDNN promises that a program runs on any later minor version of the same major version
+    (NVIDIA cuDNN support matrix, "API compatibility"), and promises nothing the other way.
+
+    Args:
+        header: Version of the headers, ``9.19.0``.
+        runtime: Version that the loaded library reports.
+
+    Raises:
+        ImportError: The loaded library is older than the headers or of another major version.
+    """
+    built, loaded = (tuple(map(int, text.split("."))) for text in (header, runtime))
+    if loaded[0] != built[0] or loaded < built:
+        raise ImportError(
+            f"torch_cudnn_ext was compiled with cuDNN {header} but {runtime} is loaded; install "
+            "the version that torch asks for, or build the extension again: "
+            "pip install --no-build-isolation --no-deps ."
+        )
+
+
+def _sub_libraries(folder: Path) -> list[Path]:
+    """In an order in which each finds those that it needs already loaded: graph, ops, the rest."""
+    first = ["libcudnn_graph.so.9", "libcudnn_ops.so.9"]
+    found = {file.name: file for file in folder.glob("libcudnn_*.so.9")}
+    ordered = [name for name in first if name in found]
+    return [found[name] for name in ordered + sorted(found.keys() - set(first))]
+
+
+def _open(library: Path) -> None:
+    try:
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise ImportError(f"torch_cudnn_ext: cannot load {library}: {error}") from error

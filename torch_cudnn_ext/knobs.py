@@ -1,0 +1,218 @@
+"""Process-wide settings, as attributes of this module.
+
+    >>> from torch_cudnn_ext import knobs
+    >>> knobs.conv_fwd_algo = "legacy:fft"
+    >>> knobs.max_workspace = "64MiB"
+    >>> with knobs.flags(deterministic=True, conv_bwd_data_algo=1):
+    ...     loss.backward()
+
+Knobs, each ``None`` where it says nothing:
+
+- ``conv_fwd_algo``, ``conv_bwd_data_algo``, ``conv_bwd_filter_algo``, and so on for every operator:
+  ``autotune``, ``heuristic``, or an algorithm in any of the spellings of `Policy`.
+- ``max_workspace``, ``prefer``, ``deterministic``, ``allow_tf32``, ``allow_down_convert``,
+  ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``, ``backends``,
+  ``compute``: as in `Policy`. What is not set is as ``torch.backends`` says.
+- ``enabled``: ``"auto"``; ``True`` keeps to cuDNN's backends; ``False`` excludes them.
+- ``verbose``: print a line for every new decision.
+
+Stronger than these are `flags` (of one thread), a module's policy, and an operator's ``policy=``;
+but the smallest ``max_workspace`` and a demand for determinism hold from whatever level. Each knob
+can also be set by an environment variable, ``TORCH_CUDNN_EXT_CONV_FWD_ALGO`` and so on, which is
+read once when the package is imported and holds while the knob itself is ``None``.
+
+Setting a knob takes effect on the next call of an operator. A bad value raises ``ValueError`` or
+``TypeError``, and leaves all as it was.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.policy import CONSTRAINTS, field_text, merge_texts, not_pinned
+
+__all__ = ["flags", "reset"]
+
+if TYPE_CHECKING:  # the attributes live in `_Knobs`; these are for type checkers
+    conv_fwd_algo: str | int | None
+    conv_bwd_data_algo: str | int | None
+    conv_bwd_filter_algo: str | int | None
+    max_workspace: int | str | None
+    prefer: str | None
+    deterministic: bool | None
+    allow_tf32: bool | None
+    allow_down_convert: bool | None
+    allow_reduced_range: bool | None
+    benchmark: bool | None
+    fastest: bool | None
+    on_unsupported: str | None
+    backends: str | list[str] | tuple[str, ...] | None
+    compute: str | None
+    enabled: str | bool
+    verbose: bool
+
+_ALGORITHMS = {  # knob -> operator family
+    f"{op['family']}_{pass_name}_algo": op["family"]
+    for op in _C.operators()
+    for pass_name in op["passes"]
+}
+_NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", "verbose")
+_DEFAULTS = {"enabled": "auto", "verbose": False}
+_ENABLED = {"auto": "", True: "backends=cudnn", False: "backends=aten,cpu"}
+_FLAG_WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+_BOOLEANS = ("verbose", *(name for name, (types, _) in CONSTRAINTS.items() if bool in types))
+
+_lock = threading.Lock()  # guards _process
+_process: dict[str, Any] = {}
+_environment: dict[str, Any] = {}
+
+
+def reset() -> None:
+    """Unset every knob; those of the environment hold again."""
+    with _lock:
+        _install({})
+
+
+def flags(**values: Any) -> AbstractContextManager[None]:
+    """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
+
+    Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
+    demand for determinism hold. ``verbose`` is process-wide and cannot be set here.
+
+    Raises:
+        TypeError: A keyword is no knob, or its value has a type that the knob does not take.
+        ValueError: A value is none that the knob takes.
+    """
+    known = [name for name in _NAMES if name != "verbose"]
+    for name in values:
+        if name not in known:
+            raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
+    text = _level_text({name: _checked(name, value, name) for name, value in values.items()})
+    return _pushed(text)
+
+
+@contextmanager
+def _pushed(text: str) -> Iterator[None]:
+    _C.push_flags(text)
+    try:
+        yield
+    finally:
+        _C.pop_flags()
+
+
+def _checked(name: str, value: object, label: str) -> object:
+    """The value as it is kept, ``None`` for "not set"; `label` is what an error calls the knob."""
+    if value is None:
+        return None
+    if name in _ALGORITHMS:
+        if not_pinned(value):
+            return None
+        if value in ("guess_once", "time_once"):
+            raise ValueError(
+                f"{label}: got {value!r}, which is state of a module, "
+                "wanted 'heuristic', 'autotune' or an algorithm"
+            )
+        field_text(label, name.removesuffix("_algo"), value, _ALGORITHMS[name])
+    elif name in CONSTRAINTS:
+        field_text(label, name, value)
+    elif name == "enabled":
+        if not isinstance(value, bool | str):
+            raise TypeError(f"{label}: got {value!r}, wanted 'auto', True or False")
+        if value not in _ENABLED:
+            raise ValueError(f"{label}: got {value!r}, wanted 'auto', True or False")
+        return None if value == "auto" else value
+    elif not isinstance(value, bool):
+        raise TypeError(f"{label}: got {value!r}, wanted True or False")
+    return value
+
+
+def _level_text(values: Mapping[str, Any]) -> str:
+    """The canonical policy text of one level's knobs."""
+    values = {name: value for name, value in values.items() if value is not None}
+    enabled = _ENABLED[values.get("enabled", "auto")]
+    if enabled and "backends" in values:
+        raise ValueError(
+            f"enabled: got {values['enabled']!r} together with backends={values['backends']!r}, "
+            "wanted one of the two"
+        )
+    parts = [
+        field_text(name, name.removesuffix("_algo"), value, _ALGORITHMS.get(name, "conv"))
+        for name, value in values.items()
+        if name in _ALGORITHMS or name in CONSTRAINTS
+    ]
+    return _C.canonical_policy(";".join([*parts, enabled]))
+
+
+def _install(process: dict[str, Any]) -> None:
+    """Make these the knobs of the process; raises before anything is changed."""
+    text = merge_texts(_level_text(_environment), _level_text(process))
+    verbose = process.get("verbose", _environment.get("verbose", False))
+    _C.set_knobs(text, verbose)
+    _process.clear()
+    _process.update(process)
+
+
+def _read_environment() -> dict[str, Any]:
+    """Knobs set by environment variables."""
+    values = {}
+    for name in _NAMES:
+        variable = f"TORCH_CUDNN_EXT_{name.upper()}"
+        text = os.environ.get(variable, "").strip()
+        if not text:
+            continue
+        value: object = text
+        if name in _BOOLEANS or name == "enabled":
+            value = _FLAG_WORDS.get(text.lower(), text)
+        try:
+            values[name] = _checked(name, value, name)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"environment variable {variable}: {error}") from error
+    return values
+
+
+class _Knobs(ModuleType):
+    """This module's class, so that assigning to its attributes sets knobs."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise AttributeError(f"torch_cudnn_ext.knobs has no knob {name!r}")
+        return _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("__"):  # Python's own: __spec__, __file__, ...
+            super().__setattr__(name, value)
+            return
+        if name not in _NAMES:
+            raise AttributeError(
+                f"torch_cudnn_ext.knobs has no knob {name!r}, wanted one of {', '.join(_NAMES)}"
+            )
+        checked = _checked(name, value, name)
+        with _lock:
+            process = {other: kept for other, kept in _process.items() if other != name}
+            _install(process if checked is None else process | {name: checked})
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_NAMES]
+
+    def __repr__(self) -> str:
+        values = [f"{name}={value!r}" for name, value in _process.items()]
+        values += [
+            f"{name}={value!r} (environment)"
+            for name, value in _environment.items()
+            if name not in _process
+        ]
+        return f"<torch_cudnn_ext.knobs: {', '.join(values) or 'nothing set'}>"
+
+
+_environment.update(_read_environment())
+if _environment:
+    _install({})
+sys.modules[__name__].__class__ = _Knobs

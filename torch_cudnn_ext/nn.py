@@ -1,0 +1,386 @@
+"""Convolution modules whose algorithms can be chosen: subclasses of those in ``torch.nn``.
+
+A module of this package takes the same arguments as the one it stands for, loads and saves the
+same state, and gives the same results; ``policy`` and the methods below choose its algorithms:
+
+    >>> layer = nn.Conv2d(64, 64, 3, padding=1, policy="autotune")
+    >>> layer.set_mode(fwd="legacy:winograd_nonfused", bwd_data=1)
+    >>> layer.workspace_limit = 64 * 2**20
+"""
+
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.ops import border, pad_behind
+from torch_cudnn_ext.policy import AlgorithmChoice, Policy, PolicyLike, as_policy, not_pinned
+
+__all__ = [
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+]
+
+_PASSES = ("fwd", "bwd_data", "bwd_filter")
+_ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
+
+
+class _Convolution(_ConvNd):
+    """Policy of a convolution module, and its way to the operator.
+
+    The policy is kept as text, so that a module pickles and compiles like its parent.
+    ``_policy`` is what was asked for. ``_running`` is what the operator gets: there ``guess_once``
+    and ``time_once`` have been replaced, first by ``heuristic`` and ``autotune``, and at the first
+    call by the algorithm that these chose. ``_once`` names the passes that still wait for that.
+    """
+
+    replaces: ClassVar[type[_ConvNd]]
+    _operator: ClassVar[Any]
+    _policy: str = ""
+    _running: str | None = None
+    _once: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, policy: PolicyLike = None, **kwargs: Any) -> None:
+        """Take the arguments of the class that this one replaces, and a policy."""
+        super().__init__(*args, **kwargs)
+        self.policy = policy
+
+    @property
+    def policy(self) -> str | None:
+        """The policy's canonical text; ``None`` where nothing is set.
+
+        Set it to a policy text, a `Policy`, a mapping of its keywords, or ``None``. For transposed
+        convolutions the passes name the cuDNN primitive that runs: their forward runs ``bwd_data``,
+        their data gradient ``fwd``.
+
+        Raises:
+            TypeError: On setting: the value has a type that stands for no policy.
+            ValueError: On setting: the value is no policy.
+        """
+        return self._policy or None
+
+    @policy.setter
+    def policy(self, policy: PolicyLike) -> None:
+        self._policy = as_policy(policy).text
+        self._thaw()
+
+    def set_mode(
+        self,
+        fwd: AlgorithmChoice = None,
+        bwd_data: AlgorithmChoice = None,
+        bwd_filter: AlgorithmChoice = None,
+    ) -> Self:
+        """Choose the algorithm of each pass.
+
+        An algorithm that cannot run is an error at the call, unless the policy says otherwise.
+        ``guess_once`` and ``time_once`` keep what the first call's heuristic or tuning chooses, for
+        whatever shapes come later; a copied, unpickled, moved or cast module chooses anew. For
+        transposed convolutions the passes name the cuDNN primitive that runs: the forward runs
+        ``bwd_data``, the data gradient ``fwd``.
+
+        Args:
+            fwd: ``autotune``, ``heuristic``, ``guess_once``, ``time_once``, or an algorithm: its
+                text, or cuDNN's integer or name for this pass. ``None`` leaves the pass as it is;
+                ``""`` or -1 unpins it.
+            bwd_data: The same for the gradient of the data.
+            bwd_filter: The same for the gradient of the filter.
+
+        Returns:
+            The module.
+
+        Raises:
+            TypeError: A choice has a wrong type.
+            ValueError: A choice is none of the above; then no pass has been changed.
+        """
+        choices = {"fwd": fwd, "bwd_data": bwd_data, "bwd_filter": bwd_filter}
+        given = {
+            name: None if not_pinned(choice) else choice
+            for name, choice in choices.items()
+            if choice is not None
+        }
+        self.policy = Policy.parse(self._policy).replace(**given)
+        return self
+
+    def reset_mode(self) -> Self:
+        """Take back all that chooses: pins, tuning, `fastest` and ``prefer``.
+
+        The constraints stay, `workspace_limit` among them.
+
+        Returns:
+            The module.
+        """
+        self.policy = self._unchosen()
+        return self
+
+    def fastest(self) -> Self:
+        """Autotune all passes for time alone; drops the pins and the `workspace_limit`.
+
+        Returns:
+            The module.
+        """
+        self.policy = self._unchosen().replace(max_workspace=None, fastest=True)
+        return self
+
+    @property
+    def workspace_limit(self) -> int | str | None:
+        """The largest workspace in bytes; ``None`` without a limit of this module.
+
+        Also set and given as text where it is a share of the GPU's memory (``20%``).
+
+        Raises:
+            TypeError: On setting: the limit is neither an integer, a text nor ``None``.
+            ValueError: On setting: the limit is negative, or a text that is no size.
+        """
+        return Policy.parse(self._policy).max_workspace
+
+    @workspace_limit.setter
+    def workspace_limit(self, limit: int | str | None) -> None:
+        policy = Policy.parse(self._policy).replace(max_workspace=None)
+        self.policy = policy | Policy(max_workspace=limit)
+
+    def extra_repr(self) -> str:
+        """The parent's line, and the policy."""
+        line: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{line}, policy={self._policy!r}" if self._policy else line
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = (0,) * len(self.kernel_size)
+        elif isinstance(padding, str):
+            name = type(self).__name__
+            before, behind = border(name, padding, self.kernel_size, self.stride, self.dilation)  # type: ignore[arg-type]
+            input = pad_behind(input, before, behind)
+            padding = tuple(before)
+        if self._once:
+            waiting = self._waiting("fwd", bwd_data=input, bwd_filter=weight)
+            if waiting:
+                self._freeze(input, weight, padding, waiting)
+        output: Tensor = self._operator(
+            input,
+            weight,
+            bias,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            policy=self._running,
+        )
+        return output
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._thaw()  # what was chosen may not run on another device or dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._thaw()
+
+    def _unchosen(self) -> Policy:
+        chosen = (*_PASSES, "benchmark", "fastest", "prefer")
+        return Policy.parse(self._policy).replace(**dict.fromkeys(chosen))
+
+    def _thaw(self) -> None:
+        """Forget what ``guess_once`` and ``time_once`` have chosen."""
+        policy = Policy.parse(self._policy)
+        choices = {name: policy.get(name) for name in _PASSES}
+        once = {name: _ONCE[choice] for name, choice in choices.items() if choice in _ONCE}
+        self._once = tuple(once)
+        self._running = policy.replace(**once).text or None
+
+    def _waiting(self, runs: str, **gradients: Tensor) -> list[str]:
+        """The passes that wait for a choice and that this call, or its backward, will run.
+
+        Args:
+            runs: The pass that the forward runs.
+            **gradients: The tensors whose gradients the other passes compute.
+        """
+        backward = torch.is_grad_enabled()
+        needed = {name: backward and tensor.requires_grad for name, tensor in gradients.items()}
+        return [name for name in self._once if name == runs or needed.get(name)]
+
+    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+        reason="guess_once and time_once choose at a first call in eager mode"
+    )
+    def _freeze(self, x: Tensor, w: Tensor, padding: tuple[int, ...], waiting: list[str]) -> None:
+        """Choose now for these passes, and keep to that."""
+        x = _as_computed(x if x.dim() == w.dim() else x.unsqueeze(0))
+        for name in waiting:
+            policy = Policy.parse(self._running or "")
+            problem = _C.convolution_problem(
+                f"conv_{name}",
+                x,
+                _as_computed(w),
+                list(padding),
+                list(self.stride),
+                list(self.dilation),
+                self.groups,
+                policy.text,
+            )
+            choice = _C.choose(problem, str(x.device), policy.text)
+            self._running = policy.replace(**{name: choice["algorithm"]}).text
+            self._once = tuple(other for other in self._once if other != name)
+
+
+class _TransposedConvolution(_Convolution, _ConvTransposeNd):
+    """A transposed convolution: what its policy calls ``x`` and ``fwd`` is its output's side."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Apply the transposed convolution.
+
+        Args:
+            input: ``[N, C_in, *space]``, or ``[C_in, *space]`` without a batch.
+            output_size: Sizes wanted of the output, with or without ``N`` and ``C_out``; settles
+                what a stride larger than 1 leaves open.
+
+        Returns:
+            ``[N, C_out, *space_out]``, without ``N`` where the input has none.
+
+        Raises:
+            ValueError: No output padding gives ``output_size``.
+        """
+        assert isinstance(self.padding, tuple)  # its constructor takes no words
+        output_padding = self._output_padding(
+            input,
+            output_size,
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.kernel_size,  # type: ignore[arg-type]
+            len(self.kernel_size),
+            self.dilation,  # type: ignore[arg-type]
+        )
+        arguments = (self.stride, self.padding, output_padding, self.groups, self.dilation)
+        if self._once:
+            waiting = self._waiting("bwd_data", fwd=input, bwd_filter=self.weight)
+            if waiting:
+                self._freeze_transposed(input, self.padding, arguments, waiting)
+        weight, bias = self.weight, self.bias
+        output: Tensor = self._operator(input, weight, bias, *arguments, policy=self._running)
+        return output
+
+    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+        reason="guess_once and time_once choose at a first call in eager mode"
+    )
+    def _freeze_transposed(
+        self,
+        input: Tensor,
+        padding: tuple[int, ...],
+        arguments: tuple[Any, ...],
+        waiting: list[str],
+    ) -> None:
+        # The primitive's x is this module's output, of which only the form is needed.
+        metas = (input.detach().to("meta"), self.weight.detach().to("meta"))
+        x = torch.empty_like(self._operator(*metas, None, *arguments), device=input.device)
+        self._freeze(x, self.weight, padding, waiting)
+
+
+def _as_computed(tensor: Tensor) -> Tensor:
+    """The tensor as an operator gets it under autocast."""
+    tensor = tensor.detach()
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(device))
+    return tensor
+
+
+class Conv1d(_Convolution, torch.nn.Conv1d):
+    """``torch.nn.Conv1d`` with a choice of algorithm.
+
+    Takes the arguments of ``torch.nn.Conv1d`` and, by keyword, ``policy``: how to choose the
+    algorithms (text, `Policy`, or a mapping of its keywords).
+
+    Shapes:
+        input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
+    """
+
+    replaces = torch.nn.Conv1d
+    _operator = torch.ops.torch_cudnn_ext.conv1d.default
+
+
+class Conv2d(_Convolution, torch.nn.Conv2d):
+    """``torch.nn.Conv2d`` with a choice of algorithm.
+
+    Takes the arguments of ``torch.nn.Conv2d`` and, by keyword, ``policy``: how to choose the
+    algorithms (text, `Policy`, or a mapping of its keywords).
+
+    Shapes:
+        input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
+        ``[C_out, H_out, W_out]``.
+    """
+
+    replaces = torch.nn.Conv2d
+    _operator = torch.ops.torch_cudnn_ext.conv2d.default
+
+
+class Conv3d(_Convolution, torch.nn.Conv3d):
+    """``torch.nn.Conv3d`` with a choice of algorithm.
+
+    Takes the arguments of ``torch.nn.Conv3d`` and, by keyword, ``policy``: how to choose the
+    algorithms (text, `Policy`, or a mapping of its keywords).
+
+    Shapes:
+        input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
+        ``[N, C_out, D_out, H_out, W_out]`` or ``[C_out, D_out, H_out, W_out]``.
+    """
+
+    replaces = torch.nn.Conv3d
+    _operator = torch.ops.torch_cudnn_ext.conv3d.default
+
+
+class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
+    """``torch.nn.ConvTranspose1d`` with a choice of algorithm.
+
+    Takes the arguments of ``torch.nn.ConvTranspose1d`` and, by keyword, ``policy``: how to choose
+    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
+    primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
+    gradient ``bwd_filter``.
+
+    Shapes:
+        input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
+    """
+
+    replaces = torch.nn.ConvTranspose1d
+    _operator = torch.ops.torch_cudnn_ext.conv_transpose1d.default
+
+
+class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
+    """``torch.nn.ConvTranspose2d`` with a choice of algorithm.
+
+    Takes the arguments of ``torch.nn.ConvTranspose2d`` and, by keyword, ``policy``: how to choose
+    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
+    primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
+    gradient ``bwd_filter``.
+
+    Shapes:
+        input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
+        ``[C_out, H_out, W_out]``.
+    """
+
+    replaces = torch.nn.ConvTranspose2d
+    _operator = torch.ops.torch_cudnn_ext.conv_transpose2d.default
+
+
+class ConvTranspose3d(_TransposedConvolution, torch.nn.ConvTranspose3d):
+    """``torch.nn.ConvTranspose3d`` with a choice of algorithm.
+
+    Takes the arguments of ``torch.nn.ConvTranspose3d`` and, by keyword, ``policy``: how to choose
+    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
+    primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
+    gradient ``bwd_filter``.
+
+    Shapes:
+        input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
+        ``[N, C_out, D_out, H_out, W_out]`` or ``[C_out, D_out, H_out, W_out]``.
+    """
+
+    replaces = torch.nn.ConvTranspose3d
+    _operator = torch.ops.torch_cudnn_ext.conv_transpose3d.default

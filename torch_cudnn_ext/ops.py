@@ -1,0 +1,715 @@
+"""Convolutions as functions, with PyTorch's argument names and a choice of algorithm.
+
+``conv1d`` to ``conv_transpose3d`` take the arguments of their namesakes in
+``torch.nn.functional`` and, by keyword, ``policy`` and ``conv_mode``. `convolution`,
+`convolution_backward_input` and `convolution_backward_weight` are the three primitives, which can
+add to what is there: ``alpha * result + beta * z``. All are differentiable any number of times.
+
+They work on the CPU and on CUDA GPUs, on float64, float32, float16 and bfloat16 tensors of any
+strides; all tensors of a call share dtype and device. `last_choice` tells which algorithm ran.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+Sizes: TypeAlias = int | Sequence[int]
+BorderMode: TypeAlias = Literal["valid", "same", "half", "full"]
+Padding: TypeAlias = Sizes | BorderMode
+ConvMode: TypeAlias = Literal["cross", "conv"]
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    conv_mode: ConvMode = "cross",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Convolve signals of one dimension, as ``torch.nn.functional.conv1d`` does.
+
+    Shapes:
+        input ``[N, C_in, L]`` or ``[C_in, L]``; weight ``[C_out, C_in / groups, K]``;
+        bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` where the input has none.
+
+    All else is as in `conv2d`.
+    """
+    return _convolve(1, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    conv_mode: ConvMode = "cross",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Convolve images, as ``torch.nn.functional.conv2d`` does.
+
+    Shapes:
+        input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; weight ``[C_out, C_in / groups, KH, KW]``;
+        bias ``[C_out]``; result ``[N, C_out, H_out, W_out]``, without ``N`` where the input has
+        none, where ``H_out = (H + 2 * padding - dilation * (KH - 1) - 1) // stride + 1``.
+
+    Args:
+        input: The images.
+        weight: The filters.
+        bias: Added to each output channel.
+        stride: Step of the filter, one number or one for each dimension.
+        padding: Zeros on both sides of each dimension, or a border mode. With the dilated filter
+            size ``k = (K - 1) * dilation + 1``: ``valid`` pads 0, ``half`` pads ``k // 2`` and
+            ``full`` pads ``k - 1`` (as in Theano's ``conv2d``); ``same`` pads ``k - 1`` in all, the
+            odd one behind, so that the sizes stay (as in PyTorch; stride 1 only).
+        dilation: Distance between filter elements.
+        groups: Number of groups that input and output channels are split into.
+        conv_mode: ``cross`` for cross-correlation, which PyTorch calls convolution, or ``conv``
+            for convolution proper, with flipped filters (cuDNN's ``CUDNN_CONVOLUTION``).
+        policy: How to choose the algorithms of this call and of its gradients: a policy text, a
+            `Policy`, or a mapping of its keywords.
+
+    Returns:
+        The convolved images, in the memory format that PyTorch would give them.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take.
+        RuntimeError: The shapes, dtypes or devices do not fit together, or a pinned algorithm
+            cannot run; the message names the problem, the reason, and the algorithms that can.
+    """
+    return _convolve(2, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    conv_mode: ConvMode = "cross",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Convolve volumes, as ``torch.nn.functional.conv3d`` does.
+
+    Shapes:
+        input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; weight
+        ``[C_out, C_in / groups, KD, KH, KW]``; bias ``[C_out]``; result
+        ``[N, C_out, D_out, H_out, W_out]``, without ``N`` where the input has none.
+
+    All else is as in `conv2d`.
+    """
+    return _convolve(3, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
+
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    *,
+    conv_mode: ConvMode = "cross",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Transposed convolution of signals, as ``torch.nn.functional.conv_transpose1d`` does.
+
+    Shapes:
+        input ``[N, C_in, L]`` or ``[C_in, L]``; weight ``[C_in, C_out / groups, K]``;
+        bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` where the input has none.
+
+    All else is as in `conv_transpose2d`.
+    """
+    return _convolve_transposed(
+        1, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
+    )
+
+
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    *,
+    conv_mode: ConvMode = "cross",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Transposed convolution of images, as ``torch.nn.functional.conv_transpose2d`` does.
+
+    This is the data gradient of a convolution, and the policy's passes name the cuDNN primitive
+    that runs: this function runs ``bwd_data``, its data gradient ``fwd``, its weight gradient
+    ``bwd_filter``.
+
+    Shapes:
+        input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; weight ``[C_in, C_out / groups, KH, KW]``;
+        bias ``[C_out]``; result ``[N, C_out, H_out, W_out]``, without ``N`` where the input has
+        none, where ``H_out = (H - 1) * stride - 2 * padding + dilation * (KH - 1) +
+        output_padding + 1``.
+
+    Args:
+        input: The images.
+        weight: The filters.
+        bias: Added to each output channel.
+        stride: Stride of the convolution that this transposes.
+        padding: Padding of the convolution that this transposes: numbers, or ``valid``, ``half``
+            or ``full`` as in `conv2d`.
+        output_padding: Added to one side of the output's size.
+        groups: Number of groups that input and output channels are split into.
+        dilation: Distance between filter elements.
+        conv_mode: ``cross``, or ``conv`` for flipped filters, as in `conv2d`.
+        policy: How to choose the algorithms of this call and of its gradients.
+
+    Returns:
+        The result, in the memory format that PyTorch would give it.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take.
+        RuntimeError: As for `conv2d`.
+    """
+    return _convolve_transposed(
+        2, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
+    )
+
+
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    *,
+    conv_mode: ConvMode = "cross",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Transposed convolution of volumes, as ``torch.nn.functional.conv_transpose3d`` does.
+
+    Shapes:
+        input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; weight
+        ``[C_in, C_out / groups, KD, KH, KW]``; bias ``[C_out]``; result
+        ``[N, C_out, D_out, H_out, W_out]``, without ``N`` where the input has none.
+
+    All else is as in `conv_transpose2d`.
+    """
+    return _convolve_transposed(
+        3, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
+    )
+
+
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    transposed: bool = False,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    *,
+    z: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    conv_mode: ConvMode = "cross",
+    out: Tensor | None = None,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Convolve in one to three dimensions: ``alpha * conv(input, weight) + bias + beta * z``.
+
+    Shapes:
+        input ``[N, C_in, *space]``, weight ``[C_out, C_in / groups, *K]`` with 1 to 3 spatial
+        dimensions, and the rest as in `conv2d`; with ``transposed``, as in `conv_transpose2d`.
+        ``z`` and ``out`` have the shape of the result.
+
+    Args:
+        input: The data, with a batch dimension.
+        weight: The filters; their rank says how many spatial dimensions there are.
+        bias: Added to each output channel.
+        stride: As in `conv2d`.
+        padding: As in `conv2d`; ``same`` only where ``dilation * (K - 1)`` is even.
+        dilation: As in `conv2d`.
+        transposed: Compute the transposed convolution.
+        output_padding: As in `conv_transpose2d`.
+        groups: As in `conv2d`.
+        z: Added to the result, times ``beta``; may require grad.
+        alpha: Factor of the convolution.
+        beta: Factor of ``z``, or of what ``out`` holds.
+        conv_mode: As in `conv2d`.
+        out: Where the result is written: ``alpha * conv(input, weight) + bias + beta * out``. Not
+            differentiable, and not together with ``z``.
+        policy: As in `conv2d`.
+
+    Returns:
+        The result; ``out`` where it is given.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take.
+        RuntimeError: As for `conv2d`; also where ``out`` is given and a tensor requires grad.
+    """
+    name = "convolution"
+    n = _spatial_dims(name, "weight", weight)
+    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    words = ("valid", "half", "full") if transposed else _BORDER_MODES
+    kernel = weight.shape[2:]
+    arguments = (
+        input,
+        weight,
+        bias,
+        stride_,
+        _even_padding(name, padding, kernel, stride_, dilation_, words),
+        dilation_,
+        transposed,
+        _sizes(name, "output_padding", output_padding, n),
+        groups,
+    )
+    return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
+
+
+def convolution_backward_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    z: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    conv_mode: ConvMode = "cross",
+    out: Tensor | None = None,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Compute the data gradient of a convolution: ``alpha * grad + beta * z``.
+
+    Shapes:
+        grad_output ``[N, C_out, *space_out]``; weight ``[C_out, C_in / groups, *K]``; the result
+        has ``input_size``, ``[N, C_in, *space]``.
+
+    Args:
+        grad_output: Gradient with respect to the convolution's result.
+        weight: The filters of the convolution.
+        input_size: Sizes of the convolution's input.
+        stride: Of the convolution, as are the next three.
+        padding: As in `convolution`.
+        dilation: As in `conv2d`.
+        groups: As in `conv2d`.
+        z: Added to the result, times ``beta``; may require grad.
+        alpha: Factor of the gradient.
+        beta: Factor of ``z``, or of what ``out`` holds.
+        conv_mode: Of the convolution.
+        out: Where the result is written, added to ``beta * out``; not differentiable.
+        policy: As in `conv2d`; this runs the pass ``bwd_data``.
+
+    Returns:
+        The gradient; ``out`` where it is given.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take.
+        RuntimeError: As for `convolution`.
+    """
+    name = "convolution_backward_input"
+    n = _spatial_dims(name, "weight", weight)
+    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    kernel = weight.shape[2:]
+    arguments = (
+        grad_output,
+        weight,
+        _sizes(name, "input_size", input_size, n + 2),
+        stride_,
+        _even_padding(name, padding, kernel, stride_, dilation_, _BORDER_MODES),
+        dilation_,
+        groups,
+    )
+    return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
+
+
+def convolution_backward_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: Sequence[int],
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    z: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    conv_mode: ConvMode = "cross",
+    out: Tensor | None = None,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Compute the weight gradient of a convolution: ``alpha * grad + beta * z``.
+
+    With ``out=weight.grad, alpha=scale, beta=1`` gradients are accumulated in place.
+
+    Shapes:
+        grad_output ``[N, C_out, *space_out]``; input ``[N, C_in, *space]``; the result has
+        ``weight_size``, ``[C_out, C_in / groups, *K]``.
+
+    Args:
+        grad_output: Gradient with respect to the convolution's result.
+        input: The input of the convolution.
+        weight_size: Sizes of the convolution's filters.
+        stride: Of the convolution, as are the next three.
+        padding: As in `convolution`.
+        dilation: As in `conv2d`.
+        groups: As in `conv2d`.
+        z: Added to the result, times ``beta``; may require grad.
+        alpha: Factor of the gradient.
+        beta: Factor of ``z``, or of what ``out`` holds.
+        conv_mode: Of the convolution.
+        out: Where the result is written, added to ``beta * out``; not differentiable.
+        policy: As in `conv2d`; this runs the pass ``bwd_filter``.
+
+    Returns:
+        The gradient; ``out`` where it is given.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take.
+        RuntimeError: As for `convolution`.
+    """
+    name = "convolution_backward_weight"
+    n = _spatial_dims(name, "input", input)
+    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    weight_size_ = _sizes(name, "weight_size", weight_size, n + 2)
+    arguments = (
+        grad_output,
+        input,
+        weight_size_,
+        stride_,
+        _even_padding(name, padding, weight_size_[2:], stride_, dilation_, _BORDER_MODES),
+        dilation_,
+        groups,
+    )
+    return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an operator ran, and why.
+
+    Attributes:
+        op: ``conv_fwd``, ``conv_bwd_data`` or ``conv_bwd_filter``.
+        problem: The problem line.
+        algorithm: The algorithm's text.
+        why: ``pinned``, ``tuned``, ``cached``, ``heuristic``, or ``fallback: <reason>``.
+        workspace_bytes: Its workspace; ``None`` where it is not known before a run.
+        choosing_ms: Host time spent on choosing, in milliseconds.
+        device: Where it ran.
+        policy: The policy, with all its levels merged.
+    """
+
+    op: str
+    problem: str
+    algorithm: str
+    why: str
+    workspace_bytes: int | None
+    choosing_ms: float
+    device: str
+    policy: str
+
+
+def last_choice(op: str | None = None, pass_name: str | None = None) -> Choice | None:
+    """The newest choice, over all threads, since the process began.
+
+    Args:
+        op: An operator (``conv_fwd``), or a family (``conv``) together with ``pass_name``. ``None``
+            for any.
+        pass_name: ``fwd``, ``bwd_data`` or ``bwd_filter``. For a transposed convolution this is the
+            cuDNN primitive that ran: its forward is ``bwd_data``.
+
+    Returns:
+        The choice; ``None`` where the operator has not run yet.
+
+    Raises:
+        ValueError: No operator is called so, or more than one.
+    """
+    if op is not None or pass_name is not None:
+        op = _operator_called(op, pass_name)
+    choice = _C.last_choice(op)
+    return None if choice is None else Choice(**choice)
+
+
+def _operator_called(op: str | None, pass_name: str | None) -> str:
+    known = [
+        (family["family"], name, f"{family['family']}_{name}")
+        for family in _C.operators()
+        for name in family["passes"]
+    ]
+    found = [
+        full
+        for family, name, full in known
+        if op in (None, family, full) and pass_name in (None, name)
+    ]
+    if len(found) != 1:
+        raise ValueError(
+            f"last_choice: got op={op!r}, pass_name={pass_name!r}, "
+            f"wanted one of {', '.join(full for _, _, full in known)}"
+        )
+    return found[0]
+
+
+_BORDER_MODES = ("valid", "same", "half", "full")
+_CONV_MODES = ("cross", "conv")
+
+
+def border(
+    function: str,
+    padding: Padding,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    words: Sequence[str] = _BORDER_MODES,
+) -> tuple[list[int], list[int]]:
+    """Padding before and behind each spatial dimension, from numbers or a border mode.
+
+    Args:
+        function: What an error calls the function.
+        padding: Numbers or a border mode, as in `conv2d`.
+        kernel: Sizes of the filter.
+        stride: Stride of each dimension.
+        dilation: Dilation of each dimension.
+        words: The border modes that the function takes.
+
+    Raises:
+        TypeError: ``padding`` holds something else than integers.
+        ValueError: ``padding`` is no border mode of these, has a wrong length, or is ``same``
+            with a stride other than 1.
+    """
+    if not isinstance(padding, str):
+        before = _sizes(function, "padding", padding, len(kernel))
+        return before, before
+    if padding not in words:
+        raise ValueError(
+            f"{function}: argument padding: got {padding!r}, "
+            f"wanted integers or one of {', '.join(words)}"
+        )
+    if padding == "same" and any(step != 1 for step in stride):
+        raise ValueError(
+            f"{function}: argument padding: got 'same' with stride {tuple(stride)}, wanted stride 1"
+        )
+    spans = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    if padding == "same":
+        return [span // 2 for span in spans], [span - span // 2 for span in spans]
+    amounts = {
+        "valid": [0 for _ in spans],
+        "half": [(span + 1) // 2 for span in spans],
+        "full": spans,
+    }[padding]
+    return amounts, amounts
+
+
+def pad_behind(input: Tensor, before: Sequence[int], behind: Sequence[int]) -> Tensor:
+    """Append the zeros by which ``behind`` exceeds ``before`` in the last dimensions."""
+    if before == behind:
+        return input
+    extra: list[int] = []
+    for low, high in zip(reversed(before), reversed(behind), strict=True):
+        extra += [0, high - low]
+    return F.pad(input, extra)
+
+
+def _convolve(
+    n: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Padding,
+    dilation: Sizes,
+    groups: int,
+    conv_mode: ConvMode,
+    policy: PolicyLike,
+) -> Tensor:
+    name = f"conv{n}d"
+    _check_rank(name, n, input, weight)
+    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    before, behind = border(name, padding, weight.shape[2:], stride_, dilation_)
+    input = pad_behind(input, before, behind)
+    text = policy_text(policy)
+    if not _flips(name, conv_mode):
+        return _call(name, input, weight, bias, stride_, before, dilation_, groups, policy=text)
+    return _flipped(
+        input, weight, bias, stride_, before, dilation_, False, [0] * n, groups, policy=text
+    )
+
+
+def _convolve_transposed(
+    n: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Padding,
+    output_padding: Sizes,
+    groups: int,
+    dilation: Sizes,
+    conv_mode: ConvMode,
+    policy: PolicyLike,
+) -> Tensor:
+    name = f"conv_transpose{n}d"
+    _check_rank(name, n, input, weight)
+    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    words = ("valid", "half", "full")
+    padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, words)
+    added = _sizes(name, "output_padding", output_padding, n)
+    text = policy_text(policy)
+    if not _flips(name, conv_mode):
+        return _call(
+            name, input, weight, bias, stride_, padding_, added, groups, dilation_, policy=text
+        )
+    return _flipped(
+        input, weight, bias, stride_, padding_, dilation_, True, added, groups, policy=text
+    )
+
+
+def _flipped(input: Tensor, weight: Tensor, *arguments: Any, policy: str | None) -> Tensor:
+    """The general operator with flipped filters; it takes batches only."""
+    batched = input.dim() == weight.dim()
+    batch = input if batched else input.unsqueeze(0)
+    result = _call("convolution", batch, weight, *arguments, flip_kernel=True, policy=policy)
+    return result if batched else result.squeeze(0)
+
+
+def _primitive(
+    name: str,
+    arguments: tuple[Any, ...],
+    z: Tensor | None,
+    alpha: float,
+    beta: float,
+    conv_mode: ConvMode,
+    out: Tensor | None,
+    policy: PolicyLike,
+) -> Tensor:
+    keywords: dict[str, Any] = {
+        "alpha": alpha,
+        "beta": beta,
+        "flip_kernel": _flips(name, conv_mode),
+        "policy": policy_text(policy),
+    }
+    if out is None:
+        return _call(name, *arguments, z=z, **keywords)
+    if z is not None:
+        raise ValueError(f"{name}: got both z and out, wanted one: beta scales what out holds")
+    _call(f"{name}_out", *arguments, out=out, **keywords)
+    return out
+
+
+def _call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
+    result: Tensor = getattr(torch.ops.torch_cudnn_ext, name).default(*arguments, **keywords)
+    return result
+
+
+def _flips(function: str, conv_mode: str) -> bool:
+    if conv_mode not in _CONV_MODES:
+        raise ValueError(
+            f"{function}: argument conv_mode: got {conv_mode!r}, wanted 'cross' or 'conv'"
+        )
+    return conv_mode == "conv"
+
+
+def _check_tensor(function: str, argument: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{function}: argument {argument}: got {value!r} ({type(value).__name__}), "
+            "wanted a Tensor"
+        )
+
+
+def _check_rank(function: str, n: int, input: Tensor, weight: Tensor) -> None:
+    _check_tensor(function, "input", input)
+    _check_tensor(function, "weight", weight)
+    if input.dim() not in (n + 1, n + 2):
+        raise ValueError(
+            f"{function}: argument input: got sizes {list(input.shape)}, "
+            f"wanted {n + 2} dimensions, or {n + 1} without a batch"
+        )
+    if weight.dim() != n + 2:
+        raise ValueError(
+            f"{function}: argument weight: got sizes {list(weight.shape)}, "
+            f"wanted {n + 2} dimensions"
+        )
+
+
+def _spatial_dims(function: str, argument: str, tensor: Tensor) -> int:
+    _check_tensor(function, argument, tensor)
+    n = tensor.dim() - 2
+    if n not in (1, 2, 3):
+        raise ValueError(
+            f"{function}: argument {argument}: got sizes {list(tensor.shape)}, "
+            "wanted 3, 4 or 5 dimensions"
+        )
+    return n
+
+
+def _sizes(function: str, argument: str, value: Sizes, count: int) -> list[int]:
+    """One integer for each dimension; a single one stands for all."""
+    if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+        return [value] * count
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(
+            f"{function}: argument {argument}: got {value!r} ({type(value).__name__}), "
+            f"wanted an integer or {count} of them"
+        )
+    if not all(isinstance(item, int | torch.SymInt) for item in value):
+        raise TypeError(
+            f"{function}: argument {argument}: got {value!r}, wanted an integer or {count} of them"
+        )
+    if len(value) not in (1, count):
+        raise ValueError(
+            f"{function}: argument {argument}: got {len(value)} numbers {tuple(value)}, "
+            f"wanted one or {count}"
+        )
+    return list(value) * (count if len(value) == 1 else 1)
+
+
+def _even_padding(
+    function: str,
+    padding: Padding,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    words: Sequence[str],
+) -> list[int]:
+    """Padding that is the same before and behind, as the primitives take it."""
+    before, behind = border(function, padding, kernel, stride, dilation, words)
+    if before != behind:
+        raise ValueError(
+            f"{function}: argument padding: got 'same' with filter sizes {tuple(kernel)} and "
+            f"dilation {tuple(dilation)}, wanted an even dilation * (size - 1)"
+        )
+    return before

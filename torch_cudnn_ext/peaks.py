@@ -1,0 +1,78 @@
+"""What a device can do at best, measured with PyTorch: its arithmetic and its memory bandwidth."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from .workload import DTYPES
+
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The rates of a large matrix product and of a large copy."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def floor_ms(self, flops: float, bytes_moved: float) -> float:
+        """The roofline's bound on a time: the longer of the arithmetic and the memory traffic.
+
+        From Williams, Waterman and Patterson, "Roofline: an insightful visual performance model",
+        2009. Algorithms that do less arithmetic than the direct one (FFT, Winograd) may beat it.
+        """
+        return 1e3 * max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+
+
+@cache
+def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
+    """The peaks of a device for a dtype, measured at the first call of the process.
+
+    Args:
+        device: ``cpu`` or ``cuda[:i]``.
+        dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
+        allow_tf32: Whether f32 may be multiplied in TF32 (CUDA).
+    """
+    on_gpu = device.startswith("cuda")
+    size = 8192 if on_gpu else 512
+    matrix = torch.randn(size, size, device=device).to(DTYPES[dtype])
+    product = torch.empty_like(matrix)
+    with torch.no_grad():
+        before = torch.backends.cuda.matmul.fp32_precision
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if allow_tf32 else "ieee"
+        try:
+            product_s = _best_seconds(lambda: torch.mm(matrix, matrix, out=product), on_gpu)
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = before
+    source = torch.zeros(2**28 if on_gpu else 2**25, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = _best_seconds(lambda: target.copy_(source), on_gpu)
+    return Peaks(2.0 * size**3 / product_s, 2.0 * source.numel() / copy_s)
+
+
+def event_ms(work: Callable[[], object]) -> float:
+    """GPU milliseconds of what ``work`` puts on the current stream."""
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def host_ms(work: Callable[[], object]) -> float:
+    """Host milliseconds of ``work``."""
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _best_seconds(work: Callable[[], object], on_gpu: bool) -> float:
+    timer = event_ms if on_gpu else host_ms
+    work()
+    return min(timer(work) for _ in range(_REPEATS)) / 1e3

@@ -1,0 +1,318 @@
+"""How algorithms are chosen: `Policy`, a value that stands for a policy text.
+
+A policy text holds, separated by ``;``, a choice for each pass (``fwd=legacy:fft``,
+``bwd_data=autotune``, ``bwd_filter=heuristic``), or one word for all of them (``autotune``), and
+constraints (``max_workspace=64MiB``, ``deterministic``, ``backends=cudnn``). Operators take the
+text itself, a `Policy`, or a mapping of `Policy`'s keywords.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+from torch_cudnn_ext import _C
+
+AlgorithmChoice: TypeAlias = str | int | None
+PolicyLike: TypeAlias = "Policy | str | int | Mapping[str, Any] | None"
+
+_CHOICE_WANTED = (
+    "'autotune', 'heuristic' or an algorithm: its text ('legacy:fft', 'graph:eng67'), cuDNN's "
+    "integer or enum name for this pass, or Theano's name"
+)
+_BOOLEAN: tuple[tuple[type, ...], str] = ((bool,), "True or False")
+
+# Each constraint: the Python types that it takes, and what an error says was wanted.
+CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
+    "max_workspace": ((int, str), "bytes as an integer, or a text such as '64MiB' or '20%'"),
+    "deterministic": _BOOLEAN,
+    "allow_tf32": _BOOLEAN,
+    "allow_down_convert": _BOOLEAN,
+    "allow_reduced_range": _BOOLEAN,
+    "prefer": ((str,), "'time' or 'memory'"),
+    "backends": (
+        (str, list, tuple),
+        "'cudnn', or a list of 'graph', 'legacy', 'aten', 'cpu', 'cudnn'",
+    ),
+    "on_unsupported": ((str,), "'error', 'warn' or 'fallback'"),
+    "benchmark": _BOOLEAN,
+    "fastest": _BOOLEAN,
+    "compute": ((str,), "'as_input', 'as_input_f32', 'f16', 'f32' or 'f64'"),
+}
+
+_CAP = re.compile(r"([\d.e+-]+)(KiB|MiB|GiB|%)?")  # as canonical texts write it
+_UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 1}
+
+
+def not_pinned(choice: object) -> bool:
+    """Whether a choice is one of the three ways to say "not pinned": ``None``, ``""`` or -1."""
+    return choice is None or choice == "" or choice == -1
+
+
+def field_text(argument: str, key: str, value: object, family: str = "conv") -> str:
+    """Write one field of a policy text.
+
+    Args:
+        argument: What an error calls the field: a keyword, a knob, an environment variable.
+        key: A constraint, a pass (``fwd``), an operator (``conv_fwd``), or ``""`` for all passes.
+        value: What the field is set to.
+        family: The operator family that a choice must fit.
+
+    Raises:
+        TypeError: The value has a type that the field does not take.
+        ValueError: The value is none that the field takes.
+    """
+    types, wanted = CONSTRAINTS.get(key, ((int, str) if key else (str,), _CHOICE_WANTED))
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise TypeError(f"{argument}: got {value!r} ({type(value).__name__}), wanted {wanted}")
+    word = _word(value)
+    if ";" in word:
+        raise ValueError(f"{argument}: got {value!r}, wanted {wanted}, without ';'")
+    text = f"{key}={word}" if key else word
+    try:
+        _C.canonical_policy(text, family)
+    except ValueError as error:
+        raise ValueError(f"{argument}: got {value!r}, wanted {wanted}: {error}") from error
+    return text
+
+
+def merge_texts(weaker: str, stronger: str, family: str = "conv") -> str:
+    """Merge two canonical policy texts field by field.
+
+    The stronger one wins, but workspace caps and a demand for determinism hold from either.
+    ``fastest`` ignores the cap of its own level only.
+    """
+    parts = [part for part in f"{weaker};{stronger}".split(";") if part]
+    # In a text the last of two equal keys holds: the smallest cap comes last.
+    caps = sorted(filter(_is_cap, parts), key=_cap_size, reverse=True)
+    rest = [part for part in parts if not _is_cap(part)]
+    if caps:  # canonical texts spell `fastest` out, so this loses nothing but what it ignores
+        rest = [part for part in rest if part != "fastest"]
+    determinism = ["deterministic"] if "deterministic" in rest else []
+    return _C.canonical_policy(";".join([*rest, *determinism, *caps]), family)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Policy:
+    """How to choose the algorithm of each pass, and what every algorithm must keep to.
+
+    Immutable; equal policies have equal canonical texts. ``str(policy)`` is that text and
+    ``Policy.parse`` reads it. A choice is ``autotune``, ``heuristic``, or an algorithm: its text
+    (``legacy:fft_tiling/math=fma``, ``graph:eng67/k2=1``, ``cpu:im2col``), an integer, enum name
+    or short name of cuDNN's classic API, or one of Theano's names (``none``, ``small``, ``large``,
+    ``fft``, ``fft_tiling``, ``winograd``, ``winograd_non_fused``, ``deterministic``). Theano's
+    ``guess_on_shape_change`` and ``time_on_shape_change`` are ``heuristic`` and ``autotune``,
+    since choices are always kept by shape; ``guess_once`` and ``time_once`` are for modules.
+    ``None``, ``""`` and -1 leave a pass unpinned.
+
+    For transposed convolutions the passes name the cuDNN primitive that runs: their forward runs
+    ``bwd_data``, their data gradient ``fwd``.
+
+    Example:
+        >>> Policy(fwd="legacy:fft", max_workspace="64MiB")
+        Policy.parse('fwd=legacy:fft;max_workspace=64MiB')
+
+    Args:
+        choice: The choice for all passes that have none of their own.
+        fwd: The choice for the forward convolution.
+        bwd_data: The choice for the gradient of the data.
+        bwd_filter: The choice for the gradient of the filter.
+        max_workspace: The largest workspace: bytes, or a text such as ``64MiB``, or ``20%`` of the
+            GPU's memory.
+        deterministic: Admit deterministic algorithms only.
+        allow_tf32: Admit TF32 arithmetic for float32 data.
+        allow_down_convert: Admit algorithms that convert to, or accumulate in, a narrower type.
+        allow_reduced_range: Admit algorithms that narrow the range of values.
+        prefer: ``time`` or ``memory``, where both cannot be had.
+        backends: The backends admitted: a list, or text such as ``aten,cpu``; ``cudnn`` stands for
+            ``graph`` and ``legacy``.
+        on_unsupported: What a pin that cannot run is: ``error``, ``warn`` or ``fallback``.
+        benchmark: Autotune what is not pinned when it is first met.
+        fastest: Autotune for time alone, whatever this policy's ``max_workspace`` says.
+        compute: The type of accumulation: ``f16``, ``f32``, ``f64``, ``as_input`` (that of the
+            data), or ``as_input_f32`` (the same, but float32 for narrower data).
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take.
+    """
+
+    text: str
+
+    def __init__(
+        self,
+        choice: str | None = None,
+        /,
+        *,
+        fwd: AlgorithmChoice = None,
+        bwd_data: AlgorithmChoice = None,
+        bwd_filter: AlgorithmChoice = None,
+        max_workspace: int | str | None = None,
+        deterministic: bool | None = None,
+        allow_tf32: bool | None = None,
+        allow_down_convert: bool | None = None,
+        allow_reduced_range: bool | None = None,
+        prefer: str | None = None,
+        backends: str | list[str] | tuple[str, ...] | None = None,
+        on_unsupported: str | None = None,
+        benchmark: bool | None = None,
+        fastest: bool | None = None,
+        compute: str | None = None,
+    ) -> None:
+        """Check each argument and build the canonical text."""
+        fields = {
+            "": choice,
+            "fwd": fwd,
+            "bwd_data": bwd_data,
+            "bwd_filter": bwd_filter,
+            "max_workspace": max_workspace,
+            "deterministic": deterministic,
+            "allow_tf32": allow_tf32,
+            "allow_down_convert": allow_down_convert,
+            "allow_reduced_range": allow_reduced_range,
+            "prefer": prefer,
+            "backends": backends,
+            "on_unsupported": on_unsupported,
+            "benchmark": benchmark,
+            "fastest": fastest,
+            "compute": compute,
+        }
+        self._set(";".join(_checked(fields)))
+
+    @classmethod
+    def parse(cls, text: str) -> "Policy":
+        """Read a policy text.
+
+        Raises:
+            TypeError: ``text`` is no text.
+            ValueError: ``text`` is no policy; the message names the part that is wrong.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text: got {text!r} ({type(text).__name__}), wanted a policy text")
+        policy = cls.__new__(cls)
+        policy._set(text)
+        return policy
+
+    def get(self, field: str) -> str | None:
+        """The text of a field: a pass (``fwd``), or a constraint (``max_workspace``).
+
+        Flags read ``true`` or ``false``. Where a cap in bytes and one in percent hold together,
+        the one in bytes is given. ``None`` where the field is not set.
+        """
+        for part in self.text.split(";"):
+            key, _, value = part.partition("=")
+            if key == field:
+                return value or "true"
+        return None
+
+    @property
+    def max_workspace(self) -> int | str | None:
+        """The largest workspace in bytes, or a text such as ``20%``; ``None`` without a limit."""
+        cap = self.get("max_workspace")
+        return cap if cap is None or cap.endswith("%") else int(_cap_size(cap))
+
+    def replace(self, **changes: Any) -> "Policy":
+        """This policy with some keywords set anew; ``None`` takes one out.
+
+        Raises:
+            TypeError: A keyword is unknown, or its value has a type that it does not take.
+            ValueError: A keyword has a value that it does not take.
+        """
+        known = (*_passes(), *CONSTRAINTS)
+        for name in changes:
+            if name not in known:
+                raise TypeError(f"replace: got the keyword {name!r}, wanted {', '.join(known)}")
+        kept = [part for part in self.text.split(";") if part.partition("=")[0] not in changes]
+        return Policy.parse(";".join([*kept, *_checked(changes)]))
+
+    def __or__(self, other: PolicyLike) -> "Policy":
+        """Merge field by field: the right side wins.
+
+        The smaller ``max_workspace`` and ``deterministic`` hold from either side.
+        """
+        return Policy.parse(merge_texts(self.text, as_policy(other).text))
+
+    def __str__(self) -> str:
+        """The canonical text."""
+        return self.text
+
+    def __repr__(self) -> str:
+        """The call that gives an equal policy."""
+        return f"Policy.parse({self.text!r})"
+
+    def _set(self, text: str) -> None:
+        object.__setattr__(self, "text", _C.canonical_policy(text))
+
+
+def as_policy(policy: PolicyLike) -> Policy:
+    """Read whatever stands for a policy.
+
+    Raises:
+        TypeError: It has a type that stands for no policy.
+        ValueError: It is no policy.
+    """
+    return policy if isinstance(policy, Policy) else Policy.parse(policy_text(policy) or "")
+
+
+def policy_text(policy: PolicyLike) -> str | None:
+    """The text that an operator takes for a policy; ``None`` where nothing is set.
+
+    A text is passed on as it is: the operator reads it, and says what is wrong with it.
+
+    Raises:
+        TypeError: ``policy`` has a type that stands for no policy.
+        ValueError: ``policy`` is an integer other than -1 (integers name an algorithm of one
+            pass), or a mapping with a value that its keyword does not take.
+    """
+    if policy is None:
+        return None
+    if isinstance(policy, str):
+        return policy or None
+    if isinstance(policy, Policy):
+        return policy.text or None
+    if isinstance(policy, Mapping):
+        return Policy(**policy).text or None
+    if isinstance(policy, int) and not isinstance(policy, bool):
+        if policy == -1:
+            return None
+        raise ValueError(
+            f"policy: got {policy}, but an integer names an algorithm of one pass only, "
+            f"wanted for example 'fwd={policy}'"
+        )
+    raise TypeError(
+        f"policy: got {policy!r} ({type(policy).__name__}), wanted a Policy, a policy text, "
+        "a mapping of Policy's keywords, or None"
+    )
+
+
+@cache
+def _passes() -> tuple[str, ...]:
+    return next(tuple(op["passes"]) for op in _C.operators() if op["family"] == "conv")
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def _checked(fields: Mapping[str, object]) -> list[str]:
+    """The texts of the fields that are set, each of them valid."""
+    return [
+        field_text(key or "choice", key, value)
+        for key, value in fields.items()
+        if not (value is None if key in CONSTRAINTS else not_pinned(value))
+    ]
+
+
+def _is_cap(part: str) -> bool:
+    return part.startswith("max_workspace=")
+
+
+def _cap_size(part: str) -> float:
+    match = _CAP.fullmatch(part.removeprefix("max_workspace="))
+    assert match is not None, part
+    return float(match[1]) * _UNITS[match[2]]

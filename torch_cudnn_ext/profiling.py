@@ -1,0 +1,598 @@
+"""What every algorithm costs on a problem, or on each convolution of a network.
+
+    from torch_cudnn_ext.profiling import profile, profile_model
+
+    result = profile("conv_fwd x=f16[64,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1 stride=1 "
+                     "dilation=1 groups=1 compute=f32")
+    result.print()
+    policy = result.best(max_workspace="64MiB")
+
+Measuring is the same loop that autotuning runs, with every measurement kept; what is measured here
+is therefore what a policy of ``autotune`` takes afterwards.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from . import _C, report
+from .peaks import measured_peaks
+from .policy import Policy, PolicyLike, policy_text
+from .workload import PASSES, Journal, Layer, convolution_layers, merge, rewrite
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ._C import Candidate, Measurement
+
+DEFAULT_TARGET = "h200"
+CPU_TIME_BUDGET_S = 2.0
+CPU_MIN_SAMPLES = 3
+GPU_MIN_SAMPLES = 11
+# Where the CPU only stands in for a GPU that is not there, larger problems are cut to one image.
+STAND_IN_FLOPS = 1e9
+
+# What decides which algorithms may run at all. Choices are left out, since everything is measured;
+# the workspace cap too, since the tables tell what it costs.
+_MEASURED_CONSTRAINTS = (
+    "deterministic",
+    "allow_tf32",
+    "allow_down_convert",
+    "allow_reduced_range",
+    "backends",
+    "compute",
+)
+_NUMERICS = ("allow_tf32", "allow_down_convert", "allow_reduced_range", "compute")
+
+
+class Progress(Protocol):
+    """Told how far a long measurement is."""
+
+    def problem(self, done: int, total: int, text: str) -> None:
+        """``done`` of ``total`` problems are finished; ``text`` is next."""
+
+    def algorithm(self, done: int, total: int, text: str) -> None:
+        """The same for the algorithms of one problem."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure; `make_settings` fills in what depends on the machine."""
+
+    device: str
+    target: str | None
+    policy: str
+    time_budget_s: float
+    min_samples: int
+    knob_search: bool
+    max_workspace_bytes: int | None
+
+    @property
+    def measured_policy(self) -> str:
+        """The policy's constraints, without its choices and its workspace cap."""
+        return _keep(self.policy, _MEASURED_CONSTRAINTS)
+
+    def key(self, problem: str) -> str:
+        """What a finished measurement is found again by."""
+        family = _C.problem_info(problem)["family"]
+        words = [
+            problem,
+            _C.device_fingerprint(self.device),
+            f"target={self.target}",
+            _C.resolved_policy(self.policy, family),
+            f"knob_search={self.knob_search}",
+        ]
+        return " | ".join(words)
+
+
+def make_settings(
+    device: str | torch.device | None = None,
+    target: str | None = None,
+    policy: PolicyLike = None,
+    time_budget_s: float | None = None,
+    min_samples: int | None = None,
+    knob_search: bool = False,
+) -> Settings:
+    """Check and complete the settings of a measurement.
+
+    Args:
+        device: ``cpu`` or ``cuda[:i]``. By default the GPU where there is one; else, and with a
+            target, the CPU.
+        target: A GPU that is not there (``h200``): what it would accept is listed, and the CPU
+            stands in for it. The default where there is neither a GPU nor a ``device``.
+        policy: Constraints that hold for everything measured, and the choice that is marked. Its
+            ``max_workspace`` keeps nothing from being measured: it is the cap of the summary.
+        time_budget_s: Seconds a problem; 0 is no limit, which is the default on a GPU. On the CPU
+            the default is 2.
+        min_samples: Least number of timed runs an algorithm.
+        knob_search: Also search the knobs of the best engines.
+
+    Raises:
+        ValueError: An argument is not what is described above.
+        RuntimeError: PyTorch finds no CUDA device and one was asked for.
+    """
+    chosen = str(device) if device is not None else None
+    if chosen is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", chosen):
+        raise ValueError(f"device: got {chosen!r}, wanted 'cpu', 'cuda' or 'cuda:<index>'")
+    if target is not None and chosen is not None and chosen != "cpu":
+        raise ValueError(f"device: got {chosen!r} together with target {target!r}, wanted one")
+    if chosen is None:
+        has_gpu = torch.cuda.is_available()
+        chosen = "cuda" if has_gpu and target is None else "cpu"
+        if not has_gpu and target is None:
+            target = DEFAULT_TARGET
+    if chosen != "cpu" and not torch.cuda.is_available():
+        raise RuntimeError(f"device: got {chosen!r}, but PyTorch finds no CUDA device")
+    if time_budget_s is not None and time_budget_s < 0:
+        raise ValueError(f"time_budget_s: got {time_budget_s}, wanted seconds, 0 for no limit")
+    if min_samples is not None and min_samples < 1:
+        raise ValueError(f"min_samples: got {min_samples}, wanted at least 1")
+    on_cpu = chosen == "cpu"
+    text = _C.canonical_policy(policy_text(policy) or "")
+    return Settings(
+        device=chosen,
+        target=target,
+        policy=text,
+        time_budget_s=(CPU_TIME_BUDGET_S if on_cpu else 0.0)
+        if time_budget_s is None
+        else time_budget_s,
+        min_samples=min_samples or (CPU_MIN_SAMPLES if on_cpu else GPU_MIN_SAMPLES),
+        knob_search=knob_search,
+        max_workspace_bytes=workspace_cap(_C.policy_fields(text).get("max_workspace"), chosen),
+    )
+
+
+def workspace_cap(cap: int | str | None, device: str = "cuda") -> int | None:
+    """A workspace cap (bytes, ``64MiB``, or ``20%`` of the device's memory) in bytes.
+
+    Raises:
+        ValueError: It is none of these, or a share on a device other than a GPU.
+    """
+    if cap is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|[KMGT]iB|B)?", str(cap))
+    if match is None:
+        raise ValueError(f"max_workspace: got {cap!r}, wanted bytes, '64MiB' or '20%'")
+    number, unit = float(match[1]), match[2] or "B"
+    if unit == "%":
+        if not device.startswith("cuda"):
+            raise ValueError(f"max_workspace: got {cap!r} on {device}, wanted bytes or '64MiB'")
+        return int(number / 100 * torch.cuda.get_device_properties(device).total_memory)
+    return int(number * 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit))
+
+
+@dataclass
+class LayerProfile:
+    """The measurements of one problem, for all layers that have it."""
+
+    problem: str
+    names: list[str]
+    count: int
+    note: str
+    # Where and what was measured; another line than `problem` where the CPU took a smaller batch.
+    device: str
+    measured: str
+    flops: float
+    floor_ms: float | None  # the roofline's bound for `measured`; None where nothing was timed
+    rows: list[Measurement]  # ranked best first, then what is not ok
+    current: str | None  # the algorithm that the policy would run now
+    heuristic: str | None  # the algorithm that is run without any measuring
+    # What another device accepts, listed without measuring.
+    listed_for: str | None = None
+    listed: list[Candidate] = field(default_factory=list)
+
+    @property
+    def op(self) -> str:
+        """The first word of the problem, such as ``conv_fwd``."""
+        return self.problem.split()[0]
+
+    @property
+    def ranked(self) -> list[Measurement]:
+        """The measurements that may be chosen, fastest first."""
+        return [row for row in self.rows if row["status"] == "ok"]
+
+    @property
+    def pytorch(self) -> Measurement | None:
+        """PyTorch's own choice, whether or not the policy admits it; ``None`` where it cannot."""
+        return next(
+            (r for r in self.rows if r["backend"] == "aten" and r["median_ms"] is not None), None
+        )
+
+    def find(self, algorithm: str | None) -> Measurement | None:
+        """The timed measurement of an algorithm."""
+        return next(
+            (
+                row
+                for row in self.rows
+                if row["algorithm"] == algorithm and row["median_ms"] is not None
+            ),
+            None,
+        )
+
+    def best(
+        self, max_workspace_bytes: int | None = None, deterministic: bool = False
+    ) -> Measurement | None:
+        """The fastest measurement that keeps the constraints; unknown does not keep them."""
+        for row in self.ranked:
+            workspace = row["workspace_bytes"]
+            too_large = max_workspace_bytes is not None and (
+                workspace is None or workspace > max_workspace_bytes
+            )
+            if not too_large and not (deterministic and row["deterministic"] is not True):
+                return row
+        return None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Milliseconds summed over layers, each weighted by how often it occurs.
+
+    ``None`` where some layer has no such measurement; ``missing`` says how many.
+    """
+
+    label: str
+    pytorch_ms: float | None
+    heuristic_ms: float | None
+    best_ms: float | None
+    capped_ms: float | None
+    missing: dict[str, int]
+
+
+@dataclass
+class Profile:
+    """The measurements of one problem or of a whole network, to be asked, printed and exported."""
+
+    layers: list[LayerProfile]
+    settings: Settings
+    title: str = ""
+
+    def best(
+        self,
+        max_workspace: int | str | None = None,
+        deterministic: bool = False,
+        layer: str | None = None,
+    ) -> Policy:
+        """The policy that pins the fastest algorithm of each pass that was measured.
+
+        Args:
+            max_workspace: Only algorithms within this workspace (bytes, ``64MiB``, ``20%``).
+            deterministic: Only algorithms known to be deterministic.
+            layer: A module name; needed where the profile holds several problems of one pass.
+
+        Raises:
+            ValueError: The profile holds several problems of one pass, or no algorithm keeps the
+                constraints.
+            KeyError: No layer has this name.
+        """
+        chosen = self.layers
+        if layer is not None:
+            chosen = [profile for profile in self.layers if layer in profile.names]
+            if not chosen:
+                raise KeyError(f"layer: got {layer!r}, wanted one of {', '.join(self.names())}")
+        cap = workspace_cap(max_workspace, self.settings.device)
+        pins: dict[str, str] = {}
+        for profile in chosen:
+            pass_name = _C.problem_info(profile.problem)["pass_name"]
+            if pass_name in pins:
+                raise ValueError(
+                    f"best: the profile holds several problems of {profile.op}, so one policy does "
+                    "not fit: ask for one layer with best(layer=...), or all with best_by_layer()"
+                )
+            row = profile.best(cap, deterministic)
+            if row is None:
+                raise ValueError(
+                    f"best: no algorithm for max_workspace={max_workspace}, "
+                    f"deterministic={deterministic} of {profile.problem}"
+                )
+            pins[pass_name] = row["algorithm"]
+        numerics = _keep(self.settings.policy, _NUMERICS)
+        words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
+        return Policy.parse(";".join(words + [numerics] * bool(numerics)))
+
+    def best_by_layer(
+        self, max_workspace: int | str | None = None, deterministic: bool = False
+    ) -> dict[str, Policy]:
+        """`best` for every module name of a network.
+
+        A module that was called on several shapes is left out: no one pin fits it; `autotune` does.
+        """
+        policies = {}
+        for name in self.names():
+            ops = [profile.op for profile in self.layers if name in profile.names]
+            if len(ops) == len(set(ops)):
+                policies[name] = self.best(max_workspace, deterministic, layer=name)
+        return policies
+
+    def names(self) -> list[str]:
+        """All module names, in order of their first call."""
+        return list(dict.fromkeys(name for profile in self.layers for name in profile.names))
+
+    def totals(self) -> list[Totals]:
+        """A line for each pass and, where there are several, one for all of them."""
+        ops = list(dict.fromkeys(profile.op for profile in self.layers))
+        lines = [self._totals(op, [p for p in self.layers if p.op == op]) for op in ops]
+        return lines + ([self._totals("all passes", self.layers)] if len(ops) > 1 else [])
+
+    def _totals(self, label: str, profiles: Sequence[LayerProfile]) -> Totals:
+        cap = self.settings.max_workspace_bytes
+        columns = {
+            "pytorch": [(p.count, p.pytorch) for p in profiles],
+            "heuristic": [(p.count, p.find(p.heuristic)) for p in profiles],
+            "best": [(p.count, p.best()) for p in profiles],
+            "capped": [(p.count, p.best(cap)) for p in profiles],
+        }
+        sums: dict[str, float | None] = {}
+        missing = {}
+        for name, pairs in columns.items():
+            times = [n * ms for n, row in pairs if row and (ms := row["median_ms"]) is not None]
+            missing[name] = len(pairs) - len(times)
+            sums[name] = None if missing[name] else sum(times)
+        return Totals(
+            label, sums["pytorch"], sums["heuristic"], sums["best"], sums["capped"], missing
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every measurement and every listed algorithm as one flat dict.
+
+        Times are in ms, workspaces in bytes, ``tflops`` in 1e12 floating-point operations of the
+        direct algorithm a second, ``percent_of_peak`` relates the roofline's bound to the time,
+        ``vs_pytorch`` PyTorch's time to the algorithm's (above 1: faster than PyTorch).
+        """
+        return [record for profile in self.layers for record in report.layer_records(profile)]
+
+    def print(self, show_all: bool = False, top: int = 0) -> None:
+        """Print a table for each problem and the summary.
+
+        Args:
+            show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
+            top: At most so many algorithms a table; 0 is all of them.
+        """
+        report.print_profile(self, show_all, top)
+
+    def _repr_html_(self) -> str:
+        return report.profile_html(self)
+
+    def to_markdown(self, show_all: bool = False, top: int = 0) -> str:
+        """The tables and the summary as Markdown."""
+        return report.profile_markdown(self, show_all, top)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`records` as a data frame.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas
+
+        return pandas.DataFrame(self.records(), columns=list(report.RECORD_FIELDS))
+
+    def to_csv(self) -> str:
+        """`records` as comma-separated values with a header line."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, fieldnames=report.RECORD_FIELDS, lineterminator="\n")
+        writer.writeheader()
+        for record in self.records():
+            writer.writerow(record | {key: " ".join(record[key]) for key in ("names", "notes")})
+        return out.getvalue()
+
+    def to_json(self) -> str:
+        """Everything as one JSON object: the settings, the versions, the layers, the totals."""
+        return json.dumps(
+            {
+                "title": self.title,
+                "settings": dataclasses.asdict(self.settings),
+                "versions": _C.versions(),
+                "layers": [dataclasses.asdict(profile) for profile in self.layers],
+                "totals": [dataclasses.asdict(line) for line in self.totals()],
+            },
+            indent=1,
+        )
+
+
+def profile(
+    problem: str,
+    *,
+    device: str | torch.device | None = None,
+    target: str | None = None,
+    policy: PolicyLike = None,
+    time_budget_s: float | None = None,
+    min_samples: int | None = None,
+    knob_search: bool = False,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure every algorithm on one problem.
+
+    Where a target is listed, or there is no GPU, the algorithms of the CPU are measured, and what
+    the target (by default an H200) would accept is listed with workspaces and notes.
+
+    Args:
+        problem: A problem line.
+        device: See `make_settings`, as for all that follow.
+        target: A GPU that is not there.
+        policy: Constraints, and the choice that is marked in the table.
+        time_budget_s: Seconds for the problem; 0 is no limit.
+        min_samples: Least number of timed runs an algorithm.
+        knob_search: Also search the knobs of the best engines.
+        progress: Told of every algorithm; may raise to stop.
+
+    Raises:
+        ValueError: The problem or another argument is wrong.
+        RuntimeError: PyTorch finds no CUDA device and one was asked for.
+    """
+    settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
+    layer = Layer(_C.canonical_problem(problem))
+    return Profile(list(measure_layers([layer], settings, progress=progress)), settings)
+
+
+def profile_model(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    passes: Sequence[str] = PASSES,
+    device: str | torch.device | None = None,
+    target: str | None = None,
+    policy: PolicyLike = None,
+    time_budget_s: float | None = None,
+    min_samples: int | None = None,
+    knob_search: bool = False,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure every distinct convolution of an unmodified network.
+
+    The network runs once to see its convolution calls (`workload.convolution_layers`); on the meta
+    device that costs nothing. The problems are then measured on scratch tensors.
+
+    Args:
+        model: The network, with the dtype, memory format and device to profile.
+        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        passes: Any of ``fwd``, ``bwd_data``, ``bwd_filter``: the layers' own passes. A transposed
+            convolution's forward is the problem ``conv_bwd_data``, which its table says.
+        device: See `make_settings`, as for all that follow.
+        target: A GPU that is not there.
+        policy: Constraints, and the choice that is marked in the tables.
+        time_budget_s: Seconds a problem; 0 is no limit.
+        min_samples: Least number of timed runs an algorithm.
+        knob_search: Also search the knobs of the best engines.
+        progress: Told of every problem and algorithm; may raise to stop.
+
+    Raises:
+        ValueError: The model calls no convolution, or an argument is wrong.
+        RuntimeError: PyTorch finds no CUDA device and one was asked for.
+    """
+    settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
+    layers = convolution_layers(model, inputs, passes, settings.policy or None)
+    measured = list(measure_layers(layers, settings, progress=progress))
+    return Profile(measured, settings, title=type(model).__name__)
+
+
+def measure_layers(
+    layers: Sequence[Layer],
+    settings: Settings,
+    journal: Journal | None = None,
+    progress: Progress | None = None,
+) -> Iterator[LayerProfile]:
+    """Measure layer by layer, taking from the journal what was finished before."""
+    layers = merge(layers)
+    for done, layer in enumerate(layers):
+        if progress is not None:
+            progress.problem(done, len(layers), layer.problem)
+        key = f"profile | {settings.key(layer.problem)}"
+        record = journal.get(key) if journal is not None else None
+        if record is not None:
+            measured = LayerProfile(**record)
+        else:
+            measured = _measure(layer, settings, progress)
+            if journal is not None:
+                journal.add(key, dataclasses.asdict(measured))
+        measured.names, measured.count = list(layer.names), layer.count
+        measured.note = layer.note
+        yield measured
+    if progress is not None:
+        progress.problem(len(layers), len(layers), "")
+
+
+def list_layer(layer: Layer, device: str, policy: str) -> LayerProfile:
+    """What a device or a target accepts, timing nothing."""
+    return LayerProfile(
+        problem=layer.problem,
+        names=list(layer.names),
+        count=layer.count,
+        note=layer.note,
+        device=device,
+        measured=layer.problem,
+        flops=_C.problem_info(layer.problem)["flops"],
+        floor_ms=None,
+        rows=[],
+        current=None,
+        heuristic=None,
+        listed_for=device,
+        listed=_C.candidates(layer.problem, device, policy),
+    )
+
+
+def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> LayerProfile:
+    problem = layer.problem
+    if settings.target is not None and _C.problem_info(problem)["flops"] > STAND_IN_FLOPS:
+        problem = rewrite(problem, batch=1)
+    policy = settings.measured_policy
+    rows = _C.measure(
+        problem,
+        settings.device,
+        policy,
+        time_budget_s=settings.time_budget_s,
+        knob_search=settings.knob_search,
+        min_samples=settings.min_samples,
+        progress=progress.algorithm if progress is not None else None,
+    )
+    rows = _with_baseline(rows, problem, settings)
+    ok = sorted((row for row in rows if row["status"] == "ok"), key=_median)
+    info = _C.problem_info(problem)
+    resolved = _C.policy_fields(_C.resolved_policy(policy, info["family"]), info["family"])
+    peaks = measured_peaks(settings.device, info["dtype"], bool(resolved.get("allow_tf32")))
+    heuristic = ";".join(word for word in ("heuristic", policy) if word)
+    target = f"target:{settings.target}" if settings.target is not None else None
+    return LayerProfile(
+        problem=layer.problem,
+        names=list(layer.names),
+        count=layer.count,
+        note=layer.note,
+        device=settings.device,
+        measured=problem,
+        flops=info["flops"],
+        floor_ms=peaks.floor_ms(info["flops"], info["bytes"]),
+        rows=ok + [row for row in rows if row["status"] != "ok"],
+        current=_C.choose(problem, settings.device, settings.policy)["algorithm"],
+        heuristic=_C.choose(problem, settings.device, heuristic)["algorithm"],
+        listed_for=target,
+        listed=_C.candidates(layer.problem, target, policy) if target is not None else [],
+    )
+
+
+def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) -> list[Measurement]:
+    """PyTorch's own row is always timed, also where the policy does not admit it."""
+    if any(row["backend"] == "aten" and row["median_ms"] is not None for row in rows):
+        return rows
+    reasons = [row["reason"] for row in rows if row["backend"] == "aten"]
+    refused = reasons[0] if reasons else ""
+    # Under PyTorch's own switches and nothing else: what a user of plain PyTorch gets.
+    (baseline,) = _C.measure(
+        problem,
+        settings.device,
+        "backends=aten",
+        algorithms=["aten:default"],
+        time_budget_s=settings.time_budget_s,
+        min_samples=settings.min_samples,
+        record=False,
+    )
+    if baseline["status"] == "ok":
+        baseline["status"] = "excluded"
+        baseline["reason"] = "baseline only: " + (refused or "the policy does not admit it")
+    return [row for row in rows if row["backend"] != "aten"] + [baseline]
+
+
+def _median(row: Measurement) -> float:
+    return row["median_ms"] if row["median_ms"] is not None else float("inf")
+
+
+def _keep(policy: str, keys: Sequence[str]) -> str:
+    """Some constraints of a policy text, as a policy text."""
+    fields = _C.policy_fields(policy)
+    words = {key: fields[key] for key in keys if key in fields}
+    return ";".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else _listed(value)}"
+        for key, value in words.items()
+    )
+
+
+def _listed(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,158 @@
+"""Tuning ahead of use, and keeping the choices that were made.
+
+The table of choices lives in memory. `export_choices` writes it as JSON lines, one problem on one
+device under one set of constraints a line, and `import_choices` reads it in another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from . import _C
+from .policy import PolicyLike, policy_text
+
+if TYPE_CHECKING:
+    from ._C import Measurement, TableEntry
+
+_ENTRY_FIELDS = {"problem": str, "device": str, "constraints": str, "measurements": list}
+_MEASUREMENT_FIELDS = {
+    "algorithm",
+    "backend",
+    "status",
+    "reason",
+    "median_ms",
+    "spread_ms",
+    "samples",
+    "workspace_bytes",
+    "notes",
+    "deterministic",
+    "error",
+    "source",
+    "build_ms",
+}
+
+
+def tune(
+    problems: str | Iterable[str],
+    *,
+    device: str | torch.device | None = None,
+    policy: PolicyLike = None,
+    time_budget_s: float = 0.0,
+    knob_search: bool = False,
+) -> dict[str, Measurement]:
+    """Measure problems and keep the ranking, so that ``autotune`` need not measure them again.
+
+    Args:
+        problems: A problem line, or several.
+        device: ``cpu`` or ``cuda[:i]``; by default the GPU where there is one.
+        policy: Constraints (``max_workspace``, ``deterministic``, ``backends``, …).
+        time_budget_s: Seconds a problem; 0 is no limit.
+        knob_search: Also search the knobs of the best engines.
+
+    Returns:
+        The best measurement of each problem, by its canonical line.
+
+    Raises:
+        ValueError: A line is no problem, or the policy no policy.
+        RuntimeError: A problem has no algorithm under the policy.
+    """
+    place = str(device) if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    text = policy_text(policy) or ""
+    lines = [problems] if isinstance(problems, str) else list(problems)
+    best = {}
+    for problem in [_C.canonical_problem(line) for line in lines]:
+        rows = _C.measure(
+            problem, place, text, time_budget_s=time_budget_s, knob_search=knob_search
+        )
+        if not rows or rows[0]["status"] != "ok":
+            reasons = "; ".join(f"{row['algorithm']}: {row['reason']}" for row in rows)
+            raise RuntimeError(f"tune: no algorithm works under {text!r} for {problem}: {reasons}")
+        best[problem] = rows[0]
+    return best
+
+
+def choices() -> list[TableEntry]:
+    """Everything that was measured: problem, device, constraints, ranked measurements."""
+    return _C.table_export()
+
+
+def export_choices(path: str | os.PathLike[str]) -> int:
+    """Write the table of choices as JSON lines; the file is whole or, on an error, as before.
+
+    Returns:
+        The number of entries.
+    """
+    target = Path(path)
+    entries = choices()
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in entries)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return len(entries)
+
+
+def import_choices(path: str | os.PathLike[str]) -> int:
+    """Read what `export_choices` wrote and add it to the table.
+
+    Entries of other devices and library versions are kept but not used here.
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        ValueError: A line is no entry (the message gives its number); nothing is changed then.
+        OSError: The file cannot be read.
+    """
+    entries: list[TableEntry] = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(_entry(json.loads(line)))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}, line {number}: {error}") from error
+    return _C.table_import(entries)
+
+
+def _entry(value: object) -> TableEntry:
+    if not isinstance(value, dict):
+        raise ValueError(f"got {type(value).__name__}, wanted an object")
+    for name, kind in _ENTRY_FIELDS.items():
+        if not isinstance(value.get(name), kind):
+            raise ValueError(f"{name} is {value.get(name)!r}, wanted a {kind.__name__}")
+    unknown = sorted(value.keys() - _ENTRY_FIELDS.keys())
+    if unknown:
+        raise ValueError(f"got the unknown fields {', '.join(unknown)}")
+    op = _C.problem_info(value["problem"])["op"]
+    for row in value["measurements"]:
+        if not isinstance(row, dict) or not _MEASUREMENT_FIELDS <= row.keys():
+            wanted = ", ".join(sorted(_MEASUREMENT_FIELDS))
+            raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
+        _C.canonical_algorithm(row["algorithm"], op)
+    return cast("TableEntry", value)
+
+
+def clear() -> None:
+    """Forget every measurement."""
+    _C.table_clear()
+
+
+def reset() -> None:
+    """Forget every measurement and every plan, and give cached GPU memory back."""
+    _C.table_clear()
+    _C.plan_cache_clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
