@@ -2,7 +2,7 @@
 
 No CUDA toolkit is needed: headers and libraries come from the wheels that torch itself depends on,
 so that the extension and torch share one cuDNN. ``python setup.py toolchain`` only checks the
-compiler and Python's headers, and needs no torch for it.
+compiler and Python's headers and prints the compiler's command; it needs no torch for that.
 """
 
 import importlib.util
@@ -170,6 +170,7 @@ def main() -> None:
     compiler = find_compiler()
     check_python_header()
     if sys.argv[1:] == ["toolchain"]:
+        print(compiler)
         return
     check_torch(libraries_module().TORCH_VERSION)
     set_environment(compiler)

@@ -9,6 +9,7 @@
 
 #include "core/backend.h"
 #include "core/choice_table.h"
+#include "core/errors.h"
 #include "core/measure.h"
 #include "core/operator.h"
 #include "core/policy.h"
@@ -235,7 +236,7 @@ py::dict versions() {
   int runtime = 0;
   cudaRuntimeGetVersion(&runtime);
   py::dict d;
-  d["torch"] = TORCH_VERSION;
+  d["torch"] = py::module_::import("torch").attr("__version__").cast<std::string>();
   d["cudnn"] = std::to_string(cudnnGetVersion());
   d["cudnn_header"] = std::to_string(CUDNN_VERSION);
   d["cudart"] = std::to_string(runtime);
@@ -463,6 +464,10 @@ py::dict cache_info() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::register_local_exception_translator(translate);
+  set_warning_sink([](const std::string& message) {
+    py::gil_scoped_acquire acquire;
+    if (PyErr_WarnEx(PyExc_UserWarning, message.c_str(), 1) != 0) throw py::error_already_set();
+  });
 
   m.def("canonical_problem", [](const std::string& text) { return problem_text(parse_problem(text)); },
         py::arg("text"));

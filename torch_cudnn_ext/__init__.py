@@ -19,7 +19,7 @@ _libraries.load()
 # isort: split
 from torch_cudnn_ext import _C
 
-_libraries.check_versions(_C.versions()["cudnn_header"], _C.versions()["cudnn"])
+_libraries.check_versions(int(_C.versions()["cudnn_header"]), int(_C.versions()["cudnn"]))
 for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
     _C.add_target(_device.stem, _device.read_text())
 

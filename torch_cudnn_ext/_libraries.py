@@ -104,23 +104,26 @@ def load() -> Path:
     return folder
 
 
-def check_versions(header: str, runtime: str) -> None:
+def check_versions(header: int, runtime: int) -> None:
     """Compares the cuDNN that the extension was compiled with and the one that is loaded.
 
     cuDNN promises that a program runs on any later minor version of the same major version
-    (NVIDIA cuDNN support matrix, "API compatibility"), and promises nothing the other way.
+    (NVIDIA cuDNN documentation, "API compatibility"), and promises nothing the other way.
 
     Args:
-        header: Version of the headers, ``9.19.0``.
-        runtime: Version that the loaded library reports.
+        header: ``CUDNN_VERSION`` of the headers: 91900 is 9.19.0.
+        runtime: ``cudnnGetVersion()`` of the loaded library.
 
     Raises:
         ImportError: The loaded library is older than the headers or of another major version.
     """
-    built, loaded = (tuple(map(int, text.split("."))) for text in (header, runtime))
-    if loaded[0] != built[0] or loaded < built:
+    built, loaded = (
+        f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+        for version in (header, runtime)
+    )
+    if runtime < header or runtime // 10000 != header // 10000:
         raise ImportError(
-            f"torch_cudnn_ext was compiled with cuDNN {header} but {runtime} is loaded; install "
+            f"torch_cudnn_ext was compiled with cuDNN {built} but {loaded} is loaded; install "
             "the version that torch asks for, or build the extension again: "
             "pip install --no-build-isolation --no-deps ."
         )

@@ -72,11 +72,6 @@ class CpuRuntime : public DeviceRuntime {
     static thread_local std::vector<char> buffer(32 << 20);
     for (size_t i = 0; i < buffer.size(); i += 64) buffer[i]++;
   }
-  std::optional<int64_t> peak_bytes(const Device&,
-                                    const std::function<void()>& body) const override {
-    body();
-    return std::nullopt;
-  }
 };
 
 // The properties of a GPU that is not there: enough to list for, and nothing more.
@@ -95,10 +90,6 @@ class TargetRuntime : public DeviceRuntime {
   void synchronize(const Device& device) const override { refuse(device); }
   std::unique_ptr<Timer> make_timer(const Device& device) const override { refuse(device); }
   void flush_cache(const Device& device) const override { refuse(device); }
-  std::optional<int64_t> peak_bytes(const Device& device,
-                                    const std::function<void()>&) const override {
-    refuse(device);
-  }
 
  private:
   [[noreturn]] static void refuse(const Device& device) {

@@ -3,9 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,9 +49,6 @@ class DeviceRuntime {
   // Evicts the last-level cache; on a GPU it also keeps the device busy while the host enqueues what is
   // timed next, so that launch gaps stay out of the measurement.
   virtual void flush_cache(const Device& device) const = 0;
-  // Peak of allocated memory over what was allocated at the start; nullopt where it cannot be known.
-  virtual std::optional<int64_t> peak_bytes(const Device& device,
-                                            const std::function<void()>& body) const = 0;
 };
 
 const DeviceRuntime& runtime_of(const Device& device);

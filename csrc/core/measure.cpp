@@ -11,7 +11,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/Allocator.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "core/operator.h"
 
@@ -36,6 +38,23 @@ at::Tensor empty_of_spec(const TensorSpec& spec, const Device& device, int64_t a
   at::Tensor storage = at::empty({extent + offset}, options);
   return storage.as_strided(spec.sizes, spec.strides, offset);
 }
+
+// Follows what this thread allocates on a device through PyTorch's allocators.
+class AllocationObserver : public c10::MemoryReportingInfoBase {
+ public:
+  explicit AllocationObserver(c10::DeviceType type) : type_(type) {}
+  void reportMemoryUsage(void*, int64_t alloc_size, size_t, size_t, c10::Device device) override {
+    if (device.type() != type_) return;
+    current_ += alloc_size;
+    peak_ = std::max(peak_, current_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t peak_bytes() const { return peak_; }
+
+ private:
+  const c10::DeviceType type_;
+  int64_t current_ = 0, peak_ = 0;
+};
 
 struct Contender {
   size_t index;  // in the list of measurements
@@ -176,7 +195,7 @@ class Session {
 
   void check_and_time(Measurement& m, const std::shared_ptr<Plan>& plan) {
     if (!m.workspace_bytes) m.workspace_bytes = measured_workspace(problem_, *plan, device_);
-    m.reason = refusal(*plan, m.workspace_bytes, policy_, device_);
+    m.reason = refusal(*plan, *m.workspace_bytes, policy_, device_);
     if (!m.reason.empty()) {
       m.status = Status::excluded;
       return;
@@ -369,7 +388,7 @@ std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy&
   return "";
 }
 
-std::string refusal(const Plan& plan, std::optional<int64_t> workspace_bytes,
+std::string refusal(const Plan& plan, int64_t workspace_bytes,
                     const ResolvedPolicy& policy, const Device& device) {
   const Policy& p = policy.policy;
   if (plan.notes.has(Note::tf32) && !p.allow_tf32.value_or(false)) {
@@ -387,12 +406,8 @@ std::string refusal(const Plan& plan, std::optional<int64_t> workspace_bytes,
   }
   std::optional<int64_t> cap = p.workspace_cap(device);
   if (!cap) return "";
-  if (!workspace_bytes) {
-    return c10::str("excluded by max_workspace=", *cap,
-                    ": its memory cannot be known on this device");
-  }
-  if (*workspace_bytes > *cap) {
-    return c10::str("excluded by max_workspace=", *cap, ": it needs ", *workspace_bytes, " bytes");
+  if (workspace_bytes > *cap) {
+    return c10::str("excluded by max_workspace=", *cap, ": it needs ", workspace_bytes, " bytes");
   }
   return "";
 }
@@ -410,7 +425,7 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
   if (!workspace && policy.policy.workspace_cap(device)) {
     workspace = measured_workspace(problem, *plan, device);
   }
-  reason = refusal(*plan, workspace, policy, device);
+  reason = refusal(*plan, workspace.value_or(0), policy, device);
   if (!reason.empty()) return Unsupported{reason};
   return UsablePlan{plan, workspace};
 }
@@ -444,8 +459,7 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
         m.notes = plan->notes;
         m.workspace_bytes = plan->workspace_bytes;
         // What a run would have to show is not known here, so it does not count against the plan.
-        bool known = plan->workspace_bytes.has_value();
-        m.reason = refusal(*plan, known ? plan->workspace_bytes : 0, policy, device);
+        m.reason = refusal(*plan, plan->workspace_bytes.value_or(0), policy, device);
         m.status = m.reason.empty() ? Status::ok : Status::excluded;
       }
       list.push_back(std::move(m));
@@ -463,7 +477,7 @@ std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& p
   return Session(problem, policy, device, options).run();
 }
 
-std::optional<int64_t> measured_workspace(const Problem& problem, Plan& plan,
+int64_t measured_workspace(const Problem& problem, Plan& plan,
                                           const Device& device) {
   ScratchGuard guard(device);
   Bindings bindings = make_scratch(problem, device, 0);
@@ -472,11 +486,13 @@ std::optional<int64_t> measured_workspace(const Problem& problem, Plan& plan,
   for (const SlotSpec& slot : op.slots(problem)) {
     if (slot.is_output) output_bytes = bindings[slot.role].defined() ? 0 : slot.spec.nbytes();
   }
-  std::optional<int64_t> peak =
-      runtime_of(device).peak_bytes(device, [&] { plan.run(bindings); });
-  if (!peak) return std::nullopt;
+  auto observer = std::make_shared<AllocationObserver>(device.torch_device().type());
+  {
+    c10::DebugInfoGuard observing(c10::DebugInfoKind::PROFILER_STATE, observer);
+    plan.run(bindings);
+  }
   // The allocator rounds up; what is left of the output's own rounding is not workspace.
-  int64_t extra = *peak - output_bytes;
+  int64_t extra = observer->peak_bytes() - output_bytes;
   return extra < 512 ? 0 : extra;
 }
 

@@ -30,7 +30,7 @@ Bindings make_scratch(const Problem& problem, const Device& device, uint64_t see
 double relative_error(const at::Tensor& result, const at::Tensor& reference);
 
 // Why the constraints keep a plan from being used; empty when they do not.
-std::string refusal(const Plan& plan, std::optional<int64_t> workspace_bytes,
+std::string refusal(const Plan& plan, int64_t workspace_bytes,
                     const ResolvedPolicy& policy, const Device& device);
 // The same for a whole backend, before anything is built.
 std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy& policy,
@@ -55,6 +55,6 @@ std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& p
                                  const Device& device, const MeasureOptions& options);
 
 // The allocator's peak over a run beyond its output, for plans that cannot tell their workspace.
-std::optional<int64_t> measured_workspace(const Problem& problem, Plan& plan, const Device& device);
+int64_t measured_workspace(const Problem& problem, Plan& plan, const Device& device);
 
 }  // namespace torch_cudnn_ext

@@ -157,7 +157,11 @@ struct TextWriter {
   void required(const char* name, const T& value) {
     field(name, text(value));
   }
-  void required(const char* name, const Dims& values, int) {
+  template <class T>
+  void written(const char* name, const T& value, const T&) {
+    field(name, text(value));
+  }
+  void written(const char* name, const Dims& values, const Dims&) {
     bool equal = true;
     for (int64_t value : values) equal = equal && value == values[0];
     field(name, equal ? std::to_string(values[0]) : integers_text(values));
@@ -206,11 +210,18 @@ struct TextReader {
   void required(const char* name, T& value) {
     read(name, must_take(name), value);
   }
-  void required(const char* name, Dims& values, int count) {
-    values = integers_from_text(name, must_take(name));
-    if (values.size() == 1) values = Dims(count, values[0]);
-    TORCH_CHECK_VALUE(values.size() == count, "problem text: ", name, " has ", values.size(),
-                      " values, wanted one or ", count);
+  template <class T>
+  void written(const char* name, T& value, const T& otherwise) {
+    optional(name, value, otherwise);
+  }
+  void written(const char* name, Dims& values, const Dims& otherwise) {
+    values = otherwise;
+    auto text = take(name);
+    if (!text) return;
+    values = integers_from_text(name, *text);
+    if (values.size() == 1) values = Dims(otherwise.size(), values[0]);
+    TORCH_CHECK_VALUE(values.size() == otherwise.size(), "problem text: ", name, " has ",
+                      values.size(), " values, wanted one or ", otherwise.size());
   }
   template <class T>
   void optional(const char* name, T& value, const T& otherwise) {
@@ -248,7 +259,10 @@ struct KeyWriter {
   void required(const char*, const T& value) {
     add(value);
   }
-  void required(const char*, const Dims& values, int) { add(values); }
+  template <class T>
+  void written(const char*, const T& value, const T&) {
+    add(value);
+  }
   template <class T>
   void optional(const char*, const T& value, const T&) {
     add(value);

@@ -101,15 +101,20 @@ struct ConvolutionProblem {
   void canonicalise() { canonicalise_strides({&x, &w, &y}); }
   void validate() const;  // throws ValueError naming the field
 
+  c10::ScalarType default_compute() const {
+    return x.dtype == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
+  }
+
+  // `written` fields are always in the text but may be left out by whoever writes one by hand.
   template <class Self, class Visitor>
   static void fields(Self& p, Visitor&& visit) {
     visit.required("x", p.x);
     visit.required("w", p.w);
-    visit.required("pad", p.padding, p.spatial_dims());
-    visit.required("stride", p.stride, p.spatial_dims());
-    visit.required("dilation", p.dilation, p.spatial_dims());
-    visit.required("groups", p.groups);
-    visit.required("compute", p.compute);
+    visit.written("pad", p.padding, Dims(p.spatial_dims(), 0));
+    visit.written("stride", p.stride, Dims(p.spatial_dims(), 1));
+    visit.written("dilation", p.dilation, Dims(p.spatial_dims(), 1));
+    visit.written("groups", p.groups, int64_t{1});
+    visit.written("compute", p.compute, p.default_compute());
     visit.layout("y", p.y, [&] { return p.default_output(); });
     visit.optional("align", p.alignment, int64_t{16});
     visit.optional("mode", p.mode, ConvolutionMode::cross);

@@ -6,12 +6,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
 
 #include <c10/util/StringUtil.h>
 
 #include "core/backend.h"
 #include "core/choice_table.h"
+#include "core/errors.h"
 #include "core/measure.h"
 #include "core/operator.h"
 #include "core/plan_cache.h"
@@ -28,6 +30,7 @@ struct Decision {
   bool keep = true;                      // false: a makeshift, decided again next time
   std::vector<Algorithm> ranking;        // tuned: all that ran, best first
   std::string error;                     // why there is none: thrown at every call
+  std::string warning;                   // said once, when the decision was made
   const ChoiceRecord* record = nullptr;
 };
 
@@ -179,9 +182,10 @@ class Decider {
       return {};
     }
     if (action == OnUnsupported::warn) {
-      TORCH_WARN(op_of(problem_), ": the pinned algorithm ", algorithm.text(), " cannot run: ",
-                 reason, "; the heuristic's choice runs instead. Problem: ",
-                 problem_text(problem_));
+      decision_->warning = c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
+                                    " cannot run: ", reason,
+                                    "; the heuristic's choice runs instead. Problem: ",
+                                    problem_text(problem_));
     }
     decision_->pinned = false;
     return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
@@ -233,9 +237,13 @@ class Decider {
                 ": policy says autotune, but this problem was not tuned before and the stream is "
                 "being captured into a CUDA graph; run it once before capturing. Problem: ",
                 problem_text(problem_));
-    TORCH_WARN_ONCE("torch_cudnn_ext: benchmark is on, but a problem was first met while a CUDA graph "
-                    "is captured: the heuristic's choice is taken and not kept. Problem: ",
-                    problem_text(problem_));
+    static std::atomic<bool> warned{false};
+    if (!warned.exchange(true)) {
+      decision_->warning = c10::str(
+          "benchmark is on, but a problem was first met while a CUDA graph is captured: the "
+          "heuristic's choice is taken and not kept (said once). Problem: ",
+          problem_text(problem_));
+    }
     decision_->keep = false;
     return find_heuristic("heuristic: first met under stream capture");
   }
@@ -324,20 +332,29 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
     if (entry == nullptr) entry = std::make_shared<SharedSlot>();
     slot = entry;
   }
-  std::lock_guard<std::mutex> one_builder(slot->mutex);
-  uint64_t now = generation();
-  if (slot->decision == nullptr || slot->generation != now) {
-    auto [decision, plan] = Decider(problem, policy, device).decide();
-    if (!decision->keep) return {decision, plan};
-    slot->decision = decision;
-    slot->generation = now;
-    if (plan != nullptr) {
-      thread_cache().plans.insert(plan_key(problem, plan->algorithm, policy, device), plan);
+  Call call;
+  bool made_here = false;
+  {
+    std::lock_guard<std::mutex> one_builder(slot->mutex);
+    uint64_t now = generation();
+    if (slot->decision == nullptr || slot->generation != now) {
+      made_here = true;
+      std::tie(call.decision, call.plan) = Decider(problem, policy, device).decide();
+      if (call.decision->keep) {
+        slot->decision = call.decision;
+        slot->generation = now;
+      }
     }
+    if (!made_here) call.decision = slot->decision;
   }
-  const auto& decision = slot->decision;
-  if (!decision->algorithm) return {decision, nullptr};
-  return {decision, plan_of(problem, *decision->algorithm, policy, device)};
+  // A warning may need Python's lock, so it is given with none of ours held.
+  if (made_here && !call.decision->warning.empty()) warn(call.decision->warning);
+  if (call.plan != nullptr) {
+    thread_cache().plans.insert(plan_key(problem, call.plan->algorithm, policy, device), call.plan);
+  } else if (call.decision->algorithm) {
+    call.plan = plan_of(problem, *call.decision->algorithm, policy, device);
+  }
+  return call;
 }
 
 // The decision for a call: remembered by this thread, by any thread, or made now.
@@ -391,8 +408,11 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
                                                 algorithm.text(), why, device.text(), policy.text,
                                                 usable->workspace_bytes, 0});
     note_last(problem, record);
-    TORCH_WARN_ONCE("torch_cudnn_ext: ", record->problem, ": ", why, ", ", record->algorithm,
-                    " ran instead (said once; verbose says it every time)");
+    static std::atomic<bool> warned{false};
+    if (!warned.exchange(true)) {
+      warn(c10::str(record->problem, ": ", why, ", ", record->algorithm,
+                    " ran instead (said once; verbose says it every time)"));
+    }
     if (verbose()) print_decision(*record);
     return;
   }

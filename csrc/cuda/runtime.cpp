@@ -3,7 +3,6 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraphsUtils.cuh>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
 
@@ -59,21 +58,6 @@ class CudaRuntime : public DeviceRuntime {
   void flush_cache(const Device& device) const override {
     constexpr int64_t kBytes = 256 << 20;
     at::empty({kBytes}, at::TensorOptions(at::kByte).device(device.torch_device())).zero_();
-  }
-
-  // Resets the allocator's peak: there is no other way to see one call's.
-  std::optional<int64_t> peak_bytes(const Device& device,
-                                    const std::function<void()>& body) const override {
-    using c10::CachingAllocator::StatType;
-    auto index = static_cast<c10::DeviceIndex>(device.index);
-    auto allocated = [&] {
-      return c10::cuda::CUDACachingAllocator::getDeviceStats(index)
-          .allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)];
-    };
-    c10::cuda::CUDACachingAllocator::resetPeakStats(index);
-    int64_t before = allocated().current;
-    body();
-    return allocated().peak - before;
   }
 };
 

@@ -40,6 +40,12 @@ Tensor forward_meta(const Tensor& input, const Tensor& weight, const OptionalTen
                     "torch_cudnn_ext::convolution: weight is ", weight.scalar_type(),
                     ", wanted input's dtype ", input.scalar_type());
   size_t spatial = input.dim() - 2;
+  SymInt wanted = transposed ? weight.sym_size(0) : weight.sym_size(1) * groups;
+  TORCH_CHECK_VALUE(input.sym_size(1) == wanted, "torch_cudnn_ext::convolution: weight has sizes ",
+                    weight.sym_sizes(), " and groups is ", groups, ", so input must have ", wanted,
+                    " channels, but has sizes ", input.sym_sizes());
+  TORCH_CHECK_VALUE(weight.sym_size(0) % groups == 0, "torch_cudnn_ext::convolution: weight has sizes ",
+                    weight.sym_sizes(), ", wanted a first size that groups=", groups, " divides");
   check_rank("convolution", "stride", stride, spatial);
   check_rank("convolution", "padding", padding, spatial);
   check_rank("convolution", "dilation", dilation, spatial);
@@ -53,7 +59,12 @@ Tensor forward_meta(const Tensor& input, const Tensor& weight, const OptionalTen
       sizes.push_back((input.sym_size(dim) - 1) * stride[i] - padding[i] * 2 + reach +
                       output_padding[i]);
     } else {
-      sizes.push_back((input.sym_size(dim) + padding[i] * 2 - reach) / stride[i] + 1);
+      SymInt room = input.sym_size(dim) + padding[i] * 2 - reach;
+      TORCH_CHECK_VALUE(room >= 0, "torch_cudnn_ext::convolution: weight has sizes ",
+                        weight.sym_sizes(), " and dilation is ", dilation,
+                        ", which is larger than the padded input of sizes ", input.sym_sizes(),
+                        " with padding ", padding);
+      sizes.push_back(room / stride[i] + 1);
     }
   }
   return empty_result(sizes, prefers_channels_last(input, weight), input);

@@ -2,6 +2,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_graph/engine.h"
+#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
@@ -123,7 +124,7 @@ std::vector<Algorithm> convolution_neighbours(const ConvolutionProblem& p,
   try {
     return neighbours(make_operation_graph(p, device), algorithm);
   } catch (const Failure& failure) {
-    TORCH_WARN("knob search around ", algorithm.text(), " ended: ", failure.what);
+    warn(c10::str("knob search around ", algorithm.text(), " ended: ", failure.what));
     return {};
   }
 }
