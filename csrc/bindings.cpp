@@ -15,6 +15,7 @@
 #include "core/policy.h"
 #include "core/selector.h"
 #include "cuda/cudnn.h"
+#include "fast_call.h"
 #include "ops/convolution.h"
 
 namespace py = pybind11;
@@ -468,6 +469,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::gil_scoped_acquire acquire;
     if (PyErr_WarnEx(PyExc_UserWarning, message.c_str(), 1) != 0) throw py::error_already_set();
   });
+
+  install_fast_calls(m);
 
   m.def("canonical_problem", [](const std::string& text) { return problem_text(parse_problem(text)); },
         py::arg("text"));

@@ -124,7 +124,7 @@ def main() -> None:
             f"fwd={modes[0]} bwd_data={modes[1]} bwd_filter={modes[2]}"
         )
     print(f"test accuracy: {accuracy(net, test_images, test_digits):.2f} %")
-    torch_cudnn_ext.profile_model(net, images[:BATCH]).print()
+    torch_cudnn_ext.profile_model(net, images[:BATCH], device=options.device).print()
 
 
 if __name__ == "__main__":

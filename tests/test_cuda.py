@@ -29,6 +29,8 @@ def _case(name: str) -> Case:
 
 F32_NCHW = _case("resnet_3x3_56-f32-nchw")
 F16_NHWC = _case("resnet_3x3_56-f16-nhwc")
+# Sums of 576 products of standard normal numbers, with 10 bits of each factor.
+TF32_ATOL = 0.2
 
 
 def _leaves(case: Case) -> tuple[Tensor, Tensor]:
@@ -54,7 +56,7 @@ KERNELS = {
     "fft": "fft|cgemm",
     "fft_tiling": "fft|cgemm",
     "winograd_nonfused": "winograd|wino",
-    "gemm": "im2col|gemm",
+    "gemm": "im2col|gemm|grouped_direct",
     "implicit_gemm": "implicit|convolve|fprop|xmma|cutlass|cudnn",
     "implicit_precomp_gemm": "implicit|convolve|fprop|xmma|cutlass|cudnn",
     "algo_0": "dgrad|wgrad|xmma|cutlass|cudnn",
@@ -109,7 +111,14 @@ def test_legacy_pins_launch_their_own_kernels(op: str) -> None:
         if not any(re.search(pattern, kernel, re.IGNORECASE) for kernel in kernels):
             failures.append(f"{name} ran {kernels}, none of which matches {pattern!r}")
     for name, kernels in seen.items():
-        same = [other for other in seen if other < name and seen[other] == kernels]
+        same = [
+            other
+            for other in seen
+            if other < name
+            and seen[other] == kernels
+            # cuDNN 9 answers both of these atomic algorithms with one kernel.
+            and (other, name) != ("legacy:algo_0", "legacy:algo_3")
+        ]
         failures += [f"{name} and {other} both ran {kernels}" for other in same]
     for name, kernels in seen.items():
         for word, pattern in (("fft", "fft"), ("winograd", "wino")):
@@ -315,10 +324,10 @@ def test_out_of_memory_for_a_workspace_takes_the_next_plan(
     choice = _C.last_choice("conv_fwd")
     assert choice is not None and choice["algorithm"] != hungry
     assert choice["why"].startswith("fallback") and "memory" in choice["why"]
-    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-2)
     # It is a matter of that moment: with memory again, the first choice is back.
-    del y
     torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=TF32_ATOL)
+    del y
     _conv(F32_NCHW, x, w, "autotune")
     choice = _C.last_choice("conv_fwd")
     assert choice is not None and choice["algorithm"] == hungry
@@ -348,7 +357,8 @@ def test_tuning_survives_candidates_that_do_not_fit(little_memory: Callable[[int
     failed = [m for m in measurements if m["status"] == "failed"]
     assert all("memory" in m["reason"] for m in failed), failed
     y = _conv(F32_NCHW, x, w, "autotune")
-    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-2)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=TF32_ATOL)
 
 
 # CUDA graphs.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import torch
 import typer
 
 from . import _C, bench, report
 from .profiling import (
+    DEFAULT_TARGET,
     LayerProfile,
     Profile,
     Settings,
@@ -43,6 +45,9 @@ T = TypeVar("T")
 INTERRUPTED = 130
 MODEL_BATCH = 32
 IMAGE_SIZE = 224
+
+# What `info` counts algorithms on, by family.
+EXAMPLES = {"conv": "x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1"}
 
 # Any complaint about the command line; the class is click's, which some typers carry within.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
@@ -227,6 +232,9 @@ def bench_command(
     overhead: Annotated[
         bool, typer.Option("--overhead", help="Host time per call instead, on small problems.")
     ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Also the names of the GPU kernels of both sides.")
+    ] = False,
 ) -> None:
     """Compare tuned algorithms with PyTorch's best, side by side."""
     if device is None and not torch.cuda.is_available():
@@ -236,7 +244,7 @@ def bench_command(
     )
     with report.ProgressBar() as bar:
         if overhead:
-            results, interrupted = _collect(bench.measure_overhead(bar))
+            results, interrupted = _collect(bench.measure_overhead(settings.device, bar))
             total = len(bench.OVERHEAD_PROBLEMS) * len(bench.OVERHEAD_DTYPES)
             output = bench.overhead_text(results, format.value)
             finished = len(results)
@@ -253,7 +261,7 @@ def bench_command(
                 shard_text,
             )
             comparisons, interrupted = _collect(
-                bench.compare_layers(layers, settings, _journal(resume), bar)
+                bench.compare_layers(layers, settings, kernels, _journal(resume), bar)
             )
             output = bench.comparison_text(comparisons, format.value)
             finished, total = len(comparisons), len(layers)
@@ -275,13 +283,30 @@ def info_command() -> None:
     devices += [f"target:{file.stem}" for file in _device_files()]
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
-    for operator in _C.operators():
-        passes = ", ".join(operator["passes"])
-        for backend, algorithms in operator["backends"].items():
-            typer.echo(
-                f"{'backend':15} {backend}: {len(algorithms)} algorithms for "
-                f"{operator['family']} ({passes})"
-            )
+    typer.echo()
+    report.print_tables(_algorithm_counts(operator) for operator in _C.operators())
+
+
+def _algorithm_counts(operator: dict[str, Any]) -> report.Table:
+    """How many algorithms each backend has and how many of them take one common problem."""
+    example = EXAMPLES[operator["family"]]
+    gpu = "cuda" if torch.cuda.is_available() else f"target:{DEFAULT_TARGET}"
+    rows = []
+    for pass_name in operator["passes"]:
+        op = f"{operator['family']}_{pass_name}"
+        for device in ("cpu", gpu):
+            found = _C.candidates(f"{op} {example}", device)
+            for backend in operator["backends"]:
+                here = [c for c in found if c["backend"] == backend]
+                states = Counter(c["status"] for c in here)
+                if states["ok"] or states["needs a driver"]:
+                    names = {c["algorithm"].partition("/")[0] for c in here}
+                    words = ", ".join(f"{count} {state}" for state, count in states.items())
+                    rows.append([op, backend, device, str(len(names)), str(len(here)), words])
+    # A name is an engine of cuDNN's, or an algorithm; its options are knobs, or a math type.
+    headings = ("op", "backend", "device", "names", "with options", "on this problem")
+    columns = [report.Column(h, lambda _: "", right=h in headings[3:5]) for h in headings]
+    return report.Table(f"algorithms for {example}", columns, rows)
 
 
 def _device_files() -> list[Path]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -28,18 +29,22 @@ from torch import Tensor
 from . import _C, report
 from .peaks import event_ms, host_ms
 from .profiling import Progress, Settings
-from .workload import Journal, Layer, convolution_arguments, merge, rewrite
+from .workload import DTYPES, PASSES, Journal, Layer, convolution_arguments, merge, rewrite
 
 T = TypeVar("T")
+_Runner = Callable[[Callable[[], Any]], Any]
 
 ROUNDS = 31
+LEAST_ROUNDS = 11
+ROUNDS_S = 1.5  # no further round after so long
 RESAMPLES = 1000
-GRAPH_MS = 0.3  # how much work one replayed graph holds at least
-MAX_REPETITIONS = 50
+MAX_REPETITIONS = 5  # timed runs of a GPU's sample, of which the median counts
+REPETITIONS_MS = 1.0  # no more of them than this holds
 FLUSH_BYTES = 2**28  # several times the L2 cache of any GPU
+HEAD_START_CYCLES = 200_000  # some 0.1 ms in which the host gets ahead of the GPU
 TARGET_RATIO = 0.97  # below this a result is measured once more
-OVERHEAD_ROUNDS = 30
-OVERHEAD_CALLS = 200
+OVERHEAD_ROUNDS = 31
+OVERHEAD_CALLS = 100  # so few that the GPU's queue is never full
 OVERHEAD_PROBLEMS = (
     "conv_fwd x=f32[8,16,8,8]:nhwc w=f32[16,16,3,3]:nhwc pad=1 stride=1 dilation=1 groups=1 "
     "compute=f32",
@@ -55,7 +60,8 @@ OVERHEAD_DTYPES = ("f32", "f16", "bf16")
 class Comparison:
     """One problem, tuned here and as PyTorch runs it.
 
-    ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval.
+    ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval. The
+    lists of kernels are empty where none were asked for.
     """
 
     problem: str
@@ -82,7 +88,7 @@ class Overhead:
     problem: str
     algorithm: str
     pinned: bool  # whether our call carries a policy; not where the engine is the default anyway
-    same_kernels: bool
+    same_kernels: bool | None  # None on the CPU
     bare_us: float
     ours_us: float
     pytorch_us: float
@@ -155,10 +161,21 @@ def _current(device: str) -> AbstractContextManager[object]:
 def compare_layers(
     layers: Sequence[Layer],
     settings: Settings,
+    kernels: bool = False,
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Comparison]:
     """Compare layer by layer, taking from the journal what was finished before.
+
+    Our side is the operator that a user calls, with the fastest algorithm pinned. On a GPU every
+    timed run begins with a cold L2 cache, as in tuning.
+
+    Args:
+        layers: What to compare.
+        settings: How to tune; PyTorch's side follows PyTorch's own switches.
+        kernels: Also take down the names of the GPU kernels of both sides.
+        journal: Where finished comparisons are kept.
+        progress: Told of every problem and algorithm.
 
     Raises:
         ValueError: A problem is not a plain convolution.
@@ -169,10 +186,10 @@ def compare_layers(
         for done, layer in enumerate(layers):
             if progress is not None:
                 progress.problem(done, len(layers), layer.problem)
-            key = f"bench | {settings.key(layer.problem)}"
+            key = f"bench | kernels={kernels} | {settings.key(layer.problem)}"
             record = journal.get(key) if journal is not None else None
             if record is None:
-                result = _compare(layer, settings, threads, progress)
+                result = _compare(layer, settings, kernels, threads, progress)
                 if journal is not None:
                     journal.add(key, dataclasses.asdict(result))
             else:
@@ -184,6 +201,7 @@ def compare_layers(
 def _compare(
     layer: Layer,
     settings: Settings,
+    kernels: bool,
     threads: tuple[_PyTorchThread, _PyTorchThread],
     progress: Progress | None,
 ) -> Comparison:
@@ -200,31 +218,30 @@ def _compare(
     if not rows or rows[0]["status"] != "ok":
         raise RuntimeError(f"bench: no algorithm works under {settings.policy!r} for {problem}")
     algorithm = rows[0]["algorithm"]
-    tensors = _C.scratch(problem, device)
-    pytorch = _pytorch_call(problem, tensors, device)
-
-    def ours() -> Tensor:
-        return _C.run(problem, algorithm, tensors, settings.policy)
-
-    samplers = [_sampler(ours, device, _here)]
-    samplers += [_sampler(pytorch, device, thread) for thread in threads]
+    operands = _operands(problem, device)
+    ours = _our_call(problem, operands, algorithm, settings.measured_policy)
+    pytorch = _pytorch_call(problem, operands)
+    sides: list[tuple[Callable[[], object], _Runner]] = [(ours, _here)]
+    sides += [(pytorch, thread) for thread in threads]
+    samplers = _samplers(sides, device)
     result = _rounds(samplers)
     if result.high < TARGET_RATIO:
         result = _rounds(samplers)
     winner = threads[result.winner - 1]
+    named = kernels and device.startswith("cuda")
     return Comparison(
         problem=problem,
         names=list(layer.names),
         count=layer.count,
         device=_C.device_fingerprint(device),
         algorithm=algorithm,
-        kernels=_kernel_names(ours, device, _here),
+        kernels=_kernel_names(ours, _here) if named else [],
         ours_ms=result.medians[0],
         pytorch_ms=result.medians[result.winner],
         pytorch_default_ms=result.medians[1],
         pytorch_benchmark_ms=result.medians[2],
         pytorch_setting=winner.setting,
-        pytorch_kernels=_kernel_names(pytorch, device, winner),
+        pytorch_kernels=_kernel_names(pytorch, winner) if named else [],
         ratio=result.ratio,
         ratio_low=result.low,
         ratio_high=result.high,
@@ -236,58 +253,106 @@ def _here(work: Callable[[], T]) -> T:
         return work()
 
 
-def _pytorch_call(problem: str, tensors: dict[str, Tensor], device: str) -> Callable[[], object]:
-    """PyTorch's own operator for a problem; backward asks for the one gradient."""
+def _operands(problem: str, device: str) -> dict[str, Tensor]:
+    """``x``, ``w`` and ``y``, of which a pass reads two and takes the third one's sizes."""
+    operands = _C.scratch(problem, device)
+    for role, slot in _C.problem_info(problem)["slots"].items():
+        if role not in operands:
+            dtype = DTYPES[slot["dtype"]]
+            operands[role] = torch.empty_strided(
+                slot["sizes"], slot["strides"], dtype=dtype, device=device
+            )
+    return operands
+
+
+def _our_call(
+    problem: str, operands: dict[str, Tensor], algorithm: str, constraints: str
+) -> Callable[[], object]:
+    """Our operator for a problem, with an algorithm pinned; it ran once and obeyed."""
     info = _C.problem_info(problem)
     arguments = convolution_arguments(problem)
     geometry = (arguments["stride"], arguments["padding"], arguments["dilation"])
+    groups = arguments["groups"]
+    x, w, y = operands["x"], operands["w"], operands["y"]
+    pass_name = info["pass_name"]
+    policy = ";".join(word for word in (f"{pass_name}={algorithm}", constraints) if word)
+    ops = torch.ops.torch_cudnn_ext
+
+    def forward() -> object:
+        zeros = [0] * len(arguments["stride"])
+        return ops.convolution.default(x, w, None, *geometry, False, zeros, groups, policy=policy)
+
+    def backward_input() -> object:
+        return ops.convolution_backward_input.default(
+            y, w, x.shape, *geometry, groups, policy=policy
+        )
+
+    def backward_weight() -> object:
+        return ops.convolution_backward_weight.default(
+            y, x, w.shape, *geometry, groups, policy=policy
+        )
+
+    call = {"fwd": forward, "bwd_data": backward_input, "bwd_filter": backward_weight}[pass_name]
+    _here(call)
+    ran = _C.last_choice(info["op"])
+    if ran is None or (ran["problem"], ran["algorithm"]) != (info["text"], algorithm):
+        raise RuntimeError(f"bench: wanted {algorithm} for {info['text']}, the operator ran {ran}")
+    return call
+
+
+def _pytorch_call(problem: str, operands: dict[str, Tensor]) -> Callable[[], object]:
+    """PyTorch's own operator for a problem; backward asks for the one gradient."""
+    pass_name = _C.problem_info(problem)["pass_name"]
+    arguments = convolution_arguments(problem)
+    geometry = (arguments["stride"], arguments["padding"], arguments["dilation"])
     zeros = [0] * len(arguments["stride"])
-    operands = dict(tensors)
-    for role, slot in info["slots"].items():
-        if role not in operands:  # the output: backward wants its sizes and strides only
-            operands[role] = torch.empty_strided(
-                slot["sizes"],
-                slot["strides"],
-                dtype=tensors["w" if role == "x" else "x"].dtype,
-                device=device,
-            )
     x, w, y, groups = operands["x"], operands["w"], operands["y"], arguments["groups"]
-    if info["pass_name"] == "fwd":
+    if pass_name == "fwd":
         return lambda: torch.ops.aten.convolution.default(
             x, w, None, *geometry, False, zeros, groups
         )
-    mask = [info["pass_name"] == "bwd_data", info["pass_name"] == "bwd_filter", False]
+    mask = [pass_name == "bwd_data", pass_name == "bwd_filter", False]
     return lambda: torch.ops.aten.convolution_backward.default(
         y, x, w, None, *geometry, False, zeros, groups, mask
     )
 
 
-def _sampler(
-    work: Callable[[], object], device: str, runner: Callable[[Callable[[], Any]], Any]
-) -> Callable[[], float]:
-    """A function that times ``work`` once, in ms, with a cold L2 cache."""
+def _samplers(
+    sides: Sequence[tuple[Callable[[], object], _Runner]], device: str
+) -> list[Callable[[], float]]:
+    """For each side a function that times it once, in ms; the sides were warmed up."""
+    for work, runner in sides:
+        runner(work)  # PyTorch chooses its plan here, and keeps it
     if not device.startswith("cuda"):
-        runner(work)
-        return lambda: runner(lambda: host_ms(work))
-    runner(work)  # PyTorch chooses and caches its plan
-    once_ms = min(runner(lambda: event_ms(work)) for _ in range(3))
-    repetitions = max(3, min(MAX_REPETITIONS, int(GRAPH_MS / once_ms) + 1))
-
-    def capture() -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(repetitions):
-                work()
-        return graph
-
-    graph = runner(capture)
+        return [partial(runner, partial(host_ms, work)) for work, runner in sides]
+    once_ms = min(runner(partial(event_ms, work)) for work, runner in sides for _ in range(3))
+    repetitions = max(1, min(MAX_REPETITIONS, round(REPETITIONS_MS / once_ms)))
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+    return [partial(runner, partial(_cold_ms, work, flush, repetitions)) for work, runner in sides]
 
-    def sample() -> float:
-        flush.zero_()
-        return event_ms(graph.replay) / repetitions
 
-    return sample
+def _cold_ms(work: Callable[[], object], flush: Tensor, repetitions: int) -> float:
+    """The median GPU time of some runs, each with a cold L2 cache, free of the host's time.
+
+    The GPU is kept busy at first, and by every flush, so that the host can enqueue a run before
+    the GPU comes to it. Where it did not, all is done again with a longer head start.
+    """
+    for attempt in range(4):
+        torch.cuda._sleep(HEAD_START_CYCLES * 4**attempt)  # type: ignore[no-untyped-call]
+        times, in_time = [], True
+        for _ in range(repetitions):
+            start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            flush.zero_()
+            start.record()
+            work()
+            end.record()
+            in_time = in_time and not start.query()
+            times.append((start, end))
+        end.synchronize()
+        if in_time:
+            break
+    return statistics.median(start.elapsed_time(end) for start, end in times)
 
 
 @dataclass(frozen=True)
@@ -302,7 +367,10 @@ class _Rounds:
 def _rounds(samplers: Sequence[Callable[[], float]]) -> _Rounds:
     """Interleaved rounds, every side first in turn."""
     samples: list[list[float]] = [[] for _ in samplers]
+    began = time.perf_counter()
     for turn in range(ROUNDS):
+        if turn >= LEAST_ROUNDS and time.perf_counter() - began > ROUNDS_S:
+            break
         for i in range(len(samplers)):
             side = (turn + i) % len(samplers)
             samples[side].append(samplers[side]())
@@ -322,12 +390,8 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
 
 
-def _kernel_names(
-    work: Callable[[], object], device: str, runner: Callable[[Callable[[], Any]], Any]
-) -> list[str]:
-    """The GPU kernels of one call, longest first; none on the CPU."""
-    if not device.startswith("cuda"):
-        return []
+def _kernel_names(work: Callable[[], object], runner: _Runner) -> list[str]:
+    """The GPU kernels of one call, longest first."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         runner(work)
@@ -350,41 +414,41 @@ def geometric_means(comparisons: Sequence[Comparison]) -> dict[str, float]:
 # Host time.
 
 
-def measure_overhead(progress: Progress | None = None) -> Iterator[Overhead]:
+def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[Overhead]:
     """Host time per call, with warm caches, of small channels-last problems.
 
     Three loops: bare executes of the plan, our ``conv2d`` and ``F.conv2d``; then forward and
-    backward of both. Our side runs the first engine of cuDNN's heuristic, as PyTorch does.
+    backward of both. On a GPU our side runs the first engine of cuDNN's heuristic, as PyTorch
+    does, and nothing waits for the GPU. On the CPU it runs PyTorch's own convolution, and all
+    times hold the arithmetic.
 
-    Raises:
-        RuntimeError: There is no CUDA device.
+    Args:
+        device: ``cpu`` or ``cuda[:i]``.
+        progress: Told of every problem.
     """
-    if not torch.cuda.is_available():
-        raise RuntimeError("bench --overhead: PyTorch finds no CUDA device")
     cases = [(line, dtype) for line in OVERHEAD_PROBLEMS for dtype in OVERHEAD_DTYPES]
-    for done, (line, dtype) in enumerate(cases):
-        problem = rewrite(line, dtype=dtype)
-        if progress is not None:
-            progress.problem(done, len(cases), problem)
-        yield _overhead(problem)
+    with _current(device):
+        for done, (line, dtype) in enumerate(cases):
+            problem = rewrite(line, dtype=dtype)
+            if progress is not None:
+                progress.problem(done, len(cases), problem)
+            yield _overhead(problem, device)
 
 
-def _heuristic_first(problem: str) -> str:
-    """The first engine that cuDNN's heuristic names and that builds: PyTorch's choice."""
-    for candidate in _C.candidates(problem, "cuda", "backends=graph"):
+def _as_pytorch_chooses(problem: str, device: str) -> str:
+    """The first engine that cuDNN's heuristic names and that builds; on the CPU PyTorch itself."""
+    if not device.startswith("cuda"):
+        return "aten:default"
+    for candidate in _C.candidates(problem, device, "backends=graph"):
         if candidate["status"] == "ok" and candidate["source"].startswith("heuristic"):
             return candidate["algorithm"]
     raise RuntimeError(f"bench --overhead: cuDNN's heuristic names no engine for {problem}")
 
 
-def _overhead(problem: str) -> Overhead:
-    pins = {
-        name: _heuristic_first(rewrite(problem, op=f"conv_{name}"))
-        for name in ("fwd", "bwd_data", "bwd_filter")
-    }
-    default = {
-        name: _C.choose(rewrite(problem, op=f"conv_{name}"), "cuda")["algorithm"] for name in pins
-    }
+def _overhead(problem: str, device: str) -> Overhead:
+    lines = {name: rewrite(problem, op=f"conv_{name}") for name in PASSES}
+    pins = {name: _as_pytorch_chooses(line, device) for name, line in lines.items()}
+    default = {name: _C.choose(line, device)["algorithm"] for name, line in lines.items()}
     pinned = default != pins
     policy = ";".join(f"{name}={pin}" for name, pin in pins.items()) if pinned else None
     arguments = convolution_arguments(problem)
@@ -394,7 +458,7 @@ def _overhead(problem: str) -> Overhead:
         arguments["dilation"],
         arguments["groups"],
     )
-    tensors = _C.scratch(problem, "cuda")
+    tensors = _C.scratch(problem, device)
     x, w = tensors["x"], tensors["w"]
     convolution = torch.ops.torch_cudnn_ext.conv2d.default
 
@@ -405,13 +469,11 @@ def _overhead(problem: str) -> Overhead:
     def pytorch() -> Tensor:
         return F.conv2d(x, w, None, *geometry)
 
-    def bare() -> float:
+    def bare_us() -> float:
+        _wait(device)
         return _C.execute_loop(problem, pins["fwd"], tensors, OVERHEAD_CALLS) * 1e6
 
-    same = _kernel_names(ours, "cuda", _here) == _kernel_names(pytorch, "cuda", _here)
-    forward = _interleaved(
-        [bare, lambda: _loop_us(ours), lambda: _loop_us(pytorch)],
-    )
+    forward = _interleaved([bare_us, _loop_us(ours, device), _loop_us(pytorch, device)])
     leaf_x, leaf_w = (t.detach().clone().requires_grad_() for t in (x, w))
     gradient = torch.ones_like(pytorch())
 
@@ -423,17 +485,37 @@ def _overhead(problem: str) -> Overhead:
         y = F.conv2d(leaf_x, leaf_w, None, *geometry)
         torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
 
-    training = _interleaved([lambda: _loop_us(ours_training), lambda: _loop_us(pytorch_training)])
+    training = _interleaved([_loop_us(ours_training, device), _loop_us(pytorch_training, device)])
+    same = None
+    if device.startswith("cuda"):
+        # Kernels of the backward pass run on autograd's thread; the profiler sees them all.
+        same = all(
+            _kernel_names(mine, _call) == _kernel_names(theirs, _call)
+            for mine, theirs in ((ours, pytorch), (ours_training, pytorch_training))
+        )
     return Overhead(problem, pins["fwd"], pinned, same, *forward, *training)
 
 
-def _loop_us(work: Callable[[], object]) -> float:
-    """Host microseconds a call; the GPU's queue is empty at the start and never full."""
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(OVERHEAD_CALLS):
-        work()
-    return (time.perf_counter() - began) * 1e6 / OVERHEAD_CALLS
+def _call(work: Callable[[], T]) -> T:
+    return work()
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _loop_us(work: Callable[[], object], device: str) -> Callable[[], float]:
+    """A function that gives the host microseconds a call; a GPU's queue is empty at its start."""
+
+    def loop() -> float:
+        _wait(device)
+        began = time.perf_counter()
+        for _ in range(OVERHEAD_CALLS):
+            work()
+        return (time.perf_counter() - began) * 1e6 / OVERHEAD_CALLS
+
+    return loop
 
 
 def _interleaved(sides: Sequence[Callable[[], float]]) -> list[float]:
@@ -456,14 +538,6 @@ def _column(
     return report.Column(heading, cell, right)
 
 
-def _short(kernels: Sequence[str]) -> str:
-    """The kernel that takes longest, and how many more there are."""
-    if not kernels:
-        return ""
-    more = f" +{len(kernels) - 1}" if len(kernels) > 1 else ""
-    return (kernels[0] if len(kernels[0]) <= 60 else kernels[0][:57] + "...") + more
-
-
 COMPARISON_COLUMNS = (
     _column("problem", lambda r: r["problem"], right=False),
     _column("calls", lambda r: str(r["count"])),
@@ -471,7 +545,6 @@ COMPARISON_COLUMNS = (
     _column("ms", lambda r: report.milliseconds(r["ours_ms"])),
     _column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"])),
     _column("PyTorch's best", lambda r: r["pytorch_setting"], right=False),
-    _column("PyTorch's kernels", lambda r: _short(r["pytorch_kernels"]), right=False),
     _column("ratio", lambda r: f"{r['ratio']:.3f}"),
     _column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}"),
 )
@@ -479,7 +552,11 @@ OVERHEAD_COLUMNS = (
     _column("problem", lambda r: r["problem"], right=False),
     _column("algorithm", lambda r: r["algorithm"], right=False),
     _column("pinned", lambda r: "yes" if r["pinned"] else "no", right=False),
-    _column("same kernels", lambda r: "yes" if r["same_kernels"] else "no", right=False),
+    _column(
+        "same kernels",
+        lambda r: {True: "yes", False: "no", None: ""}[r["same_kernels"]],
+        right=False,
+    ),
     _column("bare us", lambda r: f"{r['bare_us']:.2f}"),
     _column("ours us", lambda r: f"{r['ours_us']:.2f}"),
     _column("PyTorch us", lambda r: f"{r['pytorch_us']:.2f}"),
@@ -501,7 +578,14 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
     if format == "csv":
         return _csv(records)
     words = [f"geometric mean over {name}: {mean:.3f}" for name, mean in means.items()]
-    table = _tables("tuned against PyTorch's best", COMPARISON_COLUMNS, records, "; ".join(words))
+    kernels = [
+        (f"{record['problem']}, kernels of {side}", record[key])
+        for record in records
+        for side, key in (("ours", "kernels"), ("PyTorch", "pytorch_kernels"))
+        if record[key]
+    ]
+    title = "tuned against PyTorch's best"
+    table = _tables(title, COMPARISON_COLUMNS, records, "; ".join(words), kernels)
     return report.tables_markdown(table) if format == "markdown" else table
 
 
@@ -526,10 +610,14 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
 
 
 def _tables(
-    title: str, columns: Sequence[report.Column], records: Sequence[report.Record], footer: str
+    title: str,
+    columns: Sequence[report.Column],
+    records: Sequence[report.Record],
+    footer: str,
+    lists: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> list[report.Table]:
     rows = [[column.cell(record) for column in columns] for record in records]
-    return [report.Table(title, columns, rows, footer)]
+    return [report.Table(title, columns, rows, footer, lists)]
 
 
 def _csv(records: Sequence[report.Record]) -> str:

@@ -39,8 +39,7 @@ DEFAULT_TARGET = "h200"
 CPU_TIME_BUDGET_S = 2.0
 CPU_MIN_SAMPLES = 3
 GPU_MIN_SAMPLES = 11
-# Where the CPU only stands in for a GPU that is not there, larger problems are cut to one image.
-STAND_IN_FLOPS = 1e9
+STAND_IN_BATCH = 1  # where the CPU stands in for a GPU that is not there
 
 # What decides which algorithms may run at all. Choices are left out, since everything is measured;
 # the workspace cap too, since the tables tell what it costs.
@@ -522,8 +521,8 @@ def list_layer(layer: Layer, device: str, policy: str) -> LayerProfile:
 
 def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> LayerProfile:
     problem = layer.problem
-    if settings.target is not None and _C.problem_info(problem)["flops"] > STAND_IN_FLOPS:
-        problem = rewrite(problem, batch=1)
+    if settings.target is not None:
+        problem = rewrite(problem, batch=STAND_IN_BATCH)
     policy = settings.measured_policy
     rows = _C.measure(
         problem,

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import html
 import sys
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.measure import Measurement as Width
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
+from rich.text import Text
 
 if TYPE_CHECKING:
     from .profiling import LayerProfile, Profile, Totals
 
-WIDTH_WITHOUT_TERMINAL = 180
+# Wide enough for every table: a file or a pipe has no edge to wrap at.
+WIDTH_WITHOUT_TERMINAL = 1000
+LINE_LENGTH = 100  # of the lists below a table
 
 RECORD_FIELDS = (
     "problem",
@@ -65,6 +71,8 @@ class Table:
     columns: Sequence[Column]
     rows: list[list[str]]
     footer: str = ""
+    # What has no cells of its own, such as a reason and the algorithms for which it holds.
+    lists: Sequence[tuple[str, Sequence[str]]] = ()
 
 
 # Records.
@@ -117,8 +125,12 @@ def _listed_records(profile: LayerProfile) -> list[Record]:
 # Cells.
 
 
-def _number(key: str, digits: int) -> Callable[[Record], str]:
-    return lambda record: "" if record[key] is None else f"{record[key]:.{digits}f}"
+def _tflops(record: Record) -> str:
+    return "" if record["tflops"] is None else f"{record['tflops']:#.3g}".removesuffix(".")
+
+
+def _percent(record: Record) -> str:
+    return "" if record["percent_of_peak"] is None else f"{record['percent_of_peak']:.1f}"
 
 
 def bytes_text(count: int | None) -> str:
@@ -143,7 +155,8 @@ def _time(record: Record) -> str:
 
 
 def _spread(record: Record) -> str:
-    return "" if record["spread_ms"] is None else f"± {record['spread_ms']:.2g}"
+    known = record["spread_ms"] is not None and record["samples"] > 1
+    return f"± {record['spread_ms']:.2g}" if known else ""
 
 
 def _ratio(record: Record) -> str:
@@ -171,8 +184,8 @@ MEASURED_COLUMNS = (
     Column("ms", _time, right=True),
     Column("spread", _spread, right=True),
     _WORKSPACE,
-    Column("TFLOP/s", _number("tflops", 3), right=True),
-    Column("% peak", _number("percent_of_peak", 1), right=True),
+    Column("TFLOP/s", _tflops, right=True),
+    Column("% peak", _percent, right=True),
     Column("vs PyTorch", _ratio, right=True),
     _DETERMINISTIC,
     _NOTES,
@@ -194,25 +207,41 @@ LISTED_COLUMNS = (
 
 def layer_tables(profile: LayerProfile, show_all: bool, top: int) -> list[Table]:
     """The measured table of a layer and, where a target was listed, what that accepts."""
-    tables = []
-    where = [f"{profile.count}x"] if profile.count > 1 or profile.names else []
-    where += [" ".join(profile.names)] if profile.names else []
+    title = profile.problem
+    where = [" ".join(profile.names)] if profile.names else []
     where += [f"({profile.note})"] if profile.note else []
-    title = "  ".join([profile.problem, *where])
+    where += [f"{profile.count} calls"] if profile.count > 1 else []
+    if where:
+        title += "\n" + ", ".join(where)
+    tables = []
     if profile.rows:
-        records = _measured_records(profile)
         place = f"measured on {profile.device}"
         if profile.measured != profile.problem:
             batch = profile.measured.partition("x=")[2].partition("[")[2].partition(",")[0]
             place += f" at batch {batch}"
+        records = _measured_records(profile)
         tables.append(_table(f"{title}\n{place}", MEASURED_COLUMNS, records, show_all, top))
     if profile.listed_for is not None:
         records = _listed_records(profile)
-        accepted = sum(record["status"] == "ok" for record in records)
         head = f"{title}\n" if not profile.rows else ""
-        head += f"{profile.listed_for} accepts {accepted} algorithms (listed, not timed)"
+        head += f"{profile.listed_for} accepts {_accepted(records)}"
         tables.append(_table(head, LISTED_COLUMNS, records, show_all, top))
     return tables
+
+
+def _accepted(records: Sequence[Record]) -> str:
+    """How many algorithms, and below it each name with its number of configurations."""
+    names: dict[str, Counter[str]] = {}
+    for record in records:
+        if record["status"] == "ok":
+            # The options behind the first slash are one engine's knobs, or one algorithm's math.
+            name = record["algorithm"].partition("/")[0].partition(":")[2]
+            names.setdefault(record["backend"], Counter())[name] += 1
+    lines = [f"{sum(count.total() for count in names.values())} algorithms (listed, not timed)"]
+    for backend, counts in names.items():
+        each = (n + (f" x{count}" if count > 1 else "") for n, count in counts.most_common())
+        lines.append(f"{backend}: {', '.join(each)}")
+    return "\n".join(lines)
 
 
 def _table(
@@ -220,28 +249,46 @@ def _table(
 ) -> Table:
     """Good rows up to ``top``; PyTorch's and the current choice always; the rest on request."""
     shown, hidden = [], 0
-    others: dict[str, int] = {}
+    refused: dict[str, list[str]] = {}
+    not_shown: Counter[str] = Counter()
     good = 0
     for record in records:
         ok = record["status"] == "ok"
         good += ok
-        always = record["current"] or (record["backend"] == "aten" and record["median_ms"])
-        if always or show_all or (ok and (top == 0 or good <= top)):
+        # Nothing is known of it but why it was refused.
+        empty = not ok and record["workspace_bytes"] is None and record["error"] is None
+        if record["current"] or (record["backend"] == "aten" and record["median_ms"]):
+            shown.append(record)
+        elif ok and (top == 0 or good <= top):
             shown.append(record)
         elif ok:
             hidden += 1
+        elif show_all and empty:
+            refused.setdefault(_status(record), []).append(record["algorithm"])
+        elif show_all:
+            shown.append(record)
         else:
-            others[record["status"]] = others.get(record["status"], 0) + 1
+            not_shown[record["status"]] += 1
     footer = []
     if any(record["current"] for record in shown):
         footer.append("* what the current policy runs")
     if hidden:
         footer.append(f"{hidden} more that work (--top 0 shows them)")
-    if others:
-        counts = ", ".join(f"{count} {status}" for status, count in others.items())
+    if not_shown:
+        counts = ", ".join(f"{count} {status}" for status, count in not_shown.items())
         footer.append(f"not shown: {counts} (--all shows them)")
     cells = [[column.cell(record) for column in columns] for record in shown]
-    return Table(title, columns, cells, "; ".join(footer))
+    groups = [(reason, _named(names, records)) for reason, names in refused.items()]
+    return Table(title, columns, cells, "; ".join(footer), groups)
+
+
+def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:
+    """The algorithms, or ``all 32 of legacy`` where a whole backend is among them."""
+    everything = Counter(record["backend"] for record in records)
+    here = Counter(name.partition(":")[0] for name in algorithms)
+    whole = {b for b, count in here.items() if count == everything[b] and count > 1}
+    single = [name for name in algorithms if name.partition(":")[0] not in whole]
+    return [f"all {here[backend]} of {backend}" for backend in here if backend in whole] + single
 
 
 def summary_table(profile: Profile) -> Table:
@@ -270,12 +317,16 @@ def summary_table(profile: Profile) -> Table:
 
     notes = []
     if any(layer.measured != layer.problem for layer in profile.layers):
-        notes.append("cpu rows measured at batch 1: times of the CPU, not of the target")
+        notes.append("measured on the CPU at batch 1: not the target's times")
     columns = [Column(heading, lambda _: "", right=i > 0) for i, heading in enumerate(headings)]
     count = sum(layer.count for layer in profile.layers)
     name = profile.title or "Summary"
-    title = f"{name}: {len(profile.layers)} distinct problems, {count} calls, ms"
+    title = f"{name}: {_plural(len(profile.layers), 'problem')}, {_plural(count, 'call')}, ms"
     return Table(title, columns, [cells(line) for line in profile.totals()], "; ".join(notes))
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" + ("s" if count != 1 else "")
 
 
 def profile_tables(profile: Profile, show_all: bool, top: int) -> list[Table]:
@@ -289,29 +340,54 @@ def profile_tables(profile: Profile, show_all: bool, top: int) -> list[Table]:
 # Output.
 
 
-def console() -> Console:
-    """Standard output, wide enough for the tables where it is no terminal."""
-    return Console(
-        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False
-    )
-
-
 def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables to standard output."""
-    out = console()
+    """Print tables to standard output; what is no terminal gets lines as long as they need be."""
+    terminal = sys.stdout.isatty()
+    out = Console(
+        width=None if terminal else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False
+    )
     for table in tables:
-        rich_table = RichTable(box=None, pad_edge=False, header_style="bold")
-        for column in table.columns:
-            rich_table.add_column(
-                column.heading, justify="right" if column.right else "left", overflow="fold"
-            )
-        for row in table.rows:
-            rich_table.add_row(*row)
         out.print(table.title, style="bold", soft_wrap=True)
-        out.print(rich_table)
+        if table.rows:
+            _print_rows(table, out)
+        for head, names in table.lists:
+            out.print(head, soft_wrap=True)
+            out.print(_indented(names), style="dim", soft_wrap=True)
         if table.footer:
             out.print(table.footer, style="dim", soft_wrap=True)
         out.print()
+
+
+def _print_rows(table: Table, out: Console) -> None:
+    grid = RichTable(box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        # Numbers stay whole; texts are folded where a terminal is narrow, and nothing is cut off.
+        grid.add_column(
+            column.heading,
+            justify="right" if column.right else "left",
+            overflow="fold",
+            no_wrap=column.right,
+        )
+    for row in table.rows:
+        grid.add_row(*row)
+    least = Width.get(out, out.options.update(width=WIDTH_WITHOUT_TERMINAL), grid).minimum
+    width = max(out.width, least)
+    lines = out.render_lines(grid, out.options.update(width=width), pad=False)
+    for line in lines:
+        text = Text.assemble(*((part.text, part.style or "") for part in line))
+        text.rstrip()
+        out.print(text, soft_wrap=True)
+
+
+def _indented(words: Sequence[str]) -> str:
+    return textwrap.fill(
+        ", ".join(words),
+        LINE_LENGTH,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def tables_markdown(tables: Iterable[Table]) -> str:
@@ -322,7 +398,9 @@ def tables_markdown(tables: Iterable[Table]) -> str:
         lines.append(_markdown_line("---:" if column.right else "---" for column in table.columns))
         lines.extend(_markdown_line(row) for row in table.rows)
         title = "  \n".join(f"**{part}**" for part in table.title.split("\n"))
-        parts.append("\n".join([title, "", *lines, *(["", table.footer] * bool(table.footer))]))
+        notes = [f"{head}: {', '.join(names)}" for head, names in table.lists]
+        notes += [table.footer] if table.footer else []
+        parts.append("\n".join([title, "", *lines, *(f"\n{note}" for note in notes)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -339,9 +417,12 @@ def tables_html(tables: Iterable[Table]) -> str:
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
             for row in table.rows
         )
+        notes = [f"{head}: {', '.join(names)}" for head, names in table.lists]
+        notes += [table.footer] if table.footer else []
+        below = "<br>".join(html.escape(note) for note in notes)
         parts.append(
             f"<p><b>{html.escape(table.title)}</b></p><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table><p>{html.escape(table.footer)}</p>"
+            f"<tbody>{body}</tbody></table><p>{below}</p>"
         )
     return "\n".join(parts)
 

@@ -496,9 +496,11 @@ Problem parse_problem(std::string_view text) {
 }
 
 void Key::finish() {
+  // Two words a step, in the manner of wyhash.
+  auto word = [&](int i) { return i < count_ ? static_cast<uint64_t>(words_[i]) : 0; };
   uint64_t h = 0x9E3779B97F4A7C15ull ^ static_cast<uint64_t>(count_);
-  for (int i = 0; i < count_; ++i) {
-    h = mix(h ^ static_cast<uint64_t>(words_[i]), 0xD6E8FEB86659FD93ull);
+  for (int i = 0; i < count_; i += 2) {
+    h = mix(h ^ word(i) ^ 0xA0761D6478BD642Full, word(i + 1) ^ 0xE7037ED1A0B428DBull);
   }
   hash_ = h;
 }

@@ -423,17 +423,16 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
 
 }  // namespace
 
-void execute(const Problem& problem, std::optional<std::string_view> policy, const Device& device,
+void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings) {
-  const ResolvedPolicy& resolved = resolve_policy(family_of(problem), policy);
-  Call call = find_call(problem, resolved, device);
+  Call call = find_call(problem, policy, device);
   TORCH_CHECK(call.plan != nullptr, call.decision->error);
   note_last(problem, call.decision->record);
   try {
     call.plan->run(bindings);
   } catch (const c10::OutOfMemoryError& error) {
     if (call.decision->pinned) throw;
-    run_smaller(problem, resolved, device, call, bindings, error.what_without_backtrace());
+    run_smaller(problem, policy, device, call, bindings, error.what_without_backtrace());
   }
 }
 

@@ -19,7 +19,7 @@ struct ChoiceRecord {
 };
 
 // Chooses (or remembers) and runs, on the current stream of the bindings' device.
-void execute(const Problem& problem, std::optional<std::string_view> policy, const Device& device,
+void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings);
 
 // Chooses and runs nothing but what choosing itself needs.

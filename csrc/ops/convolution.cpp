@@ -157,10 +157,21 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
   return static_cast<int64_t>(bits & -bits);
 }
 
-ConvolutionProblem problem_of(const Request& r, bool channels_last, const Dims& output) {
+// Whether a layout of these sizes tells channels_last from contiguous.
+bool tells_layouts_apart(const Dims& sizes) {
+  int64_t positions = 1;
+  for (int i = 2; i < sizes.size(); ++i) positions *= sizes[i];
+  return sizes[1] > 1 && positions > 1;
+}
+
+// Canonical by construction: see canonicalise_strides.
+ConvolutionProblem problem_of(const Request& r, bool channels_last, const Dims& output,
+                              const Policy& policy) {
   ConvolutionProblem p;
   p.pass = r.pass;
   c10::ScalarType dtype = r.first.scalar_type();
+  channels_last = channels_last && (tells_layouts_apart(r.x_sizes) ||
+                                    tells_layouts_apart(r.w_sizes) || tells_layouts_apart(output));
   p.x = {dtype, r.x_sizes, strides_of(r.x_sizes, channels_last)};
   p.w = {dtype, r.w_sizes, strides_of(r.w_sizes, channels_last)};
   p.y = {dtype, output, strides_of(output, channels_last)};
@@ -169,12 +180,10 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Dims& 
   p.dilation = r.dilation;
   p.groups = r.groups;
   p.mode = r.flip_kernel ? ConvolutionMode::conv : ConvolutionMode::cross;
-  std::optional<Compute> compute = resolve_policy(ConvolutionProblem::kFamily, r.policy).policy.compute;
-  p.compute = compute_type(dtype, compute);
+  p.compute = compute_type(dtype, policy.compute);
   if (r.beta != 0 || r.alpha != 1) {
     p.accumulate = r.alpha == 1 && r.beta == 1 ? Accumulate::add : Accumulate::general;
   }
-  p.canonicalise();
   return p;
 }
 
@@ -192,8 +201,9 @@ Role result_role(ConvolutionPass pass) {
 Tensor run(const Request& r, const Dims& output, bool channels_last, const Tensor& out) {
   Tensor first = in_layout(r.first, channels_last);
   Tensor second = in_layout(r.second, channels_last);
-  ConvolutionProblem problem = problem_of(r, channels_last, output);
-  problem.alignment = alignment_of({&first, &second, &out});
+  const ResolvedPolicy& policy = resolve_policy(ConvolutionProblem::kFamily, r.policy);
+  Problem problem = problem_of(r, channels_last, output, policy.policy);
+  std::get<ConvolutionProblem>(problem).alignment = alignment_of({&first, &second, &out});
   Bindings bindings;
   bindings.alpha = r.alpha;
   bindings.beta = r.beta;
@@ -201,7 +211,7 @@ Tensor run(const Request& r, const Dims& output, bool channels_last, const Tenso
   bindings[r.pass == ConvolutionPass::fwd ? Role::x : Role::y] = std::move(first);
   bindings[r.pass == ConvolutionPass::bwd_filter ? Role::x : Role::w] = std::move(second);
   if (out.defined()) bindings[result] = out;
-  execute(problem, r.policy, device_of(r.first.device()), bindings);
+  execute(problem, policy, device_of(r.first.device()), bindings);
   return std::move(bindings[result]);
 }
 
@@ -429,7 +439,8 @@ ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Ten
   r.pass = ConvolutionPass::fwd;  // y is not at hand to be checked
   check_geometry(r, output);
   r.pass = pass;
-  return problem_of(r, prefers_channels_last(x, w), output);
+  const ResolvedPolicy& resolved = resolve_policy(ConvolutionProblem::kFamily, policy);
+  return problem_of(r, prefers_channels_last(x, w), output, resolved.policy);
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) {

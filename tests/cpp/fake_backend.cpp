@@ -1,0 +1,205 @@
+// A backend whose algorithms take the time, the memory and the mistakes that a test scripts. It
+// knows no algorithm until the first is scripted, so that it does not show where nobody asked for
+// it.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/StringUtil.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+
+#include "core/backend.h"
+
+namespace py = pybind11;
+
+namespace torch_cudnn_ext {
+namespace {
+
+using at::Tensor;
+
+struct Script {
+  double milliseconds = 0;  // of a run, its computation included
+  int64_t workspace_bytes = 0;
+  bool states_workspace = true;  // false: it shows in a run only
+  std::vector<std::string> notes;
+  std::string unsupported;   // the reason; empty when it can be built
+  std::string build_raises;  // "", "error" or "out_of_memory"
+  std::string run_raises;    // the same
+  int64_t raises_at = 0;     // the one run that raises, from 1; 0: every run
+  double relative_error = 0;
+  double written = 1;        // share of the result that is written
+  std::string neighbour_of;  // not a candidate, but one step of the knob search from this one
+  int64_t builds = 0, runs = 0;
+};
+
+class Scripts {
+ public:
+  void set(const std::string& algorithm, Script script) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Script& before = by_algorithm_[algorithm];
+    script.builds = before.builds;
+    script.runs = before.runs;
+    by_algorithm_[algorithm] = std::move(script);
+  }
+
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    by_algorithm_.clear();
+  }
+
+  // The script as it stands after `count` was raised by one. Throws when there is none.
+  Script next(const std::string& algorithm, int64_t Script::* count) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = by_algorithm_.find(algorithm);
+    TORCH_CHECK(found != by_algorithm_.end(), algorithm, " is not scripted");
+    found->second.*count += 1;
+    return found->second;
+  }
+
+  std::vector<Algorithm> around(const std::string& start) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Algorithm> list;
+    for (const auto& [algorithm, script] : by_algorithm_) {
+      if (script.neighbour_of == start) list.push_back(parse_algorithm(algorithm));
+    }
+    return list;
+  }
+
+  std::pair<int64_t, int64_t> counts(const std::string& algorithm) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Script& script = by_algorithm_.at(algorithm);
+    return {script.builds, script.runs};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Script> by_algorithm_;
+};
+
+Scripts& scripts() {
+  static auto* made = new Scripts();
+  return *made;
+}
+
+void raise(const std::string& kind, const std::string& algorithm) {
+  if (kind.empty()) return;
+  TORCH_CHECK_WITH(OutOfMemoryError, kind != "out_of_memory", algorithm,
+                   " was told to find no memory");
+  TORCH_CHECK(false, algorithm, " was told to fail");
+}
+
+class FakeConvolution : public Plan {
+ public:
+  FakeConvolution(const ConvolutionProblem& p, const Algorithm& algorithm, const Script& script)
+      : Plan(algorithm, notes_from_texts(script.notes),
+             script.states_workspace ? std::optional(script.workspace_bytes) : std::nullopt),
+        p_(p) {}
+
+  void run(Bindings& b) override {
+    auto start = std::chrono::steady_clock::now();
+    Script script = scripts().next(algorithm.text(), &Script::runs);
+    if (script.raises_at == 0 || script.raises_at == script.runs) {
+      raise(script.run_raises, algorithm.text());
+    }
+    {
+      Tensor workspace = at::empty({script.workspace_bytes}, at::kByte);
+      store(b, script);
+    }
+    // Not asleep: waking up takes as long as it likes, and a test may have two equal times.
+    auto end = start + std::chrono::duration<double, std::milli>(script.milliseconds);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+  }
+
+ private:
+  void store(Bindings& b, const Script& script) const {
+    bool forward = p_.pass == ConvolutionPass::fwd;
+    bool data = p_.pass == ConvolutionPass::bwd_data;
+    const TensorSpec& spec = forward ? p_.y : data ? p_.x : p_.w;
+    Tensor& out = b[forward ? Role::y : data ? Role::x : Role::w];
+    Tensor result = compute(b).mul_(b.alpha * (1 + script.relative_error));
+    if (!out.defined()) {
+      auto options = at::TensorOptions(spec.dtype).device(result.device());
+      out = at::empty_strided(spec.sizes, spec.strides, options);
+    }
+    if (b.beta != 0) result.add_(out, b.beta);
+    auto rows = static_cast<int64_t>(script.written * static_cast<double>(out.size(1)));
+    out.narrow(1, 0, rows).copy_(result.narrow(1, 0, rows));
+  }
+
+  Tensor compute(const Bindings& b) const {
+    auto operand = [&](Role role, const TensorSpec& spec) {
+      if (b[role].defined()) return b[role].to(p_.compute);
+      return at::empty(spec.sizes, p_.compute);
+    };
+    Tensor x = operand(Role::x, p_.x), w = operand(Role::w, p_.w);
+    Dims none(p_.spatial_dims(), 0);
+    if (p_.pass == ConvolutionPass::fwd) {
+      return at::convolution(x, w, {}, p_.stride, p_.padding, p_.dilation, false, none, p_.groups);
+    }
+    bool data = p_.pass == ConvolutionPass::bwd_data;
+    auto gradients =
+        at::convolution_backward(operand(Role::y, p_.y), x, w, c10::nullopt, p_.stride, p_.padding,
+                                 p_.dilation, false, none, p_.groups, {data, !data, false});
+    return data ? std::get<0>(gradients) : std::get<1>(gradients);
+  }
+
+  const ConvolutionProblem p_;
+};
+
+std::vector<Candidate> candidates(const ConvolutionProblem&, const Device&) {
+  std::vector<Candidate> list;
+  for (const Algorithm& algorithm : scripts().around("")) list.push_back({algorithm, "script"});
+  return list;
+}
+
+std::vector<Algorithm> neighbours(const ConvolutionProblem&, const Algorithm& algorithm,
+                                  const Device&) {
+  return scripts().around(algorithm.text());
+}
+
+BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm, const Device&) {
+  Script script = scripts().next(algorithm.text(), &Script::builds);
+  raise(script.build_raises, algorithm.text());
+  if (!script.unsupported.empty()) return Unsupported{script.unsupported};
+  bool plain = p.mode == ConvolutionMode::cross && !p.bias && !p.z;
+  if (!plain) return Unsupported{"fake takes plain cross-correlations only"};
+  return std::make_shared<FakeConvolution>(p, algorithm, script);
+}
+
+const RegisterBackendOperator<ConvolutionProblem> registered("fake", candidates, build_plan,
+                                                             neighbours);
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def(
+      "script",
+      [](const std::string& algorithm, double milliseconds, int64_t workspace_bytes,
+         bool states_workspace, std::vector<std::string> notes, std::string unsupported,
+         std::string build_raises, std::string run_raises, int64_t raises_at, double relative_error,
+         double written, std::string neighbour_of) {
+        scripts().set(parse_algorithm(algorithm).text(),
+                      {milliseconds, workspace_bytes, states_workspace, std::move(notes),
+                       std::move(unsupported), std::move(build_raises), std::move(run_raises),
+                       raises_at, relative_error, written, std::move(neighbour_of)});
+      },
+      py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
+      py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
+      py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
+      py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,
+      py::arg("relative_error") = 0.0, py::arg("written") = 1.0, py::arg("neighbour_of") = "",
+      "Sets how an algorithm behaves from now on, also in plans that are built; counts go on.");
+  m.def(
+      "counts", [](const std::string& algorithm) { return scripts().counts(algorithm); },
+      py::arg("algorithm"), "How often an algorithm was built (or tried to be) and run.");
+  m.def("reset", [] { scripts().clear(); }, "Forgets every algorithm.");
+}
+
+}  // namespace torch_cudnn_ext
