@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, bench
 from torch_cudnn_ext.__main__ import main
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
@@ -108,13 +108,14 @@ def test_list_times_nothing(capsys: Capture) -> None:
     assert main(["list", PROBLEM, "--device", "cpu", "--policy", "backends=cpu"]) == 0
     out = capsys.readouterr().out
     assert "cpu:im2col" in out and "aten:default" in out and "excluded" in out
+    assert "all 32 of legacy" in out
     assert _C.table_export() == []
 
 
 def test_info(capsys: Capture) -> None:
     assert main(["info"]) == 0
     out = capsys.readouterr().out
-    for text in (torch.__version__, "libcudnn.so.9", "target:h200", "graph:", "legacy:", "cpu:"):
+    for text in (torch.__version__, "libcudnn.so.9", "target:h200", "graph", "legacy", "cpu"):
         assert text in out
 
 
@@ -124,6 +125,17 @@ def test_bench(capsys: Capture) -> None:
     assert comparison["problem"] == LINE
     assert main(["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.5"]) == 0
     assert "geometric mean over all" in capsys.readouterr().out
+
+
+def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "OVERHEAD_ROUNDS", 2)
+    monkeypatch.setattr(bench, "OVERHEAD_CALLS", 3)
+    rows = _json(capsys, "bench", "--overhead", "--device", "cpu")["overhead"]
+    assert [row["problem"] for row in rows] == bench.overhead_problems("cpu")
+    for row in rows:
+        assert all(float(str(row[key])) > 0 for key in ("bare_us", "ours_us", "pytorch_us"))
+    assert main(["bench", "--overhead", "--device", "cpu"]) == 0
+    assert "medians of the ratios" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -163,7 +175,7 @@ def test_wrong_input_is_one_clear_line(capsys: Capture, arguments: list[str], me
 def test_cuda_without_a_gpu_is_refused(capsys: Capture) -> None:
     assert main(["profile", PROBLEM, "--device", "cuda"]) == 2
     assert "--device: got 'cuda', but PyTorch finds no CUDA device" in capsys.readouterr().err
-    assert main(["bench", "--overhead"]) == 1
+    assert main(["bench", "--overhead", "--device", "cuda"]) == 2
     assert "no CUDA device" in capsys.readouterr().err
 
 
@@ -194,4 +206,4 @@ def test_ctrl_c_prints_what_was_finished(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "interrupted: " in err and "of 399 problems were finished" in err
     assert "Traceback" not in err
-    assert lines[0] in out and "Summary" in out
+    assert lines[0] in out and "best vs PyTorch" in out

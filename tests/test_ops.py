@@ -120,6 +120,9 @@ def test_every_algorithm_is_right(case: Case, device: str, op: str) -> None:
     candidates = _C.candidates(problem, device, EVERY_NUMERICS)
     supported = [candidate for candidate in candidates if candidate["status"] == "ok"]
     refused = {candidate["algorithm"]: candidate["reason"] for candidate in candidates}
+    if case.compute == "f16" and device == "cpu":
+        assert not supported, "nothing on the CPU sums in float16"
+        return
     assert supported, f"{problem}: no algorithm at all: {refused}"
 
     tensors = _C.scratch(problem, device)
@@ -375,7 +378,12 @@ def test_output_strides_are_pytorchs(
     w = w.to(memory_format=last) if w_channels_last else w
     wanted = getattr(F, name)(x, w)
     got = _ours(name)(x, w)
-    assert got.stride() == wanted.stride()
+    if dtype == torch.float64:
+        # PyTorch keeps channels_last for float64 on the CPU in two dimensions and nowhere else; one
+        # rule for all devices lets meta tensors tell the layout.
+        assert got.is_contiguous()
+    else:
+        assert got.stride() == wanted.stride()
 
 
 def test_unbatched_output_strides_are_pytorchs(device: str) -> None:

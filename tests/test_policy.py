@@ -228,7 +228,7 @@ def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
         (("pad=1", "pad=1,1,1"), ("pad", "3")),
         (("stride=1", "stride=0"), ("stride", "0")),
         (("groups=1", "groups=3"), ("groups", "3", "64")),
-        ((" groups=1", ""), ("groups",)),
+        ((" w=f16[64,64,3,3]:nhwc", ""), ("w=",)),
         (("compute=f32", "compute=f64"), ("compute", "f64", "f16")),
         (("compute=f32", "compute=f32 colour=red"), ("colour",)),
         (("compute=f32", "compute=f32 align=3"), ("align", "3")),

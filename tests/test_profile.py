@@ -169,6 +169,9 @@ def test_a_cap_of_the_policy_is_the_summary_s() -> None:
     assert total.capped_ms == (rows[0]["median_ms"] if rows else None)
     assert total.missing["capped"] == (0 if rows else 1)
     assert any(row["workspace_bytes"] for row in _layer(result).ranked)
+    layer = _layer(result)
+    assert (layer.current is None) == bool(layer.refusal) == (not rows)
+    assert ("the current policy runs none of them" in result.to_markdown()) == (not rows)
 
 
 def test_totals_weigh_layers_by_their_count() -> None:
@@ -210,7 +213,8 @@ def test_print_shows_the_rest_on_request(
     layer = _layer(measured)
     assert layer.problem in short and "aten:default" in short
     for row in layer.rows:
-        assert row["algorithm"] in long
+        assert row["reason"] in long
+        assert row["algorithm"] in long or f" of {row['backend']}" in long
     refused = [row for row in layer.rows if row["median_ms"] is None]
     assert ("not shown" in short) == bool(refused)
     assert "not shown" not in long
@@ -511,14 +515,16 @@ def test_an_unwritable_export_leaves_the_old_file(
 
 def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
     layers = with_passes([Layer(PROBLEM, ("a",), 2)], ["fwd", "bwd_data", "bwd_filter"])
-    results = list(bench.compare_layers(layers, make_settings(device, time_budget_s=1)))
+    results = list(
+        bench.compare_layers(layers, make_settings(device, time_budget_s=1), kernels=True)
+    )
     assert [result.problem.split()[0] for result in results] == list(PASSES)
     for result in results:
         assert result.ratio_low <= result.ratio <= result.ratio_high
         both = (result.pytorch_default_ms, result.pytorch_benchmark_ms)
         assert result.pytorch_ms == min(both)
         assert result.count == 2 and result.algorithm
-        assert bool(result.pytorch_kernels) == (device == "cuda")
+        assert bool(result.pytorch_kernels) == bool(result.kernels) == (device == "cuda")
     means = bench.geometric_means(results)
     assert means["all"] == pytest.approx(means["filters 3x3 and larger"])
 

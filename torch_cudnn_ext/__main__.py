@@ -245,7 +245,7 @@ def bench_command(
     with report.ProgressBar() as bar:
         if overhead:
             results, interrupted = _collect(bench.measure_overhead(settings.device, bar))
-            total = len(bench.OVERHEAD_PROBLEMS) * len(bench.OVERHEAD_DTYPES)
+            total = len(bench.overhead_problems(settings.device))
             output = bench.overhead_text(results, format.value)
             finished = len(results)
         else:

@@ -96,9 +96,13 @@ class Overhead:
     pytorch_training_us: float
 
     @property
-    def forward_ratio(self) -> float:
-        """What our operator adds to the bare execute, by what PyTorch's adds."""
-        return (self.ours_us - self.bare_us) / (self.pytorch_us - self.bare_us)
+    def forward_ratio(self) -> float | None:
+        """What our operator adds to the bare execute, by what PyTorch's adds.
+
+        ``None`` where PyTorch's adds nothing, as on the CPU, where the arithmetic hides it.
+        """
+        pytorch_adds_us = self.pytorch_us - self.bare_us
+        return (self.ours_us - self.bare_us) / pytorch_adds_us if pytorch_adds_us > 0 else None
 
     @property
     def training_ratio(self) -> float:
@@ -110,7 +114,11 @@ class Overhead:
 
 
 class _PyTorchThread:
-    """Runs PyTorch's convolutions under one benchmark setting, with a plan cache of its own."""
+    """Runs PyTorch's convolutions under one benchmark setting, with a plan cache of its own.
+
+    On the CPU, where there is no such cache, it runs them on the caller's thread: a second pool of
+    OpenMP threads would only be in the first one's way.
+    """
 
     def __init__(self, benchmark: bool, device: str) -> None:
         self.setting = f"benchmark={benchmark}"
@@ -128,7 +136,8 @@ class _PyTorchThread:
             finally:
                 torch.backends.cudnn.benchmark = before
 
-        return self._executor.submit(guarded).result()
+        on_gpu = self._device.startswith("cuda")
+        return self._executor.submit(guarded).result() if on_gpu else guarded()
 
     def close(self) -> None:
         self._executor.shutdown()
@@ -326,7 +335,7 @@ def _samplers(
     if not device.startswith("cuda"):
         return [partial(runner, partial(host_ms, work)) for work, runner in sides]
     once_ms = min(runner(partial(event_ms, work)) for work, runner in sides for _ in range(3))
-    repetitions = max(1, min(MAX_REPETITIONS, round(REPETITIONS_MS / once_ms)))
+    repetitions = max(1, min(MAX_REPETITIONS, round(REPETITIONS_MS / max(once_ms, 1e-3))))
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
     return [partial(runner, partial(_cold_ms, work, flush, repetitions)) for work, runner in sides]
 
@@ -347,12 +356,12 @@ def _cold_ms(work: Callable[[], object], flush: Tensor, repetitions: int) -> flo
             start.record()
             work()
             end.record()
-            in_time = in_time and not start.query()
+            in_time = in_time and not start.query()  # type: ignore[no-untyped-call]
             times.append((start, end))
         end.synchronize()
         if in_time:
             break
-    return statistics.median(start.elapsed_time(end) for start, end in times)
+    return float(statistics.median(start.elapsed_time(end) for start, end in times))
 
 
 @dataclass(frozen=True)
@@ -414,22 +423,27 @@ def geometric_means(comparisons: Sequence[Comparison]) -> dict[str, float]:
 # Host time.
 
 
+def overhead_problems(device: str) -> list[str]:
+    """The problem lines of `measure_overhead`."""
+    dtypes = OVERHEAD_DTYPES if device.startswith("cuda") else ("f32",)
+    return [rewrite(line, dtype=dtype) for line in OVERHEAD_PROBLEMS for dtype in dtypes]
+
+
 def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[Overhead]:
     """Host time per call, with warm caches, of small channels-last problems.
 
     Three loops: bare executes of the plan, our ``conv2d`` and ``F.conv2d``; then forward and
     backward of both. On a GPU our side runs the first engine of cuDNN's heuristic, as PyTorch
-    does, and nothing waits for the GPU. On the CPU it runs PyTorch's own convolution, and all
-    times hold the arithmetic.
+    does, and nothing waits for the GPU. On the CPU it runs PyTorch's own convolution, in f32 only,
+    and all times hold the arithmetic.
 
     Args:
         device: ``cpu`` or ``cuda[:i]``.
         progress: Told of every problem.
     """
-    cases = [(line, dtype) for line in OVERHEAD_PROBLEMS for dtype in OVERHEAD_DTYPES]
+    cases = overhead_problems(device)
     with _current(device):
-        for done, (line, dtype) in enumerate(cases):
-            problem = rewrite(line, dtype=dtype)
+        for done, problem in enumerate(cases):
             if progress is not None:
                 progress.problem(done, len(cases), problem)
             yield _overhead(problem, device)
@@ -490,7 +504,7 @@ def _overhead(problem: str, device: str) -> Overhead:
     if device.startswith("cuda"):
         # Kernels of the backward pass run on autograd's thread; the profiler sees them all.
         same = all(
-            _kernel_names(mine, _call) == _kernel_names(theirs, _call)
+            sorted(_kernel_names(mine, _call)) == sorted(_kernel_names(theirs, _call))
             for mine, theirs in ((ours, pytorch), (ours_training, pytorch_training))
         )
     return Overhead(problem, pins["fwd"], pinned, same, *forward, *training)
@@ -538,6 +552,10 @@ def _column(
     return report.Column(heading, cell, right)
 
 
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
 COMPARISON_COLUMNS = (
     _column("problem", lambda r: r["problem"], right=False),
     _column("calls", lambda r: str(r["count"])),
@@ -562,10 +580,10 @@ OVERHEAD_COLUMNS = (
     _column("PyTorch us", lambda r: f"{r['pytorch_us']:.2f}"),
     _column("ours adds", lambda r: f"{r['ours_us'] - r['bare_us']:.2f}"),
     _column("PyTorch adds", lambda r: f"{r['pytorch_us'] - r['bare_us']:.2f}"),
-    _column("ratio", lambda r: f"{r['forward_ratio']:.3f}"),
+    _column("ratio", lambda r: _ratio(r["forward_ratio"])),
     _column("fwd+bwd ours", lambda r: f"{r['ours_training_us']:.2f}"),
     _column("PyTorch", lambda r: f"{r['pytorch_training_us']:.2f}"),
-    _column("ratio", lambda r: f"{r['training_ratio']:.3f}"),
+    _column("ratio", lambda r: _ratio(r["training_ratio"])),
 )
 
 
@@ -600,11 +618,12 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
         return json.dumps({"overhead": records}, indent=1)
     if format == "csv":
         return _csv(records)
-    footer = ""
-    if results:
-        forward = statistics.median(r.forward_ratio for r in results)
-        training = statistics.median(r.training_ratio for r in results)
-        footer = f"medians of the ratios: forward {forward:.3f}, forward+backward {training:.3f}"
+    ratios = {
+        "forward": [r.forward_ratio for r in results if r.forward_ratio is not None],
+        "forward+backward": [r.training_ratio for r in results],
+    }
+    words = [f"{name} {statistics.median(values):.3f}" for name, values in ratios.items() if values]
+    footer = f"medians of the ratios: {', '.join(words)}" if words else ""
     table = _tables("host time per call", OVERHEAD_COLUMNS, records, footer)
     return report.tables_markdown(table) if format == "markdown" else table
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "h200"
 CPU_TIME_BUDGET_S = 2.0
-CPU_MIN_SAMPLES = 3
+CPU_MIN_SAMPLES = 7
 GPU_MIN_SAMPLES = 11
 STAND_IN_BATCH = 1  # where the CPU stands in for a GPU that is not there
 
@@ -186,6 +186,7 @@ class LayerProfile:
     rows: list[Measurement]  # ranked best first, then what is not ok
     current: str | None  # the algorithm that the policy would run now
     heuristic: str | None  # the algorithm that is run without any measuring
+    refusal: str = ""  # why the policy would run none
     # What another device accepts, listed without measuring.
     listed_for: str | None = None
     listed: list[Candidate] = field(default_factory=list)
@@ -538,7 +539,10 @@ def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> Lay
     info = _C.problem_info(problem)
     resolved = _C.policy_fields(_C.resolved_policy(policy, info["family"]), info["family"])
     peaks = measured_peaks(settings.device, info["dtype"], bool(resolved.get("allow_tf32")))
-    heuristic = ";".join(word for word in ("heuristic", policy) if word)
+    current, refusal = _chosen(problem, settings.device, settings.policy)
+    heuristic, _ = _chosen(
+        problem, settings.device, ";".join(word for word in ("heuristic", policy) if word)
+    )
     target = f"target:{settings.target}" if settings.target is not None else None
     return LayerProfile(
         problem=layer.problem,
@@ -550,11 +554,20 @@ def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> Lay
         flops=info["flops"],
         floor_ms=peaks.floor_ms(info["flops"], info["bytes"]),
         rows=ok + [row for row in rows if row["status"] != "ok"],
-        current=_C.choose(problem, settings.device, settings.policy)["algorithm"],
-        heuristic=_C.choose(problem, settings.device, heuristic)["algorithm"],
+        current=current,
+        heuristic=heuristic,
+        refusal=refusal,
         listed_for=target,
         listed=_C.candidates(layer.problem, target, policy) if target is not None else [],
     )
+
+
+def _chosen(problem: str, device: str, policy: str) -> tuple[str | None, str]:
+    """The algorithm that an operator would run, or None and why it would refuse to."""
+    try:
+        return _C.choose(problem, device, policy)["algorithm"], ""
+    except RuntimeError as error:
+        return None, str(error).partition("\n")[0]  # the rest stands in the table
 
 
 def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) -> list[Measurement]:

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +220,11 @@ def layer_tables(profile: LayerProfile, show_all: bool, top: int) -> list[Table]
             batch = profile.measured.partition("x=")[2].partition("[")[2].partition(",")[0]
             place += f" at batch {batch}"
         records = _measured_records(profile)
-        tables.append(_table(f"{title}\n{place}", MEASURED_COLUMNS, records, show_all, top))
+        table = _table(f"{title}\n{place}", MEASURED_COLUMNS, records, show_all, top)
+        if profile.refusal:
+            lists = [("the current policy runs none of them", [profile.refusal]), *table.lists]
+            table = replace(table, lists=lists)
+        tables.append(table)
     if profile.listed_for is not None:
         records = _listed_records(profile)
         head = f"{title}\n" if not profile.rows else ""
@@ -343,9 +347,7 @@ def profile_tables(profile: Profile, show_all: bool, top: int) -> list[Table]:
 def print_tables(tables: Iterable[Table]) -> None:
     """Print tables to standard output; what is no terminal gets lines as long as they need be."""
     terminal = sys.stdout.isatty()
-    out = Console(
-        width=None if terminal else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False
-    )
+    out = Console(width=None if terminal else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
     for table in tables:
         out.print(table.title, style="bold", soft_wrap=True)
         if table.rows:

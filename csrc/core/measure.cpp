@@ -398,6 +398,10 @@ std::string refusal(const Plan& plan, int64_t workspace_bytes,
     return "excluded: converts to or accumulates in a smaller type (allow it with "
            "allow_down_convert)";
   }
+  if (plan.notes.has(Note::low_accuracy) && !p.allow_down_convert.value_or(false)) {
+    return "excluded: Winograd with large tiles is less accurate than TF32 (allow it with "
+           "allow_down_convert)";
+  }
   if (plan.notes.has(Note::reduced_range) && !p.allow_reduced_range.value_or(false)) {
     return "excluded: has a reduced range (allow it with allow_reduced_range)";
   }

@@ -9,9 +9,10 @@ namespace torch_cudnn_ext {
 namespace {
 
 constexpr const char* kRoles[] = {"x", "w", "y"};
-constexpr const char* kNotes[] = {"tensor_core",   "tf32", "down_convert", "reduced_range",
-                                  "fft",           "winograd", "nondeterministic",
-                                  "runtime_compilation", "several_kernels"};
+constexpr const char* kNotes[] = {"tensor_core",      "tf32",         "down_convert",
+                                  "reduced_range",    "low_accuracy", "fft",
+                                  "winograd",         "nondeterministic",
+                                  "runtime_compilation"};
 
 template <class Enum, size_t Count>
 Enum from_text(const char* what, const char* const (&texts)[Count], const std::string& text) {

@@ -42,11 +42,11 @@ enum class Note : uint8_t {
   tf32,                   // lowers float32 numerics
   down_convert,           // inputs or partial sums in a smaller type
   reduced_range,
+  low_accuracy,           // float32 products, but a result no better than TF32's
   fft,
   winograd,
   nondeterministic,
   runtime_compilation,
-  several_kernels,
 };
 const char* note_text(Note note);
 

@@ -1,5 +1,6 @@
 #include "core/selector.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -191,11 +192,25 @@ class Decider {
     return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
   }
 
+  // What can run, also where only a run tells the workspace.
+  std::vector<Measurement> checked_candidates() {
+    std::vector<Measurement> list = list_candidates(problem_, policy_, device_);
+    for (Measurement& m : list) {
+      if (m.status != Measurement::Status::ok || m.workspace_bytes) continue;
+      auto result = build_usable(problem_, m.algorithm, policy_, device_);
+      if (auto* unsupported = std::get_if<Unsupported>(&result)) {
+        m.status = Measurement::Status::excluded;
+        m.reason = unsupported->reason;
+      }
+    }
+    return list;
+  }
+
   std::string alternatives() {
     constexpr int kShown = 16;
     std::string out;
     int count = 0;
-    for (const Measurement& m : list_candidates(problem_, policy_, device_)) {
+    for (const Measurement& m : checked_candidates()) {
       if (m.status != Measurement::Status::ok) continue;
       if (++count <= kShown) out += (out.empty() ? "" : ", ") + m.algorithm.text();
     }
@@ -269,17 +284,25 @@ class Decider {
     return best;
   }
 
+  // Reasons once each, with those that they refuse.
   void set_nothing_works() {
+    std::vector<std::pair<std::string, std::vector<std::string>>> refused;
+    for (const Measurement& m : checked_candidates()) {
+      if (m.status == Measurement::Status::ok) continue;
+      auto same = std::find_if(refused.begin(), refused.end(),
+                               [&](const auto& entry) { return entry.first == m.reason; });
+      if (same == refused.end()) same = refused.insert(refused.end(), {m.reason, {}});
+      same->second.push_back(m.algorithm.text());
+    }
     std::string reasons;
-    int count = 0;
-    for (const Measurement& m : list_candidates(problem_, policy_, device_)) {
-      if (m.status == Measurement::Status::ok || ++count > 12) continue;
-      reasons += c10::str("\n    ", m.algorithm.text(), ": ", m.reason);
+    for (const auto& [reason, algorithms] : refused) {
+      reasons += c10::str("\n    ", reason, ": ", algorithms[0]);
+      if (algorithms.size() > 1) reasons += c10::str(" and ", algorithms.size() - 1, " more");
     }
     decision_->error = c10::str(op_of(problem_), ": no algorithm can run under these constraints",
                                 "\n  problem: ", problem_text(problem_),
                                 "\n  device: ", device_.text(), "\n  policy: ", policy_.text,
-                                "\n  reasons (first 12):", reasons);
+                                "\n  reasons:", reasons);
   }
 
   const Problem& problem_;

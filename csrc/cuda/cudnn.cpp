@@ -71,6 +71,13 @@ ConvolutionProblem lift_to_plane(const ConvolutionProblem& problem) {
   return out;
 }
 
+void add_winograd_notes(Notes& notes, const ConvolutionProblem& problem) {
+  notes.add(Note::winograd);
+  for (int i = 2; i < problem.w.sizes.size(); ++i) {
+    if (problem.w.sizes[i] >= 5) notes.add(Note::low_accuracy);
+  }
+}
+
 at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like) {
   return at::detail::empty_strided_cuda(spec.sizes, spec.strides, spec.dtype, like.device());
 }

@@ -24,7 +24,8 @@ namespace {
 using at::Tensor;
 
 struct Script {
-  double milliseconds = 0;  // of a run, its computation included
+  double milliseconds = 0;  // of a run, by the clock
+  double sleep_ms = 0;      // of a run, in truth
   int64_t workspace_bytes = 0;
   bool states_workspace = true;  // false: it shows in a run only
   std::vector<std::string> notes;
@@ -87,6 +88,50 @@ Scripts& scripts() {
   return *made;
 }
 
+// What the clock would show of this thread's runs, and how many there were.
+thread_local double scripted_ms = 0;
+thread_local int64_t scripted_runs = 0;
+
+// Real time, but between points that scripted runs lie between: theirs.
+class ScriptedTimer : public Timer {
+ public:
+  void start() override {
+    ms_ = scripted_ms;
+    runs_ = scripted_runs;
+    begin_ = Clock::now();
+  }
+  void stop() override {
+    std::chrono::duration<double, std::milli> real = Clock::now() - begin_;
+    ms_ = scripted_runs == runs_ ? real.count() : scripted_ms - ms_;
+  }
+  float milliseconds() override { return static_cast<float>(ms_); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_;
+  double ms_ = 0;
+  int64_t runs_ = 0;
+};
+
+// The CPU as it is, but for the clock.
+class ScriptedRuntime : public DeviceRuntime {
+ public:
+  explicit ScriptedRuntime(const DeviceRuntime& cpu)
+      : fingerprint_(cpu.fingerprint({})), memory_bytes_(cpu.total_memory_bytes({})) {}
+  std::string fingerprint(const Device&) const override { return fingerprint_; }
+  int64_t total_memory_bytes(const Device&) const override { return memory_bytes_; }
+  bool is_capturing(const Device&) const override { return false; }
+  void synchronize(const Device&) const override {}
+  std::unique_ptr<Timer> make_timer(const Device&) const override {
+    return std::make_unique<ScriptedTimer>();
+  }
+  void flush_cache(const Device&) const override {}
+
+ private:
+  const std::string fingerprint_;
+  const int64_t memory_bytes_;
+};
+
 void raise(const std::string& kind, const std::string& algorithm) {
   if (kind.empty()) return;
   TORCH_CHECK_WITH(OutOfMemoryError, kind != "out_of_memory", algorithm,
@@ -102,19 +147,15 @@ class FakeConvolution : public Plan {
         p_(p) {}
 
   void run(Bindings& b) override {
-    auto start = std::chrono::steady_clock::now();
     Script script = scripts().next(algorithm.text(), &Script::runs);
+    scripted_ms += script.milliseconds;
+    scripted_runs += 1;
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(script.sleep_ms));
     if (script.raises_at == 0 || script.raises_at == script.runs) {
       raise(script.run_raises, algorithm.text());
     }
-    {
-      Tensor workspace = at::empty({script.workspace_bytes}, at::kByte);
-      store(b, script);
-    }
-    // Not asleep: waking up takes as long as it likes, and a test may have two equal times.
-    auto end = start + std::chrono::duration<double, std::milli>(script.milliseconds);
-    while (std::chrono::steady_clock::now() < end) {
-    }
+    Tensor workspace = at::empty({script.workspace_bytes}, at::kByte);
+    store(b, script);
   }
 
  private:
@@ -179,18 +220,19 @@ const RegisterBackendOperator<ConvolutionProblem> registered("fake", candidates,
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  register_runtime(Device::Kind::cpu, std::make_unique<ScriptedRuntime>(runtime_of({})));
   m.def(
       "script",
-      [](const std::string& algorithm, double milliseconds, int64_t workspace_bytes,
-         bool states_workspace, std::vector<std::string> notes, std::string unsupported,
-         std::string build_raises, std::string run_raises, int64_t raises_at, double relative_error,
-         double written, std::string neighbour_of) {
+      [](const std::string& algorithm, double milliseconds, double sleep_ms,
+         int64_t workspace_bytes, bool states_workspace, std::vector<std::string> notes,
+         std::string unsupported, std::string build_raises, std::string run_raises,
+         int64_t raises_at, double relative_error, double written, std::string neighbour_of) {
         scripts().set(parse_algorithm(algorithm).text(),
-                      {milliseconds, workspace_bytes, states_workspace, std::move(notes),
+                      {milliseconds, sleep_ms, workspace_bytes, states_workspace, std::move(notes),
                        std::move(unsupported), std::move(build_raises), std::move(run_raises),
                        raises_at, relative_error, written, std::move(neighbour_of)});
       },
-      py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
+      py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0, py::arg("sleep_ms") = 0.0,
       py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
       py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
       py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,

@@ -99,6 +99,54 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p, const Device& dev
   return std::nullopt;
 }
 
+// Whether every step between neighbouring rows (or pixels, in nhwc) is a multiple of 16 bytes.
+bool has_aligned_rows(const TensorSpec& t) {
+  auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
+  for (int i = 0; i < t.sizes.size(); ++i) {
+    if (t.strides[i] != 1 && t.sizes[i] > 1 && t.strides[i] * element % 16 != 0) return false;
+  }
+  return true;
+}
+
+bool is_packed(const TensorSpec& t) {
+  return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
+}
+
+// What cuDNN 9.19 accepts and then computes wrongly or crashes on, found by running every engine over
+// tests/cases.py on an H200. Engine numbers belong to that version; with another one nothing is refused.
+std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm,
+                         const Notes& notes) {
+  if (cudnnGetVersion() / 100 != 919) return "";
+  bool packed = is_packed(p.x) && is_packed(p.w) && is_packed(p.y);
+  if (notes.has(Note::runtime_compilation)) {
+    bool aligned = has_aligned_rows(p.x) && has_aligned_rows(p.y);
+    if (!packed || !aligned) {
+      return "cuDNN 9.19 computes wrong results with its run-time compiled engines where rows are not "
+             "packed multiples of 16 bytes";
+    }
+    if (p.accumulate != Accumulate::none) {
+      return "cuDNN 9.19's run-time compiled engines ignore what they should accumulate into";
+    }
+    if (p.mode == ConvolutionMode::conv) {
+      return "cuDNN 9.19's run-time compiled engines do not flip the kernel";
+    }
+  }
+  if (p.pass == ConvolutionPass::bwd_data && algorithm.name == "eng2" && !packed) {
+    return "engine 2 of cuDNN 9.19 writes between the rows of a strided result";
+  }
+  if (p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng67" && p.alignment < 16) {
+    return "engine 67 of cuDNN 9.19 makes misaligned accesses when tensors are not aligned to 16 "
+           "bytes, and the process loses its GPU context";
+  }
+  return "";
+}
+
+// Notes that cuDNN 9.19 leaves out: its filter gradient's engine 17 is non-fused Winograd.
+void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& algorithm) {
+  bool unmarked = p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng17";
+  if (notes.has(Note::winograd) || unmarked) add_winograd_notes(notes, p);
+}
+
 std::vector<Candidate> convolution_candidates(const ConvolutionProblem& p, const Device& device) {
   if (refuse(p, device)) return {{{"graph", "eng0", {}}, "default knobs"}};  // to carry the reason
   try {
@@ -112,7 +160,11 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(p, device)) return *refused;
   try {
+    ConvolutionProblem plane = lift_to_plane(p);
     Engine engine = make_engine(make_operation_graph(p, device), algorithm);
+    std::string defect = known_defect(plane, algorithm, engine.notes);
+    if (!defect.empty()) return Unsupported{defect};
+    complete_notes(engine.notes, plane, algorithm);
     return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
   } catch (const Failure& failure) {
     return failure.unsupported();

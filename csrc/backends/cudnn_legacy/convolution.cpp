@@ -133,7 +133,7 @@ Notes notes_of(const ConvolutionProblem& p, int value, const std::string& name,
       (p.pass == ConvolutionPass::bwd_filter && (value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 ||
                                                  value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3));
   if (adds_atomically) notes.add(Note::nondeterministic);
-  if (name.rfind("winograd", 0) == 0) notes.add(Note::winograd);
+  if (name.rfind("winograd", 0) == 0) add_winograd_notes(notes, p);
   if (name.rfind("fft", 0) == 0) notes.add(Note::fft);
   if (p.x.dtype == at::kFloat && math.value != CUDNN_FMA_MATH) {
     notes.add(Note::tf32);

@@ -1,0 +1,753 @@
+"""How an algorithm is chosen, on a backend whose algorithms do what the test says."""
+
+import fcntl
+import math
+import subprocess
+import sys
+import sysconfig
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import cpp_extension
+
+from torch_cudnn_ext import _C
+
+ROOT = Path(__file__).parent.parent
+OPS = torch.ops.torch_cudnn_ext
+TUNE = "autotune;backends=fake"
+THREADS = 8
+Flags = Callable[[str], AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="module")
+def fake_backend() -> Any:
+    """The compiled backend; compiled again only where it or a header of the extension changed.
+
+    Times that its algorithms are scripted to take are what the clock shows, exactly.
+    """
+    folder = ROOT / "build" / "fake_backend" / str(sysconfig.get_config_var("SOABI"))
+    folder.mkdir(parents=True, exist_ok=True)
+    toolchain = [sys.executable, str(ROOT / "setup.py"), "toolchain"]
+    compiler = subprocess.run(toolchain, capture_output=True, text=True, check=True).stdout.strip()
+    with pytest.MonkeyPatch.context() as patch, (folder / "mutex").open("w") as mutex:
+        patch.setenv("CXX", compiler)
+        patch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")  # ninja
+        fcntl.flock(mutex, fcntl.LOCK_EX)
+        # Torch's own lock outlives a process that was killed; with ours held, it is such a one.
+        (folder / "lock").unlink(missing_ok=True)
+        module = cpp_extension.load(
+            "fake_backend",
+            [str(ROOT / "tests" / "cpp" / "fake_backend.cpp")],
+            extra_cflags=["-O1", "-g0"],
+            extra_include_paths=[str(ROOT / "csrc")],
+            extra_ldflags=[_C.__file__],  # so that there is one registry of backends
+            build_directory=str(folder),
+        )
+    return module
+
+
+@pytest.fixture
+def fake(fake_backend: Any) -> Iterator[Any]:
+    """The backend, without algorithms before and after."""
+    yield fake_backend
+    fake_backend.reset()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(1, 2, 6, 6)
+
+
+@pytest.fixture
+def w() -> Tensor:
+    return torch.randn(3, 2, 3, 3)
+
+
+def _problem(x: Tensor, w: Tensor, policy: str | None = None) -> str:
+    return _C.convolution_problem("conv_fwd", x, w, [0, 0], [1, 1], [1, 1], 1, policy)
+
+
+def _convolve(x: Tensor, w: Tensor, policy: str | None = None) -> str:
+    """Runs a convolution, sees that it is right, and says which algorithm ran."""
+    y = OPS.conv2d.default(x, w, policy=policy)
+    torch.testing.assert_close(y, F.conv2d(x, w))
+    return _ran()["algorithm"]
+
+
+def _ran() -> Any:
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None
+    return choice
+
+
+def _measure(x: Tensor, w: Tensor, policy: str = "backends=fake", **more: Any) -> dict[str, Any]:
+    """Measurements by algorithm, best first."""
+    return {m["algorithm"]: m for m in _C.measure(_problem(x, w, policy), "cpu", policy, **more)}
+
+
+def _winner(measured: dict[str, Any]) -> str:
+    return next(iter(measured))
+
+
+# The backend itself.
+
+
+def test_the_scripted_backend_computes_every_pass(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", workspace_bytes=64)
+    x.requires_grad_()
+    w.requires_grad_()
+    y = OPS.conv2d.default(x, w, padding=[1, 1], policy="fake:a")
+    expected = F.conv2d(x, w, padding=1)
+    torch.testing.assert_close(y, expected)
+    dy = torch.randn_like(y)
+    torch.testing.assert_close(
+        torch.autograd.grad(y, (x, w), dy), torch.autograd.grad(expected, (x, w), dy)
+    )
+    assert fake.counts("fake:a") == (3, 3)
+    for op in ("conv_fwd", "conv_bwd_data", "conv_bwd_filter"):
+        choice = _C.last_choice(op)
+        assert choice is not None
+        assert (choice["algorithm"], choice["workspace_bytes"]) == ("fake:a", 64)
+
+
+def test_nothing_is_listed_unless_scripted(fake: Any, x: Tensor, w: Tensor) -> None:
+    assert "fake" not in {c["backend"] for c in _C.candidates(_problem(x, w), "cpu")}
+    with pytest.raises(RuntimeError, match="fake:a is not scripted"):
+        _convolve(x, w, "fake:a")
+
+
+# What decides, and in which order.
+
+
+def test_a_pin_beats_tuning_and_tuning_beats_the_heuristic(
+    fake: Any, flags: Flags, x: Tensor, w: Tensor
+) -> None:
+    fake.script("fake:fast")
+    fake.script("fake:slow", milliseconds=2)
+    for weaker in ("", "autotune", "heuristic", "benchmark"):
+        with flags(weaker):
+            assert _convolve(x, w, "fwd=fake:slow") == "fake:slow"
+            assert _ran()["why"] == "pinned"
+    assert fake.counts("fake:fast") == (0, 0) and _C.table_export() == []
+
+    with flags("benchmark"):
+        assert _convolve(x, w, "heuristic") == "aten:default"
+        assert _ran()["why"] == "heuristic"
+    assert fake.counts("fake:fast") == (0, 0) and _C.table_export() == []
+
+    for weaker in ("heuristic", "fwd=fake:slow"):
+        with flags(weaker):
+            assert _convolve(x, w, TUNE) == "fake:fast"
+    with flags("benchmark;backends=fake"):
+        assert _convolve(x, w) == "fake:fast"
+    assert len(_C.table_export()) == 1
+
+
+def test_the_fastest_wins(fake: Any, x: Tensor, w: Tensor) -> None:
+    times = {"fake:c": 4, "fake:a": 1, "fake:b": 2}
+    for algorithm, milliseconds in times.items():
+        fake.script(algorithm, milliseconds=milliseconds)
+    assert _convolve(x, w, TUNE) == "fake:a"
+    assert _ran()["why"] == "tuned"
+    (entry,) = _C.table_export()
+    ranked = [m for m in entry["measurements"] if m["status"] == "ok"]
+    assert [m["algorithm"] for m in ranked] == ["fake:a", "fake:b", "fake:c"]
+    for m in ranked:
+        assert m["median_ms"] == times[m["algorithm"]] and m["spread_ms"] == 0
+        assert m["samples"] >= 1 and m["error"] is not None and m["error"] < 1e-5
+    assert ranked[0]["samples"] > ranked[2]["samples"], "what is far slower is dropped early"
+
+
+@pytest.mark.parametrize(
+    ("policy", "first", "second", "winner"),
+    [
+        # (milliseconds, bytes) of fake:first and fake:second
+        ("", (1.0, 512), (1.0, 256), "fake:second"),
+        ("", (1.0, 256), (1.004, 0), "fake:second"),
+        ("", (1.0, 256), (1.03, 0), "fake:first"),
+        ("prefer=memory", (1.0, 256), (1.03, 0), "fake:second"),
+        ("prefer=memory", (1.0, 256), (1.1, 0), "fake:first"),
+    ],
+)
+def test_equal_times_go_to_the_smaller_workspace(
+    fake: Any,
+    x: Tensor,
+    w: Tensor,
+    policy: str,
+    first: tuple[float, int],
+    second: tuple[float, int],
+    winner: str,
+) -> None:
+    fake.script("fake:first", milliseconds=first[0], workspace_bytes=first[1])
+    fake.script("fake:second", milliseconds=second[0], workspace_bytes=second[1])
+    measured = _measure(x, w, f"backends=fake;{policy}")
+    assert _winner(measured) == winner
+
+
+def test_equal_times_and_workspaces_go_to_the_simpler(fake: Any, x: Tensor, w: Tensor) -> None:
+    for algorithm in ("fake:a/k=1/l=2", "fake:b", "fake:b/k=1"):
+        fake.script(algorithm, milliseconds=1)
+    assert _winner(_measure(x, w)) == "fake:b"
+
+
+def test_the_knob_search_tries_what_is_near_the_best(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", milliseconds=2)
+    fake.script("fake:a/k=1", milliseconds=1, neighbour_of="fake:a")
+    assert "fake:a/k=1" not in _measure(x, w)
+    measured = _measure(x, w, knob_search=True)
+    assert _winner(measured) == "fake:a/k=1"
+    assert measured["fake:a/k=1"]["source"] == "knob search"
+    assert _convolve(x, w, TUNE) == "fake:a/k=1"
+
+
+def test_the_heuristic_goes_on_to_the_next_backend(fake: Any, x: Tensor, w: Tensor) -> None:
+    assert _convolve(x, w) == "aten:default"
+    assert _convolve(x, w, "backends=cpu").startswith("cpu:")
+    # PyTorch has no float32 convolution that sums in float64.
+    assert _convolve(x, w, "compute=f64").startswith("cpu:")
+    assert _ran()["why"] == "heuristic"
+
+
+# Constraints.
+
+
+@pytest.mark.parametrize(
+    ("strict", "loose", "script", "reason"),
+    [
+        ("max_workspace=1KiB", "", {"workspace_bytes": 4096}, "max_workspace=1024"),
+        ("max_workspace=1KiB", "max_workspace=4KiB", {"workspace_bytes": 4096}, "4096 bytes"),
+        (
+            "max_workspace=4KiB",
+            "",
+            {"workspace_bytes": 1 << 20, "states_workspace": False},
+            "max_workspace=4096",
+        ),
+        ("deterministic", "", {"notes": ["nondeterministic"]}, "deterministic"),
+        ("allow_tf32=false", "allow_tf32", {"notes": ["tf32"]}, "TF32"),
+        ("", "allow_down_convert", {"notes": ["down_convert"]}, "allow_down_convert"),
+        ("", "allow_reduced_range", {"notes": ["reduced_range"]}, "allow_reduced_range"),
+    ],
+)
+def test_a_constraint_excludes_with_a_reason_and_is_part_of_the_key(
+    fake: Any, x: Tensor, w: Tensor, strict: str, loose: str, script: dict[str, Any], reason: str
+) -> None:
+    fake.script("fake:best", **script)
+    fake.script("fake:other", milliseconds=1)
+    for _ in range(2):
+        assert _convolve(x, w, f"{TUNE};{strict}") == "fake:other"
+        assert _convolve(x, w, f"{TUNE};{loose}") == "fake:best"
+    assert len(_C.table_export()) == 2
+
+    excluded = _measure(x, w, f"backends=fake;{strict}", record=False)["fake:best"]
+    listed = {c["algorithm"]: c for c in _C.candidates(_problem(x, w), "cpu", strict)}["fake:best"]
+    assert excluded["status"] == "excluded" and reason in excluded["reason"]
+    if script.get("states_workspace", True):
+        assert listed["status"] == "excluded" and reason in listed["reason"]
+    with pytest.raises(RuntimeError, match="pinned algorithm fake:best cannot run") as caught:
+        _convolve(x, w, f"fwd=fake:best;{strict}")
+    assert reason in str(caught.value)
+    assert _convolve(x, w, f"fwd=fake:best;{loose}") == "fake:best"
+
+
+def test_a_backend_that_is_not_admitted_is_not_even_built(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    assert _convolve(x, w, "autotune;backends=aten") == "aten:default"
+    assert _convolve(x, w, TUNE) == "fake:a"
+    assert len(_C.table_export()) == 2
+    builds = fake.counts("fake:a")[0]
+    excluded = _measure(x, w, "backends=aten")["fake:a"]
+    assert (excluded["status"], excluded["reason"]) == ("excluded", "excluded by backends=aten")
+    assert fake.counts("fake:a")[0] == builds
+
+
+@pytest.mark.parametrize(
+    ("policy", "script", "reason"),
+    [
+        ("compute=f64;backends=aten", {}, "aten computes f32 data in f32, not f64"),
+        ("max_workspace=0;backends=aten", {}, "max_workspace=0: it needs"),
+        (f"{TUNE};deterministic", {"notes": ["nondeterministic"]}, "can differ from run to run"),
+        (TUNE, {"unsupported": "its phase of the moon is wrong"}, "phase of the moon"),
+        (TUNE, {"relative_error": 0.5}, "above the tolerance"),
+        (TUNE, {"run_raises": "error"}, "fake:a was told to fail"),
+    ],
+)
+def test_when_nothing_can_run_the_error_says_why(
+    fake: Any, x: Tensor, w: Tensor, policy: str, script: dict[str, Any], reason: str
+) -> None:
+    fake.script("fake:a", **script)
+    counts = set()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no algorithm can run") as caught:
+            _convolve(x, w, policy)
+        counts.add(fake.counts("fake:a"))
+        assert _problem(x, w, policy) in str(caught.value)
+        assert reason in str(caught.value)
+    assert len(counts) == 1, "it is not tried again"
+
+
+# What cannot run.
+
+
+def test_a_pin_that_cannot_be_built_is_built_once(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", unsupported="its phase of the moon is wrong")
+    fake.script("fake:b")
+    counts = set()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="its phase of the moon is wrong") as caught:
+            _convolve(x, w, "fwd=fake:a")
+        counts.add((fake.counts("fake:a"), fake.counts("fake:b")))
+        for part in ("conv_fwd", "fake:a", _problem(x, w), "would work", "fake:b"):
+            assert part in str(caught.value)
+
+    def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match="its phase of the moon is wrong"):
+            _convolve(x, w, "fwd=fake:a")
+
+    thread = ThreadPoolExecutor(1)
+    thread.submit(elsewhere).result()
+    thread.shutdown()
+    counts.add((fake.counts("fake:a"), fake.counts("fake:b")))
+    assert len(counts) == 1, "the error is remembered, for all threads"
+
+
+@pytest.mark.parametrize("kind", ["error", "out_of_memory"])
+@pytest.mark.parametrize("when", ["build_raises", "run_raises"])
+def test_a_candidate_that_fails_is_not_tried_again(
+    fake: Any, x: Tensor, w: Tensor, when: str, kind: str
+) -> None:
+    fake.script("fake:a", **{when: kind})
+    fake.script("fake:b", milliseconds=1)
+    assert _convolve(x, w, TUNE) == "fake:b"
+    counts = fake.counts("fake:a")
+    assert counts == ((1, 0) if when == "build_raises" else (1, 1))
+    _C.set_knobs("", False)  # every decision is made anew
+    assert _convolve(x, w, TUNE) == "fake:b"
+    assert _ran()["why"] == "cached"
+    assert fake.counts("fake:a") == counts
+
+    (entry,) = _C.table_export()
+    (failed,) = (m for m in entry["measurements"] if m["algorithm"] == "fake:a")
+    assert failed["status"] == ("unsupported" if when == "build_raises" else "failed")
+    assert "fake:a was told to" in failed["reason"]
+    assert ("out of memory" in failed["reason"]) == (kind == "out_of_memory")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ({"relative_error": 0.01}, "above the tolerance"),
+        ({"relative_error": math.nan}, "not finite or not wholly written"),
+        ({"relative_error": math.inf}, "not finite or not wholly written"),
+        ({"written": 0.5}, "not finite or not wholly written"),
+    ],
+)
+def test_a_wrong_result_is_rejected_however_fast(
+    fake: Any, x: Tensor, w: Tensor, script: dict[str, float], reason: str
+) -> None:
+    fake.script("fake:wrong", **script)
+    fake.script("fake:right", milliseconds=2)
+    assert _convolve(x, w, TUNE) == "fake:right"
+    (entry,) = _C.table_export()
+    (m,) = (m for m in entry["measurements"] if m["algorithm"] == "fake:wrong")
+    assert m["status"] == "rejected" and reason in m["reason"]
+    assert m["median_ms"] is None and m["samples"] == 0
+    error = m["error"]
+    assert error is not None
+    if reason == "above the tolerance":
+        assert error == pytest.approx(0.01, rel=0.1)
+        assert error > _C.tolerance(_problem(x, w), [])
+    else:
+        assert math.isnan(error)
+
+
+def test_a_wrong_sum_is_rejected_when_accumulating(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:wrong", written=0.5)
+    fake.script("fake:right", milliseconds=1)
+    problem = _problem(x, w) + " accumulate=add"
+    first, second = _C.measure(problem, "cpu", "backends=fake")[:2]
+    assert (first["algorithm"], first["status"]) == ("fake:right", "ok")
+    assert (second["algorithm"], second["status"]) == ("fake:wrong", "rejected")
+
+
+def test_the_heuristic_stands_in_for_a_pin_where_allowed(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", unsupported="its phase of the moon is wrong")
+    policy = "fwd=fake:a;on_unsupported="
+    with pytest.warns(UserWarning, match="fake:a cannot run: its phase of the moon is wrong"):
+        assert _convolve(x, w, policy + "warn") == "aten:default"
+    why = _ran()["why"]
+    assert why.startswith("fallback: fake:a cannot run") and "phase of the moon" in why
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _convolve(x, w, policy + "warn") == "aten:default"  # said once
+        assert _convolve(x, w, policy + "fallback") == "aten:default"
+    assert _ran()["why"].startswith("fallback: fake:a cannot run")
+    assert fake.counts("fake:a") == (2, 0)
+    with pytest.raises(RuntimeError, match="phase of the moon"):
+        _convolve(x, w, policy + "error")
+
+
+def test_a_warning_that_is_an_error_is_raised_once(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", unsupported="its phase of the moon is wrong")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="phase of the moon"):
+            _convolve(x, w, "fwd=fake:a;on_unsupported=warn")
+        assert _convolve(x, w, "fwd=fake:a;on_unsupported=warn") == "aten:default"
+
+
+# The table of what was measured.
+
+
+def test_a_tuned_decision_is_reused_without_measuring(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    fake.script("fake:b", milliseconds=2)
+    assert _convolve(x, w, TUNE) == "fake:a"
+    tuned = _ran()
+    assert tuned["why"] == "tuned" and tuned["choosing_ms"] > 0
+    runs, others = fake.counts("fake:a")[1], fake.counts("fake:b")
+    for call in range(1, 4):
+        assert _convolve(x, w, TUNE) == "fake:a"
+        assert (fake.counts("fake:a")[1], fake.counts("fake:b")) == (runs + call, others)
+    _C.plan_cache_clear()
+    assert _convolve(x, w, TUNE) == "fake:a"
+    assert _ran()["why"] == "cached"
+    assert (fake.counts("fake:a")[1], fake.counts("fake:b")) == (runs + 4, others)
+
+
+def test_export_import_and_clear_take_effect_at_once(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    fake.script("fake:b", milliseconds=1)
+    _convolve(x, w, TUNE)
+    (entry,) = _C.table_export()
+    assert (entry["problem"], entry["device"]) == (_problem(x, w), _C.device_fingerprint("cpu"))
+    ok, others = entry["measurements"][:2], entry["measurements"][2:]
+    runs = fake.counts("fake:b")[1]
+
+    assert _C.table_import([{**entry, "measurements": [*reversed(ok), *others]}]) == 1
+    assert _convolve(x, w, TUNE) == "fake:b"
+    assert _ran()["why"] == "cached" and fake.counts("fake:b")[1] == runs + 1
+
+    _C.table_clear()
+    assert _C.table_export() == []
+    assert _convolve(x, w, TUNE) == "fake:a"
+    assert _ran()["why"] == "tuned"
+
+    with pytest.raises(ValueError, match="status"):
+        bad = {**ok[1], "status": "fine"}
+        _C.table_import(
+            [{**entry, "measurements": [*reversed(ok)]}, {**entry, "measurements": [bad]}]
+        )
+    assert _convolve(x, w, TUNE) == "fake:a", "an import with a mistake changes nothing"
+
+
+def test_a_tuned_algorithm_that_is_gone_gives_way_to_the_next(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    fake.script("fake:a")
+    fake.script("fake:b", milliseconds=1)
+    assert _convolve(x, w, TUNE) == "fake:a"
+    fake.script("fake:a", unsupported="gone")
+    _C.plan_cache_clear()
+    assert _convolve(x, w, TUNE) == "fake:b"
+
+
+def test_what_was_measured_by_hand_is_what_tuning_takes(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", milliseconds=1)
+    assert _convolve(x, w, TUNE) == "fake:a"
+    fake.script("fake:b")
+    _measure(x, w, record=False)
+    assert _convolve(x, w, TUNE) == "fake:a"
+    _measure(x, w, algorithms=["fake:b"])
+    assert _convolve(x, w, TUNE) == "fake:a", "a part of the candidates is no ranking"
+    _measure(x, w)
+    assert _convolve(x, w, TUNE) == "fake:b"
+    assert _ran()["why"] == "cached"
+
+
+# Memory that runs out.
+
+
+def _script_by_size(fake: Any, no_memory_above: float = math.inf) -> None:
+    """By speed: 300, 400, 200 and 0 bytes."""
+    for rank, size in enumerate((300, 400, 200, 0)):
+        kind = "out_of_memory" if size > no_memory_above else ""
+        fake.script(f"fake:b{size}", milliseconds=rank / 2, workspace_bytes=size, run_raises=kind)
+
+
+@pytest.mark.filterwarnings("ignore:.*no memory for the workspace")
+def test_without_memory_the_next_smaller_runs_and_says_so(fake: Any, x: Tensor, w: Tensor) -> None:
+    _script_by_size(fake)
+    assert _convolve(x, w, TUNE) == "fake:b300"
+    # Of what is left only the smaller ones are tried, in the order of their ranks.
+    for no_memory_above, algorithm in ((250, "fake:b200"), (0, "fake:b0")):
+        runs = fake.counts("fake:b400")[1]
+        _script_by_size(fake, no_memory_above)
+        assert _convolve(x, w, TUNE) == algorithm
+        why = _ran()["why"]
+        assert why.startswith("fallback: no memory for the workspace of fake:b300 (300 bytes)")
+        assert fake.counts("fake:b400")[1] == runs
+    _script_by_size(fake)
+    assert _convolve(x, w, TUNE) == "fake:b300"
+    assert _ran()["why"] == "tuned"
+    choice = _C.choose(_problem(x, w), "cpu", TUNE)
+    assert choice["algorithm"] == "fake:b300", "a lack of memory is not a decision"
+
+
+@pytest.mark.filterwarnings("ignore:.*no memory for the workspace")
+def test_without_memory_pytorch_itself_may_be_the_smaller_one(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    policy = "autotune;backends=aten,fake"
+    fake.script("fake:a", workspace_bytes=1 << 20)
+    _convolve(x, w, policy)
+    (entry,) = _C.table_export()
+    best_first = sorted(entry["measurements"], key=lambda m: m["algorithm"] != "fake:a")
+    _C.table_import([{**entry, "measurements": best_first}])
+    assert _convolve(x, w, policy) == "fake:a"
+    fake.script("fake:a", workspace_bytes=1 << 20, run_raises="out_of_memory")
+    assert _convolve(x, w, policy) == "aten:default"
+
+
+@pytest.mark.filterwarnings("ignore:.*no memory for the workspace")
+def test_without_memory_the_sum_is_still_right(fake: Any, x: Tensor, w: Tensor) -> None:
+    _script_by_size(fake)
+    arguments = (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    z = torch.randn(1, 3, 4, 4)
+    for no_memory_above in (math.inf, 250):
+        _script_by_size(fake, no_memory_above)
+        out = z.clone()
+        OPS.convolution_out.default(*arguments, out=out, beta=1.0, policy=TUNE)
+        torch.testing.assert_close(out, F.conv2d(x, w) + z)
+
+
+def test_without_memory_for_any_it_is_an_error(fake: Any, x: Tensor, w: Tensor) -> None:
+    _script_by_size(fake)
+    _convolve(x, w, TUNE)
+    _script_by_size(fake, -1)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        _convolve(x, w, TUNE)
+    for part in ("fake:b300", "no algorithm with a smaller one", _problem(x, w)):
+        assert part in str(caught.value)
+    _script_by_size(fake)
+    assert _convolve(x, w, TUNE) == "fake:b300"
+
+
+def test_a_pin_without_memory_is_an_error(fake: Any, x: Tensor, w: Tensor) -> None:
+    _script_by_size(fake)
+    assert _convolve(x, w, "fwd=fake:b400") == "fake:b400"
+    _script_by_size(fake, 250)
+    runs = fake.counts("fake:b200")[1]
+    with pytest.raises(torch.OutOfMemoryError, match="fake:b400"):
+        _convolve(x, w, "fwd=fake:b400")
+    assert fake.counts("fake:b200")[1] == runs
+    _script_by_size(fake)
+    assert _convolve(x, w, "fwd=fake:b400") == "fake:b400"
+
+
+def test_a_pin_whose_memory_cannot_be_told_is_an_error_that_is_kept(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    fake.script("fake:a", states_workspace=False, run_raises="error")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="pinned algorithm fake:a cannot run"):
+            _convolve(x, w, "fwd=fake:a;max_workspace=1MiB")
+        assert fake.counts("fake:a")[1] == 1
+
+
+# Measuring leaves no trace.
+
+
+def test_tuning_leaves_the_users_tensors_alone(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    fake.script("fake:wrong", relative_error=1)
+    before = x.clone(), w.clone()
+    OPS.conv2d.default(x, w, policy=TUNE)
+    assert torch.equal(x, before[0]) and torch.equal(w, before[1])
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.5, 2.0), (2.0, 0.0)])
+def test_the_first_tuned_call_into_an_output_is_right(
+    fake: Any, x: Tensor, w: Tensor, alpha: float, beta: float
+) -> None:
+    fake.script("fake:a")
+    fake.script("fake:b", milliseconds=1)
+    arguments = (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    z = torch.randn(1, 3, 4, 4)
+    out = z.clone()
+    OPS.convolution_out.default(*arguments, out=out, alpha=alpha, beta=beta, policy=TUNE)
+    assert _ran()["why"] == "tuned"
+    expected = alpha * F.conv2d(x, w) + beta * z
+    torch.testing.assert_close(out, expected)
+    kept = z.clone()
+    y = OPS.convolution.default(*arguments, z=z, alpha=alpha, beta=beta, policy=TUNE)
+    torch.testing.assert_close(y, expected)
+    assert torch.equal(z, kept)
+
+
+def test_tuning_does_not_move_the_random_state(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    state = torch.get_rng_state()
+    assert _convolve(x, w, TUNE) == "fake:a" and _ran()["why"] == "tuned"
+    assert torch.equal(torch.get_rng_state(), state)
+    # And does not depend on it.
+    errors = set()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        errors.add(_measure(x, w)["fake:a"]["error"])
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("where", ["fake:b", "timing:round"])
+def test_an_interrupted_measuring_stores_nothing(
+    fake: Any, x: Tensor, w: Tensor, where: str
+) -> None:
+    fake.script("fake:a")
+    fake.script("fake:b", milliseconds=1)
+
+    def interrupt(done: int, total: int, algorithm: str) -> None:
+        assert 0 <= done <= total
+        if algorithm == where:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _measure(x, w, progress=interrupt)
+    assert fake.counts("fake:a")[0] == 1 and _C.table_export() == []
+    assert _convolve(x, w, TUNE) == "fake:a"
+    assert _ran()["why"] == "tuned"
+
+
+def test_the_time_budget_keeps_pytorch_and_names_what_was_not_tried(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    fake.script("fake:a", sleep_ms=60)
+    fake.script("fake:b")
+    measured = _measure(x, w, "backends=aten,fake", time_budget_s=0.05)
+    assert measured["aten:default"]["status"] == "ok"
+    assert measured["fake:a"]["status"] == "ok"
+    assert measured["fake:b"]["status"] == "excluded"
+    assert "not tried: the time budget of 0.05 s" in measured["fake:b"]["reason"]
+    assert fake.counts("fake:b") == (0, 0)
+
+
+def test_the_time_budget_keeps_pytorch_however_short_it_is(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    measured = _measure(x, w, "backends=aten,fake", time_budget_s=1e-6)
+    assert "not tried" in measured["fake:a"]["reason"]
+    assert measured["aten:default"]["status"] == "ok"
+    assert _convolve(x, w, "autotune;backends=aten,fake") == "aten:default"
+
+
+# Threads and caches.
+
+
+def test_one_thread_builds_and_measures_for_all(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", sleep_ms=1)
+    fake.script("fake:b", milliseconds=3, sleep_ms=3)
+    fake.script("fake:c", unsupported="no")
+    barrier = threading.Barrier(THREADS, timeout=60)
+
+    def work(_: int) -> Tensor:
+        barrier.wait()
+        return OPS.conv2d.default(x, w, policy=TUNE)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = list(pool.map(work, range(THREADS)))
+    for y in results:
+        torch.testing.assert_close(y, F.conv2d(x, w))
+    assert fake.counts("fake:b")[0] == 1 and fake.counts("fake:c") == (1, 0)
+    # Once to measure, and a plan for each thread.
+    assert fake.counts("fake:a")[0] == 1 + THREADS
+    samples = _C.table_export()[0]["measurements"][0]["samples"]
+    assert fake.counts("fake:a")[1] == 1 + samples + THREADS
+
+
+def test_a_changed_pin_takes_effect_on_a_seen_shape(fake: Any, x: Tensor, w: Tensor) -> None:
+    for name in "ab":
+        fake.script(f"fake:{name}")
+    for name in "abba":
+        assert _convolve(x, w, f"fwd=fake:{name}") == f"fake:{name}"
+    assert fake.counts("fake:a") == (1, 2) and fake.counts("fake:b") == (1, 2)
+
+
+def test_going_back_to_a_knob_builds_nothing_again(fake: Any, x: Tensor, w: Tensor) -> None:
+    for name in "ab":
+        fake.script(f"fake:{name}")
+    for name in "abba":
+        _C.set_knobs(f"fwd=fake:{name}", False)
+        assert _convolve(x, w) == f"fake:{name}"
+    assert fake.counts("fake:a") == (1, 2) and fake.counts("fake:b") == (1, 2)
+
+
+def test_a_knob_reaches_every_thread(fake: Any, x: Tensor, w: Tensor) -> None:
+    for name in "ab":
+        fake.script(f"fake:{name}")
+    barrier = threading.Barrier(THREADS, timeout=60)
+
+    def work(_: int) -> None:
+        barrier.wait()  # so that each thread takes one
+        OPS.conv2d.default(x, w)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for name, a_runs, b_runs in (("a", 1, 0), ("b", 1, 1), ("a", 2, 1)):
+            _C.set_knobs(f"fwd=fake:{name}", False)
+            list(pool.map(work, range(THREADS)))
+            assert fake.counts("fake:a")[1] == a_runs * THREADS
+            assert fake.counts("fake:b")[1] == b_runs * THREADS
+
+
+def test_the_plan_cache_is_bounded_and_forgets_the_oldest(fake: Any) -> None:
+    fake.script("fake:a")
+    _C.plan_cache_clear()
+    capacity = _C.plan_cache_info()["capacity"]
+    assert capacity == 1024
+    problems = [
+        _C.canonical_problem(f"conv_fwd x=f32[{n},1,4,4]:nchw w=f32[1,1,3,3]:nchw")
+        for n in range(1, capacity + 102)
+    ]
+
+    def look_up(problem: str) -> str:
+        """Whether this thread remembered the call."""
+        before = _C.plan_cache_info()
+        assert _C.choose(problem, "cpu", "fwd=fake:a")["algorithm"] == "fake:a"
+        after = _C.plan_cache_info()
+        hit, miss = (after[key] - before[key] for key in ("hits", "misses"))
+        assert hit + miss == 1
+        return "hit" if hit else "miss"
+
+    kept = problems[0]
+    for count, problem in enumerate(problems, 1):
+        assert look_up(problem) == "miss"
+        assert look_up(kept) == "hit"
+        assert _C.plan_cache_info()["size"] == min(count, capacity)
+    assert fake.counts("fake:a") == (len(problems), 0)
+    assert look_up(problems[-1]) == "hit"
+    assert look_up(problems[1]) == "miss", "it was used longest ago"
+    assert _C.plan_cache_info()["size"] == capacity
+    _C.plan_cache_clear()
+    assert _C.plan_cache_info()["size"] == 0
+
+
+# A candidate may fail in any of its runs: the check of its result, or a later, timed one.
+@pytest.mark.parametrize("kind", ["error", "out_of_memory"])
+@pytest.mark.parametrize("run", [1, 4, 8, 2])
+def test_a_candidate_that_fails_while_tuning_does_not_stop_the_rest(
+    fake: Any, x: Tensor, w: Tensor, run: int, kind: str
+) -> None:
+    fake.script("fake:a", run_raises=kind, raises_at=run)
+    fake.script("fake:b", milliseconds=0.001)
+    measured = _C.measure(_problem(x, w), "cpu", "backends=fake")
+    best, failed = (m for m in measured if m["backend"] == "fake")
+    assert (best["algorithm"], best["status"]) == ("fake:b", "ok")
+    assert (failed["algorithm"], failed["status"]) == ("fake:a", "failed")
+    assert "fake:a was told to" in failed["reason"]
+    assert fake.counts("fake:a")[1] == run, "it is not run again"
+    assert _convolve(x, w, TUNE) == "fake:b"
