@@ -289,7 +289,6 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   options.flush_cache = flush_l2;
   options.progress = [&](int done, int total, const std::string& algorithm) {
     py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (!progress.is_none()) progress(done, total, algorithm);
   };
   std::vector<Measurement> list;
@@ -470,6 +469,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     if (PyErr_WarnEx(PyExc_UserWarning, message.c_str(), 1) != 0) throw py::error_already_set();
   });
 
+  set_interrupt_check([] {
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
   install_fast_calls(m);
 
   m.def("canonical_problem", [](const std::string& text) { return problem_text(parse_problem(text)); },

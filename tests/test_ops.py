@@ -538,7 +538,7 @@ def test_policy_argument_pins_the_operator(device: str) -> None:
         assert choice["algorithm"] == algorithm
         assert choice["why"] == "pinned"
         assert choice["problem"] == problem
-        torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=5e-2)  # TF32
 
 
 def test_transposed_convolution_names_the_primitive_that_runs(device: str) -> None:

@@ -11,7 +11,18 @@ std::function<void(const std::string&)>& sink() {
   return *function;
 }
 
+std::function<void()>& interrupt_check() {
+  static auto* function = new std::function<void()>();
+  return *function;
+}
+
 }  // namespace
+
+void check_interrupt() {
+  if (interrupt_check()) interrupt_check()();
+}
+
+void set_interrupt_check(std::function<void()> check) { interrupt_check() = std::move(check); }
 
 void warn(const std::string& message) {
   if (sink()) {

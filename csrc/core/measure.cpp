@@ -15,6 +15,7 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext {
@@ -120,6 +121,7 @@ class Session {
   }
 
   void report(int done, int total, const Algorithm& algorithm) {
+    check_interrupt();
     if (options_.progress) options_.progress(done, total, algorithm.text());
   }
 
@@ -166,7 +168,7 @@ class Session {
       m.status = Status::excluded;
       return;
     }
-    if (out_of_time()) {
+    if (out_of_time() && candidate.algorithm.backend != "aten") {
       m.status = Status::excluded;
       m.reason = c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
       return;
@@ -182,8 +184,14 @@ class Session {
     auto plan = std::get<std::shared_ptr<Plan>>(built);
     m.notes = plan->notes;
     m.workspace_bytes = plan->workspace_bytes;
+    attempt(m, [&] { check_and_time(m, plan); });
+    drop_failed();
+  }
+
+  template <class Body>
+  void attempt(Measurement& m, Body&& body) {
     try {
-      check_and_time(m, plan);
+      body();
     } catch (const c10::OutOfMemoryError& error) {
       m.status = Status::failed;
       m.reason = c10::str("out of memory: ", error.what_without_backtrace());
@@ -191,6 +199,14 @@ class Session {
       m.status = Status::failed;
       m.reason = error.what_without_backtrace();
     }
+  }
+
+  void drop_failed() {
+    auto failed = [&](const Contender& c) {
+      return measurements_[c.index].status == Status::failed;
+    };
+    contenders_.erase(std::remove_if(contenders_.begin(), contenders_.end(), failed),
+                      contenders_.end());
   }
 
   void check_and_time(Measurement& m, const std::shared_ptr<Plan>& plan) {
@@ -249,8 +265,9 @@ class Session {
         bool baseline = c.plan->algorithm.backend == "aten";
         // A launch-bound time has an absolute noise of a few microseconds.
         c.running = c.running && (baseline || c.best <= best * limit + 0.002);
-        if (c.running) sample(c);
+        if (c.running) attempt(measurements_[c.index], [&] { sample(c); });
       }
+      drop_failed();
       report(round, options_.min_samples, Algorithm{"timing", "round", {}});
       if (out_of_time() && round >= 3) break;
     }
@@ -427,7 +444,12 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
   auto plan = std::get<std::shared_ptr<Plan>>(built);
   std::optional<int64_t> workspace = plan->workspace_bytes;
   if (!workspace && policy.policy.workspace_cap(device)) {
-    workspace = measured_workspace(problem, *plan, device);
+    try {
+      workspace = measured_workspace(problem, *plan, device);
+    } catch (const c10::Error& error) {
+      return Unsupported{c10::str("its memory could not be measured, since it failed to run: ",
+                                  error.what_without_backtrace())};
+    }
   }
   reason = refusal(*plan, workspace.value_or(0), policy, device);
   if (!reason.empty()) return Unsupported{reason};

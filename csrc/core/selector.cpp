@@ -107,6 +107,13 @@ void print_decision(const ChoiceRecord& record) {
                record.choosing_ms);
 }
 
+std::string plan_key(const Problem& problem, const Algorithm& algorithm,
+                     const ResolvedPolicy& policy, const Device& device) {
+  // The switches are part of it because `aten` plans read them.
+  return c10::str(problem_text(problem), "|", algorithm.text(), "|", device.code(), "|",
+                  static_cast<int>(policy.switches.bits));
+}
+
 // --- deciding ----------------------------------------------------------------------------------------
 
 class Decider {
@@ -141,14 +148,26 @@ class Decider {
     return find_heuristic("heuristic");
   }
 
-  Found try_algorithm(const Algorithm& algorithm, const std::string& why, std::string* reason) {
+  Found try_algorithm(const Algorithm& algorithm, const std::string& why) {
+    if (std::shared_ptr<Plan> known = admitted_known_plan(algorithm)) {
+      return {known, known->workspace_bytes, why};
+    }
     auto result = build_usable(problem_, algorithm, policy_, device_);
     if (auto* unsupported = std::get_if<Unsupported>(&result)) {
-      if (reason != nullptr) *reason = unsupported->reason;
+      refused_.emplace_back(algorithm.text(), unsupported->reason);
       return {};
     }
     auto& usable = std::get<UsablePlan>(result);
     return {usable.plan, usable.workspace_bytes, why};
+  }
+
+  // A plan that this thread built before, where the constraints admit it.
+  std::shared_ptr<Plan> admitted_known_plan(const Algorithm& algorithm) {
+    auto* known = thread_cache().plans.find(plan_key(problem_, algorithm, policy_, device_));
+    if (known == nullptr || !(*known)->workspace_bytes) return nullptr;
+    bool admitted = refusal_of_backend(algorithm.backend, policy_, device_).empty() &&
+                    refusal(**known, *(*known)->workspace_bytes, policy_, device_).empty();
+    return admitted ? *known : nullptr;
   }
 
   // A classic algorithm without a math type means any that the constraints admit.
@@ -165,9 +184,9 @@ class Decider {
     decision_->pinned = true;
     std::string reason;
     for (const Algorithm& spelling : spellings(algorithm)) {
-      std::string this_reason;
-      Found found = try_algorithm(spelling, "pinned", &this_reason);
+      Found found = try_algorithm(spelling, "pinned");
       if (found.plan != nullptr) return found;
+      const std::string& this_reason = refused_.back().second;
       if (reason.find(this_reason) == std::string::npos) {
         reason += (reason.empty() ? "" : "; ") + this_reason;
       }
@@ -234,10 +253,14 @@ class Decider {
       why = "tuned";
     }
     for (const Measurement& m : *known) {
-      if (m.status == Measurement::Status::ok) decision_->ranking.push_back(m.algorithm);
+      if (m.status == Measurement::Status::ok) {
+        decision_->ranking.push_back(m.algorithm);
+      } else {
+        refused_.emplace_back(m.algorithm.text(), m.reason);
+      }
     }
     for (const Algorithm& algorithm : decision_->ranking) {
-      Found found = try_algorithm(algorithm, why, nullptr);
+      Found found = try_algorithm(algorithm, why);
       if (found.plan != nullptr) return found;
     }
     set_nothing_works();
@@ -269,9 +292,14 @@ class Decider {
     for (const std::string& name : op_.heuristic_order(problem_, device_)) {
       const Backend* backend = find_backend(name);
       const BackendOperator* op = backend == nullptr ? nullptr : backend->find(op_.family());
-      if (op == nullptr || !refusal_of_backend(name, policy_, device_).empty()) continue;
+      if (op == nullptr) continue;
+      std::string reason = refusal_of_backend(name, policy_, device_);
+      if (!reason.empty()) {
+        refused_.emplace_back(name, reason);
+        continue;
+      }
       for (const Candidate& candidate : op->candidates(problem_, device_)) {
-        Found found = try_algorithm(candidate.algorithm, why, nullptr);
+        Found found = try_algorithm(candidate.algorithm, why);
         if (found.plan == nullptr) continue;
         if (!least_memory || found.workspace_bytes == 0) return found;
         bool smaller = best.plan == nullptr ||
@@ -286,16 +314,15 @@ class Decider {
 
   // Reasons once each, with those that they refuse.
   void set_nothing_works() {
-    std::vector<std::pair<std::string, std::vector<std::string>>> refused;
-    for (const Measurement& m : checked_candidates()) {
-      if (m.status == Measurement::Status::ok) continue;
-      auto same = std::find_if(refused.begin(), refused.end(),
-                               [&](const auto& entry) { return entry.first == m.reason; });
-      if (same == refused.end()) same = refused.insert(refused.end(), {m.reason, {}});
-      same->second.push_back(m.algorithm.text());
+    std::vector<std::pair<std::string, std::vector<std::string>>> folded;
+    for (const auto& [algorithm, reason] : refused_) {
+      auto same = std::find_if(folded.begin(), folded.end(),
+                               [&](const auto& entry) { return entry.first == reason; });
+      if (same == folded.end()) same = folded.insert(folded.end(), {reason, {}});
+      same->second.push_back(algorithm);
     }
     std::string reasons;
-    for (const auto& [reason, algorithms] : refused) {
+    for (const auto& [reason, algorithms] : folded) {
       reasons += c10::str("\n    ", reason, ": ", algorithms[0]);
       if (algorithms.size() > 1) reasons += c10::str(" and ", algorithms.size() - 1, " more");
     }
@@ -310,6 +337,7 @@ class Decider {
   const Device device_;
   const Operator& op_;
   std::shared_ptr<Decision> decision_ = std::make_shared<Decision>();
+  std::vector<std::pair<std::string, std::string>> refused_;  // algorithm or backend, and why
 };
 
 // One builder a key: whoever comes second waits for the first one's decision.
@@ -323,13 +351,6 @@ std::mutex decisions_mutex;
 auto& decisions() {
   static auto* map = new std::unordered_map<std::string, std::shared_ptr<SharedSlot>>();
   return *map;
-}
-
-std::string plan_key(const Problem& problem, const Algorithm& algorithm,
-                     const ResolvedPolicy& policy, const Device& device) {
-  // The switches are part of it because `aten` plans read them.
-  return c10::str(problem_text(problem), "|", algorithm.text(), "|", device.code(), "|",
-                  static_cast<int>(policy.switches.bits));
 }
 
 std::shared_ptr<Plan> plan_of(const Problem& problem, const Algorithm& algorithm,
@@ -417,11 +438,14 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
     if (algorithm == failed.plan->algorithm) continue;
     auto result = build_usable(problem, algorithm, policy, device);
     auto* usable = std::get_if<UsablePlan>(&result);
-    if (usable == nullptr || usable->plan->workspace_bytes.value_or(INT64_MAX) >= limit) continue;
+    if (usable == nullptr) continue;
+    // Of a plan that does not know its workspace the only proof is to run it.
+    std::optional<int64_t> bytes = usable->plan->workspace_bytes;
+    if (bytes && *bytes >= limit) continue;
     try {
       usable->plan->run(bindings);
     } catch (const c10::OutOfMemoryError&) {
-      limit = *usable->plan->workspace_bytes;
+      limit = bytes.value_or(limit);
       continue;
     }
     std::string why = c10::str("fallback: no memory for the workspace of ",
