@@ -215,6 +215,11 @@ class Decider {
   std::vector<Measurement> checked_candidates() {
     std::vector<Measurement> list = list_candidates(problem_, policy_, device_);
     for (Measurement& m : list) {
+      for (const auto& [algorithm, reason] : refused_) {
+        if (m.status != Measurement::Status::ok || m.algorithm.text() != algorithm) continue;
+        m.status = Measurement::Status::excluded;
+        m.reason = reason;
+      }
       if (m.status != Measurement::Status::ok || m.workspace_bytes) continue;
       auto result = build_usable(problem_, m.algorithm, policy_, device_);
       if (auto* unsupported = std::get_if<Unsupported>(&result)) {
