@@ -1,11 +1,12 @@
-// _C: what the Python tools need. Texts, numbers, tensors and plain dicts; see _C.pyi for the contract.
-#include <chrono>
-
+// _C: what the Python tools need. Texts, numbers, tensors and plain dicts; see _C.pyi for the
+// contract.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 #include <torch/extension.h>
+
+#include <chrono>
 
 #include "core/backend.h"
 #include "core/choice_table.h"
@@ -47,7 +48,8 @@ py::object object_of(const std::optional<T>& value) {
 }
 
 std::optional<bool> deterministic_of(const Measurement& m) {
-  if (m.status == Measurement::Status::unsupported || m.status == Measurement::Status::needs_driver) {
+  if (m.status == Measurement::Status::unsupported ||
+      m.status == Measurement::Status::needs_driver) {
     return std::nullopt;
   }
   return !m.notes.has(Note::nondeterministic);
@@ -266,9 +268,9 @@ py::list candidates(const std::string& text, const std::string& device_text,
 
 py::list measure_py(const std::string& text, const std::string& device_text,
                     const std::string& policy_text,
-                    const std::optional<std::vector<std::string>>& algorithms,
-                    double time_budget_s, bool knob_search, bool record, int min_samples,
-                    bool flush_l2, const py::object& progress) {
+                    const std::optional<std::vector<std::string>>& algorithms, double time_budget_s,
+                    bool knob_search, bool record, int min_samples, bool flush_l2,
+                    const py::object& progress) {
   TORCH_CHECK_VALUE(min_samples >= 1, "measure: min_samples is ", min_samples,
                     ", wanted at least 1");
   TORCH_CHECK_VALUE(time_budget_s >= 0, "measure: time_budget_s is ", time_budget_s,
@@ -317,17 +319,18 @@ Bindings bindings_of(const Problem& problem, const std::map<std::string, at::Ten
     TORCH_CHECK_VALUE(t.defined() || !needed, "tensors: '", role_text(slot.role),
                       "' is missing for ", problem_text(problem));
     if (!t.defined()) continue;
-    bool fits = t.scalar_type() == slot.spec.dtype && t.sizes() == c10::IntArrayRef(slot.spec.sizes);
+    bool fits =
+        t.scalar_type() == slot.spec.dtype && t.sizes() == c10::IntArrayRef(slot.spec.sizes);
     for (int i = 0; fits && i < slot.spec.sizes.size(); ++i) {
       fits = slot.spec.sizes[i] <= 1 || t.stride(i) == slot.spec.strides[i];
     }
     TORCH_CHECK_VALUE(fits, "tensors: '", role_text(slot.role), "' is ", t.scalar_type(), " ",
-                      t.sizes(), " with strides ", t.strides(), ", wanted what the problem says: ",
-                      problem_text(problem));
+                      t.sizes(), " with strides ", t.strides(),
+                      ", wanted what the problem says: ", problem_text(problem));
     auto address = reinterpret_cast<uintptr_t>(t.const_data_ptr());
     TORCH_CHECK_VALUE(address % op.alignment(problem) == 0, "tensors: '", role_text(slot.role),
-                      "' is not aligned to ", op.alignment(problem), " bytes, as the problem says: ",
-                      problem_text(problem));
+                      "' is not aligned to ", op.alignment(problem),
+                      " bytes, as the problem says: ", problem_text(problem));
   }
   return bindings;
 }
@@ -475,34 +478,38 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   install_fast_calls(m);
 
-  m.def("canonical_problem", [](const std::string& text) { return problem_text(parse_problem(text)); },
-        py::arg("text"));
+  m.def(
+      "canonical_problem",
+      [](const std::string& text) { return problem_text(parse_problem(text)); }, py::arg("text"));
   m.def("problem_info", problem_info, py::arg("text"));
   m.def("canonical_algorithm", canonical_algorithm, py::arg("text"), py::arg("op") = py::none());
-  m.def("canonical_policy",
-        [](const std::string& text, const std::string& family) {
-          return parse_policy(text, family).text(family);
-        },
-        py::arg("text"), py::arg("family") = "conv");
+  m.def(
+      "canonical_policy",
+      [](const std::string& text, const std::string& family) {
+        return parse_policy(text, family).text(family);
+      },
+      py::arg("text"), py::arg("family") = "conv");
   m.def("policy_fields", policy_fields, py::arg("text"), py::arg("family") = "conv");
-  m.def("convolution_problem",
-        [](const std::string& op, const at::Tensor& x, const at::Tensor& w,
-           const std::vector<int64_t>& padding, const std::vector<int64_t>& stride,
-           const std::vector<int64_t>& dilation, int64_t groups,
-           const std::optional<std::string>& policy) {
-          std::optional<std::string_view> view;
-          if (policy) view = *policy;
-          return problem_text(convolution::make_problem(convolution_pass(op), x, w, stride, padding,
-                                                        dilation, groups, view));
-        },
-        py::arg("op"), py::arg("x"), py::arg("w"), py::arg("padding"), py::arg("stride"),
-        py::arg("dilation"), py::arg("groups"), py::arg("policy") = py::none());
+  m.def(
+      "convolution_problem",
+      [](const std::string& op, const at::Tensor& x, const at::Tensor& w,
+         const std::vector<int64_t>& padding, const std::vector<int64_t>& stride,
+         const std::vector<int64_t>& dilation, int64_t groups,
+         const std::optional<std::string>& policy) {
+        std::optional<std::string_view> view;
+        if (policy) view = *policy;
+        return problem_text(convolution::make_problem(convolution_pass(op), x, w, stride, padding,
+                                                      dilation, groups, view));
+      },
+      py::arg("op"), py::arg("x"), py::arg("w"), py::arg("padding"), py::arg("stride"),
+      py::arg("dilation"), py::arg("groups"), py::arg("policy") = py::none());
   m.def("operators", operators);
 
   m.def("add_target", add_target, py::arg("name"), py::arg("device_properties_json"));
-  m.def("device_fingerprint",
-        [](const std::string& device) { return fingerprint_of(parse_device(device)); },
-        py::arg("device"));
+  m.def(
+      "device_fingerprint",
+      [](const std::string& device) { return fingerprint_of(parse_device(device)); },
+      py::arg("device"));
   m.def("versions", versions);
   m.def("cudnn_files", cudnn_files);
 
@@ -516,49 +523,55 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("policy") = "");
   m.def("execute_loop", execute_loop, NoGil(), py::arg("problem"), py::arg("algorithm"),
         py::arg("tensors"), py::arg("iterations"));
-  m.def("scratch",
-        [](const std::string& text, const std::string& device, uint64_t seed) {
-          Device where = parse_device(device);
-          c10::DeviceGuard guard(where.torch_device());
-          return tensors_of(make_scratch(parse_problem(text), where, seed));
-        },
-        NoGil(), py::arg("problem"), py::arg("device"), py::arg("seed") = 0);
-  m.def("reference",
-        [](const std::string& text, const std::map<std::string, at::Tensor>& tensors) {
-          c10::NoGradGuard no_grad;
-          Problem problem = parse_problem(text);
-          return operator_of(problem).reference(problem, bindings_of(problem, tensors));
-        },
-        NoGil(), py::arg("problem"), py::arg("tensors"));
+  m.def(
+      "scratch",
+      [](const std::string& text, const std::string& device, uint64_t seed) {
+        Device where = parse_device(device);
+        c10::DeviceGuard guard(where.torch_device());
+        return tensors_of(make_scratch(parse_problem(text), where, seed));
+      },
+      NoGil(), py::arg("problem"), py::arg("device"), py::arg("seed") = 0);
+  m.def(
+      "reference",
+      [](const std::string& text, const std::map<std::string, at::Tensor>& tensors) {
+        c10::NoGradGuard no_grad;
+        Problem problem = parse_problem(text);
+        return operator_of(problem).reference(problem, bindings_of(problem, tensors));
+      },
+      NoGil(), py::arg("problem"), py::arg("tensors"));
   m.def("relative_error", relative_error, NoGil(), py::arg("result"), py::arg("reference"));
-  m.def("tolerance",
-        [](const std::string& text, const std::vector<std::string>& notes) {
-          Problem problem = parse_problem(text);
-          return operator_of(problem).tolerance(problem, notes_from_texts(notes));
-        },
-        py::arg("problem"), py::arg("notes"));
+  m.def(
+      "tolerance",
+      [](const std::string& text, const std::vector<std::string>& notes) {
+        Problem problem = parse_problem(text);
+        return operator_of(problem).tolerance(problem, notes_from_texts(notes));
+      },
+      py::arg("problem"), py::arg("notes"));
   m.def("last_choice", last_choice_py, py::arg("op") = py::none());
 
-  m.def("set_knobs",
-        [](const std::string& policy, bool verbose) {
-          set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
-          set_verbose(verbose);
-        },
-        py::arg("policy_text"), py::arg("verbose"));
-  m.def("push_flags",
-        [](const std::string& policy) {
-          push_thread_policy(parse_policy(policy, ConvolutionProblem::kFamily));
-        },
-        py::arg("policy_text"));
+  m.def(
+      "set_knobs",
+      [](const std::string& policy, bool verbose) {
+        set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
+        set_verbose(verbose);
+      },
+      py::arg("policy_text"), py::arg("verbose"));
+  m.def(
+      "push_flags",
+      [](const std::string& policy) {
+        push_thread_policy(parse_policy(policy, ConvolutionProblem::kFamily));
+      },
+      py::arg("policy_text"));
   m.def("pop_flags", pop_thread_policy);
-  m.def("resolved_policy",
-        [](const std::optional<std::string>& policy, const std::string& family) {
-          const Operator& op = find_operator(family);
-          std::optional<std::string_view> view;
-          if (policy) view = *policy;
-          return resolve_policy(op.family(), view).text;
-        },
-        py::arg("policy"), py::arg("family") = "conv");
+  m.def(
+      "resolved_policy",
+      [](const std::optional<std::string>& policy, const std::string& family) {
+        const Operator& op = find_operator(family);
+        std::optional<std::string_view> view;
+        if (policy) view = *policy;
+        return resolve_policy(op.family(), view).text;
+      },
+      py::arg("policy"), py::arg("family") = "conv");
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));
   m.def("table_clear", clear_table);

@@ -44,9 +44,10 @@ PyObject* fast_call(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   constexpr bool transposed = which >= 3;
   static torch::PythonArgParser parser({signature(which)}, false);
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow(("torch_cudnn_ext::" + std::string(kNames[which])).c_str(), "")
-                       .template typed<std::conditional_t<transposed, Transposed, Convolution>>();
+  static auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(("torch_cudnn_ext::" + std::string(kNames[which])).c_str(), "")
+          .template typed<std::conditional_t<transposed, Transposed, Convolution>>();
   torch::ParsedArgs<9> parsed;
   torch::PythonArgs r = parser.parse(args, kwargs, parsed);
   if (r.has_torch_function()) return PyObject_Call(generic_call[which], args, kwargs);
@@ -59,7 +60,8 @@ PyObject* fast_call(PyObject*, PyObject* args, PyObject* kwargs) {
     SymInt groups = r.toSymInt(6);
     OptionalPolicy policy = r.stringViewOptional(8);
     py::gil_scoped_release no_gil;
-    result = op.call(input, weight, bias, stride, padding, output_padding, groups, dilation, policy);
+    result =
+        op.call(input, weight, bias, stride, padding, output_padding, groups, dilation, policy);
   } else {
     std::vector<SymInt> dilation = r.symintlist(5);
     SymInt groups = r.toSymInt(6);
@@ -91,7 +93,8 @@ void install_fast_calls(py::module_& module) {
     py::object overload = ops.attr(kNames[i]).attr("default");
     generic_call[i] = py::object(overload.attr("_op")).release().ptr();
     PyObject* name = PyUnicode_FromString("torch_cudnn_ext._C");
-    py::object fast = py::reinterpret_steal<py::object>(PyCFunction_NewEx(&methods[i], module.ptr(), name));
+    py::object fast =
+        py::reinterpret_steal<py::object>(PyCFunction_NewEx(&methods[i], module.ptr(), name));
     Py_DECREF(name);
     overload.attr("_op") = fast;
   }

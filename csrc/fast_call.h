@@ -1,5 +1,6 @@
-// Calls of conv1d to conv_transpose3d from Python with the argument parser that PyTorch's own functions use.
-// The generic one of torch.ops costs two microseconds more a call, a third of what the whole call takes.
+// Calls of conv1d to conv_transpose3d from Python with the argument parser that PyTorch's own
+// functions use. The generic one of torch.ops costs two microseconds more a call, a third of what
+// the whole call takes.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -96,7 +96,7 @@ def operators() -> list[dict[str, Any]]:
 def add_target(name: str, device_properties_json: str) -> None: ...
 def device_fingerprint(device: str) -> str: ...
 def versions() -> dict[str, str]:
-    """"torch", "cudnn" (run time), "cudnn_header", "cudart"."""
+    """ "torch", "cudnn" (run time), "cudnn_header", "cudart"."""
 
 def cudnn_files() -> list[str]:
     """Paths of all mapped libcudnn files, in order of mapping."""

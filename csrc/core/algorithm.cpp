@@ -1,11 +1,11 @@
 #include "core/algorithm.h"
 
-#include <algorithm>
-#include <cctype>
-
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cctype>
 
 #include "core/backend.h"
 
@@ -47,10 +47,10 @@ const LegacyName* find_legacy(std::string_view text, const std::vector<LegacyNam
 // Knobs in numeric order, so that one choice has one text.
 void sort_graph_options(Algorithm& algorithm) {
   for (const auto& [key, value] : algorithm.options) {
-    TORCH_CHECK_VALUE(key.size() > 1 && key[0] == 'k' && is_integer(key.substr(1)) &&
-                          is_integer(value),
-                      "algorithm text: '", key, "=", value, "' in '", algorithm.text(),
-                      "' is not a knob, wanted kNUMBER=INTEGER");
+    TORCH_CHECK_VALUE(
+        key.size() > 1 && key[0] == 'k' && is_integer(key.substr(1)) && is_integer(value),
+        "algorithm text: '", key, "=", value, "' in '", algorithm.text(),
+        "' is not a knob, wanted kNUMBER=INTEGER");
   }
   auto number = [](const auto& option) { return std::stoi(option.first.substr(1)); };
   std::sort(algorithm.options.begin(), algorithm.options.end(),
@@ -111,8 +111,8 @@ Algorithm parse_algorithm(std::string_view text) {
       TORCH_CHECK_VALUE(valid, "algorithm text: '", part, "' in '", whole,
                         "' is not of the form key=value");
       std::string key(part.substr(0, equals));
-      TORCH_CHECK_VALUE(algorithm.option(key) == nullptr, "algorithm text: '", whole,
-                        "' sets '", key, "' twice");
+      TORCH_CHECK_VALUE(algorithm.option(key) == nullptr, "algorithm text: '", whole, "' sets '",
+                        key, "' twice");
       algorithm.options.emplace_back(key, std::string(part.substr(equals + 1)));
     }
     first = false;

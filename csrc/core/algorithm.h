@@ -33,8 +33,8 @@ struct LegacyName {
   const char* theano_name;  // nullptr where Theano had none
 };
 
-// The algorithm that a user's text means for one operator: its text, or an integer, enumerator, short
-// or Theano name of the classic API. Throws ValueError. `op` is for the message: "conv_fwd".
+// The algorithm that a user's text means for one operator: its text, or an integer, enumerator,
+// short or Theano name of the classic API. Throws ValueError. `op` is for the message: "conv_fwd".
 Algorithm resolve_algorithm(std::string_view text, const std::string& op,
                             const std::vector<LegacyName>& legacy_names);
 

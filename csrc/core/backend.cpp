@@ -1,9 +1,9 @@
 #include "core/backend.h"
 
-#include <memory>
-
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+
+#include <memory>
 
 namespace torch_cudnn_ext {
 

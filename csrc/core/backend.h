@@ -1,5 +1,5 @@
-// A backend turns algorithms into plans. It keeps no state. Each operator it can do is one entry, registered
-// by the file that implements it.
+// A backend turns algorithms into plans. It keeps no state. Each operator it can do is one entry,
+// registered by the file that implements it.
 #pragma once
 
 #include <functional>
@@ -52,7 +52,9 @@ struct RegisterBackendOperator {
   RegisterBackendOperator(const char* backend_name, Candidates candidates, Build build,
                           Neighbours neighbours = nullptr) {
     BackendOperator op;
-    op.candidates = [=](const Problem& p, const Device& d) { return candidates(std::get<P>(p), d); };
+    op.candidates = [=](const Problem& p, const Device& d) {
+      return candidates(std::get<P>(p), d);
+    };
     op.build = [=](const Problem& p, const Algorithm& a, const Device& d) {
       return build(std::get<P>(p), a, d);
     };

@@ -1,17 +1,17 @@
 #include "core/choice_table.h"
 
+#include <c10/util/Exception.h>
+
 #include <map>
 #include <mutex>
 #include <tuple>
-
-#include <c10/util/Exception.h>
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr const char* kStatuses[] = {"ok",       "unsupported", "excluded", "needs a driver",
-                                     "failed",   "rejected"};
+constexpr const char* kStatuses[] = {"ok",     "unsupported", "excluded", "needs a driver",
+                                     "failed", "rejected"};
 
 using TableKey = std::tuple<std::string, std::string, std::string>;
 

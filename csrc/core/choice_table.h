@@ -1,5 +1,5 @@
-// What was measured, kept by problem, device and constraints. In memory, shared by all threads; the file
-// belongs to Python.
+// What was measured, kept by problem, device and constraints. In memory, shared by all threads; the
+// file belongs to Python.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Measurement {
   Algorithm algorithm;
   std::string source;
   Status status = Status::unsupported;
-  std::string reason;  // empty when ok
+  std::string reason;                          // empty when ok
   std::optional<double> median_ms, spread_ms;  // spread: half the interquartile range
   int64_t samples = 0;
   std::optional<int64_t> workspace_bytes;

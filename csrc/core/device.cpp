@@ -1,13 +1,13 @@
 #include "core/device.h"
 
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
 #include <array>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
-
-#include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 namespace torch_cudnn_ext {
 
@@ -122,7 +122,8 @@ std::string Device::text() const {
 
 Device device_of(const c10::Device& device) {
   if (device.is_cpu()) return {};
-  TORCH_CHECK_VALUE(device.is_cuda(), "device ", device.str(), " is not supported, wanted cpu or cuda");
+  TORCH_CHECK_VALUE(device.is_cuda(), "device ", device.str(),
+                    " is not supported, wanted cpu or cuda");
   return {Device::Kind::cuda, device.index()};
 }
 
@@ -162,7 +163,8 @@ const std::string& target_properties(const Device& target) {
 
 const DeviceRuntime& runtime_of(const Device& device) {
   const auto& runtime = runtimes()[static_cast<int>(device.kind)];
-  TORCH_CHECK_VALUE(runtime, "device ", device.text(), " has no run time: it can be listed for only");
+  TORCH_CHECK_VALUE(runtime, "device ", device.text(),
+                    " has no run time: it can be listed for only");
   return *runtime;
 }
 

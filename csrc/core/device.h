@@ -1,13 +1,13 @@
-// Where a problem runs: the CPU, a CUDA device, or a target (the properties of a GPU that is not there).
-// What differs between them at run time is behind DeviceRuntime. Knows nothing of CUDA.
+// Where a problem runs: the CPU, a CUDA device, or a target (the properties of a GPU that is not
+// there). What differs between them at run time is behind DeviceRuntime. Knows nothing of CUDA.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <c10/core/Device.h>
 
 namespace torch_cudnn_ext {
 
@@ -46,8 +46,8 @@ class DeviceRuntime {
   virtual bool is_capturing(const Device& device) const = 0;
   virtual void synchronize(const Device& device) const = 0;
   virtual std::unique_ptr<Timer> make_timer(const Device& device) const = 0;
-  // Evicts the last-level cache; on a GPU it also keeps the device busy while the host enqueues what is
-  // timed next, so that launch gaps stay out of the measurement.
+  // Evicts the last-level cache; on a GPU it also keeps the device busy while the host enqueues
+  // what is timed next, so that launch gaps stay out of the measurement.
   virtual void flush_cache(const Device& device) const = 0;
 };
 

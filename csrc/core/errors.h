@@ -1,5 +1,5 @@
-// Warnings to the user, and the user's wish to stop. The core knows no Python: whoever embeds it says where
-// warnings go and what asks for an end.
+// Warnings to the user, and the user's wish to stop. The core knows no Python: whoever embeds it
+// says where warnings go and what asks for an end.
 #pragma once
 
 #include <functional>

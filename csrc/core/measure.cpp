@@ -1,19 +1,19 @@
 #include "core/measure.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
 #include <set>
-
-#include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/StringUtil.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "core/errors.h"
 #include "core/operator.h"
@@ -170,7 +170,8 @@ class Session {
     }
     if (out_of_time() && candidate.algorithm.backend != "aten") {
       m.status = Status::excluded;
-      m.reason = c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
+      m.reason =
+          c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
       return;
     }
     auto build_start = Clock::now();
@@ -254,8 +255,8 @@ class Session {
     contender.best = std::min(contender.best, ms);
   }
 
-  // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2 at first,
-  // by 1.25 later. PyTorch's own row stays, since every other is compared with it.
+  // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2
+  // at first, by 1.25 later. PyTorch's own row stays, since every other is compared with it.
   void time_rounds() {
     for (int round = 1; round < options_.min_samples; ++round) {
       double best = std::numeric_limits<double>::infinity();
@@ -306,8 +307,8 @@ class Session {
     return order;
   }
 
-  // Within 1 % of the fastest (or 5 % when memory is preferred, and of those only), time is equal: the
-  // smaller workspace first, then the simpler algorithm.
+  // Within 1 % of the fastest (or 5 % when memory is preferred, and of those only), time is equal:
+  // the smaller workspace first, then the simpler algorithm.
   void break_ties(std::vector<size_t>& order, const std::vector<double>& medians) const {
     bool memory = policy_.policy.prefer == Prefer::memory;
     double margin = memory ? 1.05 : 1.01;
@@ -318,11 +319,10 @@ class Session {
           std::numeric_limits<int64_t>::max());
     };
     auto complexity = [&](size_t i) { return contenders_[i].plan->algorithm.options.size(); };
-    std::stable_sort(order.begin(), order.begin() + static_cast<int64_t>(tied),
-                     [&](size_t a, size_t b) {
-                       return std::pair(workspace(a), complexity(a)) <
-                              std::pair(workspace(b), complexity(b));
-                     });
+    std::stable_sort(
+        order.begin(), order.begin() + static_cast<int64_t>(tied), [&](size_t a, size_t b) {
+          return std::pair(workspace(a), complexity(a)) < std::pair(workspace(b), complexity(b));
+        });
   }
 
   std::vector<Measurement> ranked() {
@@ -364,11 +364,9 @@ class Session {
 
 Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed) {
   const Operator& op = operator_of(problem);
-  // A generator of our own: tuning must not move the user's random numbers. Drawn on the device's own
-  // generator type, seeded; for CUDA that is a throw-away one as well.
-  at::Generator generator = at::globalContext()
-                                .defaultGenerator(device.torch_device())
-                                .clone();
+  // A generator of our own: tuning must not move the user's random numbers. Drawn on the device's
+  // own generator type, seeded; for CUDA that is a throw-away one as well.
+  at::Generator generator = at::globalContext().defaultGenerator(device.torch_device()).clone();
   generator.set_current_seed(seed);
   Bindings bindings;
   for (const SlotSpec& slot : op.slots(problem)) {
@@ -405,8 +403,8 @@ std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy&
   return "";
 }
 
-std::string refusal(const Plan& plan, int64_t workspace_bytes,
-                    const ResolvedPolicy& policy, const Device& device) {
+std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPolicy& policy,
+                    const Device& device) {
   const Policy& p = policy.policy;
   if (plan.notes.has(Note::tf32) && !p.allow_tf32.value_or(false)) {
     return "excluded: may use TF32 for float32 data (allow it with allow_tf32)";
@@ -499,12 +497,12 @@ std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& p
   ScratchGuard guard(device);
   TORCH_CHECK(!runtime_of(device).is_capturing(device), op_of(problem),
               ": cannot measure while the stream is being captured into a CUDA graph; tune before "
-              "capturing. Problem: ", problem_text(problem));
+              "capturing. Problem: ",
+              problem_text(problem));
   return Session(problem, policy, device, options).run();
 }
 
-int64_t measured_workspace(const Problem& problem, Plan& plan,
-                                          const Device& device) {
+int64_t measured_workspace(const Problem& problem, Plan& plan, const Device& device) {
   ScratchGuard guard(device);
   Bindings bindings = make_scratch(problem, device, 0);
   const Operator& op = operator_of(problem);

@@ -1,5 +1,5 @@
-// Timing candidates, once and well: on scratch tensors, checked against a float64 reference, interleaved,
-// the slow ones dropped early. The profiler and autotuning are this one loop.
+// Timing candidates, once and well: on scratch tensors, checked against a float64 reference,
+// interleaved, the slow ones dropped early. The profiler and autotuning are this one loop.
 #pragma once
 
 #include <functional>
@@ -25,13 +25,14 @@ struct MeasureOptions {
 // Random inputs by role; an output is there only if it is accumulated into.
 Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed);
 
-// How far a result is from the reference, in units of the reference's root mean square: the larger of the
-// root mean square difference and a twentieth of the largest difference. NaN when not finite.
+// How far a result is from the reference, in units of the reference's root mean square: the larger
+// of the root mean square difference and a twentieth of the largest difference. NaN when not
+// finite.
 double relative_error(const at::Tensor& result, const at::Tensor& reference);
 
 // Why the constraints keep a plan from being used; empty when they do not.
-std::string refusal(const Plan& plan, int64_t workspace_bytes,
-                    const ResolvedPolicy& policy, const Device& device);
+std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPolicy& policy,
+                    const Device& device);
 // The same for a whole backend, before anything is built.
 std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy& policy,
                                const Device& device);

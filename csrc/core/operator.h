@@ -30,7 +30,8 @@ class Operator {
   virtual at::Tensor reference(const Problem& problem, const Bindings& bindings) const = 0;
   // Relative error (see measure.h) above which a result is wrong.
   virtual double tolerance(const Problem& problem, const Notes& notes) const = 0;
-  // Backends in the order in which they are asked without measuring: the first plan that builds runs.
+  // Backends in the order in which they are asked without measuring: the first plan that builds
+  // runs.
   virtual std::vector<std::string> heuristic_order(const Problem& problem,
                                                    const Device& device) const = 0;
   // Problems that must share one algorithm with this one, in the order in which they run.

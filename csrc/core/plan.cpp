@@ -9,9 +9,8 @@ namespace torch_cudnn_ext {
 namespace {
 
 constexpr const char* kRoles[] = {"x", "w", "y"};
-constexpr const char* kNotes[] = {"tensor_core",      "tf32",         "down_convert",
-                                  "reduced_range",    "low_accuracy", "fft",
-                                  "winograd",         "nondeterministic",
+constexpr const char* kNotes[] = {"tensor_core",        "tf32", "down_convert", "reduced_range",
+                                  "low_accuracy",       "fft",  "winograd",     "nondeterministic",
                                   "runtime_compilation"};
 
 template <class Enum, size_t Count>
@@ -19,7 +18,8 @@ Enum from_text(const char* what, const char* const (&texts)[Count], const std::s
   for (size_t i = 0; i < Count; ++i) {
     if (text == texts[i]) return static_cast<Enum>(i);
   }
-  TORCH_CHECK_VALUE(false, what, " is '", text, "', wanted one of ", c10::Join(", ", c10::ArrayRef<const char*>(texts)));
+  TORCH_CHECK_VALUE(false, what, " is '", text, "', wanted one of ",
+                    c10::Join(", ", c10::ArrayRef<const char*>(texts)));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // An algorithm made ready for one problem, what is known about it, and the tensors it runs on.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -8,8 +10,6 @@
 #include <string>
 #include <variant>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "core/algorithm.h"
 #include "core/device.h"
@@ -39,10 +39,10 @@ struct Bindings {
 // What cuDNN, or our own table where cuDNN is silent, says about an algorithm on a problem.
 enum class Note : uint8_t {
   tensor_core,
-  tf32,                   // lowers float32 numerics
-  down_convert,           // inputs or partial sums in a smaller type
+  tf32,          // lowers float32 numerics
+  down_convert,  // inputs or partial sums in a smaller type
   reduced_range,
-  low_accuracy,           // float32 products, but a result no better than TF32's
+  low_accuracy,  // float32 products, but a result no better than TF32's
   fft,
   winograd,
   nondeterministic,

@@ -1,11 +1,11 @@
 #include "core/policy.h"
 
+#include <ATen/Context.h>
+#include <c10/util/StringUtil.h>
+
 #include <cmath>
 #include <memory>
 #include <mutex>
-
-#include <ATen/Context.h>
-#include <c10/util/StringUtil.h>
 
 #include "core/backend.h"
 #include "core/operator.h"
@@ -67,8 +67,8 @@ struct Unit {
   int64_t bytes;
 };
 constexpr Unit kUnits[] = {
-    {"GiB", int64_t{1} << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
-    {"GB", 1000000000},        {"MB", 1000000},  {"kB", 1000}, {"B", 1}, {"", 1}};
+    {"GiB", int64_t{1} << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"GB", 1000000000},
+    {"MB", 1000000},           {"kB", 1000},     {"B", 1},         {"", 1}};
 
 bool ends_with(std::string_view text, std::string_view suffix) {
   return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
@@ -174,7 +174,8 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const std::
   bool integer = word.find_first_not_of("0123456789") == std::string_view::npos;
   TORCH_CHECK_VALUE(!integer, "policy text: '", word,
                     "' is an integer for all passes, but integers mean different algorithms in "
-                    "different passes; write fwd=", word);
+                    "different passes; write fwd=",
+                    word);
   std::string problems;
   for (const std::string& pass : op.passes()) {
     try {
@@ -441,14 +442,15 @@ Switches read_switches(std::string_view family) {
     if (on) switches.bits |= bit;
   };
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
-  set(Switches::kAllowTf32, context.float32Precision(at::Float32Backend::CUDA, op) ==
-                                at::Float32Precision::TF32);
+  set(Switches::kAllowTf32,
+      context.float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32);
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   return switches;
 }
 
-const ResolvedPolicy& resolve_policy(std::string_view family, std::optional<std::string_view> argument) {
+const ResolvedPolicy& resolve_policy(std::string_view family,
+                                     std::optional<std::string_view> argument) {
   Switches switches = read_switches(family);
   ResolveCache& cache = resolve_cache;
   uint64_t now = generation();
@@ -464,8 +466,9 @@ const ResolvedPolicy& resolve_policy(std::string_view family, std::optional<std:
       return *entry.resolved;
     }
   }
-  ResolveCache::Entry made{std::string(family), argument.has_value(), std::string(argument.value_or("")),
-                           switches.bits, &intern(std::string(family), argument, switches)};
+  ResolveCache::Entry made{std::string(family), argument.has_value(),
+                           std::string(argument.value_or("")), switches.bits,
+                           &intern(std::string(family), argument, switches)};
   if (cache.entries.size() < ResolveCache::kCapacity) {
     cache.entries.push_back(std::move(made));
     return *cache.entries.back().resolved;

@@ -1,5 +1,5 @@
-// How to choose: per operator and pass a pin, autotune or heuristic, and the constraints that hold for all.
-// Levels (argument, flags, knobs, PyTorch's switches) are merged here and nowhere else.
+// How to choose: per operator and pass a pin, autotune or heuristic, and the constraints that hold
+// for all. Levels (argument, flags, knobs, PyTorch's switches) are merged here and nowhere else.
 #pragma once
 
 #include <atomic>
@@ -67,7 +67,8 @@ struct ResolvedPolicy {
   Switches switches;
   int64_t id;
 };
-const ResolvedPolicy& resolve_policy(std::string_view family, std::optional<std::string_view> argument);
+const ResolvedPolicy& resolve_policy(std::string_view family,
+                                     std::optional<std::string_view> argument);
 
 void set_process_policy(Policy policy);
 void push_thread_policy(const Policy& policy);

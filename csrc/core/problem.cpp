@@ -1,10 +1,10 @@
 #include "core/problem.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <cstring>
 #include <sstream>
 #include <vector>
-
-#include <c10/util/StringUtil.h>
 
 namespace torch_cudnn_ext {
 
@@ -26,9 +26,8 @@ constexpr Word<ConvolutionPass> kConvolutionPasses[] = {
     {ConvolutionPass::bwd_filter, "bwd_filter"}};
 constexpr Word<ConvolutionMode> kModes[] = {{ConvolutionMode::cross, "cross"},
                                             {ConvolutionMode::conv, "conv"}};
-constexpr Word<Accumulate> kAccumulates[] = {{Accumulate::none, "none"},
-                                             {Accumulate::add, "add"},
-                                             {Accumulate::general, "general"}};
+constexpr Word<Accumulate> kAccumulates[] = {
+    {Accumulate::none, "none"}, {Accumulate::add, "add"}, {Accumulate::general, "general"}};
 constexpr Word<Activation> kActivations[] = {{Activation::none, "none"},
                                              {Activation::relu, "relu"}};
 
@@ -414,9 +413,9 @@ void ConvolutionProblem::validate() const {
                     "convolution: align is ", alignment, ", wanted at least an element of ",
                     dtype_text(x.dtype));
   bool is_double = x.dtype == c10::ScalarType::Double;
-  TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double),
-                    "convolution: compute is ", dtype_text(compute), " for ", dtype_text(x.dtype),
-                    " data, wanted ", is_double ? "f64" : "f32, f16 or bf16");
+  TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double), "convolution: compute is ",
+                    dtype_text(compute), " for ", dtype_text(x.dtype), " data, wanted ",
+                    is_double ? "f64" : "f32, f16 or bf16");
 }
 
 const char* family_of(const Problem& problem) {

@@ -1,6 +1,11 @@
-// WHAT is computed. One plain struct per operator; each names its fields once, and the cache key, the
-// text form and its parser all come from that list. Knows nothing of algorithms, backends or devices.
+// WHAT is computed. One plain struct per operator; each names its fields once, and the cache key,
+// the text form and its parser all come from that list. Knows nothing of algorithms, backends or
+// devices.
 #pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
 
 #include <array>
 #include <cstdint>
@@ -9,10 +14,6 @@
 #include <string>
 #include <string_view>
 #include <variant>
-
-#include <c10/core/ScalarType.h>
-#include <c10/util/ArrayRef.h>
-#include <c10/util/Exception.h>
 
 namespace torch_cudnn_ext {
 
@@ -68,8 +69,9 @@ struct TensorSpec {
 
 Dims contiguous_strides(const Dims& sizes);
 Dims channels_last_strides(const Dims& sizes);
-// Strides of dimensions of size 1 do not matter for the values, but they would split one problem into
-// several keys. All tensors of a problem are spelled in one layout wherever that is a free choice.
+// Strides of dimensions of size 1 do not matter for the values, but they would split one problem
+// into several keys. All tensors of a problem are spelled in one layout wherever that is a free
+// choice.
 void canonicalise_strides(std::initializer_list<TensorSpec*> tensors);
 
 std::string dtype_text(c10::ScalarType dtype);

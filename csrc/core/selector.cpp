@@ -1,5 +1,7 @@
 #include "core/selector.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,8 +11,6 @@
 #include <mutex>
 #include <tuple>
 #include <unordered_map>
-
-#include <c10/util/StringUtil.h>
 
 #include "core/backend.h"
 #include "core/choice_table.h"
@@ -28,10 +28,10 @@ using Clock = std::chrono::steady_clock;
 struct Decision {
   std::optional<Algorithm> algorithm;
   bool pinned = false;
-  bool keep = true;                      // false: a makeshift, decided again next time
-  std::vector<Algorithm> ranking;        // tuned: all that ran, best first
-  std::string error;                     // why there is none: thrown at every call
-  std::string warning;                   // said once, when the decision was made
+  bool keep = true;                // false: a makeshift, decided again next time
+  std::vector<Algorithm> ranking;  // tuned: all that ran, best first
+  std::string error;               // why there is none: thrown at every call
+  std::string warning;             // said once, when the decision was made
   const ChoiceRecord* record = nullptr;
 };
 
@@ -68,7 +68,8 @@ ThreadCache& thread_cache() {
   return cache;
 }
 
-// --- what ran last -----------------------------------------------------------------------------------
+// --- what ran last
+// -----------------------------------------------------------------------------------
 
 constexpr size_t kMaxOps = 64;
 std::atomic<const ChoiceRecord*> last_by_op[kMaxOps];
@@ -103,8 +104,7 @@ std::string memory_text(const std::optional<int64_t>& bytes) {
 void print_decision(const ChoiceRecord& record) {
   std::fprintf(stderr, "torch_cudnn_ext: %s on %s -> %s (%s; workspace %s; chosen in %.1f ms)\n",
                record.problem.c_str(), record.device.c_str(), record.algorithm.c_str(),
-               record.why.c_str(), memory_text(record.workspace_bytes).c_str(),
-               record.choosing_ms);
+               record.why.c_str(), memory_text(record.workspace_bytes).c_str(), record.choosing_ms);
 }
 
 std::string plan_key(const Problem& problem, const Algorithm& algorithm,
@@ -114,7 +114,8 @@ std::string plan_key(const Problem& problem, const Algorithm& algorithm,
                   static_cast<int>(policy.switches.bits));
 }
 
-// --- deciding ----------------------------------------------------------------------------------------
+// --- deciding
+// ----------------------------------------------------------------------------------------
 
 class Decider {
  public:
@@ -127,9 +128,9 @@ class Decider {
     if (found.plan != nullptr) {
       decision_->algorithm = found.plan->algorithm;
       double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-      decision_->record = intern_record({op_of(problem_), problem_text(problem_),
-                                         found.plan->algorithm.text(), found.why, device_.text(),
-                                         policy_.text, found.workspace_bytes, ms});
+      decision_->record =
+          intern_record({op_of(problem_), problem_text(problem_), found.plan->algorithm.text(),
+                         found.why, device_.text(), policy_.text, found.workspace_bytes, ms});
       if (verbose()) print_decision(*decision_->record);
     }
     return {decision_, found.plan};
@@ -193,19 +194,17 @@ class Decider {
     }
     OnUnsupported action = policy_.policy.on_unsupported.value_or(OnUnsupported::error);
     if (action == OnUnsupported::error) {
-      decision_->error =
-          c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
-                   " cannot run: ", reason, "\n  problem: ", problem_text(problem_),
-                   "\n  device: ", device_.text(), "\n  policy: ", policy_.text,
-                   "\n  would work: ", alternatives(),
-                   "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
+      decision_->error = c10::str(
+          op_of(problem_), ": the pinned algorithm ", algorithm.text(), " cannot run: ", reason,
+          "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
+          "\n  policy: ", policy_.text, "\n  would work: ", alternatives(),
+          "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
       return {};
     }
     if (action == OnUnsupported::warn) {
-      decision_->warning = c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
-                                    " cannot run: ", reason,
-                                    "; the heuristic's choice runs instead. Problem: ",
-                                    problem_text(problem_));
+      decision_->warning = c10::str(
+          op_of(problem_), ": the pinned algorithm ", algorithm.text(), " cannot run: ", reason,
+          "; the heuristic's choice runs instead. Problem: ", problem_text(problem_));
     }
     decision_->pinned = false;
     return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
@@ -331,10 +330,10 @@ class Decider {
       reasons += c10::str("\n    ", reason, ": ", algorithms[0]);
       if (algorithms.size() > 1) reasons += c10::str(" and ", algorithms.size() - 1, " more");
     }
-    decision_->error = c10::str(op_of(problem_), ": no algorithm can run under these constraints",
-                                "\n  problem: ", problem_text(problem_),
-                                "\n  device: ", device_.text(), "\n  policy: ", policy_.text,
-                                "\n  reasons:", reasons);
+    decision_->error =
+        c10::str(op_of(problem_), ": no algorithm can run under these constraints",
+                 "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
+                 "\n  policy: ", policy_.text, "\n  reasons:", reasons);
   }
 
   const Problem& problem_;
@@ -365,8 +364,9 @@ std::shared_ptr<Plan> plan_of(const Problem& problem, const Algorithm& algorithm
   if (auto* known = cache.plans.find(key)) return *known;
   BuildResult built = build(problem, algorithm, device);
   if (auto* unsupported = std::get_if<Unsupported>(&built)) {
-    TORCH_CHECK(false, op_of(problem), ": ", algorithm.text(), " was chosen but cannot be built: ",
-                unsupported->reason, "\n  problem: ", problem_text(problem));
+    TORCH_CHECK(false, op_of(problem), ": ", algorithm.text(),
+                " was chosen but cannot be built: ", unsupported->reason,
+                "\n  problem: ", problem_text(problem));
   }
   return *cache.plans.insert(std::move(key), std::get<std::shared_ptr<Plan>>(built));
 }
@@ -453,12 +453,12 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
       limit = bytes.value_or(limit);
       continue;
     }
-    std::string why = c10::str("fallback: no memory for the workspace of ",
-                               failed.plan->algorithm.text(), " (",
-                               memory_text(failed.plan->workspace_bytes), ")");
-    const ChoiceRecord* record = intern_record({op_of(problem), problem_text(problem),
-                                                algorithm.text(), why, device.text(), policy.text,
-                                                usable->workspace_bytes, 0});
+    std::string why =
+        c10::str("fallback: no memory for the workspace of ", failed.plan->algorithm.text(), " (",
+                 memory_text(failed.plan->workspace_bytes), ")");
+    const ChoiceRecord* record =
+        intern_record({op_of(problem), problem_text(problem), algorithm.text(), why, device.text(),
+                       policy.text, usable->workspace_bytes, 0});
     note_last(problem, record);
     static std::atomic<bool> warned{false};
     if (!warned.exchange(true)) {

@@ -1,5 +1,5 @@
-// The only place that chooses: Problem + Policy + Device -> Plan. Operators, the profiler and listings all
-// come here. Decisions are shared by all threads; plans belong to one.
+// The only place that chooses: Problem + Policy + Device -> Plan. Operators, the profiler and
+// listings all come here. Decisions are shared by all threads; plans belong to one.
 #pragma once
 
 #include <optional>

@@ -1,14 +1,14 @@
 #include "cuda/cudnn.h"
 
-#include <climits>
-#include <cstdlib>
-#include <link.h>
-#include <mutex>
-#include <set>
-
 #include <ATen/cuda/EmptyTensor.h>
 #include <ATen/cudnn/Handle.h>
 #include <c10/util/StringUtil.h>
+#include <link.h>
+
+#include <climits>
+#include <cstdlib>
+#include <mutex>
+#include <set>
 
 namespace torch_cudnn_ext {
 
@@ -28,11 +28,16 @@ void check_cudnn(cudnnStatus_t status, const char* call) {
 
 cudnnDataType_t cudnn_type(c10::ScalarType dtype) {
   switch (dtype) {
-    case c10::ScalarType::Double: return CUDNN_DATA_DOUBLE;
-    case c10::ScalarType::Float: return CUDNN_DATA_FLOAT;
-    case c10::ScalarType::Half: return CUDNN_DATA_HALF;
-    case c10::ScalarType::BFloat16: return CUDNN_DATA_BFLOAT16;
-    default: TORCH_CHECK(false, "cuDNN has no data type for ", c10::toString(dtype));
+    case c10::ScalarType::Double:
+      return CUDNN_DATA_DOUBLE;
+    case c10::ScalarType::Float:
+      return CUDNN_DATA_FLOAT;
+    case c10::ScalarType::Half:
+      return CUDNN_DATA_HALF;
+    case c10::ScalarType::BFloat16:
+      return CUDNN_DATA_BFLOAT16;
+    default:
+      TORCH_CHECK(false, "cuDNN has no data type for ", c10::toString(dtype));
   }
 }
 

@@ -1,11 +1,11 @@
-// What both cuDNN backends need of the library: handle, status texts, data types, and that all of its files
-// come from one folder.
+// What both cuDNN backends need of the library: handle, status texts, data types, and that all of
+// its files come from one folder.
 #pragma once
+
+#include <cudnn.h>
 
 #include <string>
 #include <vector>
-
-#include <cudnn.h>
 
 #include "core/device.h"
 #include "core/plan.h"
@@ -23,20 +23,21 @@ void check_cudnn(cudnnStatus_t status, const char* call);
 
 cudnnDataType_t cudnn_type(c10::ScalarType dtype);
 
-// cuDNN's classic API, and its fast engines, know space in two or three dimensions: a convolution over one
-// is the same over a plane of height 1.
+// cuDNN's classic API, and its fast engines, know space in two or three dimensions: a convolution
+// over one is the same over a plane of height 1.
 ConvolutionProblem lift_to_plane(const ConvolutionProblem& problem);
 
-// Marks a Winograd algorithm. For kernels of 5x5 cuDNN 9 takes tiles of 13x13, whose transforms cost some
-// 13 bits: relative errors of 2e-4 to 4e-3 on float32 data (measured on an H200 with 9.19).
+// Marks a Winograd algorithm. For kernels of 5x5 cuDNN 9 takes tiles of 13x13, whose transforms
+// cost some 13 bits: relative errors of 2e-4 to 4e-3 on float32 data (measured on an H200
+// with 9.19).
 void add_winograd_notes(Notes& notes, const ConvolutionProblem& problem);
 
 at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like);
 
 // Paths of the libcudnn files in this process, in order of loading.
 std::vector<std::string> cudnn_files();
-// Throws when they lie in more than one folder: such a mix can report equal versions and still crash.
-// Looks once, after the first plan has made cuDNN load its sub-libraries.
+// Throws when they lie in more than one folder: such a mix can report equal versions and still
+// crash. Looks once, after the first plan has made cuDNN load its sub-libraries.
 void check_cudnn_files_once();
 
 }  // namespace torch_cudnn_ext

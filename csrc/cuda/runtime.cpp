@@ -2,9 +2,10 @@
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
-#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
+
+#include <ATen/cuda/CUDAGraphsUtils.cuh>
 
 #include "core/device.h"
 #include "cuda/cudnn.h"
@@ -45,16 +46,16 @@ class CudaRuntime : public DeviceRuntime {
   }
 
   void synchronize(const Device& device) const override {
-    C10_CUDA_CHECK(cudaStreamSynchronize(
-        at::cuda::getCurrentCUDAStream(static_cast<int8_t>(device.index))));
+    C10_CUDA_CHECK(
+        cudaStreamSynchronize(at::cuda::getCurrentCUDAStream(static_cast<int8_t>(device.index))));
   }
 
   std::unique_ptr<Timer> make_timer(const Device&) const override {
     return std::make_unique<EventTimer>();
   }
 
-  // Four times the largest second-level cache of today. Writing it takes some 60 us on an H200, longer
-  // than the host needs to enqueue what comes after.
+  // Four times the largest second-level cache of today. Writing it takes some 60 us on an H200,
+  // longer than the host needs to enqueue what comes after.
   void flush_cache(const Device& device) const override {
     constexpr int64_t kBytes = 256 << 20;
     at::empty({kBytes}, at::TensorOptions(at::kByte).device(device.torch_device())).zero_();

@@ -1,11 +1,11 @@
 // Convolution: argument checks, output, Problem, and what the core must know of the family.
 #include "ops/convolution.h"
 
-#include <cmath>
-
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
+
+#include <cmath>
 
 #include "core/operator.h"
 #include "core/policy.h"
@@ -29,8 +29,8 @@ constexpr Names kBackwardInputNames{"convolution_backward_input", "input_size", 
 constexpr Names kBackwardWeightNames{"convolution_backward_weight", "input", "weight_size",
                                      "grad_output"};
 
-// One call of a primitive in the words of the forward convolution. Of the tensor that is computed, only
-// the sizes are given.
+// One call of a primitive in the words of the forward convolution. Of the tensor that is computed,
+// only the sizes are given.
 struct Request {
   ConvolutionPass pass;
   const Names& names;
@@ -128,11 +128,16 @@ c10::ScalarType compute_type(c10::ScalarType data, std::optional<Compute> wanted
   c10::ScalarType otherwise = data == at::kDouble ? at::kDouble : at::kFloat;
   if (!wanted) return otherwise;
   switch (*wanted) {
-    case Compute::as_input: return data;
-    case Compute::as_input_f32: return otherwise;
-    case Compute::f16: return at::kHalf;
-    case Compute::f32: return at::kFloat;
-    case Compute::f64: return at::kDouble;
+    case Compute::as_input:
+      return data;
+    case Compute::as_input_f32:
+      return otherwise;
+    case Compute::f16:
+      return at::kHalf;
+    case Compute::f32:
+      return at::kFloat;
+    case Compute::f64:
+      return at::kDouble;
   }
   return otherwise;
 }
@@ -197,7 +202,8 @@ Role result_role(ConvolutionPass pass) {
   return pass == ConvolutionPass::bwd_data ? Role::x : Role::w;
 }
 
-// Runs the request. `out`, where defined, is accumulated into and returned; it is in the call's layout.
+// Runs the request. `out`, where defined, is accumulated into and returned; it is in the call's
+// layout.
 Tensor run(const Request& r, const Dims& output, bool channels_last, const Tensor& out) {
   Tensor first = in_layout(r.first, channels_last);
   Tensor second = in_layout(r.second, channels_last);
@@ -225,8 +231,8 @@ Tensor run_empty(const Request& r, c10::IntArrayRef sizes, bool channels_last, c
 void check_like(const Request& r, const char* name, const Tensor& t, c10::IntArrayRef sizes) {
   TORCH_CHECK_VALUE(t.sizes() == sizes, "torch_cudnn_ext::", r.names.op, ": ", name, " has sizes ",
                     t.sizes(), ", wanted ", sizes);
-  TORCH_CHECK_VALUE(t.scalar_type() == r.first.scalar_type(), "torch_cudnn_ext::", r.names.op,
-                    ": ", name, " is ", t.scalar_type(), ", wanted ", r.first.scalar_type());
+  TORCH_CHECK_VALUE(t.scalar_type() == r.first.scalar_type(), "torch_cudnn_ext::", r.names.op, ": ",
+                    name, " is ", t.scalar_type(), ", wanted ", r.first.scalar_type());
   TORCH_CHECK_VALUE(t.device() == r.first.device(), "torch_cudnn_ext::", r.names.op, ": ", name,
                     " is on ", t.device(), ", wanted ", r.first.device());
 }
@@ -301,8 +307,8 @@ Dims transposed_sizes(const Tensor& input, const Tensor& weight, c10::IntArrayRe
   TORCH_CHECK_VALUE(stride.size() == spatial && padding.size() == spatial &&
                         dilation.size() == spatial && output_padding.size() == spatial,
                     "torch_cudnn_ext::", op, ": stride is ", stride, ", padding is ", padding,
-                    ", dilation is ", dilation, ", output_padding is ", output_padding,
-                    ", wanted ", spatial, " values in each");
+                    ", dilation is ", dilation, ", output_padding is ", output_padding, ", wanted ",
+                    spatial, " values in each");
   Dims sizes{input.size(0), weight.size(1) * groups};
   for (size_t i = 0; i < spatial; ++i) {
     int64_t limit = std::max(stride[i], dilation[i]);
@@ -323,7 +329,8 @@ Dims transposed_sizes(const Tensor& input, const Tensor& weight, c10::IntArrayRe
 
 }  // namespace
 
-// Of a tensor over one dimension of space, what PyTorch finds for the same tensor as a plane of height 1.
+// Of a tensor over one dimension of space, what PyTorch finds for the same tensor as a plane of
+// height 1.
 static bool is_channels_last(const Tensor& t) {
   if (t.dim() == 4) return t.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
   if (t.dim() == 5) return t.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
@@ -335,9 +342,9 @@ bool prefers_channels_last(const Tensor& a, const Tensor& b) {
   return a.scalar_type() != at::kDouble && (is_channels_last(a) || is_channels_last(b));
 }
 
-#define LISTS                                                 \
-  c10::IntArrayRef strides = C10_AS_INTARRAYREF_SLOW(stride);  \
-  c10::IntArrayRef pads = C10_AS_INTARRAYREF_SLOW(padding);    \
+#define LISTS                                                     \
+  c10::IntArrayRef strides = C10_AS_INTARRAYREF_SLOW(stride);     \
+  c10::IntArrayRef pads = C10_AS_INTARRAYREF_SLOW(padding);       \
   c10::IntArrayRef dilations = C10_AS_INTARRAYREF_SLOW(dilation); \
   int64_t group_count = groups.guard_int(__FILE__, __LINE__)
 
@@ -351,15 +358,15 @@ Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& 
   if (transposed) {
     Dims x_sizes = transposed_sizes(input, weight, strides, pads, dilations,
                                     C10_AS_INTARRAYREF_SLOW(output_padding), group_count);
-    result = run_functional({ConvolutionPass::bwd_data, kTransposedNames, input, weight, x_sizes,
-                             weight.sizes(), strides, pads, dilations, group_count, flip_kernel,
-                             alpha, beta, policy},
-                            z);
+    result = run_functional(
+        {ConvolutionPass::bwd_data, kTransposedNames, input, weight, x_sizes, weight.sizes(),
+         strides, pads, dilations, group_count, flip_kernel, alpha, beta, policy},
+        z);
   } else {
-    result = run_functional({ConvolutionPass::fwd, kForwardNames, input, weight, input.sizes(),
-                             weight.sizes(), strides, pads, dilations, group_count, flip_kernel,
-                             alpha, beta, policy},
-                            z);
+    result = run_functional(
+        {ConvolutionPass::fwd, kForwardNames, input, weight, input.sizes(), weight.sizes(), strides,
+         pads, dilations, group_count, flip_kernel, alpha, beta, policy},
+        z);
   }
   add_bias(result, bias, "convolution");
   return result;
@@ -417,10 +424,10 @@ void backward_input_out(const Tensor& grad_output, const Tensor& weight, SymIntA
            out);
 }
 
-void backward_weight_out(const Tensor& grad_output, const Tensor& input,
-                         SymIntArrayRef weight_size, SymIntArrayRef stride, SymIntArrayRef padding,
-                         SymIntArrayRef dilation, SymInt groups, Tensor& out, double alpha,
-                         double beta, bool flip_kernel, OptionalPolicy policy) {
+void backward_weight_out(const Tensor& grad_output, const Tensor& input, SymIntArrayRef weight_size,
+                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                         SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
+                         OptionalPolicy policy) {
   LISTS;
   run_into({ConvolutionPass::bwd_filter, kBackwardWeightNames, grad_output, input, input.sizes(),
             C10_AS_INTARRAYREF_SLOW(weight_size), strides, pads, dilations, group_count,
@@ -432,8 +439,8 @@ void backward_weight_out(const Tensor& grad_output, const Tensor& input,
 ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Tensor& w,
                                 c10::IntArrayRef stride, c10::IntArrayRef padding,
                                 c10::IntArrayRef dilation, int64_t groups, OptionalPolicy policy) {
-  Request r{pass,   kForwardNames, x,        w,      x.sizes(), w.sizes(), stride,
-            padding, dilation,     groups,   false,  1,         0,         policy};
+  Request r{pass,    kForwardNames, x,      w,     x.sizes(), w.sizes(), stride,
+            padding, dilation,      groups, false, 1,         0,         policy};
   check_tensors(r);
   Dims output = output_sizes(r);
   r.pass = ConvolutionPass::fwd;  // y is not at hand to be checked
@@ -472,8 +479,8 @@ constexpr LegacyName kForwardAlgorithms[] = {
     {5, "CUDNN_CONVOLUTION_FWD_ALGO_FFT_TILING", "fft_tiling", nullptr},
     {6, "CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD", "winograd", nullptr},
     {7, "CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED", "winograd_nonfused", "winograd_non_fused"}};
-// Theano's own table has no `small` here, its manual has: the deterministic one, which like the forward's
-// `small` is the implicit GEMM with precomputed indices.
+// Theano's own table has no `small` here, its manual has: the deterministic one, which like the
+// forward's `small` is the implicit GEMM with precomputed indices.
 constexpr LegacyName kBackwardDataAlgorithms[] = {
     {0, "CUDNN_CONVOLUTION_BWD_DATA_ALGO_0", "algo_0", "none"},
     {1, "CUDNN_CONVOLUTION_BWD_DATA_ALGO_1", "algo_1", "deterministic"},
@@ -527,8 +534,8 @@ class ConvolutionOperator : public Operator {
     auto outputs = static_cast<double>(p.y.numel());
     double terms = taps;
     if (p.pass == ConvolutionPass::bwd_data) {
-      terms = taps / static_cast<double>(p.w.sizes[1]) *
-              static_cast<double>(p.w.sizes[0] / p.groups);
+      terms =
+          taps / static_cast<double>(p.w.sizes[1]) * static_cast<double>(p.w.sizes[0] / p.groups);
     } else if (p.pass == ConvolutionPass::bwd_filter) {
       terms = outputs / static_cast<double>(p.w.sizes[0]);
     }
@@ -545,9 +552,9 @@ class ConvolutionOperator : public Operator {
 
   at::Tensor reference(const Problem& problem, const Bindings& bindings) const override;
 
-  // Rounding of the output, plus the error of a sum of that many terms in the compute type. Filter gradients
-  // are long sums, split over blocks that may meet in the data's type. Winograd and FFT transform their
-  // operands, which costs some more digits; TF32 keeps 10 bits of each factor.
+  // Rounding of the output, plus the error of a sum of that many terms in the compute type. Filter
+  // gradients are long sums, split over blocks that may meet in the data's type. Winograd and FFT
+  // transform their operands, which costs some more digits; TF32 keeps 10 bits of each factor.
   double tolerance(const Problem& problem, const Notes& notes) const override {
     const auto& p = std::get<ConvolutionProblem>(problem);
     double sum = epsilon(p.compute) * std::sqrt(cost(problem).reduction_length);
@@ -594,9 +601,9 @@ at::Tensor ConvolutionOperator::reference(const Problem& problem, const Bindings
     Tensor x = data ? at::empty(p.x.sizes, bindings[Role::y].options().dtype(at::kDouble))
                     : in_double(Role::x);
     Dims none(p.spatial_dims(), 0);
-    auto gradients = at::convolution_backward(in_double(Role::y), x, w, c10::nullopt, p.stride,
-                                              p.padding, p.dilation, false, none, p.groups,
-                                              {data, !data, false});
+    auto gradients =
+        at::convolution_backward(in_double(Role::y), x, w, c10::nullopt, p.stride, p.padding,
+                                 p.dilation, false, none, p.groups, {data, !data, false});
     result = data ? std::get<0>(gradients) : std::get<1>(gradients);
     if (flip && !data) result = result.flip(spatial);
   }

@@ -1,11 +1,11 @@
 // The convolution operator family below the dispatcher: what its registrations share.
 #pragma once
 
-#include <optional>
-#include <string_view>
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
+
+#include <optional>
+#include <string_view>
 
 #include "core/problem.h"
 
@@ -39,16 +39,17 @@ void backward_input_out(const Tensor& grad_output, const Tensor& weight, SymIntA
                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                         SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
                         OptionalPolicy policy);
-void backward_weight_out(const Tensor& grad_output, const Tensor& input,
-                         SymIntArrayRef weight_size, SymIntArrayRef stride, SymIntArrayRef padding,
-                         SymIntArrayRef dilation, SymInt groups, Tensor& out, double alpha,
-                         double beta, bool flip_kernel, OptionalPolicy policy);
+void backward_weight_out(const Tensor& grad_output, const Tensor& input, SymIntArrayRef weight_size,
+                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                         SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
+                         OptionalPolicy policy);
 
-// Whether the result is channels_last, as PyTorch decides it: when either operand is, float64 never.
+// Whether the result is channels_last, as PyTorch decides it: when either operand is, float64
+// never.
 bool prefers_channels_last(const Tensor& a, const Tensor& b);
 
-// The problem that a call on these forward-convolution tensors poses; of the output of the pass only sizes
-// matter. Arguments are checked as a call checks them.
+// The problem that a call on these forward-convolution tensors poses; of the output of the pass
+// only sizes matter. Arguments are checked as a call checks them.
 ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Tensor& w,
                                 c10::IntArrayRef stride, c10::IntArrayRef padding,
                                 c10::IntArrayRef dilation, int64_t groups, OptionalPolicy policy);

@@ -1,6 +1,6 @@
-// Gradients of convolution. Its three primitives, forward F(x, w), data gradient D(dy, w) and filter gradient
-// W(dy, x), are bilinear, and the gradient of each is made of the other two; so one node serves them all, to
-// any order, backward and forward.
+// Gradients of convolution. Its three primitives, forward F(x, w), data gradient D(dy, w) and
+// filter gradient W(dy, x), are bilinear, and the gradient of each is made of the other two; so one
+// node serves them all, to any order, backward and forward.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fw_primal_ops.h>
@@ -49,18 +49,18 @@ struct Geometry {
 };
 
 // The bilinear part alone, through the dispatcher. `result_sizes` is read by D and W.
-Tensor bilinear(ConvolutionPass pass, const Tensor& a, const Tensor& b,
-                SymIntArrayRef result_sizes, const Geometry& g) {
+Tensor bilinear(ConvolutionPass pass, const Tensor& a, const Tensor& b, SymIntArrayRef result_sizes,
+                const Geometry& g) {
   switch (pass) {
     case ConvolutionPass::fwd: {
       static const std::vector<SymInt> zeros(3, 0);
       SymIntArrayRef none(zeros.data(), g.stride.size());
-      return forward_op().call(a, b, {}, g.stride, g.padding, g.dilation, false, none, g.groups,
-                               {}, g.alpha, 0, g.flip_kernel, g.policy);
+      return forward_op().call(a, b, {}, g.stride, g.padding, g.dilation, false, none, g.groups, {},
+                               g.alpha, 0, g.flip_kernel, g.policy);
     }
     case ConvolutionPass::bwd_data:
-      return backward_input_op().call(a, b, result_sizes, g.stride, g.padding, g.dilation,
-                                      g.groups, {}, g.alpha, 0, g.flip_kernel, g.policy);
+      return backward_input_op().call(a, b, result_sizes, g.stride, g.padding, g.dilation, g.groups,
+                                      {}, g.alpha, 0, g.flip_kernel, g.policy);
     case ConvolutionPass::bwd_filter:
       return backward_weight_op().call(a, b, result_sizes, g.stride, g.padding, g.dilation,
                                        g.groups, {}, g.alpha, 0, g.flip_kernel, g.policy);
@@ -158,8 +158,9 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
   }
 };
 
-// Under a tracer the knobs of today must not be frozen into the graph: it keeps the argument alone, and
-// reads them when it runs. An eager node keeps what was resolved, so that backward obeys it on any thread.
+// Under a tracer the knobs of today must not be frozen into the graph: it keeps the argument alone,
+// and reads them when it runs. An eager node keeps what was resolved, so that backward obeys it on
+// any thread.
 std::optional<std::string> policy_to_save(OptionalPolicy policy) {
   bool tracing = c10::impl::TorchDispatchModeTLS::any_modes_set();
   if (!tracing) return resolve_policy(ConvolutionProblem::kFamily, policy).text;
@@ -254,8 +255,7 @@ Tensor backward_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_outp
                                const Tensor& weight, SymIntArrayRef input_size,
                                SymIntArrayRef stride, SymIntArrayRef padding,
                                SymIntArrayRef dilation, SymInt groups, const OptionalTensor& z,
-                               double alpha, double beta, bool flip_kernel,
-                               OptionalPolicy policy) {
+                               double alpha, double beta, bool flip_kernel, OptionalPolicy policy) {
   Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
   return with_autograd(ConvolutionPass::bwd_data, grad_output, weight, {}, z, beta, g, [&] {
     return backward_input_op().redispatch(keys & c10::after_autograd_keyset, grad_output, weight,
@@ -273,8 +273,8 @@ Tensor backward_weight_autograd(c10::DispatchKeySet keys, const Tensor& grad_out
   Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
   return with_autograd(ConvolutionPass::bwd_filter, grad_output, input, {}, z, beta, g, [&] {
     return backward_weight_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
-                                           weight_size, stride, padding, dilation, groups, z,
-                                           alpha, beta, flip_kernel, policy);
+                                           weight_size, stride, padding, dilation, groups, z, alpha,
+                                           beta, flip_kernel, policy);
   });
 }
 
@@ -290,10 +290,10 @@ void refuse_gradient(const char* op, const Tensor& a, const Tensor& b, const Ten
 }
 
 void forward_out_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
-                          const OptionalTensor& bias, SymIntArrayRef stride,
-                          SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
-                          SymIntArrayRef output_padding, SymInt groups, Tensor& out, double alpha,
-                          double beta, bool flip_kernel, OptionalPolicy policy) {
+                          const OptionalTensor& bias, SymIntArrayRef stride, SymIntArrayRef padding,
+                          SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
+                          SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
+                          OptionalPolicy policy) {
   static auto op = find_op<decltype(forward_out)>("torch_cudnn_ext::convolution_out");
   refuse_gradient("convolution_out", input, weight, out);
   if (bias) refuse_gradient("convolution_out", *bias, weight, out);
@@ -335,9 +335,8 @@ void backward_input_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_ou
 void backward_weight_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
                                   const Tensor& input, SymIntArrayRef weight_size,
                                   SymIntArrayRef stride, SymIntArrayRef padding,
-                                  SymIntArrayRef dilation, SymInt groups, Tensor& out,
-                                  double alpha, double beta, bool flip_kernel,
-                                  OptionalPolicy policy) {
+                                  SymIntArrayRef dilation, SymInt groups, Tensor& out, double alpha,
+                                  double beta, bool flip_kernel, OptionalPolicy policy) {
   static auto op =
       find_op<decltype(backward_weight_out)>("torch_cudnn_ext::convolution_backward_weight_out");
   run_backward_out(op, "convolution_backward_weight_out", keys, grad_output, input, weight_size,
@@ -374,9 +373,8 @@ Tensor conv(const Tensor& input, const Tensor& weight, const OptionalTensor& bia
 
 template <int spatial>
 Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                      SymIntArrayRef stride, SymIntArrayRef padding,
-                      SymIntArrayRef output_padding, SymInt groups, SymIntArrayRef dilation,
-                      OptionalPolicy policy) {
+                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef output_padding,
+                      SymInt groups, SymIntArrayRef dilation, OptionalPolicy policy) {
   return convolution_nd(spatial, true, input, weight, bias, stride, padding, output_padding,
                         dilation, std::move(groups), policy);
 }

@@ -17,7 +17,8 @@ Tensor empty_result(const SymSizes& sizes, bool channels_last, const Tensor& lik
   if (sizes.size() == 3) {
     return at::empty_symint({sizes[0], sizes[2], sizes[1]}, like.options()).transpose(1, 2);
   }
-  auto format = sizes.size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  auto format =
+      sizes.size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
   return at::empty_symint(sizes, like.options(), format);
 }
 
@@ -44,14 +45,14 @@ Tensor forward_meta(const Tensor& input, const Tensor& weight, const OptionalTen
   TORCH_CHECK_VALUE(input.sym_size(1) == wanted, "torch_cudnn_ext::convolution: weight has sizes ",
                     weight.sym_sizes(), " and groups is ", groups, ", so input must have ", wanted,
                     " channels, but has sizes ", input.sym_sizes());
-  TORCH_CHECK_VALUE(weight.sym_size(0) % groups == 0, "torch_cudnn_ext::convolution: weight has sizes ",
-                    weight.sym_sizes(), ", wanted a first size that groups=", groups, " divides");
+  TORCH_CHECK_VALUE(weight.sym_size(0) % groups == 0,
+                    "torch_cudnn_ext::convolution: weight has sizes ", weight.sym_sizes(),
+                    ", wanted a first size that groups=", groups, " divides");
   check_rank("convolution", "stride", stride, spatial);
   check_rank("convolution", "padding", padding, spatial);
   check_rank("convolution", "dilation", dilation, spatial);
   if (transposed) check_rank("convolution", "output_padding", output_padding, spatial);
-  SymSizes sizes{input.sym_size(0),
-                 transposed ? weight.sym_size(1) * groups : weight.sym_size(0)};
+  SymSizes sizes{input.sym_size(0), transposed ? weight.sym_size(1) * groups : weight.sym_size(0)};
   for (size_t i = 0; i < spatial; ++i) {
     auto dim = static_cast<int64_t>(i) + 2;
     SymInt reach = dilation[i] * (weight.sym_size(dim) - 1) + 1;
@@ -87,18 +88,18 @@ Tensor backward_weight_meta(const Tensor& grad_output, const Tensor& input,
 }
 
 void forward_out_meta(const Tensor&, const Tensor&, const OptionalTensor&, SymIntArrayRef,
-                      SymIntArrayRef, SymIntArrayRef, bool, SymIntArrayRef, SymInt, Tensor&,
-                      double, double, bool, OptionalPolicy) {}
+                      SymIntArrayRef, SymIntArrayRef, bool, SymIntArrayRef, SymInt, Tensor&, double,
+                      double, bool, OptionalPolicy) {}
 
-void backward_out_meta(const Tensor&, const Tensor&, SymIntArrayRef, SymIntArrayRef,
-                       SymIntArrayRef, SymIntArrayRef, SymInt, Tensor&, double, double, bool,
-                       OptionalPolicy) {}
+void backward_out_meta(const Tensor&, const Tensor&, SymIntArrayRef, SymIntArrayRef, SymIntArrayRef,
+                       SymIntArrayRef, SymInt, Tensor&, double, double, bool, OptionalPolicy) {}
 
-// What is cast under autocast, in the way of PyTorch's own convolution: all tensors, to the lower type.
+// What is cast under autocast, in the way of PyTorch's own convolution: all tensors, to the lower
+// type.
 template <c10::DeviceType device>
 struct Cast {
-  static constexpr c10::DispatchKey kKey = device == c10::kCUDA ? c10::DispatchKey::AutocastCUDA
-                                                                : c10::DispatchKey::AutocastCPU;
+  static constexpr c10::DispatchKey kKey =
+      device == c10::kCUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
   c10::impl::ExcludeDispatchKeyGuard below{kKey};
   c10::ScalarType to = at::autocast::get_lower_precision_fp_from_device_type(device);
 
@@ -129,8 +130,8 @@ template <c10::DeviceType device>
 Tensor backward_input_autocast(const Tensor& grad_output, const Tensor& weight,
                                SymIntArrayRef input_size, SymIntArrayRef stride,
                                SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
-                               const OptionalTensor& z, double alpha, double beta,
-                               bool flip_kernel, OptionalPolicy policy) {
+                               const OptionalTensor& z, double alpha, double beta, bool flip_kernel,
+                               OptionalPolicy policy) {
   static auto op = find_op<decltype(backward_input)>("torch_cudnn_ext::convolution_backward_input");
   Cast<device> cast;
   return op.call(cast(grad_output), cast(weight), input_size, stride, padding, dilation,

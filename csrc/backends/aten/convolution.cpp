@@ -1,5 +1,5 @@
-// PyTorch's own convolution: the baseline of every table, and the last resort. It reads PyTorch's global
-// switches, which are never flipped here; what they imply is in the plan's notes.
+// PyTorch's own convolution: the baseline of every table, and the last resort. It reads PyTorch's
+// global switches, which are never flipped here; what they imply is in the plan's notes.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/util/StringUtil.h>
@@ -39,8 +39,9 @@ class AtenConvolution : public Plan {
     for (int i = 0; i < spec.sizes.size(); ++i) {
       as_specified &= spec.sizes[i] == 1 || result.stride(i) == spec.strides[i];
     }
-    out = as_specified ? result
-                       : at::empty_strided(spec.sizes, spec.strides, result.options()).copy_(result);
+    out = as_specified
+              ? result
+              : at::empty_strided(spec.sizes, spec.strides, result.options()).copy_(result);
   }
 
  private:
@@ -53,7 +54,8 @@ class AtenConvolution : public Plan {
       return at::convolution(b[Role::x], weight(b), {}, p_.stride, p_.padding, p_.dilation, false,
                              none_, p_.groups);
     }
-    // PyTorch asks for the tensor whose gradient is wanted, of which it reads sizes and layout only.
+    // PyTorch asks for the tensor whose gradient is wanted, of which it reads sizes and layout
+    // only.
     bool data = p_.pass == ConvolutionPass::bwd_data;
     const Tensor& dy = b[Role::y];
     Tensor x = data ? at::empty_strided(p_.x.sizes, p_.x.strides, dy.options()) : b[Role::x];

@@ -1,8 +1,9 @@
-// Three ways of convolving on the CPU, written on ATen: they make tuning, pinning and profiling real work on
-// a machine without a GPU.
+// Three ways of convolving on the CPU, written on ATen: they make tuning, pinning and profiling
+// real work on a machine without a GPU.
 //   im2col  patches side by side in a matrix, then one matrix product (Chellapilla et al. 2006)
-//   direct  one matrix product for each tap of the kernel, on a shifted view (no copy of the patches)
-//   fft     products in the frequency domain (Mathieu et al. 2013); stride is taken out of the full result
+//   direct  one matrix product for each tap of the kernel, on a shifted view (no copy of the
+//   patches) fft     products in the frequency domain (Mathieu et al. 2013); stride is taken out of
+//   the full result
 // Narrow types are computed in float32.
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
@@ -16,7 +17,8 @@ using at::Tensor;
 using at::indexing::Slice;
 using Index = std::vector<at::indexing::TensorIndex>;
 
-// All three passes on tensors in the compute type: forward takes (x, w), bwd_data (dy, w), bwd_filter (x, dy).
+// All three passes on tensors in the compute type: forward takes (x, w), bwd_data (dy, w),
+// bwd_filter (x, dy).
 class CpuConvolution : public Plan {
  public:
   CpuConvolution(const ConvolutionProblem& p, const Algorithm& algorithm, int64_t workspace)
@@ -126,7 +128,8 @@ class CpuConvolution : public Plan {
     const TensorSpec& spec = role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w;
     Tensor& out = b[role];
     bool fresh = !out.defined();
-    if (fresh) out = at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype));
+    if (fresh)
+      out = at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype));
     Tensor value = result.reshape(spec.sizes);
     if (p_.accumulate == Accumulate::none) {
       out.copy_(value);
@@ -151,7 +154,9 @@ class Im2col : public CpuConvolution {
     Tensor stacked = at::stack(taps, 2);  // [N, C, taps, positions]
     return stacked.reshape({x.size(0), p_.groups, -1, stacked.size(3)});
   }
-  Tensor kernel_matrix(const Tensor& w) const { return w.reshape({p_.groups, w.size(0) / p_.groups, -1}); }
+  Tensor kernel_matrix(const Tensor& w) const {
+    return w.reshape({p_.groups, w.size(0) / p_.groups, -1});
+  }
 
   Tensor forward(const Tensor& x, const Tensor& w) override {
     return at::matmul(kernel_matrix(w), columns(x));
@@ -314,8 +319,8 @@ int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
   if (name == "direct") return positions * std::max(p.x.sizes[1], p.w.sizes[0]) * element;
   int64_t room = 1;
   for (int i = 0; i < p.spatial_dims(); ++i) room *= p.x.sizes[i + 2] + 2 * p.padding[i];
-  int64_t planes = p.x.sizes[0] * p.x.sizes[1] + p.w.sizes[0] * p.w.sizes[1] +
-                   p.y.sizes[0] * p.y.sizes[1];
+  int64_t planes =
+      p.x.sizes[0] * p.x.sizes[1] + p.w.sizes[0] * p.w.sizes[1] + p.y.sizes[0] * p.y.sizes[1];
   return planes * room * element;
 }
 
@@ -336,8 +341,8 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
     return Unsupported{"the cpu backend has no fused convolution"};
   }
   if (p.compute != at::kFloat && p.compute != at::kDouble) {
-    return Unsupported{c10::str("the cpu backend computes in f32 or f64, not ",
-                                dtype_text(p.compute))};
+    return Unsupported{
+        c10::str("the cpu backend computes in f32 or f64, not ", dtype_text(p.compute))};
   }
   const std::string& name = algorithm.name;
   int64_t workspace = workspace_of(p, name);

@@ -20,14 +20,13 @@ constexpr PassAttributes kForward{CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DE
                                   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
                                   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
                                   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
-constexpr PassAttributes kBackwardData{
-    CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
-    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
-    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA};
+constexpr PassAttributes kBackwardData{CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                                       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                                       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                                       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+                                       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                                       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                                       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA};
 constexpr PassAttributes kBackwardFilter{
     CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
@@ -90,8 +89,9 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
 std::optional<Unsupported> refuse(const ConvolutionProblem& p, const Device& device) {
   if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
   if (p.accumulate == Accumulate::general) {
-    return Unsupported{"alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
-                       "(1, 1) only"};
+    return Unsupported{
+        "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
+        "(1, 1) only"};
   }
   if (p.bias || p.z || p.activation != Activation::none) {
     return Unsupported{"the fused graph is not offered for this problem"};
@@ -112,8 +112,9 @@ bool is_packed(const TensorSpec& t) {
   return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
 }
 
-// What cuDNN 9.19 accepts and then computes wrongly or crashes on, found by running every engine over
-// tests/cases.py on an H200. Engine numbers belong to that version; with another one nothing is refused.
+// What cuDNN 9.19 accepts and then computes wrongly or crashes on, found by running every engine
+// over tests/cases.py on an H200. Engine numbers belong to that version; with another one nothing
+// is refused.
 std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Notes& notes) {
   if (cudnnGetVersion() / 100 != 919) return "";
@@ -121,7 +122,8 @@ std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm
   if (notes.has(Note::runtime_compilation)) {
     bool aligned = has_aligned_rows(p.x) && has_aligned_rows(p.y);
     if (!packed || !aligned) {
-      return "cuDNN 9.19 computes wrong results with its run-time compiled engines where rows are not "
+      return "cuDNN 9.19 computes wrong results with its run-time compiled engines where rows are "
+             "not "
              "packed multiples of 16 bytes";
     }
     if (p.accumulate != Accumulate::none) {

@@ -1,10 +1,10 @@
 #include "backends/cudnn_graph/engine.h"
 
-#include <algorithm>
-#include <set>
-
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
 
 namespace torch_cudnn_ext::graph {
 
@@ -47,10 +47,10 @@ Descriptor make_config(const Descriptor& engine, const Algorithm& algorithm) {
 }
 
 Algorithm algorithm_of(const Descriptor& config) {
-  auto engines = config.get_descriptors(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1);
-  Algorithm algorithm{"graph",
-                      c10::str("eng", engines.at(0).get_int64(CUDNN_ATTR_ENGINE_GLOBAL_INDEX)),
-                      {}};
+  auto engines =
+      config.get_descriptors(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1);
+  Algorithm algorithm{
+      "graph", c10::str("eng", engines.at(0).get_int64(CUDNN_ATTR_ENGINE_GLOBAL_INDEX)), {}};
   auto choices = config.get_descriptors(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
                                         CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, kMaxKnobs);
   for (const Descriptor& choice : choices) {
@@ -137,8 +137,8 @@ std::vector<Knob> knobs_of(const Descriptor& engine) {
   std::vector<Knob> knobs;
   for (const Descriptor& info : engine.get_descriptors(
            CUDNN_ATTR_ENGINE_KNOB_INFO, CUDNN_BACKEND_KNOB_INFO_DESCRIPTOR, kMaxKnobs)) {
-    auto types = info.get_list<cudnnBackendKnobType_t>(CUDNN_ATTR_KNOB_INFO_TYPE,
-                                                       CUDNN_TYPE_KNOB_TYPE, 1);
+    auto types =
+        info.get_list<cudnnBackendKnobType_t>(CUDNN_ATTR_KNOB_INFO_TYPE, CUDNN_TYPE_KNOB_TYPE, 1);
     knobs.push_back({static_cast<int64_t>(types.at(0)),
                      info.get_int64(CUDNN_ATTR_KNOB_INFO_MINIMUM_VALUE),
                      info.get_int64(CUDNN_ATTR_KNOB_INFO_MAXIMUM_VALUE),

@@ -1,4 +1,5 @@
-// Engines, their knobs, heuristic lists and plans of any operation graph. Knows nothing of the operator.
+// Engines, their knobs, heuristic lists and plans of any operation graph. Knows nothing of the
+// operator.
 #pragma once
 
 #include <memory>
@@ -16,7 +17,7 @@ struct OperationGraph {
   std::vector<Descriptor> parts;
   std::optional<Descriptor> graph;
   std::optional<Descriptor> device_properties;  // for a target
-  bool float32_products = false;  // tensor cores then mean TF32
+  bool float32_products = false;                // tensor cores then mean TF32
 };
 
 // A tensor descriptor; the role is its unique id.

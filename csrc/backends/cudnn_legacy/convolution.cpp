@@ -1,8 +1,8 @@
 // Convolution through cuDNN's classic API: every algorithm of a pass times every math type.
-#include <climits>
-
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/StringUtil.h>
+
+#include <climits>
 
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
@@ -25,17 +25,18 @@ constexpr MathType kMathTypes[] = {
 std::vector<int> as_ints(const Dims& values) {
   std::vector<int> out;
   for (int64_t value : values) {
-    TORCH_CHECK(value <= INT_MAX, "the classic API holds sizes and strides in 32 bits, not ", value);
+    TORCH_CHECK(value <= INT_MAX, "the classic API holds sizes and strides in 32 bits, not ",
+                value);
     out.push_back(static_cast<int>(value));
   }
   return out;
 }
 
 void set(const TensorDescriptor& descriptor, const TensorSpec& spec) {
-  check_cudnn(cudnnSetTensorNdDescriptor(descriptor.get(), cudnn_type(spec.dtype),
-                                         spec.sizes.size(), as_ints(spec.sizes).data(),
-                                         as_ints(spec.strides).data()),
-              "cudnnSetTensorNdDescriptor");
+  check_cudnn(
+      cudnnSetTensorNdDescriptor(descriptor.get(), cudnn_type(spec.dtype), spec.sizes.size(),
+                                 as_ints(spec.sizes).data(), as_ints(spec.strides).data()),
+      "cudnnSetTensorNdDescriptor");
 }
 
 // nullopt: filters have no other layouts.
@@ -83,17 +84,17 @@ class ConvolutionPlan : public Plan {
     cudnnHandle_t handle = cudnn_handle();
     switch (p_.pass) {
       case ConvolutionPass::fwd:
-        check_cudnn(cudnnConvolutionForward(
-                        handle, alpha, d_->x.get(), x, d_->w.get(), w, d_->convolution.get(),
-                        static_cast<cudnnConvolutionFwdAlgo_t>(value_), workspace.get(),
-                        workspace_, beta, d_->y.get(), y),
+        check_cudnn(cudnnConvolutionForward(handle, alpha, d_->x.get(), x, d_->w.get(), w,
+                                            d_->convolution.get(),
+                                            static_cast<cudnnConvolutionFwdAlgo_t>(value_),
+                                            workspace.get(), workspace_, beta, d_->y.get(), y),
                     "cudnnConvolutionForward");
         break;
       case ConvolutionPass::bwd_data:
-        check_cudnn(cudnnConvolutionBackwardData(
-                        handle, alpha, d_->w.get(), w, d_->y.get(), y, d_->convolution.get(),
-                        static_cast<cudnnConvolutionBwdDataAlgo_t>(value_), workspace.get(),
-                        workspace_, beta, d_->x.get(), x),
+        check_cudnn(cudnnConvolutionBackwardData(handle, alpha, d_->w.get(), w, d_->y.get(), y,
+                                                 d_->convolution.get(),
+                                                 static_cast<cudnnConvolutionBwdDataAlgo_t>(value_),
+                                                 workspace.get(), workspace_, beta, d_->x.get(), x),
                     "cudnnConvolutionBackwardData");
         break;
       case ConvolutionPass::bwd_filter:
@@ -122,9 +123,9 @@ const MathType* find_math(const Algorithm& algorithm) {
   return nullptr;
 }
 
-// The classic API tells no properties of an algorithm, so they are written down here. Which ones are not
-// deterministic is cuDNN's documentation of the two backward enumerations; a math type other than FMA may
-// use TF32 for float32 data.
+// The classic API tells no properties of an algorithm, so they are written down here. Which ones
+// are not deterministic is cuDNN's documentation of the two backward enumerations; a math type
+// other than FMA may use TF32 for float32 data.
 Notes notes_of(const ConvolutionProblem& p, int value, const std::string& name,
                const MathType& math) {
   Notes notes;
@@ -200,13 +201,12 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   auto d = std::make_unique<ConvolutionPlan::Descriptors>();
   set(d->x, p.x);
   set(d->y, p.y);
-  cudnnStatus_t status =
-      cudnnSetFilterNdDescriptor(d->w.get(), cudnn_type(p.w.dtype), *format, p.w.sizes.size(),
-                                 as_ints(p.w.sizes).data());
+  cudnnStatus_t status = cudnnSetFilterNdDescriptor(d->w.get(), cudnn_type(p.w.dtype), *format,
+                                                    p.w.sizes.size(), as_ints(p.w.sizes).data());
   if (status == CUDNN_STATUS_SUCCESS) {
     status = cudnnSetConvolutionNdDescriptor(
-        d->convolution.get(), p.spatial_dims(), as_ints(p.padding).data(),
-        as_ints(p.stride).data(), as_ints(p.dilation).data(),
+        d->convolution.get(), p.spatial_dims(), as_ints(p.padding).data(), as_ints(p.stride).data(),
+        as_ints(p.dilation).data(),
         p.mode == ConvolutionMode::conv ? CUDNN_CONVOLUTION : CUDNN_CROSS_CORRELATION,
         cudnn_type(p.compute));
   }
