@@ -95,3 +95,44 @@ def test_a_target_refuses_to_measure_and_to_run() -> None:
 def test_an_unknown_target_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="z80"):
         _C.candidates(PROBLEM.format(op="conv_fwd"), "target:z80", "")
+
+
+def test_the_heuristic_answers_for_a_target_within_the_cap() -> None:
+    for cap in ("0", "20%"):
+        choice = _C.choose(PROBLEM.format(op="conv_fwd"), TARGET, f"max_workspace={cap}")
+        assert choice["algorithm"].startswith("graph:") and choice["why"] == "heuristic"
+        assert cap != "0" or choice["workspace_bytes"] == 0
+
+
+@pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="engine numbers of cuDNN 9.19")
+@pytest.mark.parametrize(
+    ("problem", "algorithm", "reason"),
+    [
+        (PROBLEM.format(op="conv_bwd_filter") + " align=8", "graph:eng67", "misaligned accesses"),
+        (
+            "conv_bwd_data x=f32[2,4,8,8]:s(1000,200,20,1) w=f32[6,4,3,3]:nchw pad=1",
+            "graph:eng2",
+            "between the rows",
+        ),
+    ],
+)
+def test_engines_that_go_wrong_are_refused(problem: str, algorithm: str, reason: str) -> None:
+    # Refused even where every relaxation of the numerics is allowed.
+    listing = {c["algorithm"]: c for c in _C.candidates(problem, TARGET, EVERYTHING)}
+    assert listing[algorithm]["status"] == "unsupported"
+    assert reason in listing[algorithm]["reason"]
+
+
+@pytest.mark.parametrize("device", ["cpu", TARGET])
+def test_fused_epilogues_are_refused_by_every_backend(device: str) -> None:
+    problem = PROBLEM.format(op="conv_fwd") + " bias=f16 act=relu"
+    listing = _C.candidates(problem, device, "")
+    assert all(candidate["status"] != "ok" for candidate in listing)
+    asked = ("aten", "cpu") if device == "cpu" else ("graph",)
+    assert all("fused" in c["reason"] for c in listing if c["backend"] in asked)
+
+
+def test_graph_plans_hold_no_free_scales() -> None:
+    listing = _C.candidates(PROBLEM.format(op="conv_fwd") + " accumulate=general", TARGET, "")
+    reasons = [c["reason"] for c in listing if c["backend"] == "graph"]
+    assert reasons and all("alpha and beta are fixed" in reason for reason in reasons)

@@ -110,8 +110,9 @@ class Session {
       report(i, total, candidates[i].algorithm);
       try_candidate(candidates[i]);
     }
-    time_rounds();
+    time_rounds(options_.min_samples);
     if (options_.knob_search) search_knobs();
+    time_finals();
     return ranked();
   }
 
@@ -255,10 +256,10 @@ class Session {
     contender.best = std::min(contender.best, ms);
   }
 
-  // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2
-  // at first, by 1.25 later. PyTorch's own row stays, since every other is compared with it.
-  void time_rounds() {
-    for (int round = 1; round < options_.min_samples; ++round) {
+  // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2 at first,
+  // by 1.25 later. PyTorch's own row stays, since every other is compared with it.
+  void time_rounds(int rounds) {
+    for (int round = 1; round < rounds; ++round) {
       double best = std::numeric_limits<double>::infinity();
       for (const Contender& c : contenders_) best = std::min(best, c.best);
       double limit = round < 3 ? 2.0 : 1.25;
@@ -269,31 +270,58 @@ class Session {
         if (c.running) attempt(measurements_[c.index], [&] { sample(c); });
       }
       drop_failed();
-      report(round, options_.min_samples, Algorithm{"timing", "round", {}});
+      report(round, rounds, Algorithm{"timing", "round", {}});
       if (out_of_time() && round >= 3) break;
     }
   }
 
-  // From the best plans outwards, while it helps and time is left.
-  void search_knobs() {
-    constexpr size_t kStarts = 3;
+  // The few that may yet be the best, once more and longer.
+  void time_finals() {
+    constexpr size_t kFinalists = 6;
     std::vector<size_t> order = rank_contenders();
+    for (Contender& c : contenders_) c.running = c.plan->algorithm.backend == "aten";
+    for (size_t i = 0; i < std::min(order.size(), kFinalists); ++i) {
+      contenders_[order[i]].running = true;
+    }
+    if (!out_of_time()) time_rounds(2 * options_.min_samples);
+  }
+
+  // Hill climbing over the knobs of the best engines, while it helps and time is left.
+  void search_knobs() {
+    constexpr size_t kEngines = 3;
     std::vector<Algorithm> starts;
-    for (size_t i : order) {
-      if (starts.size() < kStarts) starts.push_back(contenders_[i].plan->algorithm);
+    for (size_t i : rank_contenders()) {
+      const Algorithm& algorithm = contenders_[i].plan->algorithm;
+      bool known = std::any_of(starts.begin(), starts.end(), [&](const Algorithm& start) {
+        return start.backend == algorithm.backend && start.name == algorithm.name;
+      });
+      if (!known && starts.size() < kEngines) starts.push_back(algorithm);
     }
     for (const Algorithm& start : starts) {
-      const Backend* found = find_backend(start.backend);
-      const BackendOperator* op = found->find(op_.family());
+      const BackendOperator* op = find_backend(start.backend)->find(op_.family());
       if (op == nullptr || !op->neighbours) continue;
-      size_t first_new = contenders_.size();
-      std::vector<Algorithm> around = op->neighbours(problem_, start, device_);
-      for (size_t i = 0; i < around.size() && !out_of_time(); ++i) {
-        report(static_cast<int>(i), static_cast<int>(around.size()), around[i]);
-        try_candidate({around[i], "knob search"});
-      }
-      if (contenders_.size() > first_new) time_rounds();
+      std::optional<Algorithm> from = start;
+      while (from && !out_of_time()) from = step_from(*from, *op);
     }
+  }
+
+  // Tries the neighbours; gives the best of this engine when it is a new one.
+  std::optional<Algorithm> step_from(const Algorithm& from, const BackendOperator& op) {
+    constexpr int kRounds = 5;
+    size_t before = contenders_.size();
+    std::vector<Algorithm> around = op.neighbours(problem_, from, device_);
+    for (size_t i = 0; i < around.size() && !out_of_time(); ++i) {
+      report(static_cast<int>(i), static_cast<int>(around.size()), around[i]);
+      try_candidate({around[i], "knob search"});
+    }
+    if (contenders_.size() <= before) return std::nullopt;
+    time_rounds(kRounds);
+    for (size_t i : rank_contenders()) {
+      const Algorithm& best = contenders_[i].plan->algorithm;
+      if (best.name != from.name) continue;
+      return best == from ? std::nullopt : std::optional<Algorithm>(best);
+    }
+    return std::nullopt;
   }
 
   std::vector<size_t> rank_contenders() const {
