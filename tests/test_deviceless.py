@@ -97,6 +97,13 @@ def test_an_unknown_target_is_refused_by_name() -> None:
         _C.candidates(PROBLEM.format(op="conv_fwd"), "target:z80", "")
 
 
+def test_the_heuristic_that_prefers_memory_takes_the_smallest_workspace() -> None:
+    # By default the first of the list, which takes some.
+    assert _C.choose(PROBLEM.format(op="conv_fwd"), TARGET)["workspace_bytes"]
+    choice = _C.choose(PROBLEM.format(op="conv_fwd"), TARGET, "prefer=memory")
+    assert choice["workspace_bytes"] == 0
+
+
 def test_the_heuristic_answers_for_a_target_within_the_cap() -> None:
     for cap in ("0", "20%"):
         choice = _C.choose(PROBLEM.format(op="conv_fwd"), TARGET, f"max_workspace={cap}")

@@ -234,6 +234,7 @@ def test_the_heuristic_goes_on_to_the_next_backend(fake: Any, x: Tensor, w: Tens
         ("deterministic", "", {"notes": ["nondeterministic"]}, "deterministic"),
         ("allow_tf32=false", "allow_tf32", {"notes": ["tf32"]}, "TF32"),
         ("", "allow_down_convert", {"notes": ["down_convert"]}, "allow_down_convert"),
+        ("", "allow_down_convert", {"notes": ["low_accuracy"]}, "large tiles"),
         ("", "allow_reduced_range", {"notes": ["reduced_range"]}, "allow_reduced_range"),
     ],
 )

@@ -4,7 +4,8 @@
     >>> knobs.conv_fwd_algo = "legacy:fft"
     >>> knobs.max_workspace = "64MiB"
     >>> with knobs.flags(deterministic=True, conv_bwd_data_algo=1):
-    ...     loss.backward()
+    ...     loss = network(images).sum()
+    >>> loss.backward()  # keeps to what held at its forward
 
 Knobs, each ``None`` where it says nothing:
 
@@ -86,6 +87,9 @@ def flags(**values: Any) -> AbstractContextManager[None]:
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
     demand for determinism hold. ``verbose`` is process-wide and cannot be set here.
+
+    A backward keeps to the flags of its forward. Put the forward inside the block: flags around
+    ``backward()`` alone do not reach autograd's threads, which run it on a GPU.
 
     Raises:
         TypeError: A keyword is no knob, or its value has a type that the knob does not take.
