@@ -256,8 +256,8 @@ class Session {
     contender.best = std::min(contender.best, ms);
   }
 
-  // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2 at first,
-  // by 1.25 later. PyTorch's own row stays, since every other is compared with it.
+  // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2
+  // at first, by 1.25 later. PyTorch's own row stays, since every other is compared with it.
   void time_rounds(int rounds) {
     for (int round = 1; round < rounds; ++round) {
       double best = std::numeric_limits<double>::infinity();
