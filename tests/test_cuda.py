@@ -88,6 +88,21 @@ def _kernels(problem: str, algorithm: str) -> tuple[str, ...]:
     return tuple(event.name for event in sorted(events, key=lambda e: e.time_range.start))
 
 
+def test_a_common_layer_has_the_algorithms_that_it_should() -> None:
+    def names(problem: str, backend: str) -> set[str]:
+        return {
+            candidate["algorithm"]
+            for candidate in _C.candidates(problem, "cuda", "allow_tf32;allow_down_convert")
+            if candidate["status"] == "ok" and candidate["backend"] == backend
+        }
+
+    legacy = names(F32_NCHW.problem("conv_fwd"), "legacy")
+    wanted = {_C.canonical_algorithm(str(n), "conv_fwd") for n in NUMBERS["conv_fwd"]}
+    assert wanted <= {name.split("/")[0] for name in legacy}
+    graph = names(F16_NHWC.problem("conv_fwd"), "graph")
+    assert len({name.split("/")[0] for name in graph}) >= 16
+
+
 @pytest.mark.parametrize("op", PASSES)
 def test_legacy_pins_launch_their_own_kernels(op: str) -> None:
     problem = F32_NCHW.problem(op)
