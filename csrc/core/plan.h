@@ -21,6 +21,12 @@ enum class Role : uint8_t { x, w, y, kCount };
 const char* role_text(Role role);
 Role role_from_text(const std::string& text);  // throws ValueError
 
+// What a pass of convolution computes.
+inline Role result_role(ConvolutionPass pass) {
+  if (pass == ConvolutionPass::fwd) return Role::y;
+  return pass == ConvolutionPass::bwd_data ? Role::x : Role::w;
+}
+
 struct SlotSpec {
   Role role;
   TensorSpec spec;

@@ -9,16 +9,12 @@
 
 #include "core/backend.h"
 #include "core/operator.h"
+#include "core/words.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-template <class T>
-struct Word {
-  T value;
-  const char* text;
-};
 constexpr Word<Prefer> kPrefer[] = {{Prefer::time, "time"}, {Prefer::memory, "memory"}};
 constexpr Word<OnUnsupported> kOnUnsupported[] = {{OnUnsupported::error, "error"},
                                                   {OnUnsupported::warn, "warn"},
@@ -36,24 +32,6 @@ constexpr Word<Choice::Kind> kChoices[] = {
     // Keys hold the shape, so "on shape change" is what these always do.
     {Choice::Kind::heuristic, "guess_on_shape_change"},
     {Choice::Kind::autotune, "time_on_shape_change"}};
-
-template <class T, size_t Count>
-const char* word_text(const Word<T> (&words)[Count], T value) {
-  for (const auto& word : words) {
-    if (word.value == value) return word.text;
-  }
-  return "?";
-}
-
-template <class T, size_t Count>
-T word_value(const Word<T> (&words)[Count], std::string_view key, std::string_view text) {
-  std::string known;
-  for (const auto& word : words) {
-    if (text == word.text) return word.value;
-    known += known.empty() ? word.text : c10::str(", ", word.text);
-  }
-  TORCH_CHECK_VALUE(false, "policy text: ", key, " is '", text, "', wanted one of ", known);
-}
 
 bool bool_value(std::string_view key, std::optional<std::string_view> text) {
   if (!text || *text == "true" || *text == "1") return true;
@@ -197,12 +175,15 @@ void read_field(Policy& policy, std::string_view key, std::optional<std::string_
     return *value;
   };
   if (key == "max_workspace") return read_max_workspace(must(), policy);
-  if (key == "prefer") return void(policy.prefer = word_value(kPrefer, key, must()));
+  if (key == "prefer")
+    return void(policy.prefer = word_value(kPrefer, "policy text: prefer", must()));
   if (key == "on_unsupported") {
-    return void(policy.on_unsupported = word_value(kOnUnsupported, key, must()));
+    return void(policy.on_unsupported =
+                    word_value(kOnUnsupported, "policy text: on_unsupported", must()));
   }
   if (key == "backends") return void(policy.backends = read_backends(must()));
-  if (key == "compute") return void(policy.compute = word_value(kCompute, key, must()));
+  if (key == "compute")
+    return void(policy.compute = word_value(kCompute, "policy text: compute", must()));
   if (key == "deterministic") return void(policy.deterministic = bool_value(key, value));
   if (key == "allow_tf32") return void(policy.allow_tf32 = bool_value(key, value));
   if (key == "allow_down_convert") return void(policy.allow_down_convert = bool_value(key, value));

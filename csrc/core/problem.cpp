@@ -1,20 +1,14 @@
 #include "core/problem.h"
 
-#include <c10/util/StringUtil.h>
-
 #include <cstring>
 #include <sstream>
 #include <vector>
 
+#include "core/words.h"
+
 namespace torch_cudnn_ext {
 
 namespace {
-
-template <class T>
-struct Word {
-  T value;
-  const char* text;
-};
 
 constexpr Word<c10::ScalarType> kDtypes[] = {{c10::ScalarType::Double, "f64"},
                                              {c10::ScalarType::Float, "f32"},
@@ -38,21 +32,13 @@ const auto& words_of(Accumulate) { return kAccumulates; }
 const auto& words_of(Activation) { return kActivations; }
 
 template <class T>
-std::string word_text(T value) {
-  for (const auto& word : words_of(value)) {
-    if (word.value == value) return word.text;
-  }
-  return c10::str("?", static_cast<int>(value));
+std::string word_of(T value) {
+  return word_text(words_of(value), value);
 }
 
 template <class T>
 T word_from_text(std::string_view what, std::string_view text) {
-  std::string known;
-  for (const auto& word : words_of(T{})) {
-    if (text == word.text) return word.value;
-    known += known.empty() ? word.text : c10::str(", ", word.text);
-  }
-  TORCH_CHECK_VALUE(false, "problem text: ", what, " is '", text, "', wanted one of ", known);
+  return word_value(words_of(T{}), c10::str("problem text: ", what), text);
 }
 
 int64_t integer_from_text(std::string_view what, std::string_view text) {
@@ -146,11 +132,11 @@ struct TextWriter {
   static std::string text(int64_t v) { return std::to_string(v); }
   template <class T>
   static std::string text(T v) {
-    return word_text(v);
+    return word_of(v);
   }
   template <class T>
   static std::string text(const std::optional<T>& v) {
-    return word_text(*v);
+    return word_of(*v);
   }
   template <class T>
   void required(const char* name, const T& value) {
@@ -423,7 +409,7 @@ const char* family_of(const Problem& problem) {
 }
 
 std::string pass_of(const Problem& problem) {
-  return std::visit([](const auto& p) { return word_text(p.pass); }, problem);
+  return std::visit([](const auto& p) { return word_of(p.pass); }, problem);
 }
 
 std::string op_of(const Problem& problem) {

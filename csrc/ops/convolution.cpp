@@ -197,11 +197,6 @@ c10::IntArrayRef result_sizes(const Request& r, const Dims& output) {
   return r.pass == ConvolutionPass::bwd_data ? r.x_sizes : r.w_sizes;
 }
 
-Role result_role(ConvolutionPass pass) {
-  if (pass == ConvolutionPass::fwd) return Role::y;
-  return pass == ConvolutionPass::bwd_data ? Role::x : Role::w;
-}
-
 // Runs the request. `out`, where defined, is accumulated into and returned; it is in the call's
 // layout.
 Tensor run(const Request& r, const Dims& output, bool channels_last, const Tensor& out) {

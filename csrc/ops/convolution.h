@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
 
 #include <optional>
@@ -16,6 +17,12 @@ using c10::SymInt;
 using c10::SymIntArrayRef;
 using OptionalTensor = std::optional<Tensor>;
 using OptionalPolicy = std::optional<std::string_view>;
+
+// A typed handle of one of our operators, by its full name.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
 
 // The kernels of CPU and CUDA tensors, and of meta tensors (convolution.cpp, convolution_meta.cpp).
 Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,

@@ -2,7 +2,6 @@
 // filter gradient W(dy, x), are bilinear, and the gradient of each is made of the other two; so one
 // node serves them all, to any order, backward and forward.
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fw_primal_ops.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -20,11 +19,6 @@ namespace torch_cudnn_ext::convolution {
 namespace {
 
 using torch::autograd::variable_list;
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 const auto& forward_op() {
   static auto op = find_op<decltype(forward)>("torch_cudnn_ext::convolution");

@@ -1,7 +1,6 @@
 // Shapes and layouts of convolution's results without data, and autocast.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "ops/convolution.h"
@@ -108,11 +107,6 @@ struct Cast {
     return at::autocast::cached_cast(to, tensor, device);
   }
 };
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 template <c10::DeviceType device>
 Tensor forward_autocast(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,

@@ -23,9 +23,7 @@ class AtenConvolution : public Plan {
       : Plan(algorithm, notes, std::nullopt), p_(p), none_(p.spatial_dims(), 0) {}
 
   void run(Bindings& b) override {
-    Role role = p_.pass == ConvolutionPass::fwd        ? Role::y
-                : p_.pass == ConvolutionPass::bwd_data ? Role::x
-                                                       : Role::w;
+    Role role = result_role(p_.pass);
     Tensor result = compute(b);
     if (b.alpha != 1) result.mul_(b.alpha);
     Tensor& out = b[role];

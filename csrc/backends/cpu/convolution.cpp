@@ -122,9 +122,7 @@ class CpuConvolution : public Plan {
   Tensor kernel(const Bindings& b) const { return unflip(input(b, Role::w)).contiguous(); }
 
   void store(Bindings& b, const Tensor& result) const {
-    Role role = p_.pass == ConvolutionPass::fwd        ? Role::y
-                : p_.pass == ConvolutionPass::bwd_data ? Role::x
-                                                       : Role::w;
+    Role role = result_role(p_.pass);
     const TensorSpec& spec = role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w;
     Tensor& out = b[role];
     bool fresh = !out.defined();

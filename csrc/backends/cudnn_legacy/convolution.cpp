@@ -64,9 +64,7 @@ class ConvolutionPlan : public Plan {
 
   void run(Bindings& b) override {
     c10::DataPtr workspace;
-    Role role = p_.pass == ConvolutionPass::fwd        ? Role::y
-                : p_.pass == ConvolutionPass::bwd_data ? Role::x
-                                                       : Role::w;
+    Role role = result_role(p_.pass);
     const Tensor& like = b[role == Role::y ? Role::x : Role::y];
     if (!b[role].defined()) {
       b[role] = empty_on_cuda(role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w, like);

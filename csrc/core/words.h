@@ -1,0 +1,38 @@
+// Enumerations and the words that texts spell them with: one table each, read in both directions.
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <string>
+#include <string_view>
+
+namespace torch_cudnn_ext {
+
+template <class T>
+struct Word {
+  T value;
+  const char* text;
+};
+
+// The first of several words for one value is the canonical one.
+template <class T, size_t Count>
+const char* word_text(const Word<T> (&words)[Count], T value) {
+  for (const auto& word : words) {
+    if (word.value == value) return word.text;
+  }
+  return "?";
+}
+
+// Throws ValueError; `what` says what is being read: "policy text: prefer".
+template <class T, size_t Count>
+T word_value(const Word<T> (&words)[Count], std::string_view what, std::string_view text) {
+  std::string known;
+  for (const auto& word : words) {
+    if (text == word.text) return word.value;
+    known += known.empty() ? word.text : c10::str(", ", word.text);
+  }
+  TORCH_CHECK_VALUE(false, what, " is '", text, "', wanted one of ", known);
+}
+
+}  // namespace torch_cudnn_ext
