@@ -13,7 +13,7 @@ std::vector<std::unique_ptr<Operator>>& operators() {
 
 }  // namespace
 
-const Operator& find_operator(const std::string& family) {
+const Operator& find_operator(std::string_view family) {
   std::string known;
   for (const auto& op : operators()) {
     if (op->family() == family) return *op;

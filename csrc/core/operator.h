@@ -1,8 +1,11 @@
 // What the core must know of one operator family beyond its Problem: registered by ops/<op>.cpp.
 #pragma once
 
+#include <ATen/Context.h>
+
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/plan.h"
@@ -20,6 +23,8 @@ class Operator {
   virtual ~Operator() = default;
   virtual std::string family() const = 0;
   virtual std::vector<std::string> passes() const = 0;
+  // Which of PyTorch's switches of float32 precision speaks of this operator.
+  virtual at::Float32Op float32_op() const = 0;
   virtual std::vector<LegacyName> legacy_names(const std::string& pass) const = 0;
   virtual std::vector<SlotSpec> slots(const Problem& problem) const = 0;
   virtual Cost cost(const Problem& problem) const = 0;
@@ -39,7 +44,7 @@ class Operator {
 };
 
 const Operator& operator_of(const Problem& problem);
-const Operator& find_operator(const std::string& family);  // throws ValueError
+const Operator& find_operator(std::string_view family);  // throws ValueError
 std::vector<const Operator*> all_operators();
 void register_operator(std::unique_ptr<Operator> op);
 

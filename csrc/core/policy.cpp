@@ -417,7 +417,7 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
 Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
-  at::Float32Op op = family[0] == 'c' ? at::Float32Op::CONV : at::Float32Op::RNN;
+  at::Float32Op op = find_operator(family).float32_op();
   Switches switches;
   auto set = [&](uint8_t bit, bool on) {
     if (on) switches.bits |= bit;

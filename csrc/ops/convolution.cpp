@@ -271,7 +271,9 @@ void run_into(const Request& r, Tensor& out) {
   if (in_place) {
     run(r, output, channels_last, out);
   } else {
-    out.copy_(run(r, output, channels_last, in_layout(out, channels_last).clone()));
+    Dims strides = strides_of(sizes, channels_last);
+    Tensor copy = at::empty_strided(sizes, strides, out.options()).copy_(out);
+    out.copy_(run(r, output, channels_last, copy));
   }
 }
 
@@ -505,6 +507,8 @@ class ConvolutionOperator : public Operator {
  public:
   std::string family() const override { return ConvolutionProblem::kFamily; }
   std::vector<std::string> passes() const override { return {"fwd", "bwd_data", "bwd_filter"}; }
+
+  at::Float32Op float32_op() const override { return at::Float32Op::CONV; }
 
   std::vector<LegacyName> legacy_names(const std::string& pass) const override {
     if (pass == "fwd") return {std::begin(kForwardAlgorithms), std::end(kForwardAlgorithms)};

@@ -164,8 +164,7 @@ cudnnStatus_t workspace_of(const ConvolutionProblem& p, const ConvolutionPlan::D
 std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device&) {
   std::vector<Candidate> list;
   const LegacyName* last = nullptr;
-  static thread_local std::vector<LegacyName> names;
-  names = operator_of(p).legacy_names(pass_of(p));
+  std::vector<LegacyName> names = operator_of(p).legacy_names(pass_of(p));
   for (const LegacyName& name : names) {
     if (last != nullptr && last->value == name.value) continue;
     last = &name;
