@@ -13,11 +13,15 @@
 #include "core/errors.h"
 #include "core/measure.h"
 #include "core/operator.h"
+#include "core/plain_torch.h"
 #include "core/policy.h"
+#include "core/recording.h"
+#include "core/rules.h"
 #include "core/selector.h"
 #include "cuda/cudnn.h"
 #include "fast_call.h"
 #include "ops/convolution.h"
+#include "overrides.h"
 
 namespace py = pybind11;
 
@@ -131,6 +135,7 @@ py::dict problem_info(const std::string& text) {
     s["sizes"] = c10::IntArrayRef(slot.spec.sizes).vec();
     s["strides"] = c10::IntArrayRef(slot.spec.strides).vec();
     s["output"] = slot.is_output;
+    s["mutated"] = slot.is_mutated;
     slots[role_text(slot.role)] = s;
   }
   d["text"] = problem_text(problem);
@@ -138,11 +143,23 @@ py::dict problem_info(const std::string& text) {
   d["pass_name"] = pass_of(problem);
   d["op"] = op_of(problem);
   d["dtype"] = dtype_text(op.slots(problem)[0].spec.dtype);
-  d["compute"] = std::visit([](const auto& p) { return dtype_text(p.compute); }, problem);
+  std::vector<std::string> sequence;
+  if (auto forward = op.forward_of(problem)) sequence.push_back(problem_text(*forward));
+  for (const Problem& next : op.coupled(problem)) sequence.push_back(problem_text(next));
+  d["coupled"] = sequence;
   d["flops"] = cost.flops;
   d["bytes"] = cost.bytes;
   d["slots"] = slots;
   return d;
+}
+
+py::list recorded_py(size_t begin) {
+  py::list out;
+  for (const RecordedCall& call : recorded_calls(begin)) {
+    out.append(call.choice != nullptr ? py::object(choice_dict(*call.choice))
+                                      : py::object(py::str(call.declined)));
+  }
+  return out;
 }
 
 // "conv_fwd" -> its family and pass.
@@ -150,7 +167,7 @@ std::pair<const Operator*, std::string> find_op(const std::string& op) {
   std::string known;
   for (const Operator* family : all_operators()) {
     for (const std::string& pass : family->passes()) {
-      std::string name = family->family() + "_" + pass;
+      std::string name = c10::str(family->family(), "_", pass);
       if (name == op) return {family, pass};
       known += (known.empty() ? "" : ", ") + name;
     }
@@ -203,8 +220,8 @@ py::dict policy_fields(const std::string& text, const std::string& family) {
 
 ConvolutionPass convolution_pass(const std::string& op) {
   auto [family, pass] = find_op(op);
-  TORCH_CHECK_VALUE(family->family() == ConvolutionProblem::kFamily, "op is '", op,
-                    "', wanted an operator of convolution");
+  TORCH_CHECK_VALUE(std::string_view(family->family()) == ConvolutionProblem::kFamily, "op is '",
+                    op, "', wanted an operator of convolution");
   if (pass == "fwd") return ConvolutionPass::fwd;
   return pass == "bwd_data" ? ConvolutionPass::bwd_data : ConvolutionPass::bwd_filter;
 }
@@ -230,6 +247,16 @@ py::list operators() {
     d["passes"] = op->passes();
     d["backends"] = backends;
     d["legacy_names"] = names;
+    d["has_one_choice"] = op->has_one_choice();
+    OperatorDescription text = op->description();
+    d["entry_points"] = text.entry_points;
+    d["dtypes"] = text.dtypes;
+    d["layouts"] = text.layouts;
+    d["limits"] = text.limits;
+    d["examples"] = text.examples;
+    py::dict batch;
+    for (const BatchSize& size : op->batch_sizes()) batch[py::str(size.field)] = size.dim;
+    d["batch_sizes"] = batch;
     out.append(d);
   }
   return out;
@@ -308,7 +335,9 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   return out;
 }
 
-Bindings bindings_of(const Problem& problem, const std::map<std::string, at::Tensor>& tensors) {
+using TensorsByRole = std::map<std::string, at::Tensor>;
+
+Bindings bindings_of(const Problem& problem, const TensorsByRole& tensors) {
   Bindings bindings;
   const Operator& op = operator_of(problem);
   if (op.accumulates(problem)) bindings.beta = 1;
@@ -319,6 +348,8 @@ Bindings bindings_of(const Problem& problem, const std::map<std::string, at::Ten
     TORCH_CHECK_VALUE(t.defined() || !needed, "tensors: '", role_text(slot.role),
                       "' is missing for ", problem_text(problem));
     if (!t.defined()) continue;
+    // Of a reserve, only the algorithm knows the size.
+    if (slot.role == Role::reserve) continue;
     bool fits =
         t.scalar_type() == slot.spec.dtype && t.sizes() == c10::IntArrayRef(slot.spec.sizes);
     for (int i = 0; fits && i < slot.spec.sizes.size(); ++i) {
@@ -338,21 +369,23 @@ Bindings bindings_of(const Problem& problem, const std::map<std::string, at::Ten
 struct Prepared {
   std::shared_ptr<Plan> plan;
   Bindings bindings;
-  Role output = Role::y;
+  std::vector<SlotSpec> slots;
   c10::Device device = c10::kCPU;
 };
 
 Prepared prepare(const std::string& text, const std::string& algorithm_text,
-                 const std::map<std::string, at::Tensor>& tensors, const std::string& policy) {
+                 const TensorsByRole& tensors, const std::string& policy) {
   Problem problem = parse_problem(text);
   auto [family, pass] = find_op(op_of(problem));
   Algorithm algorithm =
       resolve_algorithm(algorithm_text, op_of(problem), family->legacy_names(pass));
   Prepared made;
   made.bindings = bindings_of(problem, tensors);
-  for (const SlotSpec& slot : family->slots(problem)) {
-    if (slot.is_output) made.output = slot.role;
-    if (!slot.is_output) made.device = made.bindings[slot.role].device();
+  made.slots = family->slots(problem);
+  for (const SlotSpec& slot : made.slots) {
+    // Lengths are on the host wherever the data are.
+    const at::Tensor& t = made.bindings[slot.role];
+    if (!slot.is_output && t.defined() && made.device.is_cpu()) made.device = t.device();
   }
   c10::DeviceGuard guard(made.device);
   auto result = build_usable(problem, algorithm, resolved(problem, policy), device_of(made.device));
@@ -364,19 +397,27 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
   return made;
 }
 
-at::Tensor run(const std::string& text, const std::string& algorithm,
-               const std::map<std::string, at::Tensor>& tensors, const std::string& policy) {
+TensorsByRole run(const std::string& text, const std::string& algorithm,
+                  const TensorsByRole& tensors, const std::string& policy) {
+  PlainTorchGuard plain;
   Prepared made = prepare(text, algorithm, tensors, policy);
   c10::DeviceGuard guard(made.device);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   made.plan->run(made.bindings);
-  return made.bindings[made.output];
+  TensorsByRole results;
+  for (const SlotSpec& slot : made.slots) {
+    const at::Tensor& tensor = made.bindings[slot.role];  // a reserve need not be left
+    bool written = slot.is_output || slot.is_mutated;
+    if (written && tensor.defined()) results[role_text(slot.role)] = tensor;
+  }
+  return results;
 }
 
 double execute_loop(const std::string& text, const std::string& algorithm,
-                    const std::map<std::string, at::Tensor>& tensors, int64_t iterations) {
+                    const TensorsByRole& tensors, int64_t iterations) {
   TORCH_CHECK_VALUE(iterations >= 1, "execute_loop: iterations is ", iterations,
                     ", wanted at least 1");
+  PlainTorchGuard plain;
   Prepared made = prepare(text, algorithm, tensors, "");
   c10::DeviceGuard guard(made.device);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -387,8 +428,8 @@ double execute_loop(const std::string& text, const std::string& algorithm,
   return taken.count() / static_cast<double>(iterations);
 }
 
-std::map<std::string, at::Tensor> tensors_of(const Bindings& bindings) {
-  std::map<std::string, at::Tensor> out;
+TensorsByRole tensors_of(const Bindings& bindings) {
+  TensorsByRole out;
   for (int i = 0; i < static_cast<int>(Role::kCount); ++i) {
     auto role = static_cast<Role>(i);
     if (bindings[role].defined()) out[role_text(role)] = bindings[role];
@@ -453,6 +494,12 @@ py::dict choose_py(const std::string& text, const std::string& device_text,
   return choice_dict(*record);
 }
 
+std::vector<std::string> problems_posed_by(const py::function& call) {
+  DryRun dry_run;
+  call();
+  return std::move(dry_run.problems);
+}
+
 py::dict cache_info() {
   PlanCacheInfo info = plan_cache_info();
   py::dict d;
@@ -485,10 +532,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("canonical_algorithm", canonical_algorithm, py::arg("text"), py::arg("op") = py::none());
   m.def(
       "canonical_policy",
-      [](const std::string& text, const std::string& family) {
-        return parse_policy(text, family).text(family);
+      [](const std::string& text, const std::string& family,
+         const std::optional<std::string>& written_for) {
+        return parse_policy(text, family).text(written_for.value_or(family));
       },
-      py::arg("text"), py::arg("family") = "conv");
+      py::arg("text"), py::arg("family") = "conv", py::arg("written_for") = py::none());
   m.def("policy_fields", policy_fields, py::arg("text"), py::arg("family") = "conv");
   m.def(
       "convolution_problem",
@@ -533,10 +581,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       NoGil(), py::arg("problem"), py::arg("device"), py::arg("seed") = 0);
   m.def(
       "reference",
-      [](const std::string& text, const std::map<std::string, at::Tensor>& tensors) {
+      [](const std::string& text, const TensorsByRole& tensors) {
         c10::NoGradGuard no_grad;
+        PlainTorchGuard plain;
         Problem problem = parse_problem(text);
-        return operator_of(problem).reference(problem, bindings_of(problem, tensors));
+        return tensors_of(operator_of(problem).reference(problem, bindings_of(problem, tensors)));
       },
       NoGil(), py::arg("problem"), py::arg("tensors"));
   m.def("relative_error", relative_error, NoGil(), py::arg("result"), py::arg("reference"));
@@ -547,6 +596,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return operator_of(problem).tolerance(problem, notes_from_texts(notes));
       },
       py::arg("problem"), py::arg("notes"));
+  m.def("problems_posed_by", problems_posed_by, py::arg("call"));
   m.def("last_choice", last_choice_py, py::arg("op") = py::none());
 
   m.def(
@@ -563,6 +613,28 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("policy_text"));
   m.def("pop_flags", pop_thread_policy);
+  m.def(
+      "set_enabled_policy",
+      [](const std::string& policy) {
+        set_enabled_policy(parse_policy(policy, ConvolutionProblem::kFamily));
+      },
+      py::arg("policy_text"));
+  m.def(
+      "set_cudnn_pins",
+      [](const std::string& policy) {
+        set_cudnn_pins(parse_policy(policy, ConvolutionProblem::kFamily));
+      },
+      py::arg("policy_text"));
+  m.def("add_rule", add_rule, py::arg("matcher"), py::arg("use"));
+  m.def("remove_rule", remove_rule, py::arg("id"));
+  m.def("enable_overrides", enable_overrides);
+  m.def("disable_overrides", disable_overrides);
+  m.def("overrides_enabled", overrides_enabled);
+  m.def("overridden_ops", overridden_ops);
+  m.def("declined", declined);
+  m.def("reset_declined", reset_declined);
+  m.def("set_recording", set_recording, py::arg("on"));
+  m.def("recorded", recorded_py, py::arg("begin") = 0);
   m.def(
       "resolved_policy",
       [](const std::optional<std::string>& policy, const std::string& family) {

@@ -72,4 +72,234 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, Tensor(a!) out, "
       "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> ()",
       tags);
+
+  // Softmax.
+  m.def("softmax(Tensor input, int dim, ScalarType? dtype=None, *, str? policy=None) -> Tensor",
+        tags);
+  m.def("log_softmax(Tensor input, int dim, ScalarType? dtype=None, *, str? policy=None) -> Tensor",
+        tags);
+  m.def(
+      "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, *, str? policy=None) "
+      "-> Tensor",
+      tags);
+
+  // Pooling over the one to three last dimensions: as many as kernel_size has entries. An empty
+  // stride is kernel_size. With adaptive, kernel_size holds the output's sizes, and padding and
+  // stride do not count. A divisor of 1 makes sums.
+  m.def(
+      "max_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] "
+      "dilation, bool ceil_mode=False, bool adaptive=False, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool "
+      "ceil_mode=False, bool count_include_pad=True, int? divisor_override=None, bool "
+      "adaptive=False, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "avg_pool_backward(Tensor grad_output, SymInt[] input_size, bool channels_last, SymInt[] "
+      "kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode=False, bool "
+      "count_include_pad=True, int? divisor_override=None, bool adaptive=False, *, str? "
+      "policy=None) -> Tensor",
+      tags);
+  // The reserve is of the algorithm's own making, and of a size that only it knows.
+  m.def(
+      "_max_pool_train(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, bool ceil_mode, bool adaptive, *, str? policy=None) -> (Tensor output, "
+      "Tensor reserve)",
+      tags);
+  m.def(
+      "_max_pool_backward(Tensor grad_output, Tensor input, Tensor output, Tensor reserve, "
+      "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, "
+      "bool adaptive, *, str? policy=None) -> Tensor",
+      tags);
+
+  // Batch normalisation. `batch_norm` and `batch_norm_train` are made of the inner operators; a
+  // reserve is what PyTorch's own forward leaves for its backward. An argument named `mode` would
+  // clash with one of PyTorch's, where it makes an operator that mutates functional.
+  m.def(
+      "batch_norm(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "
+      "weight=None, Tensor? bias=None, bool training=False, float momentum=0.1, float eps=1e-05, "
+      "*, str mode=\"spatial\", Tensor? z=None, str activation=\"none\", str? policy=None) -> "
+      "Tensor",
+      tags);
+  m.def(
+      "batch_norm_train(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "
+      "weight=None, Tensor? bias=None, float momentum=0.1, float eps=1e-05, *, str "
+      "mode=\"spatial\", Tensor? z=None, str activation=\"none\", str? policy=None) -> (Tensor "
+      "output, Tensor mean, Tensor invstd)",
+      tags);
+  m.def(
+      "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor "
+      "invstd, bool training, float eps, *, str mode=\"spatial\", Tensor? reserve=None, str? "
+      "policy=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
+      tags);
+  m.def(
+      "_batch_norm_train(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "
+      "weight, Tensor? bias, float momentum, float eps, str norm_mode, Tensor? z, str activation, "
+      "str? "
+      "policy) -> (Tensor output, Tensor mean, Tensor invstd, Tensor reserve)",
+      tags);
+  m.def(
+      "_batch_norm_infer(Tensor input, Tensor running_mean, Tensor running_var, Tensor? weight, "
+      "Tensor? bias, float eps, str norm_mode, Tensor? z, str activation, str? policy) -> Tensor",
+      tags);
+
+  // Recurrent networks. Arguments in the order of torch._VF; without hx states begin at zero.
+  // The inner operators also hand out and take the reserve; cells are cuDNN's numbers.
+  m.def(
+      "lstm(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float "
+      "dropout, bool train, bool bidirectional, bool batch_first, *, bool skip_input=False, bool "
+      "single_bias=False, str? policy=None) -> (Tensor, Tensor, Tensor)",
+      tags);
+  m.def(
+      "lstm_packed(Tensor data, int[] batch_sizes, Tensor[] hx, Tensor[] params, bool has_biases, "
+      "int num_layers, float dropout, bool train, bool bidirectional, *, bool skip_input=False, "
+      "bool single_bias=False, str? policy=None) -> (Tensor, Tensor, Tensor)",
+      tags);
+  for (const char* name : {"gru", "rnn_tanh", "rnn_relu"}) {
+    m.def(c10::str(name,
+                   "(Tensor input, Tensor? hx, Tensor[] params, bool has_biases, int num_layers, "
+                   "float dropout, bool train, bool bidirectional, bool batch_first, *, bool "
+                   "skip_input=False, bool single_bias=False, str? policy=None) -> (Tensor, "
+                   "Tensor)")
+              .c_str(),
+          tags);
+    m.def(c10::str(name,
+                   "_packed(Tensor data, int[] batch_sizes, Tensor? hx, Tensor[] params, bool "
+                   "has_biases, int num_layers, float dropout, bool train, bool bidirectional, *, "
+                   "bool skip_input=False, bool single_bias=False, str? policy=None) -> (Tensor, "
+                   "Tensor)")
+              .c_str(),
+          tags);
+  }
+  m.def(
+      "_rnn(Tensor input, int[] batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, int cell, "
+      "int bias, int num_layers, float dropout, bool bidirectional, bool skip_input, bool "
+      "for_backward, *, str? policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
+      tags);
+  m.def(
+      "_rnn_backward(Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, Tensor input, int[] "
+      "batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, Tensor output, Tensor reserve, int "
+      "cell, int bias, int num_layers, float dropout, bool bidirectional, bool skip_input, *, str? "
+      "policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
+      tags);
+
+  // Spatial transformers. The input's gradient is an empty tensor where it is not wanted.
+  m.def(
+      "affine_grid(Tensor theta, SymInt[] size, bool align_corners, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "affine_grid_backward(Tensor grad_grid, SymInt[] size, bool align_corners, *, str? "
+      "policy=None) -> Tensor",
+      tags);
+  m.def(
+      "grid_sample(Tensor input, Tensor grid, int mode, int padding_mode, bool align_corners, *, "
+      "str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "grid_sample_backward(Tensor grad_output, Tensor input, Tensor grid, int mode, int "
+      "padding_mode, bool align_corners, bool input_gradient, *, str? policy=None) -> (Tensor, "
+      "Tensor)",
+      tags);
+
+  // Dropout with 0 < p < 1. _dropout is what it calls where a gradient is wanted: its second result
+  // is the mask in a format of the algorithm's own, of which Meta does not know the size.
+  const std::vector<at::Tag> random_tags = {at::Tag::pt2_compliant_tag,
+                                            at::Tag::nondeterministic_seeded};
+  m.def("dropout(Tensor input, float p, *, str? policy=None) -> Tensor", random_tags);
+  m.def("_dropout(Tensor input, float p, *, str? policy=None) -> (Tensor, Tensor)", random_tags);
+  m.def(
+      "dropout_backward(Tensor grad_output, Tensor reserve, float p, SymInt[] stride, *, str? "
+      "policy=None) -> Tensor",
+      tags);
+
+  // The CTC loss of each sequence, and the gradient of their sum.
+  m.def(
+      "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int "
+      "blank=0, bool zero_infinity=False, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "_ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
+      "int blank=0, bool zero_infinity=False, *, str? policy=None) -> (Tensor, Tensor)",
+      tags);
+
+  // Layer, RMS, instance and group norm: views of one operator, which is left whole in graphs.
+  m.def(
+      "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
+      "float eps=1e-05, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None, *, "
+      "str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "instance_norm(Tensor input, Tensor(a!)? running_mean=None, Tensor(b!)? running_var=None, "
+      "Tensor? weight=None, Tensor? bias=None, bool use_input_stats=True, float momentum=0.1, "
+      "float eps=1e-05, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float "
+      "eps=1e-05, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "_normalize(Tensor input, Tensor? weight, Tensor? bias, str kind, int groups, float eps, "
+      "bool statistics, *, str? policy=None) -> Tensor[]",
+      tags);
+  m.def(
+      "_normalize_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor? mean, Tensor "
+      "invstd, str kind, int groups, bool has_bias, float eps, *, str? policy=None) -> Tensor[]",
+      tags);
+
+  // Local response and divisive normalisation.
+  m.def(
+      "local_response_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float "
+      "k=1.0, str window='torch', *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "divisive_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float k=1.0, "
+      "Tensor? means=None, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "_lrn(Tensor input, Tensor? means, str kind, int size, float alpha, float beta, float k, str "
+      "window, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "_lrn_backward(Tensor grad_output, Tensor input, Tensor output, Tensor? means, str kind, int "
+      "size, float alpha, float beta, float k, str window, *, str? policy=None) -> Tensor[]",
+      tags);
+
+  // Activations: relu, clipped_relu (coefficient: ceiling), tanh, sigmoid, elu (alpha), swish
+  // (beta). The gradient of relu, tanh and sigmoid is computed from the output; that of the others
+  // from the input, where it is given. With a trailing underscore: in place.
+  m.def("activation(Tensor input, str kind, float coefficient=1.0, *, str? policy=None) -> Tensor",
+        tags);
+  m.def("activation_(Tensor(a!) input, str kind, float coefficient=1.0, *, str? policy=None) -> ()",
+        tags);
+  m.def(
+      "activation_backward(Tensor grad_output, Tensor? input, Tensor output, str kind, float "
+      "coefficient=1.0, *, str? policy=None) -> Tensor",
+      tags);
+  m.def(
+      "activation_backward_(Tensor(a!) grad_output, Tensor? input, Tensor output, str kind, float "
+      "coefficient=1.0, *, str? policy=None) -> ()",
+      tags);
+
+  // activation(alpha * a b + beta * z + bias), batches broadcast as in torch.matmul. activation is
+  // none or relu.
+  m.def(
+      "matmul(Tensor a, Tensor b, Tensor? bias=None, *, bool transpose_a=False, bool "
+      "transpose_b=False, float alpha=1.0, float beta=0.0, Tensor? z=None, str activation='none', "
+      "str? policy=None) -> Tensor",
+      tags);
+
+  // Reductions over the dimensions dim, or all: add, mul, min, max, absmax, mean, norm1, norm2,
+  // mul_no_zeros. Indices, of min and max, count over the reduced dimensions.
+  m.def(
+      "reduce(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, str? policy=None) "
+      "-> Tensor",
+      tags);
+  m.def(
+      "reduce_with_indices(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, str? "
+      "policy=None) -> (Tensor values, Tensor indices)",
+      tags);
 }

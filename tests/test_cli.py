@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudnn_ext import _C, bench
+from torch_cudnn_ext import _C, bench, bench_modules
 from torch_cudnn_ext.__main__ import main
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
@@ -76,9 +76,16 @@ def test_profile_of_a_torchvision_model(capsys: Capture) -> None:
     command = ["profile", "--model", "resnet18", "--batch", "1", "--image-size", "32"]
     command += ["--passes", "fwd", "--device", "cpu", "--time-budget", "0.05"]
     result = _json(capsys, *command)
-    counts = [layer["count"] for layer in result["layers"]]
-    assert sum(int(str(count)) for count in counts) == 20
-    assert len(counts) == 11
+    counts: dict[str, list[int]] = {}
+    for layer in result["layers"]:
+        op = str(layer["problem"]).partition(" ")[0]
+        counts.setdefault(op, []).append(int(str(layer["count"])))
+    assert len(counts["conv_fwd"]) == 11
+    totals = {op: sum(of_layers) for op, of_layers in counts.items()}
+    assert totals["conv_fwd"] == 20
+    assert totals["activation_fwd"] == 17
+    assert totals["matmul_fwd"] == 1
+    assert sum(totals.values()) == 60
 
 
 def test_shard_and_resume(capsys: Capture, tmp_path: Path) -> None:
@@ -119,12 +126,44 @@ def test_info(capsys: Capture) -> None:
         assert text in out
 
 
+def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:
+    for operator in _C.operators():
+        described = [operator[key] for key in ("entry_points", "dtypes", "layouts", "examples")]
+        assert all(described), operator["family"]
+    assert main(["info", "--operators"]) == 0
+    table = capsys.readouterr().out
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    shown = readme.partition("<!-- operators -->\n")[2].partition("<!-- end of operators -->")[0]
+    assert shown == table, "copy what `tools/run info --operators` prints into README.md"
+
+
+def test_coverage(capsys: Capture) -> None:
+    pytest.importorskip("torchvision")
+    command = ["coverage", "--model", "resnet18", "--device", "cpu", "--batch", "2"]
+    assert main([*command, "--image-size", "32", "--backends", "cpu", "--forward"]) == 0
+    out = capsys.readouterr().out
+    assert "conv 20 20 100.0%" in " ".join(out.split())
+    assert "conv, " not in out
+
+
 def test_bench(capsys: Capture) -> None:
     result = _json(capsys, "bench", PROBLEM, "--device", "cpu", "--time-budget", "0.5")
     (comparison,) = result["comparisons"]
     assert comparison["problem"] == LINE
     assert main(["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.5"]) == 0
     assert "geometric mean over all" in capsys.readouterr().out
+
+
+def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
+    monkeypatch.setattr(bench_modules, "CASES", (case,))
+    arguments = ("bench", "--modules", "all", "--dtype", "f32", "--device", "cpu")
+    rows = _json(capsys, *arguments)["comparisons"]
+    assert [row["pass_name"] for row in rows] == ["fwd", "bwd"]
+    assert all(row["module"] == case.text and row["ratio"] > 0 for row in rows)  # type: ignore[operator]
+    assert main([*arguments, "--format", "csv"]) == 0
+    assert main(["bench", "--modules", "Convolutions", "--device", "cpu"]) == 2
+    assert main([*arguments[:3], "--dtype", "f8", "--device", "cpu"]) == 2
 
 
 def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

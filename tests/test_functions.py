@@ -324,13 +324,21 @@ def test_last_choice(device: str) -> None:
     choice = ops.last_choice()
     assert choice is not None
     assert choice == ops.last_choice("conv_fwd") == ops.last_choice("conv", "fwd")
-    assert choice == ops.last_choice(pass_name="fwd") == ops.last_choice("conv_fwd", "fwd")
+    assert choice == ops.last_choice("conv_fwd", "fwd")
+    filter_choice = ops.last_choice(pass_name="bwd_filter")
+    assert filter_choice is None or filter_choice.op == "conv_bwd_filter"
     assert choice.op == "conv_fwd"
     assert choice.problem.startswith("conv_fwd x=f64[2,4,9,10]:nchw w=f64[6,4,3,2]:nchw pad=0")
     assert choice.device.startswith(device)
     assert Policy.parse(choice.policy).get("fwd") is not None
     assert choice.choosing_ms >= 0
     assert choice.workspace_bytes is None or choice.workspace_bytes >= 0
-    for bad in (("conv_sideways",), ("conv",), ("conv", "sideways"), ("conv_fwd", "bwd_data")):
+    for bad in (
+        ("conv_sideways",),
+        ("conv",),
+        ("conv", "sideways"),
+        ("conv_fwd", "bwd_data"),
+        (None, "fwd"),
+    ):
         with pytest.raises(ValueError, match="conv_bwd_filter"):
             ops.last_choice(*bad)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, SMALL, Case
-from conftest import CUDA_MARKS, needs_cuda
+from conftest import needs_cuda
 from torch import Tensor
 
 from torch_cudnn_ext import _C, ops
@@ -26,65 +26,6 @@ GUARD = -1024.0
 GUARD_ELEMENTS = 256
 
 Flags = Callable[[str], AbstractContextManager[None]]
-
-
-def _case_devices() -> list[Any]:
-    """Every case on the GPU; the small ones on the CPU as well."""
-    rows = []
-    for case in CASES:
-        marks = [pytest.mark.big] if case.size == "big" else []
-        if case.size == "small":
-            rows.append(pytest.param(case, "cpu", id=f"{case.name}-cpu"))
-        rows.append(pytest.param(case, "cuda", id=f"{case.name}-cuda", marks=[*CUDA_MARKS, *marks]))
-    return rows
-
-
-class GuardedOutput:
-    """An output tensor of a problem inside guarded storage, aligned as the problem says."""
-
-    def __init__(self, problem: str, align: int, device: str, initial: Tensor | None) -> None:
-        """Fills the output with ``initial``, or with NaN where there is none."""
-        info = _C.problem_info(problem)
-        slot = info["slots"][OUTPUT_ROLE[info["op"]]]
-        sizes, strides = slot["sizes"], slot["strides"]
-        reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-        dtype = {
-            "f64": torch.float64,
-            "f32": torch.float32,
-            "f16": torch.float16,
-            "bf16": torch.bfloat16,
-        }[slot["dtype"]]
-        start = GUARD_ELEMENTS + (align // dtype.itemsize if align < 16 else 0)
-        shape = (start + reach + GUARD_ELEMENTS,)
-        self.storage = torch.full(shape, GUARD, dtype=dtype, device=device)
-        self.tensor = self.storage.as_strided(sizes, strides, start)
-        inside = torch.zeros(shape, dtype=torch.bool, device=device)
-        inside.as_strided(sizes, strides, start).fill_(True)
-        self.outside = ~inside
-        self.initial = initial
-        self.refill()
-
-    def refill(self) -> None:
-        """Makes the output what it was before the run."""
-        if self.initial is None:
-            self.tensor.fill_(torch.nan)
-        else:
-            self.tensor.copy_(self.initial)
-
-    def guards_hold(self) -> bool:
-        """Whether nothing outside the output was written."""
-        return bool((self.storage[self.outside] == GUARD).all())
-
-
-def relative_error(output: Tensor, reference: Tensor) -> float:
-    """In units of the reference's root mean square.
-
-    The larger of the root mean square difference and a twentieth of the largest difference.
-    """
-    difference = output.double() - reference
-    scale = float(reference.square().mean().sqrt())
-    error = max(float(difference.square().mean().sqrt()), float(difference.abs().max()) / 20)
-    return error / max(scale, 1e-300)
 
 
 def _torch_reference(case: Case, op: str, tensors: dict[str, Tensor]) -> Tensor:
@@ -113,76 +54,13 @@ def _torch_reference(case: Case, op: str, tensors: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("op", PASSES)
-@pytest.mark.parametrize(("case", "device"), _case_devices())
-def test_every_algorithm_is_right(case: Case, device: str, op: str) -> None:
-    problem = case.problem(op)
-    role = OUTPUT_ROLE[op]
-    candidates = _C.candidates(problem, device, EVERY_NUMERICS)
-    supported = [candidate for candidate in candidates if candidate["status"] == "ok"]
-    refused = {candidate["algorithm"]: candidate["reason"] for candidate in candidates}
-    if case.compute == "f16" and device == "cpu":
-        assert not supported, "nothing on the CPU sums in float16"
-        return
-    assert supported, f"{problem}: no algorithm at all: {refused}"
-
-    tensors = _C.scratch(problem, device)
-    reference = _C.reference(problem, tensors)
-    initial = tensors[role] if case.accumulate == "add" else None
-    output = GuardedOutput(problem, case.align, device, initial)
-    bindings = {**tensors, role: output.tensor}
-    failures = []
-    for candidate in supported:
-        algorithm = candidate["algorithm"]
-        output.refill()
-        try:
-            result = _C.run(problem, algorithm, bindings, EVERY_NUMERICS).clone()
-        except (RuntimeError, ValueError) as error:
-            failures.append(f"{algorithm}: raised {error}")
-            continue
-        tolerance = _C.tolerance(problem, candidate["notes"])
-        if not bool(result.isfinite().all()):
-            failures.append(f"{algorithm}: not finite, or not entirely written")
-        elif (off := relative_error(result, reference)) > tolerance:
-            failures.append(f"{algorithm}: relative error {off:.3g} over {tolerance:.3g}")
-        if not torch.equal(result, output.tensor) and bool(result.isfinite().all()):
-            failures.append(f"{algorithm}: the result is not in the output that was given")
-        if not output.guards_hold():
-            failures.append(f"{algorithm}: wrote outside of its output")
-            output = GuardedOutput(problem, case.align, device, initial)
-            bindings[role] = output.tensor
-        if candidate["deterministic"]:
-            output.refill()
-            again = _C.run(problem, algorithm, bindings, EVERY_NUMERICS)
-            if not torch.equal(result, again):
-                failures.append(f"{algorithm}: claims to be deterministic, and two runs differ")
-    assert not failures, "\n".join([f"{problem} on {device}:", *failures])
-
-
-@pytest.mark.parametrize("op", PASSES)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_reference_is_pytorchs_convolution(case: Case, op: str) -> None:
     problem = case.problem(op)
     tensors = _C.scratch(problem, "cpu", seed=1)
-    reference = _C.reference(problem, tensors)
+    reference = _C.reference(problem, tensors)[OUTPUT_ROLE[op]]
     assert reference.dtype == torch.float64
     torch.testing.assert_close(reference, _torch_reference(case, op, tensors))
-
-
-def test_scratch_is_what_the_problem_says(device: str) -> None:
-    for case in SMALL:
-        for op in PASSES:
-            slots = _C.problem_info(case.problem(op))["slots"]
-            tensors = _C.scratch(case.problem(op), device)
-            for role, tensor in tensors.items():
-                assert list(tensor.shape) == list(slots[role]["sizes"]), (case.name, op, role)
-                for size, got, wanted in zip(
-                    tensor.shape, tensor.stride(), slots[role]["strides"], strict=True
-                ):
-                    assert size == 1 or got == wanted, (case.name, op, role)
-                assert tensor.data_ptr() % case.align == 0, (case.name, op, role)
-            if case.align < 16:
-                pointers = [tensor.data_ptr() for tensor in tensors.values()]
-                assert any(pointer % (2 * case.align) for pointer in pointers), (case.name, op)
 
 
 @needs_cuda
@@ -376,7 +254,9 @@ def test_output_strides_are_pytorchs(
     w = _random((8, 8, *(3, 2, 3)[:dims]), device, dtype)
     x = x.to(memory_format=last) if x_channels_last else x
     w = w.to(memory_format=last) if w_channels_last else w
-    wanted = getattr(F, name)(x, w)
+    # In float16 on the CPU, PyTorch's own layout depends on the instructions that the CPU has.
+    like = torch.float32 if device == "cpu" and dtype == torch.float16 else dtype
+    wanted = getattr(F, name)(x.to(like), w.to(like))
     got = _ours(name)(x, w)
     if dtype == torch.float64:
         # PyTorch keeps channels_last for float64 on the CPU in two dimensions and nowhere else; one

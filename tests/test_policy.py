@@ -170,11 +170,8 @@ def test_problem_texts_round_trip(problem: tuple[str, dict[str, Any]]) -> None:
     info = _C.problem_info(text)
     assert info["text"] == canonical
     assert info == _C.problem_info(canonical)
-    assert (info["op"], info["dtype"], info["compute"]) == (
-        said["op"],
-        said["dtype"],
-        said["compute"],
-    )
+    assert (info["op"], info["dtype"]) == (said["op"], said["dtype"])
+    assert f" compute={said['compute']}" in canonical
     assert list(info["slots"]["x"]["sizes"]) == said["x"]
     assert list(info["slots"]["w"]["sizes"]) == said["w"]
 

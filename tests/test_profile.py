@@ -17,7 +17,7 @@ from torch_cudnn_ext.workload import (
     Journal,
     Layer,
     convolution_arguments,
-    convolution_layers,
+    network_layers,
     read_problems,
     rewrite,
     shard,
@@ -44,6 +44,11 @@ def _fields(policy: Policy) -> dict[str, Any]:
 def _layer(result: Profile) -> LayerProfile:
     (layer,) = result.layers
     return layer
+
+
+def convolutions(model: nn.Module, inputs: Any, passes: list[str] | None = None) -> list[Layer]:
+    work = network_layers(model, inputs, passes or ["fwd", "bwd"])
+    return [layer for layer in work.layers if layer.problem.startswith("conv_")]
 
 
 class Network(nn.Module):
@@ -223,7 +228,7 @@ def test_print_shows_the_rest_on_request(
 def test_a_model_s_convolutions_are_counted_and_named() -> None:
     model = Network().eval()
     names = {}
-    for layer in convolution_layers(model, torch.randn(2, 4, 8, 8), ["fwd"]):
+    for layer in convolutions(model, torch.randn(2, 4, 8, 8), ["fwd"]):
         names[layer.problem] = (layer.names, layer.count)
     same = (
         "conv_fwd x=f32[2,4,8,8]:nchw w=f32[4,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1 "
@@ -241,7 +246,7 @@ def test_a_model_s_convolutions_are_counted_and_named() -> None:
 )
 def test_a_transposed_convolution_s_problem_is_the_primitive_s(pass_name: str, op: str) -> None:
     up = nn.ConvTranspose2d(4, 2, 2, stride=2)
-    (layer,) = convolution_layers(up, torch.randn(2, 4, 8, 8), [pass_name])
+    (layer,) = convolutions(up, torch.randn(2, 4, 8, 8), [pass_name])
     assert layer.problem.startswith(
         f"{op} x=f32[2,2,16,16]:nchw w=f32[4,2,2,2]:nchw pad=0 stride=2"
     )
@@ -260,7 +265,7 @@ def test_a_transposed_convolution_s_problem_is_the_primitive_s(pass_name: str, o
     ],
 )
 def test_what_meets_the_convolution(module: nn.Module, shape: tuple[int, ...], text: str) -> None:
-    (layer,) = convolution_layers(module, torch.randn(shape), ["fwd"])
+    (layer,) = convolutions(module, torch.randn(shape), ["fwd"])
     assert text in layer.problem
 
 
@@ -268,7 +273,7 @@ def test_running_a_model_leaves_it_as_it_was() -> None:
     model = Network().train()
     model.norm.eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    convolution_layers(model, torch.randn(2, 4, 8, 8))
+    convolutions(model, torch.randn(2, 4, 8, 8))
     assert model.training and model.up.training and not model.norm.training
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -278,31 +283,73 @@ def test_running_a_model_leaves_it_as_it_was() -> None:
 def test_channels_last_autocast_and_meta_are_seen() -> None:
     conv = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
-    (layer,) = convolution_layers(conv, x, ["fwd"])
+    (layer,) = convolutions(conv, x, ["fwd"])
     assert "x=f32[2,4,8,8]:nhwc" in layer.problem
     with torch.autocast("cpu", torch.bfloat16):
-        (layer,) = convolution_layers(conv, x, ["fwd"])
+        (layer,) = convolutions(conv, x, ["fwd"])
     assert "x=bf16[2,4,8,8]:nhwc" in layer.problem and "w=bf16" in layer.problem
-    (layer,) = convolution_layers(conv.to("meta", torch.half), x.to("meta", torch.half), ["fwd"])
+    (layer,) = convolutions(conv.to("meta", torch.half), x.to("meta", torch.half), ["fwd"])
     assert "x=f16[2,4,8,8]:nhwc" in layer.problem
 
 
 def test_a_model_without_convolutions_and_a_wrong_pass_are_refused() -> None:
-    with pytest.raises(ValueError, match="model: Linear called no convolution"):
-        convolution_layers(nn.Linear(2, 2), torch.randn(2, 2))
-    with pytest.raises(ValueError, match=r"passes: got \['forward'\], wanted some of fwd"):
-        convolution_layers(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), ["forward"])
+    with pytest.raises(ValueError, match="model: Hardsigmoid called no operator"):
+        network_layers(nn.Hardsigmoid(), torch.randn(2, 2))
+    with pytest.raises(
+        ValueError, match="passes: got 'forward', wanted some of fwd,bwd,infer,bwd_data"
+    ):
+        convolutions(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), ["forward"])
+
+
+def test_all_kinds_are_profiled_with_their_shares() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1), nn.Hardsigmoid()).train()
+    result = profile_model(model, torch.randn(2, 3, 8, 8), device="cpu", time_budget_s=0.1)
+    assert [layer.op for layer in result.layers] == [*PASSES, "softmax_fwd", "softmax_bwd"]
+    assert result.not_profiled == {"aten.hardsigmoid": 1}
+    totals = {line.label: line for line in result.totals()}
+    kinds, whole = [totals["all conv"], totals["all softmax"]], totals["all passes"]
+    assert whole.best_ms is not None and whole.shares == {}
+    for name in ("pytorch", "heuristic", "best", "capped"):
+        assert sum(kind.shares[name] for kind in kinds) == pytest.approx(1)
+    assert kinds[1].shares["best"] == pytest.approx((kinds[1].best_ms or 0) / whole.best_ms)
+    text = result.to_markdown()
+    assert "all softmax" in text and "%)" in text and "aten.hardsigmoid x1" in text
+    assert result.best(layer="1").family == "softmax"
+
+
+def test_a_model_in_training_is_profiled_in_training() -> None:
+    norm = nn.BatchNorm2d(4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Dropout()).train()
+    x = torch.randn(2, 3, 8, 8)
+    state = torch.random.get_rng_state()
+    network_layers(model, x)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert norm.num_batches_tracked == 0
+    assert norm.running_var is not None and torch.equal(norm.running_var, torch.ones(4))
+
+
+def test_rewriting_goes_by_the_tensors_that_a_problem_has() -> None:
+    line = "softmax_fwd x=f16[8,64,49]:nchw log=true"
+    assert rewrite(line, batch=2, dtype="f32") == "softmax_fwd x=f32[2,64,49]:nchw log=true"
+    assert rewrite(line, op="softmax_bwd") == line.replace("_fwd", "_bwd")
+    layers = with_passes([Layer(line), Layer(PROBLEM)], ["bwd"])
+    ops = [layer.problem.split()[0] for layer in layers]
+    assert ops == ["softmax_bwd", "conv_bwd_data", "conv_bwd_filter"]
+    with pytest.raises(ValueError, match="passes: softmax has fwd,bwd, got 'bwd_data'"):
+        with_passes([Layer(line)], ["bwd_data"])
 
 
 def test_a_model_s_profile_gives_a_policy_for_each_layer() -> None:
     model = Network()
     result = profile_model(model, torch.randn(1, 4, 8, 8), device="cpu", time_budget_s=0.2)
-    with pytest.raises(ValueError, match="several problems of conv_fwd"):
+    with pytest.raises(ValueError, match="several problems of conv_"):
         result.best()
     policies = result.best_by_layer()
-    assert set(policies) == {"first", "second", "depthwise", "up"}
-    for name, policy in policies.items():
-        assert set(_fields(policy)) == {"fwd", "bwd_data", "bwd_filter"}, name
+    names = {"first", "second", "depthwise", "up"}
+    assert names <= set(policies)
+    for name in names:
+        policy = policies[name]
+        assert {"fwd", "bwd_data", "bwd_filter"} <= set(_fields(policy)), name
         assert policy == result.best(layer=name)
     with pytest.raises(KeyError, match="nothing"):
         result.best(layer="nothing")

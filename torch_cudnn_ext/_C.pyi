@@ -55,10 +55,10 @@ class ProblemInfo(TypedDict):
     pass_name: str  # "fwd"
     op: str  # "conv_fwd"
     dtype: str  # "f16"
-    compute: str
     flops: float
     bytes: float  # every input read once, every output written once
-    slots: dict[str, dict[str, Any]]  # role -> {"dtype", "sizes", "strides", "output": bool}
+    slots: dict[str, dict[str, Any]]  # role -> "dtype", "sizes", "strides", "output", "mutated"
+    coupled: list[str]  # problems that share its algorithm; of a backward, its forward
 
 class TableEntry(TypedDict):
     problem: str
@@ -72,7 +72,9 @@ def problem_info(text: str) -> ProblemInfo: ...
 def canonical_algorithm(text: str, op: str | None = None) -> str:
     """With ``op`` ("conv_fwd") integers, enum and Theano names are accepted and resolved."""
 
-def canonical_policy(text: str, family: str = "conv") -> str: ...
+def canonical_policy(text: str, family: str = "conv", written_for: str | None = None) -> str:
+    """Passes of the family `written_for` (default: `family`) are written without its name."""
+
 def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
     """Keys: pass names or "" (all passes) -> text, and each constraint that is set."""
 
@@ -90,7 +92,11 @@ def convolution_problem(
 
 def operators() -> list[dict[str, Any]]:
     """Each family: {"family": "conv", "passes": [...], "backends": [name, ...],
-    "legacy_names": {pass: [(integer, enum name, short name)]}}."""
+    "legacy_names": {pass: [(integer, enum name, short name)]}, "has_one_choice": bool}.
+
+    For the table of operators "entry_points", "dtypes", "layouts", "limits" and "examples"
+    (problem lines of common forwards); "batch_sizes" says which size of which tensor is the batch.
+    """
 
 # Devices.
 def add_target(name: str, device_properties_json: str) -> None: ...
@@ -124,8 +130,13 @@ def measure(
 def choose(problem: str, device: str, policy: str = "") -> Choice:
     """What an operator would run now (tunes when the policy says so)."""
 
-def run(problem: str, algorithm: str, tensors: dict[str, Tensor], policy: str = "") -> Tensor:
-    """Run one algorithm on given tensors by role ("x", "w", "y"); the output role may be absent."""
+def run(
+    problem: str, algorithm: str, tensors: dict[str, Tensor], policy: str = ""
+) -> dict[str, Tensor]:
+    """Run one algorithm on given tensors by role ("x", "w", "y"); outputs may be absent.
+
+    Gives the tensors that it computed or changed.
+    """
 
 def execute_loop(
     problem: str, algorithm: str, tensors: dict[str, Tensor], iterations: int
@@ -135,8 +146,8 @@ def execute_loop(
 def scratch(problem: str, device: str, seed: int = 0) -> dict[str, Tensor]:
     """Random inputs for a problem, by role."""
 
-def reference(problem: str, tensors: dict[str, Tensor]) -> Tensor:
-    """The float64 result on the tensors' device."""
+def reference(problem: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The float64 results by role, on the tensors' device."""
 
 def relative_error(result: Tensor, reference: Tensor) -> float:
     """The error that a candidate is judged by; NaN when not finite."""
@@ -145,6 +156,11 @@ def tolerance(problem: str, notes: list[str]) -> float:
     """The relative error above which a candidate is rejected."""
 
 def last_choice(op: str | None = None) -> Choice | None: ...
+def problems_posed_by(call: Callable[[], object]) -> list[str]:
+    """The problem lines that operators pose on this thread while ``call`` runs, in order.
+
+    They compute nothing: their results have sizes and strides, and no values.
+    """
 
 # State.
 def set_knobs(policy_text: str, verbose: bool) -> None:
@@ -152,6 +168,32 @@ def set_knobs(policy_text: str, verbose: bool) -> None:
 
 def push_flags(policy_text: str) -> None: ...  # this thread
 def pop_flags() -> None: ...
+def set_enabled_policy(policy_text: str) -> None:
+    """What enable() says: stronger than flags and knobs."""
+
+def set_cudnn_pins(policy_text: str) -> None:
+    """What torch.backends.cudnn.conv_fwd_algo and its like say: the weakest level."""
+
+def add_rule(matcher: str, use: str) -> int: ...
+def remove_rule(id: int) -> None: ...
+def enable_overrides() -> None:
+    """Put the overrides of PyTorch's operators into its dispatcher; RuntimeError when they are."""
+
+def disable_overrides() -> None: ...
+def overrides_enabled() -> bool: ...
+def overridden_ops() -> list[str]:
+    """Of namespace aten, with their overloads: "convolution", "lstm.input"."""
+
+def declined() -> dict[str, int]:
+    """Calls that went to PyTorch's own kernel, by "operator: reason"."""
+
+def reset_declined() -> None: ...
+def set_recording(on: bool) -> None:
+    """Start (anew) or end the recording of all that runs, in order and over all threads."""
+
+def recorded(begin: int = 0) -> list[Choice | str]:
+    """What ran since recording began; a text says why PyTorch's own kernel ran."""
+
 def resolved_policy(policy: str | None, family: str = "conv") -> str:
     """All levels merged: argument, flags, knobs, PyTorch's switches."""
 

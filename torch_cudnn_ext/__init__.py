@@ -3,8 +3,11 @@
 * `ops`: convolutions with PyTorch's own arguments, plus ``policy=``
 * `nn`: the modules; subclasses of PyTorch's
 * `Policy`, `knobs`: how an algorithm is chosen, for a call, a thread or the process
-* `last_choice`: what ran, and why
+* `enable`, `disable`, `enabled`: run PyTorch's own operators, in models that stay as they are
+* `pinned`, `apply_pins`, `when`: choices by a layer's name, or by the problem
+* `last_choice`, `explain`, `declined`: what ran, and why
 * `profile`, `profile_model`, `profiling`: what every algorithm would cost
+* `convert`: a network's layers exchanged for those of `nn`, and back
 * `tuning`: choices that were measured, exported and imported
 """
 
@@ -24,8 +27,12 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
     _C.add_target(_device.stem, _device.read_text())
 
 # isort: split
-from torch_cudnn_ext import knobs, nn, ops, profiling, tuning
+from torch_cudnn_ext import conversion, knobs, nn, ops, profiling, tuning
+from torch_cudnn_ext.conversion import convert
+from torch_cudnn_ext.enabling import declined, disable, enable, enabled, is_enabled, when
+from torch_cudnn_ext.explaining import explain, trace
 from torch_cudnn_ext.ops import last_choice
+from torch_cudnn_ext.pins import apply_pins, clear_pins, load_pins, pinned, save_pins
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.profiling import profile, profile_model
 
@@ -33,12 +40,27 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Policy",
+    "conversion",
+    "convert",
+    "apply_pins",
+    "clear_pins",
+    "declined",
+    "disable",
+    "enable",
+    "enabled",
+    "explain",
+    "is_enabled",
     "knobs",
     "last_choice",
+    "load_pins",
     "nn",
     "ops",
+    "pinned",
     "profile",
     "profile_model",
     "profiling",
+    "save_pins",
+    "trace",
     "tuning",
+    "when",
 ]

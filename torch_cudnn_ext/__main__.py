@@ -1,11 +1,13 @@
-"""The command line: ``python -m torch_cudnn_ext profile | list | info | bench``."""
+"""``python -m torch_cudnn_ext profile | list | explain | coverage | bench | info``."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,7 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import torch
 import typer
 
-from . import _C, bench, report
+from . import _C, bench, bench_modules, report
+from .coverage import coverage
+from .enabling import enabled
+from .explaining import explain
 from .profiling import (
     DEFAULT_TARGET,
     LayerProfile,
@@ -28,9 +33,11 @@ from .workload import (
     PASSES,
     Journal,
     Layer,
-    convolution_layers,
+    Workload,
+    check_passes,
     load_model,
     merge,
+    network_layers,
     read_problems,
     rewrite,
     shard,
@@ -45,9 +52,6 @@ T = TypeVar("T")
 INTERRUPTED = 130
 MODEL_BATCH = 32
 IMAGE_SIZE = 224
-
-# What `info` counts algorithms on, by family.
-EXAMPLES = {"conv": "x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1"}
 
 # Any complaint about the command line; the class is click's, which some typers carry within.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
@@ -82,7 +86,8 @@ ProblemsOption = Annotated[
     typer.Option("--problems", help="A file of problem lines, or a shipped one (resnet50)."),
 ]
 PassesOption = Annotated[
-    str | None, typer.Option("--passes", help="Some of fwd,bwd_data,bwd_filter.")
+    str | None,
+    typer.Option("--passes", help="fwd, bwd (all others), or passes by name: bwd_data,…"),
 ]
 DtypeOption = Annotated[str | None, typer.Option("--dtype", help="f64, f32, f16 or bf16.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size.")]
@@ -152,16 +157,17 @@ def profile_command(
     time_budget: BudgetOption = None,
     knob_search: KnobOption = False,
 ) -> None:
-    """Measure every algorithm on every distinct convolution, and sum up."""
+    """Measure every algorithm on every distinct layer, and sum up."""
     settings = _settings(
         device, target, policy, max_workspace, deterministic, allow_tf32, time_budget, knob_search
     )
-    layers = _layers(
+    work = _workload(
         problem, model, problems, passes, dtype, batch, image_size, channels_last, shard_text
     )
+    layers = work.layers
     with report.ProgressBar() as bar:
         measured, interrupted = _collect(measure_layers(layers, settings, _journal(resume), bar))
-    result = Profile(measured, settings, title=model or problems or "")
+    result = Profile(measured, settings, model or problems or "", work.not_profiled)
     if format is Format.table:
         result.print(show_all, top)
     elif format is Format.json:
@@ -195,9 +201,9 @@ def list_command(
     if max_workspace is not None:
         with _naming("--max-workspace"):
             constraints = _C.canonical_policy(f"{constraints};max_workspace={max_workspace}")
-    layers = _layers(problem, None, problems, passes, dtype, batch, IMAGE_SIZE, channels_last, None)
+    work = _workload(problem, None, problems, passes, dtype, batch, IMAGE_SIZE, channels_last, None)
     place = settings.device if settings.target is None else f"target:{settings.target}"
-    listed: list[LayerProfile] = [list_layer(layer, place, constraints) for layer in layers]
+    listed: list[LayerProfile] = [list_layer(layer, place, constraints) for layer in work.layers]
     result = Profile(listed, settings)
     if format is Format.table:
         result.print(show_all=True)
@@ -235,6 +241,17 @@ def bench_command(
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Also the names of the GPU kernels of both sides.")
     ] = False,
+    modules: Annotated[
+        str | None,
+        typer.Option(
+            "--modules",
+            help="Modules of torch.nn against the drop-ins instead: all, or words of their names "
+            "(Pool,BatchNorm2d). --dtype takes several: f32,f16.",
+        ),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="With --modules: torch.compile beside them.")
+    ] = False,
 ) -> None:
     """Compare tuned algorithms with PyTorch's best, side by side."""
     if device is None and not torch.cuda.is_available():
@@ -248,8 +265,21 @@ def bench_command(
             total = len(bench.overhead_problems(settings.device))
             output = bench.overhead_text(results, format.value)
             finished = len(results)
+        elif modules is not None:
+            cases = _module_cases(modules)
+            dtypes = _words("dtype", dtype or "f32,f16", ("f32", "f16", "bf16"))
+            layouts = [True] if channels_last else [False]
+            compared, interrupted = _collect(
+                bench_modules.compare_modules(
+                    cases, dtypes, layouts, settings.device, policy or "autotune", compiled, bar
+                )
+            )
+            output = bench_modules.comparison_text(compared, format.value)
+            finished, total = len(compared), 2 * len(cases) * len(dtypes)
+            if channels_last:
+                total = finished  # cases without channels are left out
         else:
-            layers = _layers(
+            work = _workload(
                 problem,
                 model,
                 problems,
@@ -260,6 +290,7 @@ def bench_command(
                 channels_last,
                 shard_text,
             )
+            layers = [layer for layer in work.layers if layer.problem.startswith("conv_")]
             comparisons, interrupted = _collect(
                 bench.compare_layers(layers, settings, kernels, _journal(resume), bar)
             )
@@ -272,9 +303,120 @@ def bench_command(
     _finish(interrupted, finished, total)
 
 
+def _module_cases(words: str) -> list[bench_modules.Case]:
+    chosen = [
+        case
+        for case in bench_modules.CASES
+        if words == "all" or any(word in case.module for word in words.split(","))
+    ]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(case.module for case in bench_modules.CASES))
+        raise typer.BadParameter(
+            f"got {words!r}, wanted all or some of {known}", None, None, "--modules"
+        )
+    return chosen
+
+
+def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
+    words = text.split(",")
+    for word in words:
+        if word not in known:
+            raise typer.BadParameter(
+                f"got {text!r}, wanted some of {', '.join(known)}", None, None, f"--{option}"
+            )
+    return words
+
+
+@app.command("coverage")
+def coverage_command(
+    model: Annotated[str, typer.Option("--model", help="As of profile.")],
+    batch: BatchOption = None,
+    image_size: ImageOption = IMAGE_SIZE,
+    dtype: DtypeOption = None,
+    channels_last: ChannelsLastOption = False,
+    device: DeviceOption = None,
+    forward: Annotated[
+        bool, typer.Option("--forward", help="Inference: the forward alone, in eval mode.")
+    ] = False,
+    backends: Annotated[
+        str, typer.Option("--backends", help="cudnn, graph, legacy, aten or cpu.")
+    ] = "cudnn",
+) -> None:
+    """Count the calls of a network that cuDNN computes, and the others by reason."""
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if place != "cpu" and not torch.cuda.is_available():
+        raise typer.BadParameter(f"--device: got {place!r}, but PyTorch finds no CUDA device")
+    with _naming("--model"):
+        network, inputs = load_model(
+            model,
+            batch=batch or MODEL_BATCH,
+            image_size=image_size,
+            dtype=_dtype(dtype),
+            channels_last=channels_last,
+            device=place,
+        )
+    network.train(not forward)
+    coverage(network, inputs, backward=not forward, backends=backends).print()
+
+
+@app.command("explain")
+def explain_command(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", help="A network of torchvision, or module:callable that gives one."
+        ),
+    ],
+    train: Annotated[bool, typer.Option("--train", help="Forward and backward.")] = False,
+    dtype: DtypeOption = None,
+    batch: BatchOption = None,
+    image_size: ImageOption = IMAGE_SIZE,
+    channels_last: ChannelsLastOption = False,
+    device: DeviceOption = None,
+    policy: PolicyOption = "",
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Time every distinct algorithm.")
+    ] = True,
+    format: FormatOption = Format.table,
+) -> None:
+    """Tell what every layer of an unmodified network runs, and why."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype is not None and dtype not in DTYPES:
+        raise typer.BadParameter(f"--dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
+    with _naming("--model"):
+        network, inputs = load_model(
+            model,
+            batch=batch or MODEL_BATCH,
+            image_size=image_size,
+            dtype=dtype or "f32",
+            channels_last=channels_last,
+            device=device,
+        )
+    with _naming("--policy"):
+        _C.canonical_policy(policy)
+    with enabled(policy):
+        explanation = explain(network, inputs, train=train, measure=measure)
+    if format is Format.json:
+        typer.echo(json.dumps([asdict(call) for call in explanation.calls], indent=2))
+    elif format is Format.markdown:
+        typer.echo(str(explanation), nl=False)
+    elif format is Format.csv:
+        typer.echo(explanation.to_csv(), nl=False)
+    else:
+        report.print_tables([explanation.table()])
+
+
 @app.command("info")
-def info_command() -> None:
+def info_command(
+    operators: Annotated[
+        bool, typer.Option("--operators", help="The table of operators alone, as Markdown.")
+    ] = False,
+) -> None:
     """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
+    if operators:
+        typer.echo(report.operators_markdown(), nl=False)
+        return
     for name, version in _C.versions().items():
         typer.echo(f"{name:15} {version}")
     for path in _C.cudnn_files():
@@ -284,18 +426,21 @@ def info_command() -> None:
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
     typer.echo()
-    report.print_tables(_algorithm_counts(operator) for operator in _C.operators())
+    report.print_tables(
+        _algorithm_counts(operator, example)
+        for operator in _C.operators()
+        for example in operator["examples"]
+    )
 
 
-def _algorithm_counts(operator: dict[str, Any]) -> report.Table:
+def _algorithm_counts(operator: dict[str, Any], example: str) -> report.Table:
     """How many algorithms each backend has and how many of them take one common problem."""
-    example = EXAMPLES[operator["family"]]
     gpu = "cuda" if torch.cuda.is_available() else f"target:{DEFAULT_TARGET}"
     rows = []
     for pass_name in operator["passes"]:
         op = f"{operator['family']}_{pass_name}"
         for device in ("cpu", gpu):
-            found = _C.candidates(f"{op} {example}", device)
+            found = _C.candidates(rewrite(example, op=op), device)
             for backend in operator["backends"]:
                 here = [c for c in found if c["backend"] == backend]
                 states = Counter(c["status"] for c in here)
@@ -306,7 +451,7 @@ def _algorithm_counts(operator: dict[str, Any]) -> report.Table:
     # A name is an engine of cuDNN's, or an algorithm; its options are knobs, or a math type.
     headings = ("op", "backend", "device", "names", "with options", "on this problem")
     columns = [report.Column(h, lambda _: "", right=h in headings[3:5]) for h in headings]
-    return report.Table(f"algorithms for {example}", columns, rows)
+    return report.Table(f"algorithms for {example.partition(' ')[2]}", columns, rows)
 
 
 def _device_files() -> list[Path]:
@@ -359,7 +504,7 @@ def _settings(
         raise typer.BadParameter(f"--{error}".replace("_", "-", 1)) from error
 
 
-def _layers(
+def _workload(
     problem: str | None,
     model: str | None,
     problems: str | None,
@@ -369,7 +514,7 @@ def _layers(
     image_size: int,
     channels_last: bool,
     shard_text: str | None,
-) -> list[Layer]:
+) -> Workload:
     sources = {"a problem line": problem, "--model": model, "--problems": problems}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
@@ -377,18 +522,18 @@ def _layers(
             f"got {' and '.join(given) or 'none of them'}, wanted one of {', '.join(sources)}"
         )
     wanted = _passes(passes)
-    if dtype is not None and dtype not in DTYPES:
-        raise typer.BadParameter(f"--dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
+    _dtype(dtype)
     if model is not None:
         with _naming("--model"):
             network, inputs = load_model(
                 model,
                 batch=batch or MODEL_BATCH,
                 image_size=image_size,
-                dtype=dtype or "f32",
+                dtype=_dtype(dtype),
                 channels_last=channels_last,
             )
-            layers = convolution_layers(network, inputs, wanted or PASSES)
+            network.train(wanted != ["fwd"])
+            work = network_layers(network, inputs, wanted or PASSES)
     else:
         with _naming("--problems" if problems is not None else "problem line"):
             if problems is not None:
@@ -405,17 +550,26 @@ def _layers(
                 )
                 for layer in layers
             ]
-            layers = with_passes(layers, wanted) if wanted else merge(layers)
+            work = Workload(with_passes(layers, wanted) if wanted else merge(layers), {})
     if shard_text is not None:
         with _naming("--shard"):
-            layers = shard(layers, shard_text)
-    return layers
+            work.layers = shard(work.layers, shard_text)
+    return work
+
+
+def _dtype(text: str | None) -> str:
+    if text is not None and text not in DTYPES:
+        raise typer.BadParameter(f"--dtype: got {text!r}, wanted one of {', '.join(DTYPES)}")
+    return text or "f32"
 
 
 def _passes(text: str | None) -> list[str]:
     passes = [] if text is None else [word.strip() for word in text.split(",")]
-    if any(word not in PASSES for word in passes):
-        raise typer.BadParameter(f"--passes: got {text!r}, wanted some of {','.join(PASSES)}")
+    if text is not None:
+        try:
+            check_passes(passes)
+        except ValueError as error:
+            raise typer.BadParameter(f"--{error}") from error
     return passes
 
 

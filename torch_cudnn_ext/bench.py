@@ -29,7 +29,7 @@ from torch import Tensor
 from . import _C, report
 from .peaks import event_ms, host_ms
 from .profiling import Progress, Settings
-from .workload import DTYPES, PASSES, Journal, Layer, convolution_arguments, merge, rewrite
+from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
 
 T = TypeVar("T")
 _Runner = Callable[[Callable[[], Any]], Any]
@@ -232,10 +232,10 @@ def _compare(
     pytorch = _pytorch_call(problem, operands)
     sides: list[tuple[Callable[[], object], _Runner]] = [(ours, _here)]
     sides += [(pytorch, thread) for thread in threads]
-    samplers = _samplers(sides, device)
-    result = _rounds(samplers)
+    timers = samplers(sides, device)
+    result = rounds(timers)
     if result.high < TARGET_RATIO:
-        result = _rounds(samplers)
+        result = rounds(timers)
     winner = threads[result.winner - 1]
     named = kernels and device.startswith("cuda")
     return Comparison(
@@ -326,7 +326,7 @@ def _pytorch_call(problem: str, operands: dict[str, Tensor]) -> Callable[[], obj
     )
 
 
-def _samplers(
+def samplers(
     sides: Sequence[tuple[Callable[[], object], _Runner]], device: str
 ) -> list[Callable[[], float]]:
     """For each side a function that times it once, in ms; the sides were warmed up."""
@@ -365,29 +365,31 @@ def _cold_ms(work: Callable[[], object], flush: Tensor, repetitions: int) -> flo
 
 
 @dataclass(frozen=True)
-class _Rounds:
+class Rounds:
+    """What interleaved timing gives; ``ratio`` is the better other side by ours."""
+
     medians: list[float]
-    winner: int  # PyTorch's better side: 1 or 2
+    winner: int  # PyTorch's better side
     ratio: float
     low: float
     high: float
 
 
-def _rounds(samplers: Sequence[Callable[[], float]]) -> _Rounds:
-    """Interleaved rounds, every side first in turn."""
-    samples: list[list[float]] = [[] for _ in samplers]
+def rounds(timers: Sequence[Callable[[], float]]) -> Rounds:
+    """Interleaved rounds, every side first in turn; the first side is ours."""
+    samples: list[list[float]] = [[] for _ in timers]
     began = time.perf_counter()
     for turn in range(ROUNDS):
         if turn >= LEAST_ROUNDS and time.perf_counter() - began > ROUNDS_S:
             break
-        for i in range(len(samplers)):
-            side = (turn + i) % len(samplers)
-            samples[side].append(samplers[side]())
+        for i in range(len(timers)):
+            side = (turn + i) % len(timers)
+            samples[side].append(timers[side]())
     medians = [statistics.median(times) for times in samples]
-    winner = 1 if medians[1] <= medians[2] else 2
+    winner = min(range(1, len(medians)), key=medians.__getitem__)
     ratios = [b / a for a, b in zip(samples[0], samples[winner], strict=True)]
     low, high = bootstrap_interval(ratios)
-    return _Rounds(medians, winner, statistics.median(ratios), low, high)
+    return Rounds(medians, winner, statistics.median(ratios), low, high)
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -460,7 +462,9 @@ def _as_pytorch_chooses(problem: str, device: str) -> str:
 
 
 def _overhead(problem: str, device: str) -> Overhead:
-    lines = {name: rewrite(problem, op=f"conv_{name}") for name in PASSES}
+    lines = {
+        name: rewrite(problem, op=f"conv_{name}") for name in ("fwd", "bwd_data", "bwd_filter")
+    }
     pins = {name: _as_pytorch_chooses(line, device) for name, line in lines.items()}
     default = {name: _C.choose(line, device)["algorithm"] for name, line in lines.items()}
     pinned = default != pins
@@ -594,7 +598,7 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
     if format == "json":
         return json.dumps({"comparisons": records, "geometric_means": means}, indent=1)
     if format == "csv":
-        return _csv(records)
+        return csv_text(records)
     words = [f"geometric mean over {name}: {mean:.3f}" for name, mean in means.items()]
     kernels = [
         (f"{record['problem']}, kernels of {side}", record[key])
@@ -603,7 +607,7 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
         if record[key]
     ]
     title = "tuned against PyTorch's best"
-    table = _tables(title, COMPARISON_COLUMNS, records, "; ".join(words), kernels)
+    table = tables(title, COMPARISON_COLUMNS, records, "; ".join(words), kernels)
     return report.tables_markdown(table) if format == "markdown" else table
 
 
@@ -617,29 +621,31 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
     if format == "json":
         return json.dumps({"overhead": records}, indent=1)
     if format == "csv":
-        return _csv(records)
+        return csv_text(records)
     ratios = {
         "forward": [r.forward_ratio for r in results if r.forward_ratio is not None],
         "forward+backward": [r.training_ratio for r in results],
     }
     words = [f"{name} {statistics.median(values):.3f}" for name, values in ratios.items() if values]
     footer = f"medians of the ratios: {', '.join(words)}" if words else ""
-    table = _tables("host time per call", OVERHEAD_COLUMNS, records, footer)
+    table = tables("host time per call", OVERHEAD_COLUMNS, records, footer)
     return report.tables_markdown(table) if format == "markdown" else table
 
 
-def _tables(
+def tables(
     title: str,
     columns: Sequence[report.Column],
     records: Sequence[report.Record],
     footer: str,
     lists: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> list[report.Table]:
+    """Records as one table."""
     rows = [[column.cell(record) for column in columns] for record in records]
     return [report.Table(title, columns, rows, footer, lists)]
 
 
-def _csv(records: Sequence[report.Record]) -> str:
+def csv_text(records: Sequence[report.Record]) -> str:
+    """Records as CSV, a line each."""
     out = io.StringIO()
     names = list(records[0]) if records else []
     writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")

@@ -58,9 +58,13 @@ if TYPE_CHECKING:  # the attributes live in `_Knobs`; these are for type checker
     verbose: bool
 
 _ALGORITHMS = {  # knob -> operator family
-    f"{op['family']}_{pass_name}_algo": op["family"]
+    f"{name}_algo": op["family"]
     for op in _C.operators()
-    for pass_name in op["passes"]
+    for name in (
+        [op["family"]]  # one choice for all passes
+        if op["has_one_choice"]
+        else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
+    )
 }
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", "verbose")
 _DEFAULTS = {"enabled": "auto", "verbose": False}

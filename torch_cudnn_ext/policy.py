@@ -97,13 +97,14 @@ def merge_texts(weaker: str, stronger: str, family: str = "conv") -> str:
 class Policy:
     """How to choose the algorithm of each pass, and what every algorithm must keep to.
 
-    Immutable; equal policies have equal canonical texts. ``str(policy)`` is that text and
-    ``Policy.parse`` reads it. A choice is ``autotune``, ``heuristic``, or an algorithm: its text
-    (``legacy:fft_tiling/math=fma``, ``graph:eng67/k2=1``, ``cpu:im2col``), an integer, enum name
-    or short name of cuDNN's classic API, or one of Theano's names (``none``, ``small``, ``large``,
-    ``fft``, ``fft_tiling``, ``winograd``, ``winograd_non_fused``, ``deterministic``). Theano's
-    ``guess_on_shape_change`` and ``time_on_shape_change`` are ``heuristic`` and ``autotune``,
-    since choices are always kept by shape; ``guess_once`` and ``time_once`` are for modules.
+    Immutable; equal policies have equal families and canonical texts. ``str(policy)`` is that text,
+    and ``Policy.parse`` reads it. A choice is ``autotune``, ``heuristic``, or an algorithm: its
+    text (``legacy:fft_tiling/math=fma``, ``graph:eng67/k2=1``, ``cpu:im2col``), an integer, enum
+    name or short name of cuDNN's classic API, or one of Theano's names (``none``, ``small``,
+    ``large``, ``fft``, ``fft_tiling``, ``winograd``, ``winograd_non_fused``, ``deterministic``).
+    Theano's ``guess_on_shape_change`` and ``time_on_shape_change`` are ``heuristic`` and
+    ``autotune``, since choices are always kept by shape; ``guess_once`` and ``time_once`` are for
+    convolution modules.
     ``None``, ``""`` and -1 leave a pass unpinned.
 
     For transposed convolutions the passes name the cuDNN primitive that runs: their forward runs
@@ -115,7 +116,9 @@ class Policy:
 
     Args:
         choice: The choice for all passes that have none of their own.
-        fwd: The choice for the forward convolution.
+        family: The family of operators that the passes below belong to: ``conv``, ``softmax``, ...
+        fwd: The choice for the forward.
+        bwd: The choice for the backward; convolution has two, ``bwd_data`` and ``bwd_filter``.
         bwd_data: The choice for the gradient of the data.
         bwd_filter: The choice for the gradient of the filter.
         max_workspace: The largest workspace: bytes, or a text such as ``64MiB``, or ``20%`` of the
@@ -132,6 +135,8 @@ class Policy:
         fastest: Autotune for time alone, whatever this policy's ``max_workspace`` says.
         compute: The type of accumulation: ``f16``, ``f32``, ``f64``, ``as_input`` (that of the
             data), or ``as_input_f32`` (the same, but float32 for narrower data).
+        **choices: Choices for operators of any family, as ``softmax_fwd="accurate"``, or for all
+            passes of one, as ``softmax="autotune"``.
 
     Raises:
         TypeError: An argument has a type that it does not take.
@@ -139,13 +144,16 @@ class Policy:
     """
 
     text: str
+    family: str
 
     def __init__(
         self,
         choice: str | None = None,
         /,
         *,
+        family: str = "conv",
         fwd: AlgorithmChoice = None,
+        bwd: AlgorithmChoice = None,
         bwd_data: AlgorithmChoice = None,
         bwd_filter: AlgorithmChoice = None,
         max_workspace: int | str | None = None,
@@ -159,11 +167,13 @@ class Policy:
         benchmark: bool | None = None,
         fastest: bool | None = None,
         compute: str | None = None,
+        **choices: AlgorithmChoice,
     ) -> None:
         """Check each argument and build the canonical text."""
         fields = {
             "": choice,
             "fwd": fwd,
+            "bwd": bwd,
             "bwd_data": bwd_data,
             "bwd_filter": bwd_filter,
             "max_workspace": max_workspace,
@@ -177,12 +187,23 @@ class Policy:
             "benchmark": benchmark,
             "fastest": fastest,
             "compute": compute,
+            **choices,
         }
-        self._set(";".join(_checked(fields)))
+        known = dict.fromkeys((*_passes(family), *_operators()))
+        for name in choices:
+            if name not in known:
+                raise TypeError(
+                    f"Policy: got the keyword {name!r}, wanted one of {', '.join(known)}"
+                )
+        self._set(";".join(_checked(fields, family)), family)
 
     @classmethod
-    def parse(cls, text: str) -> "Policy":
+    def parse(cls, text: str, family: str = "conv") -> "Policy":
         """Read a policy text.
+
+        Args:
+            text: The text.
+            family: The family that passes without one belong to.
 
         Raises:
             TypeError: ``text`` is no text.
@@ -191,8 +212,14 @@ class Policy:
         if not isinstance(text, str):
             raise TypeError(f"text: got {text!r} ({type(text).__name__}), wanted a policy text")
         policy = cls.__new__(cls)
-        policy._set(text)
+        policy._set(text, family)
         return policy
+
+    def of(self, family: str) -> "Policy":
+        """The same policy, written for another family of operators."""
+        if family == self.family:
+            return self
+        return Policy.parse(_C.canonical_policy(self.text, self.family, family), family)
 
     def get(self, field: str) -> str | None:
         """The text of a field: a pass (``fwd``), or a constraint (``max_workspace``).
@@ -219,19 +246,20 @@ class Policy:
             TypeError: A keyword is unknown, or its value has a type that it does not take.
             ValueError: A keyword has a value that it does not take.
         """
-        known = (*_passes(), *CONSTRAINTS)
+        known = (*_passes(self.family), *_operators(), *CONSTRAINTS)
         for name in changes:
             if name not in known:
                 raise TypeError(f"replace: got the keyword {name!r}, wanted {', '.join(known)}")
         kept = [part for part in self.text.split(";") if part.partition("=")[0] not in changes]
-        return Policy.parse(";".join([*kept, *_checked(changes)]))
+        return Policy.parse(";".join([*kept, *_checked(changes, self.family)]), self.family)
 
     def __or__(self, other: PolicyLike) -> "Policy":
         """Merge field by field: the right side wins.
 
         The smaller ``max_workspace`` and ``deterministic`` hold from either side.
         """
-        return Policy.parse(merge_texts(self.text, as_policy(other).text))
+        stronger = as_policy(other, self.family).text
+        return Policy.parse(merge_texts(self.text, stronger, self.family), self.family)
 
     def __str__(self) -> str:
         """The canonical text."""
@@ -239,24 +267,26 @@ class Policy:
 
     def __repr__(self) -> str:
         """The call that gives an equal policy."""
-        return f"Policy.parse({self.text!r})"
+        family = "" if self.family == "conv" else f", family={self.family!r}"
+        return f"Policy.parse({self.text!r}{family})"
 
-    def _set(self, text: str) -> None:
-        object.__setattr__(self, "text", _C.canonical_policy(text))
+    def _set(self, text: str, family: str) -> None:
+        object.__setattr__(self, "text", _C.canonical_policy(text, family))
+        object.__setattr__(self, "family", family)
 
 
-def as_policy(policy: PolicyLike) -> Policy:
-    """Read whatever stands for a policy.
+def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
+    """Read whatever stands for a policy of a family of operators.
 
     Raises:
         TypeError: It has a type that stands for no policy.
         ValueError: It is no policy.
     """
-    return policy if isinstance(policy, Policy) else Policy.parse(policy_text(policy) or "")
+    return Policy.parse(policy_text(policy, family) or "", family)
 
 
-def policy_text(policy: PolicyLike) -> str | None:
-    """The text that an operator takes for a policy; ``None`` where nothing is set.
+def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
+    """The text that an operator of a family takes for a policy; ``None`` where nothing is set.
 
     A text is passed on as it is: the operator reads it, and says what is wrong with it.
 
@@ -270,9 +300,9 @@ def policy_text(policy: PolicyLike) -> str | None:
     if isinstance(policy, str):
         return policy or None
     if isinstance(policy, Policy):
-        return policy.text or None
+        return policy.of(family).text or None
     if isinstance(policy, Mapping):
-        return Policy(**policy).text or None
+        return Policy(**{"family": family, **policy}).of(family).text or None
     if isinstance(policy, int) and not isinstance(policy, bool):
         if policy == -1:
             return None
@@ -287,8 +317,18 @@ def policy_text(policy: PolicyLike) -> str | None:
 
 
 @cache
-def _passes() -> tuple[str, ...]:
-    return next(tuple(op["passes"]) for op in _C.operators() if op["family"] == "conv")
+def _passes(family: str) -> tuple[str, ...]:
+    passes = (tuple(op["passes"]) for op in _C.operators() if op["family"] == family)
+    return next(passes, ())  # of an unknown family the text's parser says so
+
+
+@cache
+def _operators() -> tuple[str, ...]:
+    """``conv``, ``conv_fwd``, ``conv_bwd_data``, ..."""
+    names: list[str] = []
+    for op in _C.operators():
+        names += [op["family"], *(f"{op['family']}_{name}" for name in op["passes"])]
+    return tuple(names)
 
 
 def _word(value: object) -> str:
@@ -299,10 +339,10 @@ def _word(value: object) -> str:
     return str(value)
 
 
-def _checked(fields: Mapping[str, object]) -> list[str]:
+def _checked(fields: Mapping[str, object], family: str) -> list[str]:
     """The texts of the fields that are set, each of them valid."""
     return [
-        field_text(key or "choice", key, value)
+        field_text(key or "choice", key, value, family)
         for key, value in fields.items()
         if not (value is None if key in CONSTRAINTS else not_pinned(value))
     ]

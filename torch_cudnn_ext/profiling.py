@@ -1,4 +1,4 @@
-"""What every algorithm costs on a problem, or on each convolution of a network.
+"""What every algorithm costs on a problem, or on each layer of a network.
 
     from torch_cudnn_ext.profiling import profile, profile_model
 
@@ -28,7 +28,7 @@ from torch import nn
 from . import _C, report
 from .peaks import measured_peaks
 from .policy import Policy, PolicyLike, policy_text
-from .workload import PASSES, Journal, Layer, convolution_layers, merge, rewrite
+from .workload import PASSES, Journal, Layer, merge, network_layers, rewrite
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +39,6 @@ DEFAULT_TARGET = "h200"
 CPU_TIME_BUDGET_S = 2.0
 CPU_MIN_SAMPLES = 7
 GPU_MIN_SAMPLES = 11
-STAND_IN_BATCH = 1  # where the CPU stands in for a GPU that is not there
 
 # What decides which algorithms may run at all. Choices are left out, since everything is measured;
 # the workspace cap too, since the tables tell what it costs.
@@ -197,6 +196,11 @@ class LayerProfile:
         return self.problem.split()[0]
 
     @property
+    def family(self) -> str:
+        """The kind of operator, such as ``conv``."""
+        return str(_C.problem_info(self.problem)["family"])
+
+    @property
     def ranked(self) -> list[Measurement]:
         """The measurements that may be chosen, fastest first."""
         return [row for row in self.rows if row["status"] == "ok"]
@@ -237,7 +241,8 @@ class LayerProfile:
 class Totals:
     """Milliseconds summed over layers, each weighted by how often it occurs.
 
-    ``None`` where some layer has no such measurement; ``missing`` says how many.
+    ``None`` where some layer has no such measurement; ``missing`` says how many. ``shares`` is what
+    one kind of operator has of the whole time, from 0 to 1, where there are several kinds.
     """
 
     label: str
@@ -246,6 +251,10 @@ class Totals:
     best_ms: float | None
     capped_ms: float | None
     missing: dict[str, int]
+    shares: dict[str, float] = field(default_factory=dict)
+
+
+_TIMES = ("pytorch", "heuristic", "best", "capped")
 
 
 @dataclass
@@ -255,6 +264,8 @@ class Profile:
     layers: list[LayerProfile]
     settings: Settings
     title: str = ""
+    # How often the network called what is no operator of this package, by its name.
+    not_profiled: dict[str, int] = field(default_factory=dict)
 
     def best(
         self,
@@ -283,10 +294,11 @@ class Profile:
         pins: dict[str, str] = {}
         for profile in chosen:
             pass_name = _C.problem_info(profile.problem)["pass_name"]
-            if pass_name in pins:
+            if pass_name in pins or profile.family != chosen[0].family:
                 raise ValueError(
-                    f"best: the profile holds several problems of {profile.op}, so one policy does "
-                    "not fit: ask for one layer with best(layer=...), or all with best_by_layer()"
+                    f"best: the profile holds several problems of {chosen[0].op} or several kinds "
+                    "of operators, so one policy does not fit: ask for one layer with "
+                    "best(layer=...), or all with best_by_layer()"
                 )
             row = profile.best(cap, deterministic)
             if row is None:
@@ -297,19 +309,23 @@ class Profile:
             pins[pass_name] = row["algorithm"]
         numerics = _keep(self.settings.policy, _NUMERICS)
         words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
-        return Policy.parse(";".join(words + [numerics] * bool(numerics)))
+        family = chosen[0].family if chosen else "conv"
+        return Policy.parse(";".join(words + [numerics] * bool(numerics)), family)
 
     def best_by_layer(
         self, max_workspace: int | str | None = None, deterministic: bool = False
     ) -> dict[str, Policy]:
         """`best` for every module name of a network.
 
-        A module that was called on several shapes is left out: no one pin fits it; `autotune` does.
+        A module that was called on several shapes, or calls several kinds of operators, is left
+        out: no one pin fits it; `autotune` does.
         """
         policies = {}
         for name in self.names():
-            ops = [profile.op for profile in self.layers if name in profile.names]
-            if len(ops) == len(set(ops)):
+            of_module = [profile for profile in self.layers if name in profile.names]
+            ops = {profile.op for profile in of_module}
+            families = {profile.family for profile in of_module}
+            if len(ops) == len(of_module) and len(families) == 1:
                 policies[name] = self.best(max_workspace, deterministic, layer=name)
         return policies
 
@@ -318,10 +334,15 @@ class Profile:
         return list(dict.fromkeys(name for profile in self.layers for name in profile.names))
 
     def totals(self) -> list[Totals]:
-        """A line for each pass and, where there are several, one for all of them."""
+        """A line for each pass; where there are several, for each kind of operator and for all."""
         ops = list(dict.fromkeys(profile.op for profile in self.layers))
         lines = [self._totals(op, [p for p in self.layers if p.op == op]) for op in ops]
-        return lines + ([self._totals("all passes", self.layers)] if len(ops) > 1 else [])
+        whole = self._totals("all passes", self.layers)
+        families = list(dict.fromkeys(profile.family for profile in self.layers))
+        for family in families if len(families) > 1 else []:
+            line = self._totals(f"all {family}", [p for p in self.layers if p.family == family])
+            lines.append(dataclasses.replace(line, shares=_shares(line, whole)))
+        return lines + ([whole] if len(ops) > 1 else [])
 
     def _totals(self, label: str, profiles: Sequence[LayerProfile]) -> Totals:
         cap = self.settings.max_workspace_bytes
@@ -399,6 +420,11 @@ class Profile:
         )
 
 
+def _shares(part: Totals, whole: Totals) -> dict[str, float]:
+    times = {name: (getattr(part, f"{name}_ms"), getattr(whole, f"{name}_ms")) for name in _TIMES}
+    return {name: a / b for name, (a, b) in times.items() if a is not None and b}
+
+
 def profile(
     problem: str,
     *,
@@ -447,16 +473,18 @@ def profile_model(
     knob_search: bool = False,
     progress: Progress | None = None,
 ) -> Profile:
-    """Measure every distinct convolution of an unmodified network.
+    """Measure every distinct layer of an unmodified network that this package has an operator for.
 
-    The network runs once to see its convolution calls (`workload.convolution_layers`); on the meta
-    device that costs nothing. The problems are then measured on scratch tensors.
+    The network runs once to see its calls (`workload.network_layers`), in the mode that it is in;
+    on the meta device that costs nothing. The problems are then measured on scratch tensors. What
+    has no operator here is counted in `Profile.not_profiled`.
 
     Args:
         model: The network, with the dtype, memory format and device to profile.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        passes: Any of ``fwd``, ``bwd_data``, ``bwd_filter``: the layers' own passes. A transposed
-            convolution's forward is the problem ``conv_bwd_data``, which its table says.
+        passes: ``fwd``, ``bwd`` for all others, or some by name (``bwd_filter``): the layers' own.
+            A transposed convolution's forward is the problem ``conv_bwd_data``, which its table
+            says.
         device: See `make_settings`, as for all that follow.
         target: A GPU that is not there.
         policy: Constraints, and the choice that is marked in the tables.
@@ -466,13 +494,13 @@ def profile_model(
         progress: Told of every problem and algorithm; may raise to stop.
 
     Raises:
-        ValueError: The model calls no convolution, or an argument is wrong.
+        ValueError: The model calls no operator of this package, or an argument is wrong.
         RuntimeError: PyTorch finds no CUDA device and one was asked for.
     """
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
-    layers = convolution_layers(model, inputs, passes, settings.policy or None)
-    measured = list(measure_layers(layers, settings, progress=progress))
-    return Profile(measured, settings, title=type(model).__name__)
+    work = network_layers(model, inputs, passes, settings.policy or None)
+    measured = list(measure_layers(work.layers, settings, progress=progress))
+    return Profile(measured, settings, type(model).__name__, work.not_profiled)
 
 
 def measure_layers(
@@ -523,7 +551,7 @@ def list_layer(layer: Layer, device: str, policy: str) -> LayerProfile:
 def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> LayerProfile:
     problem = layer.problem
     if settings.target is not None:
-        problem = rewrite(problem, batch=STAND_IN_BATCH)
+        problem = _at_batch(problem, report.STAND_IN_BATCH)
     policy = settings.measured_policy
     rows = _C.measure(
         problem,
@@ -539,6 +567,7 @@ def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> Lay
     info = _C.problem_info(problem)
     resolved = _C.policy_fields(_C.resolved_policy(policy, info["family"]), info["family"])
     peaks = measured_peaks(settings.device, info["dtype"], bool(resolved.get("allow_tf32")))
+    flops, bytes_moved = _cost(problem)
     current, refusal = _chosen(problem, settings.device, settings.policy)
     heuristic, _ = _chosen(
         problem, settings.device, ";".join(word for word in ("heuristic", policy) if word)
@@ -551,8 +580,8 @@ def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> Lay
         note=layer.note,
         device=settings.device,
         measured=problem,
-        flops=info["flops"],
-        floor_ms=peaks.floor_ms(info["flops"], info["bytes"]),
+        flops=flops,
+        floor_ms=peaks.floor_ms(flops, bytes_moved),
         rows=ok + [row for row in rows if row["status"] != "ok"],
         current=current,
         heuristic=heuristic,
@@ -560,6 +589,23 @@ def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> Lay
         listed_for=target,
         listed=_C.candidates(layer.problem, target, policy) if target is not None else [],
     )
+
+
+def _at_batch(problem: str, batch: int) -> str:
+    """The line at another batch size, or itself where its sizes bear no other."""
+    try:
+        return rewrite(problem, batch=batch)
+    except ValueError:
+        return problem
+
+
+def _cost(problem: str) -> tuple[float, float]:
+    """Operations and bytes of what is timed: a coupled forward is, together with its backward."""
+    infos = [_C.problem_info(problem)]
+    coupled = [_C.problem_info(line) for line in infos[0]["coupled"]]
+    if not any(info["pass_name"] == "fwd" for info in coupled):
+        infos += coupled
+    return sum(info["flops"] for info in infos), sum(info["bytes"] for info in infos)
 
 
 def _chosen(problem: str, device: str, policy: str) -> tuple[str | None, str]:

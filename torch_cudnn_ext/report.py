@@ -18,12 +18,16 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from . import _C, nn
+
 if TYPE_CHECKING:
     from .profiling import LayerProfile, Profile, Totals
 
 # Wide enough for every table: a file or a pipe has no edge to wrap at.
 WIDTH_WITHOUT_TERMINAL = 1000
+OPERATORS_TARGET = "target:h200"
 LINE_LENGTH = 100  # of the lists below a table
+STAND_IN_BATCH = 1  # where the CPU stands in for a GPU that is not there
 
 RECORD_FIELDS = (
     "problem",
@@ -217,8 +221,7 @@ def layer_tables(profile: LayerProfile, show_all: bool, top: int) -> list[Table]
     if profile.rows:
         place = f"measured on {profile.device}"
         if profile.measured != profile.problem:
-            batch = profile.measured.partition("x=")[2].partition("[")[2].partition(",")[0]
-            place += f" at batch {batch}"
+            place += f" at batch {STAND_IN_BATCH}"
         records = _measured_records(profile)
         table = _table(f"{title}\n{place}", MEASURED_COLUMNS, records, show_all, top)
         if profile.refusal:
@@ -308,7 +311,10 @@ def summary_table(profile: Profile) -> Table:
             ratio = f"{line.pytorch_ms / line.best_ms:.2f}x"
 
         def total(name: str, value: float | None) -> str:
-            return milliseconds(value) if value is not None else f"none for {line.missing[name]}"
+            if value is None:
+                return f"none for {line.missing[name]}"
+            share = f" ({line.shares[name]:.0%})" if name in line.shares else ""
+            return milliseconds(value) + share
 
         row = [
             line.label,
@@ -322,11 +328,18 @@ def summary_table(profile: Profile) -> Table:
     notes = []
     if any(layer.measured != layer.problem for layer in profile.layers):
         notes.append("measured on the CPU at batch 1: not the target's times")
+    if any(line.shares for line in profile.totals()):
+        notes.append("in brackets: the share of all passes")
+    lists = []
+    if profile.not_profiled:
+        calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
+        lists.append(("not profiled, since this package has no operator in its place:", calls))
     columns = [Column(heading, lambda _: "", right=i > 0) for i, heading in enumerate(headings)]
     count = sum(layer.count for layer in profile.layers)
     name = profile.title or "Summary"
     title = f"{name}: {_plural(len(profile.layers), 'problem')}, {_plural(count, 'call')}, ms"
-    return Table(title, columns, [cells(line) for line in profile.totals()], "; ".join(notes))
+    rows = [cells(line) for line in profile.totals()]
+    return Table(title, columns, rows, "; ".join(notes), lists)
 
 
 def _plural(count: int, word: str) -> str:
@@ -427,6 +440,47 @@ def tables_html(tables: Iterable[Table]) -> str:
             f"<tbody>{body}</tbody></table><p>{below}</p>"
         )
     return "\n".join(parts)
+
+
+def operators_markdown() -> str:
+    """The table of operators of the README.
+
+    The graph API's engines are those that an H200 may run on some of the common problems, listed
+    without one; the classic API's algorithms those that it names.
+    """
+    headings = ["operator", "modules", "cuDNN's entry points", "cuDNN's algorithms"]
+    headings += ["on the CPU", "dtypes", "layouts", "limits"]
+    modules: dict[str, list[str]] = {}
+    for name in nn.__all__:
+        cls = getattr(nn, name)
+        if "replaces" in vars(cls):
+            modules.setdefault(cls.family, []).append(name)
+    lines = [_markdown_line(headings), _markdown_line("---" for _ in headings)]
+    for op in _C.operators():
+        family = op["family"]
+        examples = [_C.canonical_problem(example) for example in op["examples"]]
+        by_pass = {}
+        on_cpu: set[str] = set()
+        for name in op["passes"]:
+            problems = [line.replace(f"{family}_fwd", f"{family}_{name}", 1) for line in examples]
+            counts = {b: _algorithms(problems, OPERATORS_TARGET, b) for b in ("graph", "legacy")}
+            by_pass[name] = ", ".join(f"{b} {len(names)}" for b, names in counts.items() if names)
+            on_cpu.update(_algorithms(problems, "cpu", "cpu"))
+        cells = [", ".join(modules.get(family, [])), op["entry_points"]]
+        cells += ["; ".join(f"{name}: {text or 'none'}" for name, text in by_pass.items())]
+        cells += [", ".join(sorted(on_cpu)), op["dtypes"], op["layouts"], op["limits"]]
+        lines.append(_markdown_line([f"`{family}`", *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def _algorithms(problems: list[str], device: str, backend: str) -> set[str]:
+    """The names of a backend's algorithms but for those that refuse every one of the problems."""
+    return {
+        row["algorithm"].partition("/")[0].partition(":")[2]
+        for problem in problems
+        for row in _C.candidates(problem, device)
+        if row["backend"] == backend and row["status"] != "unsupported"
+    }
 
 
 def print_profile(profile: Profile, show_all: bool, top: int) -> None:

@@ -1,36 +1,41 @@
 """What is measured: problem lines and the layers that they stand for.
 
-They come from one line, a file of lines, or a network's convolution calls. Nothing here knows of
-algorithms or times.
+They come from one line, a file of lines, or a network's calls. Nothing here knows of algorithms or
+times.
 """
 
 import importlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _C
+from .conversion import converted
 
-PASSES = ("fwd", "bwd_data", "bwd_filter")
+PASSES = ("fwd", "bwd")
 DTYPES = {
     "f64": torch.float64,
     "f32": torch.float32,
     "f16": torch.float16,
     "bf16": torch.bfloat16,
 }
+FRAMES = 16  # of a video network's clips
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
 _FUSED_FORWARD_ONLY = ("bias", "z", "act")
-# What the passes of a transposed convolution are, told by the primitive that each of them runs.
-_TRANSPOSED = {"fwd": "bwd_data", "bwd_data": "fwd", "bwd_filter": "bwd_filter"}
 
 
 @dataclass(frozen=True)
@@ -78,38 +83,47 @@ def rewrite(
         problem: A problem line.
         op: Its first word, such as ``conv_bwd_data``. Fields of the fused forward are left out of
             the other passes.
-        dtype: ``f64``, ``f32``, ``f16`` or ``bf16`` for all tensors; computed in f64 for f64, else
-            in f32.
-        batch: The first size of ``x``.
+        dtype: ``f64``, ``f32``, ``f16`` or ``bf16`` for all tensors that had the dtype of the
+            first; computed in f64 for f64, else in f32.
+        batch: The batch size, of every tensor that has one.
         channels_last: Lay all tensors out channels-last (``nhwc``).
 
     Returns:
         The canonical line.
 
     Raises:
-        ValueError: The line is no problem; the message names the part that is wrong.
+        ValueError: The line is no problem, or what is asked for makes none of it; the message names
+            the part that is wrong.
     """
-    first, *words = _C.canonical_problem(problem).split()
+    info = _C.problem_info(problem)
+    first, *words = info["text"].split()
     fields = dict(word.split("=", 1) for word in words)
-    for role in ("x", "w"):
-        match = _TENSOR.fullmatch(fields[role])
+    batch_sizes = _family(info["family"])["batch_sizes"] if batch is not None else {}
+    for key, text in fields.items():
+        match = _TENSOR.fullmatch(text)
         if match is None:
-            raise ValueError(f"problem: {role} is {fields[role]!r}, wanted dtype[sizes]:layout")
+            continue
         sizes = match["sizes"].split(",")
-        if role == "x" and batch is not None:
-            sizes[0] = str(batch)
+        if key in batch_sizes:
+            sizes[batch_sizes[key]] = str(batch)
         layout = ":nhwc" if channels_last else match["layout"] or ""
-        fields[role] = f"{dtype or match['dtype']}[{','.join(sizes)}]{layout}"
-    if channels_last:
-        fields.pop("y", None)
+        of_data = dtype is not None and match["dtype"] == info["dtype"]
+        fields[key] = f"{dtype if of_data else match['dtype']}[{','.join(sizes)}]{layout}"
+    if channels_last:  # an output's own layout
+        fields = {key: text for key, text in fields.items() if not text.startswith(":")}
     if dtype is not None:
-        fields["compute"] = "f64" if dtype == "f64" else "f32"
-        fields.update({key: dtype for key in ("bias", "z") if key in fields})
+        fields.update({key: dtype for key, text in fields.items() if text == info["dtype"]})
+        if "compute" in fields:
+            fields["compute"] = "f64" if dtype == "f64" else "f32"
     if op is not None and op != first:
         first = op
-        for key in _FUSED_FORWARD_ONLY:
+        for key in _FUSED_FORWARD_ONLY if info["family"] == "conv" else ():
             fields.pop(key, None)
     return _C.canonical_problem(" ".join([first, *(f"{k}={v}" for k, v in fields.items())]))
+
+
+def _family(name: str) -> dict[str, Any]:
+    return next(operator for operator in _C.operators() if operator["family"] == name)
 
 
 def convolution_arguments(problem: str) -> dict[str, Any]:
@@ -138,13 +152,38 @@ def convolution_arguments(problem: str) -> dict[str, Any]:
     }
 
 
+def check_passes(words: Sequence[str]) -> None:
+    """Refuse what is neither ``fwd``, ``bwd`` (all passes but ``fwd``) nor the pass of a family.
+
+    Raises:
+        ValueError: One of the words is none of these, or there is none.
+    """
+    known = dict.fromkeys((*PASSES, *(name for op in _C.operators() for name in op["passes"])))
+    if not words or any(word not in known for word in words):
+        raise ValueError(f"passes: got {','.join(words)!r}, wanted some of {','.join(known)}")
+
+
+def _is_wanted(pass_name: str, words: Sequence[str]) -> bool:
+    return pass_name in words or (pass_name != "fwd" and "bwd" in words)
+
+
 def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
-    """Every layer once for each pass, in the order of the layers."""
+    """Every layer once for each pass, in the order of the layers.
+
+    Raises:
+        ValueError: ``passes`` holds a word that is none (see `check_passes`), or none that the
+            family of a layer has.
+    """
+    check_passes(passes)
     made = []
     for layer in layers:
         family = _C.problem_info(layer.problem)["family"]
-        for pass_name in passes:
-            made.append(replace(layer, problem=rewrite(layer.problem, op=f"{family}_{pass_name}")))
+        names = _family(family)["passes"]
+        order = [name for word in passes for name in names if _is_wanted(name, [word])]
+        if not order:
+            raise ValueError(f"passes: {family} has {','.join(names)}, got {','.join(passes)!r}")
+        for name in dict.fromkeys(order):
+            made.append(replace(layer, problem=rewrite(layer.problem, op=f"{family}_{name}")))
     return merge(made)
 
 
@@ -194,131 +233,291 @@ def shard(layers: Sequence[Layer], part: str) -> list[Layer]:
 # Networks.
 
 
-def convolution_layers(
-    model: nn.Module, inputs: Any, passes: Sequence[str] = PASSES, policy: str | None = None
-) -> list[Layer]:
-    """The distinct convolution calls of one forward pass of a network.
+@dataclass
+class Workload:
+    """What a network computes in one pass forward and one backward.
 
-    The model runs once, without gradients and in eval mode, so that its parameters and batch
-    norm's statistics stay as they are. It and its inputs may be on the meta device: then nothing
-    is computed. Under ``torch.autocast`` the convolutions are taken in autocast's dtype.
+    Attributes:
+        layers: The distinct problems of this package's operators.
+        not_profiled: How often anything else was called, by its name.
+    """
+
+    layers: list[Layer]
+    not_profiled: dict[str, int]
+
+
+def network_layers(
+    model: nn.Module, inputs: Any, passes: Sequence[str] = PASSES, policy: str | None = None
+) -> Workload:
+    """The distinct problems of one forward pass of a network, and of its backward.
+
+    The model runs once, without gradients, in the mode that it is in (training or not), with its
+    layers exchanged for this package's for that while; its buffers and PyTorch's random state stay
+    as they are. It and its inputs may be on the meta device: then nothing is computed. Each call is
+    then posed again, forward and backward, on tensors of the same form, to see its problems; that
+    computes nothing either.
 
     Every pass asked for is listed for every layer, the input gradient of the first layer included.
     A pass is the layer's own: for ``nn.ConvTranspose*`` the forward is the problem
-    ``conv_bwd_data`` and the gradient of its input ``conv_fwd``, and the layer's note says so.
+    ``conv_bwd_data`` and the gradient of its input ``conv_fwd``, and the layer's note says so. A
+    backward that only its own forward's algorithm can serve is measured with that forward, and not
+    listed beside it.
 
     Args:
-        model: Any module; its ``nn.Conv*`` and ``nn.ConvTranspose*`` are looked at.
+        model: Any module.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        passes: Any of ``fwd``, ``bwd_data``, ``bwd_filter``.
+        passes: ``fwd``, ``bwd`` for all others, or passes by their names (``bwd_filter``).
         policy: A policy text; its ``compute`` field is part of the problems.
 
     Raises:
-        ValueError: The model called no convolution, or ``passes`` holds another word.
+        ValueError: The model called no operator, or ``passes`` holds another word.
     """
-    unknown = [name for name in passes if name not in PASSES]
-    if unknown or not passes:
-        raise ValueError(f"passes: got {list(passes)!r}, wanted some of {', '.join(PASSES)}")
-    convolutions = {m: name for name, m in model.named_modules() if isinstance(m, _ConvNd)}
+    check_passes(passes)
+    watch = _Watch(model)
+    with converted(model), kept_as_it_was(model), watch.names(), torch.no_grad():
+        with watch.below, watch:
+            call_model(model, inputs)
+    not_profiled = watch.others
     found: list[Layer] = []
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        assert isinstance(module, _ConvNd)
-        data = args[0] if args else kwargs["input"]
-        if data.numel() > 0:
-            found.extend(_layers_of_call(convolutions[module], module, data, out, passes, policy))
-
-    handles = [m.register_forward_hook(record, with_kwargs=True) for m in convolutions]
-    modes = {module: module.training for module in model.modules()}
+    _C.push_flags(policy or "")
     try:
-        model.eval()
-        with torch.no_grad():
-            _call(model, inputs)
+        for call in watch.calls.values():
+            try:
+                found.extend(_layers_of_call(call, passes))
+            except (RuntimeError, ValueError) as error:
+                reason = str(error).partition("\n")[0]
+                not_profiled[f"{call.function} ({reason})"] += call.names.total()
     finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+        _C.pop_flags()
     if not found:
-        raise ValueError(f"model: {type(model).__name__} called no convolution on these inputs")
-    return merge(found)
-
-
-def _layers_of_call(
-    name: str,
-    module: _ConvNd,
-    data: Tensor,
-    output: Tensor,
-    passes: Sequence[str],
-    policy: str | None,
-) -> list[Layer]:
-    transposed = isinstance(module, _ConvTransposeNd)
-    if transposed:
-        x, padding = output, [int(value) for value in module.padding]
-    else:
-        x, padding = _padded(module, data)
-    rank = module.weight.dim()
-    layers = []
-    for pass_name in passes:
-        problem = _C.convolution_problem(
-            f"conv_{_TRANSPOSED[pass_name] if transposed else pass_name}",
-            _stand_in(x, rank, data),
-            _stand_in(module.weight, rank, data),
-            padding,
-            list(module.stride),
-            list(module.dilation),
-            module.groups,
-            policy,
+        raise ValueError(
+            f"model: {type(model).__name__} called no operator of this package on these inputs"
         )
-        note = f"{pass_name} of {type(module).__name__}" if transposed else ""
-        layers.append(Layer(problem, (name,), 1, note))
+    return Workload(merge(found), dict(not_profiled.most_common()))
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a tensor is but for its values; integers, which may be lengths, keep those."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    wants_gradient: bool
+    values: tuple[int, ...] | None
+
+    def tensor(self, with_gradient: bool) -> Tensor:
+        made = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
+        if self.values is not None:
+            return made.copy_(torch.tensor(self.values, dtype=self.dtype).reshape(self.sizes))
+        if not self.dtype.is_floating_point:
+            return made.zero_()
+        return made.requires_grad_(with_gradient and self.wants_gradient)
+
+
+@dataclass
+class _Seen:
+    """Equal calls of one operator, and the modules that made them."""
+
+    function: OpOverload
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    autocast: tuple[str, torch.dtype] | None
+    names: Counter[str] = field(default_factory=Counter)
+    kind: str = ""  # of the first module
+
+
+class _Watch(TorchFunctionMode):
+    """Sees the calls of this package's operators, before autograd and autocast do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.calls: dict[str, _Seen] = {}
+        self.others: Counter[str] = Counter()
+        self._model = model
+        self._buffers = {id(buffer) for buffer in model.buffers()}
+        self._inside: list[tuple[str, str]] = []
+        self.below = _WatchOthers(self.others)
+
+    @contextmanager
+    def names(self) -> Iterator[None]:
+        """Know which module is running."""
+        handles = []
+        for name, module in self._model.named_modules():
+            entry = name, type(module).__name__
+
+            def enter(*_: Any, entry: tuple[str, str] = entry) -> None:
+                self._inside.append(entry)
+
+            handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _leave(self) -> None:
+        self._inside.pop()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload) or func.namespace != "torch_cudnn_ext":
+            return func(*args, **kwargs)
+        self._note(func, args, kwargs)
+        with self.below.silent():
+            return func(*args, **kwargs)
+
+    def _note(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
+        names = [argument.name for argument in func._schema.arguments]
+        forms = tuple(
+            self._forms(value, name in written) for name, value in zip(names, args, strict=False)
+        )
+        keywords = {name: self._forms(value, name in written) for name, value in kwargs.items()}
+        autocast = self._autocast([*args, *kwargs.values()])
+        key = repr((str(func), forms, sorted(keywords.items()), autocast))
+        call = self.calls.setdefault(key, _Seen(func, forms, keywords, autocast))
+        name, kind = self._inside[-1] if self._inside else ("", type(self._model).__name__)
+        call.names[name] += 1
+        call.kind = call.kind or kind
+
+    def _forms(self, value: Any, is_written: bool) -> Any:
+        def form(item: Any) -> Any:
+            if not isinstance(item, Tensor):
+                return item
+            known = not item.is_floating_point() and not item.is_meta
+            return _Form(
+                tuple(item.shape),
+                tuple(item.stride()),
+                item.dtype,
+                torch.device("cpu") if item.is_meta else item.device,
+                item.is_floating_point() and not is_written and id(item) not in self._buffers,
+                tuple(item.flatten().tolist()) if known else None,
+            )
+
+        return tree_map(form, value)
+
+    @staticmethod
+    def _autocast(arguments: Sequence[Any]) -> tuple[str, torch.dtype] | None:
+        for item in tree_leaves(arguments):
+            if isinstance(item, Tensor) and not item.is_meta:
+                device = item.device.type
+                if torch.is_autocast_enabled(device):
+                    return device, torch.get_autocast_dtype(device)
+        return None
+
+
+class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what computes and is none of this package's operators."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = counts
+        self._is_silent = False
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """What is called now belongs to an operator of this package."""
+        before, self._is_silent = self._is_silent, True
+        try:
+            yield
+        finally:
+            self._is_silent = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        computes = not func.is_view and any(map(_is_floating, tree_leaves(args)))
+        computes = computes and not func._schema.name.startswith("aten::empty")
+        if computes and not self._is_silent and func.namespace != "torch_cudnn_ext":
+            self._counts[f"{func.namespace}.{func._schema.name.partition('::')[2]}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def kept_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Buffers and the random state are put back."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
+    backward = any(word != "fwd" for word in passes)
+    forward_lines, backward_lines = _posed(call, backward)
+    layers = []
+    first_pass: dict[str, str] = {}
+    for line in (*forward_lines, *backward_lines):
+        info = _C.problem_info(line)
+        family, name = info["family"], info["pass_name"]
+        # A transposed convolution's forward is bwd_data, and so the gradient of its input is fwd.
+        first = first_pass.setdefault(family, name)
+        own = {first: "fwd", "fwd": first}.get(name, name)
+        with_forward = "fwd" in passes and set(info["coupled"]) & set(forward_lines)
+        if not _is_wanted(own, passes) or (line in backward_lines and with_forward):
+            continue
+        note = f"{own} of {call.kind}" if first != "fwd" else ""
+        if line in forward_lines and info["coupled"]:
+            note = "with its backward"
+        layers.append(Layer(line, tuple(call.names), call.names.total(), note))
     return layers
 
 
-def _call(model: nn.Module, inputs: Any) -> None:
+def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
+    """The problem lines of a call, and of its backward."""
+
+    def realised(value: Any) -> Any:
+        return tree_map(
+            lambda item: item.tensor(backward) if isinstance(item, _Form) else item, value
+        )
+
+    arguments, keywords = realised(call.arguments), realised(call.keywords)
+    results: list[Tensor] = []
+
+    def run_forward() -> None:
+        results.extend(tree_leaves(call.function(*arguments, **keywords)))
+
+    def run_backward() -> None:
+        outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
+        inputs = [t for t in tree_leaves((arguments, keywords)) if _has_gradient(t)]
+        if outputs and inputs:
+            gradients = [torch.empty_like(t) for t in outputs]
+            torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+
+    device, dtype = call.autocast or ("cpu", None)
+    # On this thread alone, also on a GPU: a dry run is a thread's own.
+    with (
+        torch.autocast(device, dtype, enabled=call.autocast is not None),
+        torch.set_grad_enabled(backward),
+        torch.autograd.set_multithreading_enabled(False),
+    ):
+        forward_lines = _C.problems_posed_by(run_forward)
+        return forward_lines, _C.problems_posed_by(run_backward) if backward else []
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """A model on a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
     if isinstance(inputs, Mapping):
-        model(**inputs)
-    elif isinstance(inputs, tuple | list):
-        model(*inputs)
-    else:
-        model(inputs)
-
-
-def _stand_in(tensor: Tensor, rank: int, data: Tensor) -> Tensor:
-    """A tensor without memory in place of one that a convolution of this rank meets."""
-    device = data.device.type
-    autocast = data.is_floating_point() and device != "meta" and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else tensor.dtype
-    if tensor.dim() < rank:  # unbatched
-        tensor = tensor.unsqueeze(0)
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
-
-
-def _padded(module: _ConvNd, data: Tensor) -> tuple[Tensor, list[int]]:
-    """The tensor that meets the convolution itself, and the padding that is left to do.
-
-    As in PyTorch, other padding modes than zeros, and a 'same' padding that is not symmetrical,
-    are done beforehand by ``F.pad``.
-    """
-    pads = list(module._reversed_padding_repeated_twice)[::-1]  # high, low of each dimension
-    high, low = pads[0::2], pads[1::2]
-    if module.padding_mode == "zeros":
-        padding = [min(pair) for pair in zip(low, high, strict=True)]
-    else:
-        padding = [0] * len(low)
-    extra = [a + b - 2 * p for a, b, p in zip(low, high, padding, strict=True)]
-    if not any(extra):
-        return data, padding
-    sizes = list(data.shape)
-    for i, more in enumerate(extra):
-        sizes[i - len(extra)] += more
-    format = torch.contiguous_format
-    if data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last):
-        format = torch.channels_last
-    if data.dim() == 5 and data.is_contiguous(memory_format=torch.channels_last_3d):
-        format = torch.channels_last_3d
-    padded = torch.empty(sizes, dtype=data.dtype, device="meta", memory_format=format)
-    return padded, padding
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
 
 
 def load_model(
@@ -328,37 +527,40 @@ def load_model(
     image_size: int = 224,
     dtype: str = "f32",
     channels_last: bool = False,
+    device: str = "meta",
 ) -> tuple[nn.Module, Any]:
-    """A network on the meta device, with inputs for it: only its shapes are wanted.
+    """A network and inputs for it, by default on the meta device: only its shapes are wanted.
 
     Args:
-        name: A classification network of torchvision (``resnet18``), with random weights, or
+        name: A network of torchvision that takes images (``resnet18``), with random weights, or
             ``module:callable``, which gives a module or a pair of a module and its inputs.
         batch: Images of three channels, unless the callable gives inputs.
         image_size: Their height and width in pixels.
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
         channels_last: Whether the network and 4-D inputs are channels-last.
+        device: Where they are; elsewhere than on the meta device their values are random.
 
     Raises:
         ValueError: There is no such network.
     """
+    frames: tuple[int, ...] = ()
     if ":" in name:
         model, inputs = _model_of_callable(name)
     else:
-        model, inputs = _torchvision_model(name), None
+        (model, frames), inputs = _torchvision_model(name, device), None
     torch_dtype = DTYPES[dtype]
     if inputs is None:
-        inputs = torch.empty(batch, 3, image_size, image_size, device="meta")
+        inputs = torch.randn(batch, 3, *frames, image_size, image_size, device=device)
 
     def place(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        value = value.to("meta", torch_dtype if value.is_floating_point() else value.dtype)
+        value = value.to(device, torch_dtype if value.is_floating_point() else value.dtype)
         if channels_last and value.dim() == 4:
             value = value.to(memory_format=torch.channels_last)
         return value
 
-    model = model.to("meta", torch_dtype)
+    model = model.to(device, torch_dtype)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if isinstance(inputs, Mapping):
@@ -368,19 +570,28 @@ def load_model(
     return model, place(inputs)
 
 
-def _torchvision_model(name: str) -> nn.Module:
+def _torchvision_model(name: str, device: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """The model, and the sizes of an input between its channels and its height."""
     try:
         from torchvision import models
     except ImportError as error:
         raise ValueError(f"got {name!r}, which needs torchvision: {error}") from error
-    known = models.list_models(module=models)
-    if name not in known:
-        raise ValueError(
-            f"got {name!r}, wanted module:callable or one of torchvision's: {', '.join(known)}"
-        )
-    with torch.device("meta"):
-        model: nn.Module = models.get_model(name, weights=None)
-    return model
+    # How each kind takes images, and what keeps it from loading weights.
+    kinds: list[tuple[Any, tuple[int, ...], dict[str, None]]] = [
+        (models, (), {}),
+        (models.segmentation, (), {"weights_backbone": None}),
+        (models.video, (FRAMES,), {}),
+    ]
+    known = []
+    for module, frames, arguments in kinds:
+        names = models.list_models(module=module)
+        known += names
+        if name in names:
+            with torch.device(device):
+                return models.get_model(name, weights=None, **arguments), frames
+    raise ValueError(
+        f"got {name!r}, wanted module:callable or one of torchvision's: {', '.join(known)}"
+    )
 
 
 def _model_of_callable(name: str) -> tuple[nn.Module, Any]:

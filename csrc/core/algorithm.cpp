@@ -142,6 +142,8 @@ Algorithm resolve_algorithm(std::string_view text, const std::string& op,
   }
   Algorithm algorithm = parse_algorithm(text);
   if (algorithm.backend != "legacy") return algorithm;
+  // Calls that the classic API offers without a choice.
+  if (legacy_names.empty() && algorithm.name == "default") return algorithm;
   const LegacyName* found = find_legacy(algorithm.name, legacy_names);
   TORCH_CHECK_VALUE(found != nullptr, "algorithm '", text, "' is not one of ", op,
                     "; the classic API's are ", names_text(legacy_names));

@@ -13,10 +13,12 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <set>
 
 #include "core/errors.h"
 #include "core/operator.h"
+#include "core/plain_torch.h"
 
 namespace torch_cudnn_ext {
 
@@ -59,7 +61,8 @@ class AllocationObserver : public c10::MemoryReportingInfoBase {
 
 struct Contender {
   size_t index;  // in the list of measurements
-  std::shared_ptr<Plan> plan;
+  Algorithm algorithm;
+  std::vector<std::shared_ptr<Plan>> plans;  // one a step
   std::vector<double> samples;
   double best = std::numeric_limits<double>::infinity();
   bool running = true;
@@ -73,14 +76,61 @@ double percentile(std::vector<double> values, double q) {
   return values[low] + (values[high] - values[low]) * (position - static_cast<double>(low));
 }
 
+// What random algorithms draw from the user's generator is put back.
+class GeneratorGuard {
+ public:
+  explicit GeneratorGuard(const Device& device) {
+    // While a stream is captured its generator cannot be read.
+    if (device.is_target() || runtime_of(device).is_capturing(device)) return;
+    generator_ = at::globalContext().defaultGenerator(device.torch_device());
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  ~GeneratorGuard() {
+    if (!state_.defined()) return;
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
 // Scratch work must not be recorded, cast or traced, and runs on the problem's device.
 struct ScratchGuard {
-  explicit ScratchGuard(const Device& device) : device_guard(device.torch_device()) {}
+  explicit ScratchGuard(const Device& device)
+      : device_guard(device.torch_device()), generator(device) {}
+  PlainTorchGuard plain;
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
   c10::DeviceGuard device_guard;
+  GeneratorGuard generator;
 };
+
+// One problem of a measured sequence, and what is known about it beforehand.
+struct Step {
+  Problem problem;
+  bool timed;  // false: a forward that only makes what the measured backward reads
+  std::vector<SlotSpec> slots;
+  Bindings reference, before;  // `before`: what accumulated and mutated tensors hold at the start
+};
+
+// A problem, and the ones that share its algorithm, in the order in which they run.
+std::vector<Problem> sequence_of(const Problem& problem) {
+  const Operator& op = operator_of(problem);
+  if (auto forward = op.forward_of(problem)) return {*forward, problem};
+  std::vector<Problem> list{problem};
+  for (Problem& next : op.coupled(problem)) list.push_back(std::move(next));
+  return list;
+}
+
+bool holds_input(const Operator& op, const Problem& problem, const SlotSpec& slot) {
+  return !slot.is_output || op.accumulates(problem);
+}
 
 class Session {
  public:
@@ -94,13 +144,12 @@ class Session {
         runtime_(runtime_of(device)),
         timer_(runtime_.make_timer(device)),
         start_(Clock::now()) {
-    scratch_ = make_scratch(problem, device, 0);
-    for (const SlotSpec& slot : op_.slots(problem)) {
-      if (slot.is_output) output_ = slot;
+    bool has_forward = op_.forward_of(problem).has_value();
+    for (const Problem& member : sequence_of(problem)) {
+      bool timed = !has_forward || !steps_.empty();
+      steps_.push_back({member, timed, op_.slots(member), {}, {}});
+      add_scratch(steps_.back());
     }
-    reference_ = op_.reference(problem, scratch_);
-    output_before_ = scratch_[output_.role];  // defined when accumulating
-    scratch_[output_.role] = empty_of_spec(output_.spec, device, op_.alignment(problem));
   }
 
   std::vector<Measurement> run() {
@@ -117,6 +166,27 @@ class Session {
   }
 
  private:
+  // Inputs of a later step that an earlier one computes stay what they are in the reference: every
+  // algorithm is given its own.
+  void add_scratch(Step& step) {
+    Bindings made = make_scratch(step.problem, device_, steps_.size());
+    for (const SlotSpec& slot : step.slots) {
+      at::Tensor& tensor = scratch_[slot.role];
+      bool input = holds_input(op_, step.problem, slot);
+      if (!tensor.defined() && input) tensor = made[slot.role];
+      if (input && (slot.is_output || slot.is_mutated)) step.before[slot.role] = tensor.clone();
+    }
+    set_scalars(scratch_, step);
+    step.reference = op_.reference(step.problem, scratch_);
+    for (const SlotSpec& slot : step.slots) {
+      if (!slot.is_output || scratch_[slot.role].defined()) continue;
+      scratch_[slot.role] = empty_of_spec(slot.spec, device_, op_.alignment(step.problem));
+      const at::Tensor& result = step.reference[slot.role];
+      // What the reference of the next step reads.
+      if (result.defined()) scratch_[slot.role].copy_(result);
+    }
+  }
+
   bool out_of_time() const {
     return options_.time_budget_s > 0 && seconds_since(start_) > options_.time_budget_s;
   }
@@ -150,14 +220,15 @@ class Session {
     return measurements_.back();
   }
 
-  void run_once(Plan& plan) {
-    Bindings bindings = scratch_;
-    set_scalars(bindings);
-    plan.run(bindings);
+  void set_scalars(Bindings& bindings, const Step& step) const {
+    if (op_.accumulates(step.problem)) bindings.beta = 1;
   }
 
-  void set_scalars(Bindings& bindings) const {
-    if (op_.accumulates(problem_)) bindings.beta = 1;
+  // What a step adds to or changes, as it was at first.
+  void restore(const Step& step) {
+    for (const SlotSpec& slot : step.slots) {
+      if (step.before[slot.role].defined()) scratch_[slot.role].copy_(step.before[slot.role]);
+    }
   }
 
   // Builds, checks and times once. What fails is data.
@@ -176,18 +247,25 @@ class Session {
       return;
     }
     auto build_start = Clock::now();
-    BuildResult built = build(problem_, candidate.algorithm, device_);
-    m.build_ms = seconds_since(build_start) * 1e3;
-    if (auto* unsupported = std::get_if<Unsupported>(&built)) {
-      m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
-      m.reason = unsupported->reason;
-      return;
+    std::vector<std::shared_ptr<Plan>> plans;
+    for (const Step& step : steps_) {
+      BuildResult built = build(step.problem, candidate.algorithm, device_);
+      m.build_ms = seconds_since(build_start) * 1e3;
+      if (auto* unsupported = std::get_if<Unsupported>(&built)) {
+        m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
+        m.reason = reason_of(step, unsupported->reason);
+        return;
+      }
+      plans.push_back(std::get<std::shared_ptr<Plan>>(built));
+      m.notes.add(plans.back()->notes);
     }
-    auto plan = std::get<std::shared_ptr<Plan>>(built);
-    m.notes = plan->notes;
-    m.workspace_bytes = plan->workspace_bytes;
-    attempt(m, [&] { check_and_time(m, plan); });
+    attempt(m, [&] { check_and_time(m, plans); });
     drop_failed();
+  }
+
+  // Says which of several steps it is about.
+  std::string reason_of(const Step& step, const std::string& reason) const {
+    return steps_.size() == 1 ? reason : c10::str(op_of(step.problem), ": ", reason);
   }
 
   template <class Body>
@@ -211,45 +289,90 @@ class Session {
                       contenders_.end());
   }
 
-  void check_and_time(Measurement& m, const std::shared_ptr<Plan>& plan) {
-    if (!m.workspace_bytes) m.workspace_bytes = measured_workspace(problem_, *plan, device_);
-    m.reason = refusal(*plan, *m.workspace_bytes, policy_, device_);
-    if (!m.reason.empty()) {
-      m.status = Status::excluded;
-      return;
-    }
-    // Poisoned first: an element that is not written shows.
-    at::Tensor& output = scratch_[output_.role];
-    if (output_before_.defined()) {
-      output.copy_(output_before_);
-    } else {
-      output.fill_(std::numeric_limits<double>::quiet_NaN());
-    }
-    run_once(*plan);
-    runtime_.synchronize(device_);
-    m.error = relative_error(output, reference_);
-    double tolerance = op_.tolerance(problem_, plan->notes);
-    if (!(*m.error <= tolerance)) {
-      m.status = Status::rejected;
-      m.reason = std::isnan(*m.error)
-                     ? std::string("its result is not finite or not wholly written")
-                     : c10::str("relative error ", *m.error, " is above the tolerance ", tolerance);
-      return;
+  void check_and_time(Measurement& m, const std::vector<std::shared_ptr<Plan>>& plans) {
+    Bindings bindings = scratch_;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      if (!check(m, steps_[i], *plans[i], bindings)) return;
     }
     m.status = Status::ok;
     m.reason.clear();
-    contenders_.push_back({measurements_.size() - 1, plan, {}});
+    contenders_.push_back({measurements_.size() - 1, m.algorithm, plans, {}});
     sample(contenders_.back());
   }
 
-  // As an operator calls it: the output is the plan's to make, unless it accumulates.
+  // Runs a step once and compares what it computes. False when the algorithm is out.
+  bool check(Measurement& m, const Step& step, Plan& plan, Bindings& bindings) {
+    std::optional<int64_t> workspace = plan.workspace_bytes;
+    if (!workspace) workspace = measured_workspace(step, plan, bindings);
+    m.workspace_bytes = std::max(m.workspace_bytes.value_or(0), *workspace);
+    m.reason = refusal(plan, *workspace, policy_, device_);
+    if (!m.reason.empty()) {
+      m.status = Status::excluded;
+      m.reason = reason_of(step, m.reason);
+      return false;
+    }
+    restore(step);
+    for (const SlotSpec& slot : step.slots) {
+      if (!slot.is_output || op_.accumulates(step.problem)) continue;
+      if (!step.reference[slot.role].defined()) {
+        bindings[slot.role] = at::Tensor();  // in a format of the algorithm's own: its to make
+      } else if (c10::isFloatingType(slot.spec.dtype)) {
+        // Poisoned first: an element that is not written shows.
+        bindings[slot.role].fill_(std::numeric_limits<double>::quiet_NaN());
+      }
+    }
+    set_scalars(bindings, step);
+    plan.run(bindings);
+    runtime_.synchronize(device_);
+    double tolerance = op_.tolerance(step.problem, plan.notes);
+    for (const SlotSpec& slot : step.slots) {
+      const at::Tensor& reference = step.reference[slot.role];
+      if (!reference.defined()) continue;
+      double error = relative_error(bindings[slot.role], reference);
+      if (!m.error || !(error <= *m.error)) m.error = error;
+      if (error <= tolerance) continue;
+      m.status = Status::rejected;
+      m.reason = reason_of(
+          step, std::isnan(error)
+                    ? c10::str("its ", role_text(slot.role), " is not finite or not wholly written")
+                    : c10::str("relative error ", error, " of ", role_text(slot.role),
+                               " is above the tolerance ", tolerance));
+      return false;
+    }
+    std::string fault = op_.fault(step.problem, bindings);
+    if (fault.empty()) return true;
+    m.status = Status::rejected;
+    m.reason = reason_of(step, fault);
+    return false;
+  }
+
+  // The allocator's peak over a run beyond its outputs, for plans that cannot tell their workspace.
+  int64_t measured_workspace(const Step& step, Plan& plan, Bindings bindings) {
+    restore(step);
+    set_scalars(bindings, step);
+    // A backward may use up what its forward left.
+    at::Tensor& reserve = bindings[Role::reserve];
+    if (reserve.defined()) reserve = reserve.clone();
+    return torch_cudnn_ext::measured_workspace(step.problem, plan, bindings, device_);
+  }
+
+  // As an operator calls it: the outputs are the plan's to make, unless it accumulates.
   void sample(Contender& contender) {
-    if (options_.flush_cache) runtime_.flush_cache(device_);
     Bindings bindings = scratch_;
-    if (!op_.accumulates(problem_)) bindings[output_.role] = at::Tensor();
-    set_scalars(bindings);
-    timer_->start();
-    contender.plan->run(bindings);
+    bool started = false;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const Step& step = steps_[i];
+      for (const SlotSpec& slot : step.slots) {
+        if (slot.is_output && !op_.accumulates(step.problem)) bindings[slot.role] = at::Tensor();
+      }
+      set_scalars(bindings, step);
+      if (step.timed && !started) {
+        if (options_.flush_cache) runtime_.flush_cache(device_);
+        timer_->start();
+        started = true;
+      }
+      contender.plans[i]->run(bindings);
+    }
     timer_->stop();
     double ms = timer_->milliseconds();
     contender.samples.push_back(ms);
@@ -264,7 +387,7 @@ class Session {
       for (const Contender& c : contenders_) best = std::min(best, c.best);
       double limit = round < 3 ? 2.0 : 1.25;
       for (Contender& c : contenders_) {
-        bool baseline = c.plan->algorithm.backend == "aten";
+        bool baseline = c.algorithm.backend == "aten";
         // A launch-bound time has an absolute noise of a few microseconds.
         c.running = c.running && (baseline || c.best <= best * limit + 0.002);
         if (c.running) attempt(measurements_[c.index], [&] { sample(c); });
@@ -279,7 +402,7 @@ class Session {
   void time_finals() {
     constexpr size_t kFinalists = 6;
     std::vector<size_t> order = rank_contenders();
-    for (Contender& c : contenders_) c.running = c.plan->algorithm.backend == "aten";
+    for (Contender& c : contenders_) c.running = c.algorithm.backend == "aten";
     for (size_t i = 0; i < std::min(order.size(), kFinalists); ++i) {
       contenders_[order[i]].running = true;
     }
@@ -291,7 +414,7 @@ class Session {
     constexpr size_t kEngines = 3;
     std::vector<Algorithm> starts;
     for (size_t i : rank_contenders()) {
-      const Algorithm& algorithm = contenders_[i].plan->algorithm;
+      const Algorithm& algorithm = contenders_[i].algorithm;
       bool known = std::any_of(starts.begin(), starts.end(), [&](const Algorithm& start) {
         return start.backend == algorithm.backend && start.name == algorithm.name;
       });
@@ -317,7 +440,7 @@ class Session {
     if (contenders_.size() <= before) return std::nullopt;
     time_rounds(kRounds);
     for (size_t i : rank_contenders()) {
-      const Algorithm& best = contenders_[i].plan->algorithm;
+      const Algorithm& best = contenders_[i].algorithm;
       if (best.name != from.name) continue;
       return best == from ? std::nullopt : std::optional<Algorithm>(best);
     }
@@ -346,7 +469,7 @@ class Session {
       return measurements_[contenders_[i].index].workspace_bytes.value_or(
           std::numeric_limits<int64_t>::max());
     };
-    auto complexity = [&](size_t i) { return contenders_[i].plan->algorithm.options.size(); };
+    auto complexity = [&](size_t i) { return contenders_[i].algorithm.options.size(); };
     std::stable_sort(
         order.begin(), order.begin() + static_cast<int64_t>(tied), [&](size_t a, size_t b) {
           return std::pair(workspace(a), complexity(a)) < std::pair(workspace(b), complexity(b));
@@ -380,9 +503,8 @@ class Session {
   const DeviceRuntime& runtime_;
   std::unique_ptr<Timer> timer_;
   Clock::time_point start_;
-  SlotSpec output_;
+  std::vector<Step> steps_;
   Bindings scratch_;
-  at::Tensor reference_, output_before_;
   std::vector<Measurement> measurements_;
   std::vector<Contender> contenders_;
   std::set<std::string> seen_;
@@ -391,6 +513,7 @@ class Session {
 }  // namespace
 
 Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed) {
+  PlainTorchGuard plain;
   const Operator& op = operator_of(problem);
   // A generator of our own: tuning must not move the user's random numbers. Drawn on the device's
   // own generator type, seeded; for CUDA that is a throw-away one as well.
@@ -398,18 +521,25 @@ Bindings make_scratch(const Problem& problem, const Device& device, uint64_t see
   generator.set_current_seed(seed);
   Bindings bindings;
   for (const SlotSpec& slot : op.slots(problem)) {
-    if (slot.is_output && !op.accumulates(problem)) continue;
+    if (!holds_input(op, problem, slot)) continue;
     at::Tensor tensor = empty_of_spec(slot.spec, device, op.alignment(problem));
-    tensor.normal_(0, 1, generator);
+    if (c10::isFloatingType(slot.spec.dtype)) {
+      tensor.normal_(0, 1, generator);
+    } else {
+      tensor.zero_();
+    }
     bindings[slot.role] = tensor;
   }
+  op.prepare_scratch(problem, bindings);
   if (op.accumulates(problem)) bindings.beta = 1;
   return bindings;
 }
 
 double relative_error(const at::Tensor& result, const at::Tensor& reference) {
-  at::Tensor difference = result.to(at::kDouble).sub_(reference);
-  double scale = std::max(reference.square().mean().sqrt().item<double>(), 1e-300);
+  at::Tensor difference = result.to(at::kDouble).sub(reference);
+  if (reference.numel() == 0) return 0;
+  double scale = reference.square().mean().sqrt().item<double>();
+  if (scale == 0) scale = 1;  // nothing to be relative to
   double mean = difference.square().mean().sqrt().item<double>();
   double largest = difference.abs().max().item<double>();
   if (!std::isfinite(mean) || !std::isfinite(largest)) {
@@ -459,6 +589,30 @@ std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPol
   return "";
 }
 
+namespace {
+
+// On scratch tensors; a backward that reads what its forward left is given that.
+int64_t measured_workspace(const Problem& problem, const Algorithm& algorithm, Plan& plan,
+                           const Device& device) {
+  ScratchGuard guard(device);
+  Bindings bindings = make_scratch(problem, device, 0);
+  const Operator& op = operator_of(problem);
+  if (auto forward = op.forward_of(problem)) {
+    BuildResult built = build(*forward, algorithm, device);
+    if (auto* unsupported = std::get_if<Unsupported>(&built)) {
+      TORCH_CHECK(false, "its forward cannot be built: ", unsupported->reason);
+    }
+    Bindings made = make_scratch(*forward, device, 0);
+    std::get<std::shared_ptr<Plan>>(built)->run(made);
+    for (const SlotSpec& slot : op.slots(problem)) {
+      if (!slot.is_output && made[slot.role].defined()) bindings[slot.role] = made[slot.role];
+    }
+  }
+  return torch_cudnn_ext::measured_workspace(problem, plan, std::move(bindings), device);
+}
+
+}  // namespace
+
 std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
                                                    const Algorithm& algorithm,
                                                    const ResolvedPolicy& policy,
@@ -467,11 +621,17 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
   if (!reason.empty()) return Unsupported{reason};
   BuildResult built = build(problem, algorithm, device);
   if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;
+  for (const Problem& next : operator_of(problem).coupled(problem)) {
+    auto usable = build_usable(next, algorithm, policy, device);
+    if (auto* unsupported = std::get_if<Unsupported>(&usable)) {
+      return Unsupported{c10::str(op_of(next), ": ", unsupported->reason)};
+    }
+  }
   auto plan = std::get<std::shared_ptr<Plan>>(built);
   std::optional<int64_t> workspace = plan->workspace_bytes;
   if (!workspace && policy.policy.workspace_cap(device)) {
     try {
-      workspace = measured_workspace(problem, *plan, device);
+      workspace = measured_workspace(problem, algorithm, *plan, device);
     } catch (const c10::Error& error) {
       return Unsupported{c10::str("its memory could not be measured, since it failed to run: ",
                                   error.what_without_backtrace())};
@@ -481,6 +641,33 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
   if (!reason.empty()) return Unsupported{reason};
   return UsablePlan{plan, workspace};
 }
+
+namespace {
+
+// What building one problem of a sequence tells of an algorithm.
+void list_step(Measurement& m, const Problem& problem, bool first, const ResolvedPolicy& policy,
+               const Device& device) {
+  BuildResult built = build(problem, m.algorithm, device);
+  if (auto* unsupported = std::get_if<Unsupported>(&built)) {
+    m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
+    m.reason = unsupported->reason;
+    return;
+  }
+  const auto& plan = std::get<std::shared_ptr<Plan>>(built);
+  m.notes.add(plan->notes);
+  if (first) {
+    m.workspace_bytes = plan->workspace_bytes;
+  } else if (m.workspace_bytes && plan->workspace_bytes) {
+    m.workspace_bytes = std::max(*m.workspace_bytes, *plan->workspace_bytes);
+  } else {
+    m.workspace_bytes.reset();
+  }
+  // What a run would have to show is not known here, so it does not count against the plan.
+  m.reason = refusal(*plan, plan->workspace_bytes.value_or(0), policy, device);
+  if (!m.reason.empty()) m.status = Status::excluded;
+}
+
+}  // namespace
 
 std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
                                          const Device& device) {
@@ -501,19 +688,15 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
         continue;
       }
       auto start = Clock::now();
-      BuildResult built = build(problem, candidate.algorithm, device);
-      m.build_ms = seconds_since(start) * 1e3;
-      if (auto* unsupported = std::get_if<Unsupported>(&built)) {
-        m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
-        m.reason = unsupported->reason;
-      } else {
-        const auto& plan = std::get<std::shared_ptr<Plan>>(built);
-        m.notes = plan->notes;
-        m.workspace_bytes = plan->workspace_bytes;
-        // What a run would have to show is not known here, so it does not count against the plan.
-        m.reason = refusal(*plan, plan->workspace_bytes.value_or(0), policy, device);
-        m.status = m.reason.empty() ? Status::ok : Status::excluded;
+      std::vector<Problem> sequence = sequence_of(problem);
+      m.status = Status::ok;
+      for (size_t i = 0; i < sequence.size() && m.status == Status::ok; ++i) {
+        list_step(m, sequence[i], i == 0, policy, device);
+        if (!m.reason.empty() && sequence.size() > 1) {
+          m.reason = c10::str(op_of(sequence[i]), ": ", m.reason);
+        }
       }
+      m.build_ms = seconds_since(start) * 1e3;
       list.push_back(std::move(m));
     }
   }
@@ -530,13 +713,15 @@ std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& p
   return Session(problem, policy, device, options).run();
 }
 
-int64_t measured_workspace(const Problem& problem, Plan& plan, const Device& device) {
+int64_t measured_workspace(const Problem& problem, Plan& plan, Bindings bindings,
+                           const Device& device) {
   ScratchGuard guard(device);
-  Bindings bindings = make_scratch(problem, device, 0);
   const Operator& op = operator_of(problem);
   int64_t output_bytes = 0;
   for (const SlotSpec& slot : op.slots(problem)) {
-    if (slot.is_output) output_bytes = bindings[slot.role].defined() ? 0 : slot.spec.nbytes();
+    if (!slot.is_output || op.accumulates(problem)) continue;
+    bindings[slot.role] = at::Tensor();
+    output_bytes += slot.spec.nbytes();
   }
   auto observer = std::make_shared<AllocationObserver>(device.torch_device().type());
   {

@@ -55,7 +55,9 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
                                  const Device& device, const MeasureOptions& options);
 
-// The allocator's peak over a run beyond its output, for plans that cannot tell their workspace.
-int64_t measured_workspace(const Problem& problem, Plan& plan, const Device& device);
+// The allocator's peak over a run on these inputs beyond its outputs, for plans that cannot tell
+// their workspace.
+int64_t measured_workspace(const Problem& problem, Plan& plan, Bindings bindings,
+                           const Device& device);
 
 }  // namespace torch_cudnn_ext

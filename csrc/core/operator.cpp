@@ -1,6 +1,7 @@
 #include "core/operator.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 namespace torch_cudnn_ext {
 
@@ -14,11 +15,11 @@ std::vector<std::unique_ptr<Operator>>& operators() {
 }  // namespace
 
 const Operator& find_operator(std::string_view family) {
-  std::string known;
   for (const auto& op : operators()) {
     if (op->family() == family) return *op;
-    known += (known.empty() ? "" : ", ") + op->family();
   }
+  std::string known;
+  for (const auto& op : operators()) known += c10::str(known.empty() ? "" : ", ", op->family());
   TORCH_CHECK_VALUE(false, "operator family is '", family, "', wanted one of ", known);
 }
 

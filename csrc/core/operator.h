@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,29 +19,61 @@ struct Cost {
   double reduction_length;  // terms summed into one output element
 };
 
+// What the table of operators says of a family, beyond what can be asked.
+struct OperatorDescription {
+  std::string entry_points;  // of cuDNN
+  std::string layouts;
+  std::string limits;
+  std::vector<std::string> examples;  // problem lines of common forwards
+  std::string dtypes = "f64, f32, f16, bf16";
+};
+
+// A tensor field of a problem line, and which of its sizes is the batch.
+struct BatchSize {
+  std::string field;
+  int dim;
+};
+
 class Operator {
  public:
   virtual ~Operator() = default;
-  virtual std::string family() const = 0;
+  virtual const char* family() const = 0;
   virtual std::vector<std::string> passes() const = 0;
-  // Which of PyTorch's switches of float32 precision speaks of this operator.
-  virtual at::Float32Op float32_op() const = 0;
-  virtual std::vector<LegacyName> legacy_names(const std::string& pass) const = 0;
+  virtual OperatorDescription description() const { return {}; }
+  virtual std::vector<BatchSize> batch_sizes() const { return {{"x", 0}}; }
+  // Which of PyTorch's switches of float32 precision speaks of this operator; none where no
+  // products are summed, so that TF32 does not come up.
+  virtual std::optional<at::Float32Op> float32_op() const { return std::nullopt; }
+  // The classic API's algorithms of a pass, and whether each comes with a math type.
+  virtual std::vector<LegacyName> legacy_names(const std::string&) const { return {}; }
+  virtual bool has_math_types() const { return false; }
   virtual std::vector<SlotSpec> slots(const Problem& problem) const = 0;
   virtual Cost cost(const Problem& problem) const = 0;
   // Accumulates into the output, so its content before the call matters.
-  virtual bool accumulates(const Problem& problem) const = 0;
+  virtual bool accumulates(const Problem&) const { return false; }
   virtual int64_t alignment(const Problem& problem) const = 0;
-  // The result in float64, on the device of the bindings.
-  virtual at::Tensor reference(const Problem& problem, const Bindings& bindings) const = 0;
+  // Completes scratch inputs, which are normally distributed (and zero where they hold integers):
+  // some must be what a forward would have left, or keep to a range.
+  virtual void prepare_scratch(const Problem&, Bindings&) const {}
+  // The results in float64 by role, on the device of the bindings. An output that is left out is
+  // of an algorithm's own format, and not compared.
+  virtual Bindings reference(const Problem& problem, const Bindings& bindings) const = 0;
+  // What is wrong with random results, which no reference foretells; empty when nothing is. The
+  // bindings hold all that the passes so far were given and made.
+  virtual std::string fault(const Problem&, const Bindings&) const { return ""; }
   // Relative error (see measure.h) above which a result is wrong.
   virtual double tolerance(const Problem& problem, const Notes& notes) const = 0;
-  // Backends in the order in which they are asked without measuring: the first plan that builds
-  // runs.
+  // Backends (`graph`) or algorithms (`legacy:max`) in the order in which they are asked without
+  // measuring: the first plan that builds runs.
   virtual std::vector<std::string> heuristic_order(const Problem& problem,
                                                    const Device& device) const = 0;
-  // Problems that must share one algorithm with this one, in the order in which they run.
+  // Coupled passes share one algorithm, since a backward reads what only its forward's algorithm
+  // understands. Of a forward: the problems that follow it, in the order in which they run, over
+  // the same bindings. Of one of those: its forward.
   virtual std::vector<Problem> coupled(const Problem&) const { return {}; }
+  virtual std::optional<Problem> forward_of(const Problem&) const { return std::nullopt; }
+  // Whether the passes of the family are always coupled, so that one choice is all there is.
+  virtual bool has_one_choice() const { return false; }
 };
 
 const Operator& operator_of(const Problem& problem);

@@ -1,5 +1,6 @@
 #include "core/plan.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -8,7 +9,37 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr const char* kRoles[] = {"x", "w", "y"};
+constexpr const char* kRoles[] = {"x",
+                                  "w",
+                                  "y",
+                                  "bias",
+                                  "z",
+                                  "dx",
+                                  "dw",
+                                  "dy",
+                                  "dbias",
+                                  "dz",
+                                  "mean",
+                                  "invstd",
+                                  "running_mean",
+                                  "running_var",
+                                  "hx",
+                                  "cx",
+                                  "hy",
+                                  "cy",
+                                  "dhx",
+                                  "dcx",
+                                  "dhy",
+                                  "dcy",
+                                  "batch_sizes",
+                                  "reserve",
+                                  "indices",
+                                  "grid",
+                                  "dgrid",
+                                  "targets",
+                                  "input_lengths",
+                                  "target_lengths"};
+static_assert(std::size(kRoles) == static_cast<size_t>(Role::kCount));
 constexpr const char* kNotes[] = {"tensor_core",        "tf32", "down_convert", "reduced_range",
                                   "low_accuracy",       "fft",  "winograd",     "nondeterministic",
                                   "runtime_compilation"};
@@ -23,6 +54,22 @@ Enum from_text(const char* what, const char* const (&texts)[Count], const std::s
 }
 
 }  // namespace
+
+void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result) {
+  at::Tensor& out = bindings[role];
+  if (out.defined()) {
+    out.copy_(result);
+    return;
+  }
+  bool as_specified = result.scalar_type() == spec.dtype;
+  for (int i = 0; i < spec.sizes.size(); ++i) {
+    as_specified &= spec.sizes[i] <= 1 || result.stride(i) == spec.strides[i];
+  }
+  out = as_specified
+            ? result
+            : at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype))
+                  .copy_(result);
+}
 
 const char* role_text(Role role) { return kRoles[static_cast<int>(role)]; }
 Role role_from_text(const std::string& text) { return from_text<Role>("role", kRoles, text); }

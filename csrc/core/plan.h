@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,7 +18,41 @@
 
 namespace torch_cudnn_ext {
 
-enum class Role : uint8_t { x, w, y, kCount };
+// A gradient's role is that of its tensor with a d before it; convolution, whose passes are made of
+// the same three tensors, has no need of them.
+enum class Role : uint8_t {
+  x,
+  w,
+  y,
+  bias,
+  z,  // added to the result
+  dx,
+  dw,
+  dy,
+  dbias,
+  dz,
+  mean,
+  invstd,
+  running_mean,
+  running_var,
+  hx,
+  cx,
+  hy,
+  cy,
+  dhx,
+  dcx,
+  dhy,
+  dcy,
+  batch_sizes,  // int64 on the host: of each time step, as in PyTorch's PackedSequence
+  reserve,      // what a forward leaves for its backward, in a format of the algorithm's own
+  indices,
+  grid,
+  dgrid,
+  targets,
+  input_lengths,   // in host memory
+  target_lengths,  // in host memory
+  kCount
+};
 const char* role_text(Role role);
 Role role_from_text(const std::string& text);  // throws ValueError
 
@@ -31,12 +66,14 @@ struct SlotSpec {
   Role role;
   TensorSpec spec;
   bool is_output;
+  bool is_mutated = false;  // an input that the run changes, such as running statistics
 };
 
 // Tensors by role. An output may be undefined: then the plan fills it.
 struct Bindings {
   std::array<at::Tensor, static_cast<size_t>(Role::kCount)> tensors;
   double alpha = 1, beta = 0;
+  double epsilon = 1e-5, momentum = 0.1;  // of normalisation; momentum is the new value's share
 
   at::Tensor& operator[](Role role) { return tensors[static_cast<size_t>(role)]; }
   const at::Tensor& operator[](Role role) const { return tensors[static_cast<size_t>(role)]; }
@@ -63,6 +100,7 @@ class Notes {
     for (Note note : notes) add(note);
   }
   void add(Note note) { bits_ |= 1u << static_cast<int>(note); }
+  void add(const Notes& other) { bits_ |= other.bits_; }
   bool has(Note note) const { return bits_ >> static_cast<int>(note) & 1; }
   std::vector<std::string> texts() const;
 
@@ -86,6 +124,22 @@ class Plan {
   const Notes notes;
   const std::optional<int64_t> workspace_bytes;  // nullopt: not known before a run
 };
+
+// A plan that is one function, for algorithms that need no state of their own.
+class FunctionPlan : public Plan {
+ public:
+  using Body = std::function<void(Bindings&)>;
+  FunctionPlan(Algorithm algorithm, Notes notes, std::optional<int64_t> workspace_bytes, Body body)
+      : Plan(std::move(algorithm), notes, workspace_bytes), body_(std::move(body)) {}
+  void run(Bindings& bindings) override { body_(bindings); }
+
+ private:
+  const Body body_;
+};
+
+// Makes a computed tensor the output of a role: copied into the tensor that is bound there, or
+// bound itself, in the layout that the problem says.
+void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result);
 
 // Why an algorithm cannot be had. `needs_driver` is set where only the missing driver is at fault.
 struct Unsupported {

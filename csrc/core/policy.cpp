@@ -118,6 +118,23 @@ std::vector<std::string> read_backends(std::string_view text) {
   return ordered;
 }
 
+// The operators of which a text names an algorithm of the classic API.
+std::string ops_that_fit(std::string_view text) {
+  std::string list;
+  for (const Operator* op : all_operators()) {
+    for (const std::string& pass : op->passes()) {
+      std::string op_name = c10::str(op->family(), "_", pass);
+      try {
+        resolve_algorithm(text, op_name, op->legacy_names(pass));
+        list += (list.empty() ? "" : ", ") + op_name;
+      } catch (const c10::ValueError&) {
+        continue;  // this one it does not fit
+      }
+    }
+  }
+  return list;
+}
+
 // nullopt: not pinned.
 std::optional<Choice> read_choice(std::string_view text, const Operator& op,
                                   const std::string& pass) {
@@ -126,25 +143,17 @@ std::optional<Choice> read_choice(std::string_view text, const Operator& op,
     if (text == word.text) return Choice{word.value, {}};
   }
   std::string op_name = c10::str(op.family(), "_", pass);
-  return Choice{Choice::Kind::pinned, resolve_algorithm(text, op_name, op.legacy_names(pass))};
+  try {
+    return Choice{Choice::Kind::pinned, resolve_algorithm(text, op_name, op.legacy_names(pass))};
+  } catch (const c10::ValueError& error) {
+    std::string fits = ops_that_fit(text);
+    TORCH_CHECK_VALUE(false, error.what_without_backtrace(),
+                      fits.empty() ? "" : c10::str("; it is one of ", fits));
+  }
 }
 
 void set_choice(Policy& policy, const std::string& op_name, std::optional<Choice> choice) {
   if (choice) policy.choices[op_name] = *std::move(choice);
-}
-
-// "fwd" of the given family, or "conv_fwd" of any. False when the key is not a pass.
-bool read_pass(Policy& policy, std::string_view key, std::string_view value,
-               const std::string& family) {
-  for (const Operator* op : all_operators()) {
-    for (const std::string& pass : op->passes()) {
-      std::string op_name = c10::str(op->family(), "_", pass);
-      if (key != op_name && !(key == pass && op->family() == family)) continue;
-      set_choice(policy, op_name, read_choice(value, *op, pass));
-      return true;
-    }
-  }
-  return false;
 }
 
 void read_word_for_all_passes(Policy& policy, std::string_view word, const std::string& family) {
@@ -168,8 +177,28 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const std::
                     "constraints (max_workspace, deterministic, allow_tf32, ...)");
 }
 
+// "fwd" of the given family, "conv_fwd" of any, or "conv" for all its passes. False when the key is
+// none of these.
+bool read_pass(Policy& policy, std::string_view key, std::string_view value,
+               const std::string& family) {
+  for (const Operator* op : all_operators()) {
+    if (key == op->family()) {
+      read_word_for_all_passes(policy, value, op->family());
+      return true;
+    }
+    for (const std::string& pass : op->passes()) {
+      std::string op_name = c10::str(op->family(), "_", pass);
+      if (key != op_name && !(key == pass && op->family() == family)) continue;
+      set_choice(policy, op_name, read_choice(value, *op, pass));
+      return true;
+    }
+  }
+  return false;
+}
+
+// `pass` is the one that a single word is for; all where it is empty.
 void read_field(Policy& policy, std::string_view key, std::optional<std::string_view> value,
-                const std::string& family) {
+                const std::string& family, const std::string& pass) {
   auto must = [&] {
     TORCH_CHECK_VALUE(value, "policy text: '", key, "' needs a value: ", key, "=...");
     return *value;
@@ -193,7 +222,11 @@ void read_field(Policy& policy, std::string_view key, std::optional<std::string_
   if (key == "benchmark") return void(policy.benchmark = bool_value(key, value));
   if (key == "fastest") return void(policy.fastest = bool_value(key, value));
   if (value && read_pass(policy, key, *value, family)) return;
-  if (!value) return read_word_for_all_passes(policy, key, family);
+  if (!value && pass.empty()) return read_word_for_all_passes(policy, key, family);
+  if (!value) {
+    return set_choice(policy, c10::str(family, "_", pass),
+                      read_choice(key, find_operator(family), pass));
+  }
   std::string passes;
   for (const std::string& pass : find_operator(family).passes()) passes += pass + ", ";
   TORCH_CHECK_VALUE(false, "policy text: the key '", key, "' is unknown, wanted one of ", passes,
@@ -211,11 +244,15 @@ void take_smaller(std::optional<T>& strong, const std::optional<T>& weak) {
   if (weak && (!strong || *weak < *strong)) strong = weak;
 }
 
-std::mutex policy_mutex;  // guards process_policy() and interned()
+std::mutex policy_mutex;  // guards the policies of the process, and interned()
 std::atomic<uint64_t> generation_counter{1};
 std::atomic<bool> verbose_on{false};
 
 Policy& process_policy() {
+  static auto* policy = new Policy();
+  return *policy;
+}
+Policy& enabled_policy() {
   static auto* policy = new Policy();
   return *policy;
 }
@@ -240,6 +277,9 @@ Policy policy_of_switches(Switches switches) {
   return policy;
 }
 
+// In a saved policy: what was asked for at the call stands before it, all levels in one behind it.
+constexpr char kBelow = '|';
+
 void refuse_once(const Policy& policy) {
   for (const auto& [op, choice] : policy.choices) {
     bool once = choice.kind == Choice::Kind::guess_once || choice.kind == Choice::Kind::time_once;
@@ -249,26 +289,47 @@ void refuse_once(const Policy& policy) {
   }
 }
 
-const ResolvedPolicy& intern(const std::string& family, std::optional<std::string_view> argument,
-                             Switches switches) {
-  Policy merged;
-  if (argument) merged = parse_policy(*argument, family);
-  if (!thread_policies.levels.empty()) merged = merge(merged, thread_policies.levels.back());
-  {
-    std::lock_guard<std::mutex> lock(policy_mutex);
-    merged = merge(merged, process_policy());
-  }
-  merged = merge(merged, policy_of_switches(switches));
-  refuse_once(merged);
-  std::string text = merged.text(family);
-  std::string key = c10::str(family, "|", static_cast<int>(switches.bits), "|", text);
+const ResolvedPolicy& intern(std::string_view family, ResolvedPolicy made) {
+  refuse_once(made.policy);
+  std::string name(family);
+  made.text = made.policy.text(name);
+  made.saved = saved_with(made, {}, family);
+  std::string key = c10::str(family, "|", static_cast<int>(made.switches.bits), "|", made.saved,
+                             "|", made.enabled.text(name));
   std::lock_guard<std::mutex> lock(policy_mutex);
   auto& entry = interned()[key];
   if (entry == nullptr) {
-    auto id = static_cast<int64_t>(interned().size());
-    entry = std::make_unique<ResolvedPolicy>(ResolvedPolicy{std::move(merged), text, switches, id});
+    made.id = static_cast<int64_t>(interned().size());
+    entry = std::make_unique<ResolvedPolicy>(std::move(made));
   }
   return *entry;
+}
+
+const ResolvedPolicy& resolve_anew(const std::string& family,
+                                   std::optional<std::string_view> argument, Switches switches) {
+  ResolvedPolicy made{};
+  made.switches = switches;
+  std::string_view text = argument.value_or("");
+  size_t below = text.find(kBelow);
+  made.argument = parse_policy(text.substr(0, below), family);
+  made.policy = made.argument;
+  if (below != std::string_view::npos) {
+    made.policy = merge(made.policy, parse_policy(text.substr(below + 1), family));
+  }
+  {
+    std::lock_guard<std::mutex> lock(policy_mutex);
+    made.enabled = enabled_policy();
+  }
+  made.policy = merge(made.policy, made.enabled);
+  if (!thread_policies.levels.empty()) {
+    made.policy = merge(made.policy, thread_policies.levels.back());
+  }
+  {
+    std::lock_guard<std::mutex> lock(policy_mutex);
+    made.policy = merge(made.policy, process_policy());
+  }
+  made.policy = merge(made.policy, policy_of_switches(switches));
+  return intern(family, std::move(made));
 }
 
 // Finding the resolved policy of a call again: a handful of comparisons, no lock.
@@ -341,8 +402,10 @@ std::string Policy::constraints_text(const Problem& problem) const {
   drop_false(kept.allow_down_convert);
   drop_false(kept.allow_reduced_range);
   if (kept.prefer == Prefer::time) kept.prefer.reset();
-  // TF32 is a matter of float32 data alone.
-  if (operator_of(problem).slots(problem)[0].spec.dtype != c10::ScalarType::Float) {
+  // TF32 is a matter of products of float32 data alone.
+  const Operator& op = operator_of(problem);
+  bool has_products = op.float32_op().has_value();
+  if (!has_products || op.slots(problem)[0].spec.dtype != c10::ScalarType::Float) {
     kept.allow_tf32.reset();
   }
   return kept.text(family_of(problem));
@@ -365,7 +428,9 @@ bool Policy::admits_backend(const std::string& name) const {
   return false;
 }
 
-Policy parse_policy(std::string_view text, const std::string& family) {
+namespace {
+
+Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
   Policy policy;
   bool more = !text.empty();
   while (more) {
@@ -381,9 +446,9 @@ Policy parse_policy(std::string_view text, const std::string& family) {
     bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||
                         item.substr(0, equals).find('/') != std::string_view::npos;
     if (equals == std::string_view::npos || is_algorithm) {
-      read_field(policy, item, std::nullopt, family);
+      read_field(policy, item, std::nullopt, family, pass);
     } else {
-      read_field(policy, item.substr(0, equals), item.substr(equals + 1), family);
+      read_field(policy, item.substr(0, equals), item.substr(equals + 1), family, pass);
     }
   }
   if (policy.fastest.value_or(false)) {
@@ -393,6 +458,21 @@ Policy parse_policy(std::string_view text, const std::string& family) {
     take_if_unset(policy.prefer, {Prefer::time});
   }
   return policy;
+}
+
+}  // namespace
+
+Policy parse_policy(std::string_view text, const std::string& family) {
+  return parse(text, family, "");
+}
+
+Policy parse_policy_of(const std::string& op, std::string_view text) {
+  for (const Operator* family : all_operators()) {
+    for (const std::string& pass : family->passes()) {
+      if (op == c10::str(family->family(), "_", pass)) return parse(text, family->family(), pass);
+    }
+  }
+  TORCH_CHECK_VALUE(false, "no operator is called '", op, "'");
 }
 
 Policy merge(const Policy& stronger, const Policy& weaker) {
@@ -417,14 +497,14 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
 Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
-  at::Float32Op op = find_operator(family).float32_op();
+  std::optional<at::Float32Op> op = find_operator(family).float32_op();
   Switches switches;
   auto set = [&](uint8_t bit, bool on) {
     if (on) switches.bits |= bit;
   };
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
   set(Switches::kAllowTf32,
-      context.float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32);
+      op && context.float32Precision(at::Float32Backend::CUDA, *op) == at::Float32Precision::TF32);
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   return switches;
@@ -449,7 +529,7 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
   }
   ResolveCache::Entry made{std::string(family), argument.has_value(),
                            std::string(argument.value_or("")), switches.bits,
-                           &intern(std::string(family), argument, switches)};
+                           &resolve_anew(std::string(family), argument, switches)};
   if (cache.entries.size() < ResolveCache::kCapacity) {
     cache.entries.push_back(std::move(made));
     return *cache.entries.back().resolved;
@@ -457,6 +537,28 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
   size_t slot = cache.next++ % ResolveCache::kCapacity;
   cache.entries[slot] = std::move(made);
   return *cache.entries[slot].resolved;
+}
+
+std::string saved_with(const ResolvedPolicy& resolved, const Policy& more,
+                       std::string_view family) {
+  std::string name(family);
+  return c10::str(merge(more, resolved.argument).text(name), kBelow, resolved.policy.text(name));
+}
+
+const ResolvedPolicy& add_level(const ResolvedPolicy& resolved, const Policy& rules,
+                                std::string_view family) {
+  ResolvedPolicy made = resolved;
+  made.policy = merge(merge(resolved.argument, rules), resolved.policy);
+  return intern(family, std::move(made));
+}
+
+void set_enabled_policy(Policy policy) {
+  refuse_once(policy);
+  {
+    std::lock_guard<std::mutex> lock(policy_mutex);
+    enabled_policy() = std::move(policy);
+  }
+  next_generation();
 }
 
 void set_process_policy(Policy policy) {

@@ -49,6 +49,8 @@ struct Policy {
 };
 
 Policy parse_policy(std::string_view text, const std::string& family);  // throws ValueError
+// A word that stands for all passes otherwise is the choice of one operator and pass here.
+Policy parse_policy_of(const std::string& op, std::string_view text);  // throws ValueError
 // Field by field the stronger wins, but of `deterministic` and `max_workspace` the strictest.
 Policy merge(const Policy& stronger, const Policy& weaker);
 
@@ -63,13 +65,23 @@ Switches read_switches(std::string_view family);
 // All levels in one, interned: two equal ones are the same object, which is never freed.
 struct ResolvedPolicy {
   Policy policy;
-  std::string text;  // as an argument this gives the same policy at any later time, on any thread
+  Policy argument;  // what was asked for at the call; rules by problem are weaker than this alone
+  Policy enabled;   // what enable() says: its autotune is no demand at this call
+  std::string text;
+  std::string saved;  // as an argument this gives the same policy at any later time, on any thread
   Switches switches;
   int64_t id;
 };
 const ResolvedPolicy& resolve_policy(std::string_view family,
                                      std::optional<std::string_view> argument);
+// The same with rules for one problem, which are stronger than all but the argument.
+const ResolvedPolicy& add_level(const ResolvedPolicy& resolved, const Policy& rules,
+                                std::string_view family);
 
+// `saved`, with more asked for at the call, such as an algorithm that another pass ran.
+std::string saved_with(const ResolvedPolicy& resolved, const Policy& more, std::string_view family);
+
+void set_enabled_policy(Policy policy);  // stronger than what threads and the process say
 void set_process_policy(Policy policy);
 void push_thread_policy(const Policy& policy);
 void pop_thread_policy();

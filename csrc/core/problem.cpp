@@ -1,5 +1,7 @@
 #include "core/problem.h"
 
+#include <charconv>
+#include <cmath>
 #include <cstring>
 #include <sstream>
 #include <vector>
@@ -25,11 +27,115 @@ constexpr Word<Accumulate> kAccumulates[] = {
 constexpr Word<Activation> kActivations[] = {{Activation::none, "none"},
                                              {Activation::relu, "relu"}};
 
+constexpr Word<bool> kBooleans[] = {{false, "false"}, {true, "true"}};
+
+const auto& words_of(bool) { return kBooleans; }
 const auto& words_of(c10::ScalarType) { return kDtypes; }
 const auto& words_of(ConvolutionPass) { return kConvolutionPasses; }
 const auto& words_of(ConvolutionMode) { return kModes; }
 const auto& words_of(Accumulate) { return kAccumulates; }
 const auto& words_of(Activation) { return kActivations; }
+
+constexpr Word<SoftmaxPass> kSoftmaxPasses[] = {{SoftmaxPass::fwd, "fwd"},
+                                                {SoftmaxPass::bwd, "bwd"}};
+const auto& words_of(SoftmaxPass) { return kSoftmaxPasses; }
+
+constexpr Word<PoolingPass> kPoolingPasses[] = {{PoolingPass::fwd, "fwd"},
+                                                {PoolingPass::bwd, "bwd"}};
+constexpr Word<PoolingMode> kPoolingModes[] = {{PoolingMode::max, "max"},
+                                               {PoolingMode::avg_include, "avg_include"},
+                                               {PoolingMode::avg_exclude, "avg_exclude"},
+                                               {PoolingMode::sum, "sum"}};
+const auto& words_of(PoolingPass) { return kPoolingPasses; }
+const auto& words_of(PoolingMode) { return kPoolingModes; }
+
+constexpr Word<BatchNormPass> kBatchNormPasses[] = {
+    {BatchNormPass::fwd, "fwd"}, {BatchNormPass::infer, "infer"}, {BatchNormPass::bwd, "bwd"}};
+const auto& words_of(BatchNormPass) { return kBatchNormPasses; }
+
+constexpr Word<RnnPass> kRnnPasses[] = {{RnnPass::fwd, "fwd"}, {RnnPass::bwd, "bwd"}};
+constexpr Word<RnnCell> kRnnCells[] = {{RnnCell::relu, "relu"},
+                                       {RnnCell::tanh, "tanh"},
+                                       {RnnCell::lstm, "lstm"},
+                                       {RnnCell::gru, "gru"}};
+constexpr Word<RnnBias> kRnnBiases[] = {
+    {RnnBias::none, "none"}, {RnnBias::single, "single"}, {RnnBias::twice, "double"}};
+constexpr Word<RnnLengths> kRnnLengths[] = {{RnnLengths::full, "full"},
+                                            {RnnLengths::packed, "packed"}};
+const auto& words_of(RnnPass) { return kRnnPasses; }
+const auto& words_of(RnnCell) { return kRnnCells; }
+const auto& words_of(RnnBias) { return kRnnBiases; }
+const auto& words_of(RnnLengths) { return kRnnLengths; }
+
+constexpr Word<AffineGridPass> kAffineGridPasses[] = {{AffineGridPass::fwd, "fwd"},
+                                                      {AffineGridPass::bwd, "bwd"}};
+constexpr Word<GridSamplePass> kGridSamplePasses[] = {{GridSamplePass::fwd, "fwd"},
+                                                      {GridSamplePass::bwd, "bwd"}};
+constexpr Word<SampleMode> kSampleModes[] = {{SampleMode::bilinear, "bilinear"},
+                                             {SampleMode::nearest, "nearest"},
+                                             {SampleMode::bicubic, "bicubic"}};
+constexpr Word<SamplePadding> kSamplePaddings[] = {{SamplePadding::zeros, "zeros"},
+                                                   {SamplePadding::border, "border"},
+                                                   {SamplePadding::reflection, "reflection"}};
+constexpr Word<DropoutPass> kDropoutPasses[] = {{DropoutPass::fwd, "fwd"},
+                                                {DropoutPass::bwd, "bwd"}};
+constexpr Word<RandomStream> kRandomStreams[] = {{RandomStream::philox, "philox"},
+                                                 {RandomStream::cudnn, "cudnn"}};
+constexpr Word<CtcPass> kCtcPasses[] = {{CtcPass::fwd, "fwd"}};
+constexpr Word<CtcLengths> kCtcLengths[] = {{CtcLengths::full, "full"},
+                                            {CtcLengths::padded, "padded"},
+                                            {CtcLengths::irregular, "irregular"}};
+const auto& words_of(AffineGridPass) { return kAffineGridPasses; }
+const auto& words_of(GridSamplePass) { return kGridSamplePasses; }
+const auto& words_of(SampleMode) { return kSampleModes; }
+const auto& words_of(SamplePadding) { return kSamplePaddings; }
+const auto& words_of(DropoutPass) { return kDropoutPasses; }
+const auto& words_of(RandomStream) { return kRandomStreams; }
+const auto& words_of(CtcPass) { return kCtcPasses; }
+const auto& words_of(CtcLengths) { return kCtcLengths; }
+
+constexpr Word<LayerNormPass> kLayerNormPasses[] = {{LayerNormPass::fwd, "fwd"},
+                                                    {LayerNormPass::bwd, "bwd"}};
+constexpr Word<LayerNormKind> kLayerNormKinds[] = {{LayerNormKind::layer, "layer"},
+                                                   {LayerNormKind::rms, "rms"},
+                                                   {LayerNormKind::instance, "instance"},
+                                                   {LayerNormKind::group, "group"}};
+const auto& words_of(LayerNormPass) { return kLayerNormPasses; }
+const auto& words_of(LayerNormKind) { return kLayerNormKinds; }
+
+constexpr Word<LrnPass> kLrnPasses[] = {{LrnPass::fwd, "fwd"}, {LrnPass::bwd, "bwd"}};
+constexpr Word<LrnKind> kLrnKinds[] = {{LrnKind::cross_channel, "cross_channel"},
+                                       {LrnKind::divisive, "divisive"}};
+constexpr Word<LrnWindow> kLrnWindows[] = {{LrnWindow::torch, "torch"},
+                                           {LrnWindow::cudnn, "cudnn"}};
+const auto& words_of(LrnPass) { return kLrnPasses; }
+const auto& words_of(LrnKind) { return kLrnKinds; }
+const auto& words_of(LrnWindow) { return kLrnWindows; }
+
+constexpr Word<ActivationPass> kActivationPasses[] = {{ActivationPass::fwd, "fwd"},
+                                                      {ActivationPass::bwd, "bwd"}};
+constexpr Word<ActivationKind> kActivationKinds[] = {
+    {ActivationKind::relu, "relu"}, {ActivationKind::clipped_relu, "clipped_relu"},
+    {ActivationKind::tanh, "tanh"}, {ActivationKind::sigmoid, "sigmoid"},
+    {ActivationKind::elu, "elu"},   {ActivationKind::swish, "swish"}};
+const auto& words_of(ActivationPass) { return kActivationPasses; }
+const auto& words_of(ActivationKind) { return kActivationKinds; }
+
+constexpr Word<MatmulPass> kMatmulPasses[] = {{MatmulPass::fwd, "fwd"}};
+const auto& words_of(MatmulPass) { return kMatmulPasses; }
+
+constexpr Word<ReducePass> kReducePasses[] = {{ReducePass::fwd, "fwd"}};
+constexpr Word<ReduceKind> kReduceKinds[] = {{ReduceKind::add, "add"},
+                                             {ReduceKind::mul, "mul"},
+                                             {ReduceKind::min, "min"},
+                                             {ReduceKind::max, "max"},
+                                             {ReduceKind::absmax, "absmax"},
+                                             {ReduceKind::mean, "mean"},
+                                             {ReduceKind::norm1, "norm1"},
+                                             {ReduceKind::norm2, "norm2"},
+                                             {ReduceKind::mul_no_zeros, "mul_no_zeros"}};
+const auto& words_of(ReducePass) { return kReducePasses; }
+const auto& words_of(ReduceKind) { return kReduceKinds; }
 
 template <class T>
 std::string word_of(T value) {
@@ -53,6 +159,22 @@ int64_t integer_from_text(std::string_view what, std::string_view text) {
   }
   TORCH_CHECK_VALUE(valid, "problem text: ", what, " holds '", text, "', wanted an integer");
   return negative ? -value : value;
+}
+
+// The shortest text that reads back as the same number.
+std::string number_text(double value) {
+  std::array<char, 32> buffer;
+  auto end = std::to_chars(buffer.begin(), buffer.end(), value).ptr;
+  return {buffer.begin(), end};
+}
+
+double number_from_text(std::string_view what, std::string_view text) {
+  double value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  TORCH_CHECK_VALUE(
+      error == std::errc() && end == text.data() + text.size() && std::isfinite(value),
+      "problem text: ", what, " holds '", text, "', wanted a number");
+  return value;
 }
 
 Dims integers_from_text(std::string_view what, std::string_view text) {
@@ -130,6 +252,7 @@ struct TextWriter {
     return c10::str(dtype_text(v.dtype), "[", integers_text(v.sizes), "]", layout_text(v));
   }
   static std::string text(int64_t v) { return std::to_string(v); }
+  static std::string text(double v) { return number_text(v); }
   template <class T>
   static std::string text(T v) {
     return word_of(v);
@@ -161,6 +284,63 @@ struct TextWriter {
   }
 };
 
+// All fields, also those that the text leaves out.
+struct FieldLister {
+  std::vector<std::pair<std::string, std::string>>& out;
+
+  template <class T>
+  void add(const char* name, const T& value) {
+    out.emplace_back(name, TextWriter::text(value));
+  }
+  template <class T>
+  void add(const char* name, const std::optional<T>& value) {
+    out.emplace_back(name, value ? TextWriter::text(value) : "");
+  }
+  void add(const char* name, const Dims& values) {
+    std::string text;
+    TextWriter{text}.written(name, values, values);
+    out.emplace_back(name, text.substr(text.find('=') + 1));
+  }
+  template <class T>
+  void required(const char* name, const T& value) {
+    add(name, value);
+  }
+  template <class T>
+  void written(const char* name, const T& value, const T&) {
+    add(name, value);
+  }
+  template <class T>
+  void optional(const char* name, const T& value, const T&) {
+    add(name, value);
+  }
+  template <class Default>
+  void layout(const char* name, const TensorSpec& value, Default&&) {
+    out.emplace_back(name, layout_text(value));
+  }
+};
+
+// Their names alone, of a problem that need not be valid.
+struct NameLister {
+  std::vector<std::string>& out;
+
+  template <class T>
+  void required(const char* name, const T&) {
+    out.emplace_back(name);
+  }
+  template <class T>
+  void written(const char* name, const T&, const T&) {
+    out.emplace_back(name);
+  }
+  template <class T>
+  void optional(const char* name, const T&, const T&) {
+    out.emplace_back(name);
+  }
+  template <class Default>
+  void layout(const char* name, const TensorSpec&, Default&&) {
+    out.emplace_back(name);
+  }
+};
+
 // Reads the same fields, in the same order.
 struct TextReader {
   std::vector<std::pair<std::string_view, std::string_view>> tokens;
@@ -182,6 +362,9 @@ struct TextReader {
   }
   static void read(std::string_view what, std::string_view text, int64_t& value) {
     value = integer_from_text(what, text);
+  }
+  static void read(std::string_view what, std::string_view text, double& value) {
+    value = number_from_text(what, text);
   }
   template <class T>
   static void read(std::string_view what, std::string_view text, T& value) {
@@ -232,6 +415,11 @@ struct KeyWriter {
     add(v.strides);
   }
   void add(int64_t v) { key.push(v); }
+  void add(double v) {
+    int64_t word;
+    std::memcpy(&word, &v, sizeof word);
+    key.push(word);
+  }
   template <class T>
   void add(T v) {
     key.push(static_cast<int64_t>(v));
@@ -340,6 +528,36 @@ c10::ScalarType dtype_from_text(std::string_view text) {
   return word_from_text<c10::ScalarType>("dtype", text);
 }
 
+Activation activation_from_text(std::string_view what, std::string_view text) {
+  return word_value(kActivations, what, text);
+}
+ActivationKind activation_kind_from_text(std::string_view what, std::string_view text) {
+  return word_value(kActivationKinds, what, text);
+}
+ReduceKind reduce_kind_from_text(std::string_view what, std::string_view text) {
+  return word_value(kReduceKinds, what, text);
+}
+
+void check_alignment(const char* op, int64_t alignment, c10::ScalarType dtype) {
+  TORCH_CHECK_VALUE(alignment >= 1 && alignment <= 16 && (alignment & (alignment - 1)) == 0, op,
+                    ": align is ", alignment, ", wanted 1, 2, 4, 8 or 16");
+  TORCH_CHECK_VALUE(alignment >= static_cast<int64_t>(c10::elementSize(dtype)), op, ": align is ",
+                    alignment, ", wanted at least an element of ", dtype_text(dtype));
+}
+
+void check_sizes(const char* op, const char* name, const TensorSpec& spec, int min_dims,
+                 int max_dims) {
+  TORCH_CHECK_VALUE(spec.sizes.size() >= min_dims && spec.sizes.size() <= max_dims, op, ": ", name,
+                    " has sizes [", integers_text(spec.sizes), "], wanted ", min_dims,
+                    min_dims == max_dims ? "" : c10::str(" to ", max_dims), " dimensions");
+  for (int64_t size : spec.sizes) {
+    TORCH_CHECK_VALUE(size >= 1, op, ": ", name, " has sizes [", integers_text(spec.sizes),
+                      "], wanted sizes of at least 1");
+  }
+  TORCH_CHECK_VALUE(c10::elementSize(spec.dtype) * 1.0 * spec.numel() < 1e15, op, ": ", name,
+                    " is too large");
+}
+
 Dims ConvolutionProblem::output_sizes() const {
   Dims sizes{x.sizes[0], w.sizes[0]};
   for (int i = 0; i < spatial_dims(); ++i) {
@@ -393,11 +611,7 @@ void ConvolutionProblem::validate() const {
   TORCH_CHECK_VALUE(!has_zero(output_sizes()), "convolution: the kernel of w [", sizes_text(w),
                     "] with dilation=", integers_text(dilation), " is larger than the padded x [",
                     sizes_text(x), "] with pad=", integers_text(padding));
-  TORCH_CHECK_VALUE(alignment >= 1 && alignment <= 16 && (alignment & (alignment - 1)) == 0,
-                    "convolution: align is ", alignment, ", wanted 1, 2, 4, 8 or 16");
-  TORCH_CHECK_VALUE(alignment >= static_cast<int64_t>(c10::elementSize(x.dtype)),
-                    "convolution: align is ", alignment, ", wanted at least an element of ",
-                    dtype_text(x.dtype));
+  check_alignment("convolution", alignment, x.dtype);
   bool is_double = x.dtype == c10::ScalarType::Double;
   TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double), "convolution: compute is ",
                     dtype_text(compute), " for ", dtype_text(x.dtype), " data, wanted ",
@@ -445,6 +659,21 @@ Problem problem_from_word(std::string_view word, std::string known = "") {
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> problem_fields(const Problem& problem) {
+  std::vector<std::pair<std::string, std::string>> out;
+  std::visit([&](const auto& p) { std::decay_t<decltype(p)>::fields(p, FieldLister{out}); },
+             problem);
+  return out;
+}
+
+std::vector<std::string> field_names(std::string_view op) {
+  std::vector<std::string> out;
+  Problem problem = problem_from_word(op);
+  std::visit([&](const auto& p) { std::decay_t<decltype(p)>::fields(p, NameLister{out}); },
+             problem);
+  return out;
+}
 
 Problem parse_problem(std::string_view text) {
   TextReader reader;

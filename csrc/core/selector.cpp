@@ -17,7 +17,10 @@
 #include "core/errors.h"
 #include "core/measure.h"
 #include "core/operator.h"
+#include "core/plain_torch.h"
 #include "core/plan_cache.h"
+#include "core/recording.h"
+#include "core/rules.h"
 
 namespace torch_cudnn_ext {
 
@@ -33,6 +36,7 @@ struct Decision {
   std::string error;               // why there is none: thrown at every call
   std::string warning;             // said once, when the decision was made
   const ChoiceRecord* record = nullptr;
+  const ResolvedPolicy* policy = nullptr;  // with the rules that match the problem
 };
 
 // An algorithm with its plan, as found while deciding.
@@ -71,7 +75,7 @@ ThreadCache& thread_cache() {
 // --- what ran last
 // -----------------------------------------------------------------------------------
 
-constexpr size_t kMaxOps = 64;
+constexpr size_t kMaxOps = 256;
 std::atomic<const ChoiceRecord*> last_by_op[kMaxOps];
 std::atomic<const ChoiceRecord*> last_of_all;
 
@@ -81,12 +85,38 @@ size_t op_index(const Problem& problem) {
          kMaxOps;
 }
 
+thread_local const ChoiceRecord* last_here = nullptr;
+
 void note_last(const Problem& problem, const ChoiceRecord* record) {
+  last_here = record;
   last_by_op[op_index(problem)].store(record, std::memory_order_release);
   last_of_all.store(record, std::memory_order_release);
 }
 
-const ChoiceRecord* intern_record(ChoiceRecord record) {
+// The policy for passes that must run the algorithm of this one, as nodes of autograd save it.
+std::string policy_of_coupled(const Problem& problem, const Algorithm& algorithm,
+                              const ResolvedPolicy& policy) {
+  Policy pins;
+  for (const Problem& next : operator_of(problem).coupled(problem)) {
+    pins.choices[op_of(next)] = Choice{Choice::Kind::pinned, algorithm};
+  }
+  return saved_with(policy, pins, family_of(problem));
+}
+
+const ChoiceRecord* intern_record(const Problem& problem, const Algorithm& algorithm,
+                                  const std::string& why, const Device& device,
+                                  const ResolvedPolicy& policy,
+                                  const std::optional<int64_t>& workspace_bytes,
+                                  double choosing_ms) {
+  ChoiceRecord record{op_of(problem),
+                      problem_text(problem),
+                      algorithm.text(),
+                      why,
+                      device.text(),
+                      policy.text,
+                      policy_of_coupled(problem, algorithm, policy),
+                      workspace_bytes,
+                      choosing_ms};
   static std::mutex mutex;
   static auto* records = new std::map<std::string, std::unique_ptr<ChoiceRecord>>();
   std::string key = c10::str(record.problem, "|", record.algorithm, "|", record.why, "|",
@@ -117,10 +147,41 @@ std::string plan_key(const Problem& problem, const Algorithm& algorithm,
 // --- deciding
 // ----------------------------------------------------------------------------------------
 
+// The algorithms that an entry of a heuristic order stands for: one, or all of a backend.
+std::vector<Algorithm> algorithms_named(const Problem& problem, const std::string& name,
+                                        const Device& device) {
+  if (name.find(':') != std::string::npos) return {parse_algorithm(name)};
+  const Backend* backend = find_backend(name);
+  const BackendOperator* op = backend == nullptr ? nullptr : backend->find(family_of(problem));
+  std::vector<Algorithm> list;
+  if (op == nullptr) return list;
+  for (Candidate& c : op->candidates(problem, device)) list.push_back(std::move(c.algorithm));
+  return list;
+}
+
+// What rules say of a problem, and of those that share its algorithm.
+RuledPolicy rules_for_all(const Problem& problem) {
+  RuledPolicy out = rules_for(problem);
+  for (const Problem& next : operator_of(problem).coupled(problem)) {
+    RuledPolicy more = rules_for(next);
+    out.policy = merge(out.policy, more.policy);
+    if (out.source.empty()) out.source = more.source;
+  }
+  return out;
+}
+
 class Decider {
  public:
   Decider(const Problem& problem, const ResolvedPolicy& policy, const Device& device)
-      : problem_(problem), policy_(policy), device_(device), op_(operator_of(problem)) {}
+      : problem_(problem),
+        rules_(rules_for_all(problem)),
+        asked_(policy),
+        policy_(add_level(policy, rules_.policy, family_of(problem))),
+        device_(device),
+        op_(operator_of(problem)) {
+    decision_->policy = &policy_;
+    if (device.has_gpu_backends()) cudnn_pins_ = cudnn_pins();
+  }
 
   std::pair<std::shared_ptr<Decision>, std::shared_ptr<Plan>> decide() {
     auto start = Clock::now();
@@ -128,9 +189,8 @@ class Decider {
     if (found.plan != nullptr) {
       decision_->algorithm = found.plan->algorithm;
       double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-      decision_->record =
-          intern_record({op_of(problem_), problem_text(problem_), found.plan->algorithm.text(),
-                         found.why, device_.text(), policy_.text, found.workspace_bytes, ms});
+      decision_->record = intern_record(problem_, found.plan->algorithm, found.why, device_,
+                                        policy_, found.workspace_bytes, ms);
       if (verbose()) print_decision(*decision_->record);
     }
     return {decision_, found.plan};
@@ -138,16 +198,67 @@ class Decider {
 
  private:
   Found find() {
-    auto chosen = policy_.policy.choices.find(op_of(problem_));
-    bool is_set = chosen != policy_.policy.choices.end();
-    if (is_set && chosen->second.kind == Choice::Kind::pinned) {
-      return find_pinned(chosen->second.algorithm);
+    const Choice* chosen = find_choice();
+    if (!decision_->error.empty()) return {};
+    if (chosen != nullptr && chosen->kind == Choice::Kind::pinned) {
+      return find_pinned(chosen->algorithm);
     }
-    bool autotune = is_set && chosen->second.kind == Choice::Kind::autotune;
-    bool benchmark = !is_set && policy_.policy.benchmark.value_or(false);
-    if (autotune || benchmark) return find_tuned(autotune);
+    if (auto forward = op_.forward_of(problem_)) return find_as_forward(*forward);
+    bool autotune = chosen != nullptr && chosen->kind == Choice::Kind::autotune;
+    bool benchmark = chosen == nullptr && policy_.policy.benchmark.value_or(false);
+    if (autotune || benchmark) return find_tuned(autotune && asked_for_here());
     return find_heuristic("heuristic");
   }
+
+  bool argument_chooses() const { return asked_.argument.choices.count(op_of(problem_)) != 0; }
+  bool rule_chooses() const { return !rules_.source.empty() && !argument_chooses(); }
+
+  // Whether it is the caller, or a knob, that wants this problem tuned; enable() and rules speak of
+  // whatever problems come.
+  bool asked_for_here() const {
+    return argument_chooses() ||
+           (rules_.source.empty() && asked_.enabled.choices.count(op_of(problem_)) == 0);
+  }
+
+  std::string pinned_by() const {
+    if (from_cudnn_) return "pinned by torch.backends.cudnn";
+    return rule_chooses() ? c10::str("pinned by when(\"", rules_.source, "\")") : "pinned";
+  }
+
+  // What the policy says of this problem, or of one that shares its algorithm; else what
+  // torch.backends.cudnn says.
+  const Choice* find_choice() {
+    const Choice* chosen = find_choice(policy_.policy);
+    if (chosen != nullptr || !decision_->error.empty()) return chosen;
+    chosen = find_choice(cudnn_pins_);
+    from_cudnn_ = chosen != nullptr;
+    return chosen;
+  }
+
+  // Two problems that share an algorithm must not be pinned to different ones.
+  const Choice* find_choice(const Policy& policy) {
+    const Choice* chosen = nullptr;
+    std::vector<Problem> together = op_.coupled(problem_);
+    together.insert(together.begin(), problem_);
+    for (const Problem& member : together) {
+      auto found = policy.choices.find(op_of(member));
+      if (found == policy.choices.end()) continue;
+      bool disagree = chosen != nullptr && chosen->text() != found->second.text();
+      if (disagree) {
+        decision_->error =
+            c10::str(op_of(problem_), ": the policy says ", chosen->text(), ", but ", op_of(member),
+                     ", which shares its algorithm, is to run ", found->second.text(),
+                     "; these passes are coupled, wanted one choice for both\n  problem: ",
+                     problem_text(problem_), "\n  policy: ", policy_.text);
+        return nullptr;
+      }
+      chosen = &found->second;
+    }
+    return chosen;
+  }
+
+  // A backward alone, as in a compiled graph: what was, and so will be, decided for its forward.
+  Found find_as_forward(const Problem& forward);
 
   Found try_algorithm(const Algorithm& algorithm, const std::string& why) {
     if (std::shared_ptr<Plan> known = admitted_known_plan(algorithm)) {
@@ -172,8 +283,10 @@ class Decider {
   }
 
   // A classic algorithm without a math type means any that the constraints admit.
-  static std::vector<Algorithm> spellings(const Algorithm& algorithm) {
-    if (algorithm.backend != "legacy" || algorithm.option("math") != nullptr) return {algorithm};
+  std::vector<Algorithm> spellings(const Algorithm& algorithm) const {
+    bool complete = algorithm.backend != "legacy" || !op_.has_math_types() ||
+                    algorithm.option("math") != nullptr;
+    if (complete) return {algorithm};
     std::vector<Algorithm> list;
     for (const char* math : {"default", "fma", "tensor_op", "tensor_op_allow_conversion"}) {
       list.push_back(algorithm.with("math", math));
@@ -185,7 +298,7 @@ class Decider {
     decision_->pinned = true;
     std::string reason;
     for (const Algorithm& spelling : spellings(algorithm)) {
-      Found found = try_algorithm(spelling, "pinned");
+      Found found = try_algorithm(spelling, pinned_by());
       if (found.plan != nullptr) return found;
       const std::string& this_reason = refused_.back().second;
       if (reason.find(this_reason) == std::string::npos) {
@@ -294,16 +407,13 @@ class Decider {
     bool least_memory = policy_.policy.prefer == Prefer::memory;
     Found best;
     for (const std::string& name : op_.heuristic_order(problem_, device_)) {
-      const Backend* backend = find_backend(name);
-      const BackendOperator* op = backend == nullptr ? nullptr : backend->find(op_.family());
-      if (op == nullptr) continue;
-      std::string reason = refusal_of_backend(name, policy_, device_);
+      std::string reason = refusal_of_backend(name.substr(0, name.find(':')), policy_, device_);
       if (!reason.empty()) {
         refused_.emplace_back(name, reason);
         continue;
       }
-      for (const Candidate& candidate : op->candidates(problem_, device_)) {
-        Found found = try_algorithm(candidate.algorithm, why);
+      for (const Algorithm& algorithm : algorithms_named(problem_, name, device_)) {
+        Found found = try_algorithm(algorithm, why);
         if (found.plan == nullptr) continue;
         if (!least_memory || found.workspace_bytes == 0) return found;
         bool smaller = best.plan == nullptr ||
@@ -337,9 +447,13 @@ class Decider {
   }
 
   const Problem& problem_;
-  const ResolvedPolicy& policy_;
+  const RuledPolicy rules_;
+  const ResolvedPolicy& asked_;   // without rules
+  const ResolvedPolicy& policy_;  // with them
   const Device device_;
   const Operator& op_;
+  Policy cudnn_pins_;
+  bool from_cudnn_ = false;
   std::shared_ptr<Decision> decision_ = std::make_shared<Decision>();
   std::vector<std::pair<std::string, std::string>> refused_;  // algorithm or backend, and why
 };
@@ -425,6 +539,19 @@ Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   return call;
 }
 
+Found Decider::find_as_forward(const Problem& forward) {
+  Call call = find_call(forward, asked_, device_);
+  if (call.plan == nullptr) {
+    decision_->error = call.decision->error;
+    return {};
+  }
+  decision_->keep = call.decision->keep;
+  decision_->pinned = true;  // nothing else can read what the forward left
+  Found found = try_algorithm(*call.decision->algorithm, "coupled with its forward");
+  if (found.plan == nullptr) decision_->error = refused_.back().second;
+  return found;
+}
+
 // A workspace could not be had: the next plan in rank order that fits, and it is said so.
 void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
                  const Call& failed, Bindings& bindings, const std::string& failure) {
@@ -432,10 +559,7 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
   if (order.empty()) {
     const Operator& op = operator_of(problem);
     for (const std::string& name : op.heuristic_order(problem, device)) {
-      const Backend* backend = find_backend(name);
-      const BackendOperator* entry = backend == nullptr ? nullptr : backend->find(op.family());
-      if (entry == nullptr) continue;
-      for (const Candidate& c : entry->candidates(problem, device)) order.push_back(c.algorithm);
+      for (Algorithm& a : algorithms_named(problem, name, device)) order.push_back(std::move(a));
     }
   }
   int64_t limit = failed.plan->workspace_bytes.value_or(INT64_MAX);
@@ -457,8 +581,7 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
         c10::str("fallback: no memory for the workspace of ", failed.plan->algorithm.text(), " (",
                  memory_text(failed.plan->workspace_bytes), ")");
     const ChoiceRecord* record =
-        intern_record({op_of(problem), problem_text(problem), algorithm.text(), why, device.text(),
-                       policy.text, usable->workspace_bytes, 0});
+        intern_record(problem, algorithm, why, device, policy, usable->workspace_bytes, 0);
     note_last(problem, record);
     static std::atomic<bool> warned{false};
     if (!warned.exchange(true)) {
@@ -477,6 +600,11 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
 
 void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings) {
+  PlainTorchGuard plain;
+  if (is_dry_run()) {
+    last_here = nullptr;
+    return execute_dry(problem, device, bindings);
+  }
   Call call = find_call(problem, policy, device);
   TORCH_CHECK(call.plan != nullptr, call.decision->error);
   note_last(problem, call.decision->record);
@@ -484,12 +612,15 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     call.plan->run(bindings);
   } catch (const c10::OutOfMemoryError& error) {
     if (call.decision->pinned) throw;
-    run_smaller(problem, policy, device, call, bindings, error.what_without_backtrace());
+    run_smaller(problem, *call.decision->policy, device, call, bindings,
+                error.what_without_backtrace());
   }
+  record_call({last_here, {}});
 }
 
 const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_view> policy,
                            const Device& device) {
+  PlainTorchGuard plain;
   const ResolvedPolicy& resolved = resolve_policy(family_of(problem), policy);
   if (device.is_target()) {
     // Nothing is kept and nothing could be run: the heuristic's or the pin's answer alone.
@@ -518,6 +649,8 @@ const ChoiceRecord* last_choice(const std::optional<std::string>& op) {
   }
   TORCH_CHECK_VALUE(false, "last_choice: op is '", *op, "', wanted one of ", known);
 }
+
+const ChoiceRecord* last_choice_here() { return last_here; }
 
 PlanCacheInfo plan_cache_info() {
   ThreadCache& cache = thread_cache();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/plan.h"
 #include "core/policy.h"
@@ -14,6 +15,7 @@ namespace torch_cudnn_ext {
 // What was decided for a problem under a policy, and why. Interned, never freed.
 struct ChoiceRecord {
   std::string op, problem, algorithm, why, device, policy;
+  std::string coupled_policy;  // the policy for passes that must run the same algorithm
   std::optional<int64_t> workspace_bytes;
   double choosing_ms;
 };
@@ -28,6 +30,9 @@ const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_vie
 
 // The newest over all threads, of one operator and pass or of any; nullptr when there is none.
 const ChoiceRecord* last_choice(const std::optional<std::string>& op);
+
+// The newest of this thread: what the operator that was just called ran. May be nullptr.
+const ChoiceRecord* last_choice_here();
 
 struct PlanCacheInfo {
   int64_t size, capacity, hits, misses;

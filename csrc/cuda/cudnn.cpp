@@ -36,6 +36,8 @@ cudnnDataType_t cudnn_type(c10::ScalarType dtype) {
       return CUDNN_DATA_HALF;
     case c10::ScalarType::BFloat16:
       return CUDNN_DATA_BFLOAT16;
+    case c10::ScalarType::Char:
+      return CUDNN_DATA_INT8;
     default:
       TORCH_CHECK(false, "cuDNN has no data type for ", c10::toString(dtype));
   }

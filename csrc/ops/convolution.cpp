@@ -7,8 +7,6 @@
 
 #include <cmath>
 
-#include "core/operator.h"
-#include "core/policy.h"
 #include "core/selector.h"
 
 namespace torch_cudnn_ext::convolution {
@@ -44,11 +42,6 @@ struct Request {
   OptionalPolicy policy;
 };
 
-bool is_supported(c10::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 ||
-         dtype == at::kDouble;
-}
-
 void check_tensors(const Request& r) {
   const Tensor& a = r.first;
   const Tensor& b = r.second;
@@ -59,8 +52,7 @@ void check_tensors(const Request& r) {
   TORCH_CHECK_VALUE(b.dim() == a.dim(), "torch_cudnn_ext::", r.names.op, ": ", b_name,
                     " has sizes ", b.sizes(), ", wanted as many dimensions as ", a_name,
                     ", which has sizes ", a.sizes());
-  TORCH_CHECK_VALUE(is_supported(a.scalar_type()), "torch_cudnn_ext::", r.names.op, ": ", a_name,
-                    " is ", a.scalar_type(), ", wanted Float, Half, BFloat16 or Double");
+  check_dtype(r.names.op, a_name, a);
   TORCH_CHECK_VALUE(b.scalar_type() == a.scalar_type(), "torch_cudnn_ext::", r.names.op, ": ",
                     b_name, " is ", b.scalar_type(), ", wanted ", a_name, "'s dtype ",
                     a.scalar_type());
@@ -152,14 +144,6 @@ Tensor in_layout(const Tensor& t, bool channels_last) {
   if (t.dim() == 4) return t.contiguous(at::MemoryFormat::ChannelsLast);
   if (t.dim() == 5) return t.contiguous(at::MemoryFormat::ChannelsLast3d);
   return t.transpose(1, 2).contiguous().transpose(1, 2);
-}
-
-int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
-  uintptr_t bits = 16;
-  for (const Tensor* t : tensors) {
-    if (t->defined()) bits |= reinterpret_cast<uintptr_t>(t->const_data_ptr());
-  }
-  return static_cast<int64_t>(bits & -bits);
 }
 
 // Whether a layout of these sizes tells channels_last from contiguous.
@@ -497,18 +481,22 @@ constexpr LegacyName kBackwardFilterAlgorithms[] = {
      "winograd_non_fused"},
     {6, "CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING", "fft_tiling", nullptr}};
 
-double epsilon(c10::ScalarType dtype) {
-  if (dtype == at::kDouble) return 1.1e-16;
-  if (dtype == at::kFloat) return 6e-8;
-  return dtype == at::kHalf ? 4.9e-4 : 3.9e-3;
-}
-
 class ConvolutionOperator : public Operator {
  public:
-  std::string family() const override { return ConvolutionProblem::kFamily; }
+  const char* family() const override { return ConvolutionProblem::kFamily; }
   std::vector<std::string> passes() const override { return {"fwd", "bwd_data", "bwd_filter"}; }
 
-  at::Float32Op float32_op() const override { return at::Float32Op::CONV; }
+  OperatorDescription description() const override {
+    return {
+        "cudnnBackendExecute, cudnnConvolutionForward, cudnnConvolutionBackwardData, "
+        "cudnnConvolutionBackwardFilter",
+        "nchw, nhwc; 1 to 3 dimensions of space",
+        "no fused epilogue; float64 contiguous",
+        {"conv_fwd x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1"}};
+  }
+
+  std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::CONV; }
+  bool has_math_types() const override { return true; }
 
   std::vector<LegacyName> legacy_names(const std::string& pass) const override {
     if (pass == "fwd") return {std::begin(kForwardAlgorithms), std::end(kForwardAlgorithms)};
@@ -549,19 +537,19 @@ class ConvolutionOperator : public Operator {
     return std::get<ConvolutionProblem>(problem).alignment;
   }
 
-  at::Tensor reference(const Problem& problem, const Bindings& bindings) const override;
+  Bindings reference(const Problem& problem, const Bindings& bindings) const override;
 
   // Rounding of the output, plus the error of a sum of that many terms in the compute type. Filter
   // gradients are long sums, split over blocks that may meet in the data's type. Winograd and FFT
   // transform their operands, which costs some more digits; TF32 keeps 10 bits of each factor.
   double tolerance(const Problem& problem, const Notes& notes) const override {
     const auto& p = std::get<ConvolutionProblem>(problem);
-    double sum = epsilon(p.compute) * std::sqrt(cost(problem).reduction_length);
+    double sum = epsilon_of(p.compute) * std::sqrt(cost(problem).reduction_length);
     double roundings = p.pass == ConvolutionPass::bwd_filter ? 6 : 2;
-    double tolerance = roundings * epsilon(p.x.dtype) + 4 * sum;
+    double tolerance = roundings * epsilon_of(p.x.dtype) + 4 * sum;
     if (notes.has(Note::tf32)) tolerance += 2e-3;
     if (notes.has(Note::down_convert)) {
-      tolerance += 8e-3 + epsilon(at::kHalf) * std::sqrt(cost(problem).reduction_length);
+      tolerance += 8e-3 + epsilon_of(at::kHalf) * std::sqrt(cost(problem).reduction_length);
     }
     if (notes.has(Note::low_accuracy)) tolerance += 1e-2;
     bool transforms = notes.has(Note::winograd) || notes.has(Note::fft);
@@ -580,7 +568,7 @@ class ConvolutionOperator : public Operator {
 };
 
 // In float64 whatever the data; the sizes of x decide what stride leaves over.
-at::Tensor ConvolutionOperator::reference(const Problem& problem, const Bindings& bindings) const {
+Bindings ConvolutionOperator::reference(const Problem& problem, const Bindings& bindings) const {
   const auto& p = std::get<ConvolutionProblem>(problem);
   auto in_double = [&](Role role) { return bindings[role].to(at::kDouble).contiguous(); };
   Dims spatial;
@@ -610,7 +598,9 @@ at::Tensor ConvolutionOperator::reference(const Problem& problem, const Bindings
   if (accumulates(problem)) {
     result = result.mul(bindings.alpha).add_(before.to(at::kDouble), bindings.beta);
   }
-  return result;
+  Bindings out;
+  out[result_role(p.pass)] = std::move(result);
+  return out;
 }
 
 const bool registered = [] {

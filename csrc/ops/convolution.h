@@ -1,28 +1,9 @@
 // The convolution operator family below the dispatcher: what its registrations share.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/SymIntArrayRef.h>
-
-#include <optional>
-#include <string_view>
-
-#include "core/problem.h"
+#include "ops/common.h"
 
 namespace torch_cudnn_ext::convolution {
-
-using at::Tensor;
-using c10::SymInt;
-using c10::SymIntArrayRef;
-using OptionalTensor = std::optional<Tensor>;
-using OptionalPolicy = std::optional<std::string_view>;
-
-// A typed handle of one of our operators, by its full name.
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 // The kernels of CPU and CUDA tensors, and of meta tensors (convolution.cpp, convolution_meta.cpp).
 Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,

@@ -3,7 +3,7 @@
 // node serves them all, to any order, backward and forward.
 #include <ATen/ATen.h>
 #include <ATen/ops/_fw_primal_ops.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <ATen/ops/convolution_native.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -11,8 +11,8 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
-#include "core/policy.h"
 #include "ops/convolution.h"
+#include "overrides.h"
 
 namespace torch_cudnn_ext::convolution {
 
@@ -42,9 +42,21 @@ struct Geometry {
   OptionalPolicy policy;
 };
 
-// The bilinear part alone, through the dispatcher. `result_sizes` is read by D and W.
+// The bilinear part alone: through the dispatcher, or past it where that makes no difference.
+// `result_sizes` is read by D and W.
 Tensor bilinear(ConvolutionPass pass, const Tensor& a, const Tensor& b, SymIntArrayRef result_sizes,
                 const Geometry& g) {
+  bool plain = is_plain_call({&a, &b});
+  std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
+  if (plain) below_autograd.emplace();
+  auto backward = [&](const auto& kernel, const auto& op) {
+    auto call = [&](auto&& function) {
+      return function(a, b, result_sizes, g.stride, g.padding, g.dilation, g.groups,
+                      OptionalTensor(), g.alpha, 0.0, g.flip_kernel, g.policy);
+    };
+    if (plain) return call(kernel);
+    return call([&](auto&&... arguments) { return op.call(arguments...); });
+  };
   switch (pass) {
     case ConvolutionPass::fwd: {
       static const std::vector<SymInt> zeros(3, 0);
@@ -53,11 +65,9 @@ Tensor bilinear(ConvolutionPass pass, const Tensor& a, const Tensor& b, SymIntAr
                                g.alpha, 0, g.flip_kernel, g.policy);
     }
     case ConvolutionPass::bwd_data:
-      return backward_input_op().call(a, b, result_sizes, g.stride, g.padding, g.dilation, g.groups,
-                                      {}, g.alpha, 0, g.flip_kernel, g.policy);
+      return backward(backward_input, backward_input_op());
     case ConvolutionPass::bwd_filter:
-      return backward_weight_op().call(a, b, result_sizes, g.stride, g.padding, g.dilation,
-                                       g.groups, {}, g.alpha, 0, g.flip_kernel, g.policy);
+      return backward(backward_weight, backward_weight_op());
   }
   TORCH_INTERNAL_ASSERT(false);
 }
@@ -152,16 +162,6 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
   }
 };
 
-// Under a tracer the knobs of today must not be frozen into the graph: it keeps the argument alone,
-// and reads them when it runs. An eager node keeps what was resolved, so that backward obeys it on
-// any thread.
-std::optional<std::string> policy_to_save(OptionalPolicy policy) {
-  bool tracing = c10::impl::TorchDispatchModeTLS::any_modes_set();
-  if (!tracing) return resolve_policy(ConvolutionProblem::kFamily, policy).text;
-  if (!policy) return std::nullopt;
-  return std::string(*policy);
-}
-
 Tensor tangent_of(const Tensor& t) { return t._fw_grad(0); }
 Tensor primal_of(const Tensor& t) {
   return torch::autograd::isFwGradDefined(t) ? at::_ops::_fw_primal::call(t, 0) : t;
@@ -216,7 +216,7 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
     node->alpha = g.alpha;
     node->beta = beta;
     node->flip_kernel = g.flip_kernel;
-    node->policy = policy_to_save(g.policy);
+    node->policy = policy_to_save(ConvolutionProblem::kFamily, g.policy);
   }
   Tensor result = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -372,6 +372,54 @@ Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalT
   return convolution_nd(spatial, true, input, weight, bias, stride, padding, output_padding,
                         dilation, std::move(groups), policy);
 }
+
+// What all of F.conv* and F.conv_transpose* come down to.
+struct AtenConvolution {
+  static constexpr const char* kOp = "convolution";
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
+                                            const Tensor& weight, const OptionalTensor& bias,
+                                            SymIntArrayRef, SymIntArrayRef, SymIntArrayRef, bool,
+                                            SymIntArrayRef, const SymInt&) {
+    if (auto reason = refusal_of(keys, "input", input)) return reason;
+    if (auto reason = refusal_of(keys, "weight", weight)) return reason;
+    if (bias) return refusal_of(keys, "bias", *bias);
+    return std::nullopt;
+  }
+  static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
+                              const OptionalTensor& bias, SymIntArrayRef stride,
+                              SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+                              SymIntArrayRef output_padding, SymInt groups) {
+    using torch::autograd::isFwGradDefined;
+    if (is_plain_call({&input, &weight}) && !isFwGradDefined(input) && !isFwGradDefined(weight)) {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      return run(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                 std::move(groups));
+    }
+    return forward_autograd(keys, input, weight, bias, stride, padding, dilation, transposed,
+                            output_padding, std::move(groups), {}, 1, 0, false, {});
+  }
+  static Tensor run(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                    SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                    bool transposed, SymIntArrayRef output_padding, SymInt groups) {
+    return forward(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                   std::move(groups), {}, 1, 0, false, {});
+  }
+  template <c10::DispatchKey>
+  static Tensor plain(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                      bool transposed, SymIntArrayRef output_padding, const SymInt& groups) {
+    return at::native::convolution(
+        input, weight, bias, C10_AS_INTARRAYREF_SLOW(stride), C10_AS_INTARRAYREF_SLOW(padding),
+        C10_AS_INTARRAYREF_SLOW(dilation), transposed, C10_AS_INTARRAYREF_SLOW(output_padding),
+        groups.guard_int(__FILE__, __LINE__));
+  }
+};
+
+const RegisterOverrideEverywhere<
+    AtenConvolution, Tensor(const Tensor&, const Tensor&, const OptionalTensor&, SymIntArrayRef,
+                            SymIntArrayRef, SymIntArrayRef, bool, SymIntArrayRef, SymInt)>
+    overridden("convolution");
 
 }  // namespace
 

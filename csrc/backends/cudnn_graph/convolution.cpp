@@ -79,15 +79,15 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
         .set(names.beta, CUDNN_TYPE_FLOAT, 1, &beta);
   }
   operation.finalise("cuDNN has no such convolution");
-  OperationGraph graph = make_graph(device, std::move(parts), operation);
-  graph.parts.push_back(std::move(operation));
+  std::vector<Descriptor> operations;
+  operations.push_back(std::move(operation));
+  OperationGraph graph = make_graph(device, std::move(parts), std::move(operations));
   graph.float32_products = p.x.dtype == at::kFloat;
   return graph;
 }
 
 // nullopt where a graph can be made.
-std::optional<Unsupported> refuse(const ConvolutionProblem& p, const Device& device) {
-  if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
+std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   if (p.accumulate == Accumulate::general) {
     return Unsupported{
         "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
@@ -97,15 +97,6 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p, const Device& dev
     return Unsupported{"the fused graph is not offered for this problem"};
   }
   return std::nullopt;
-}
-
-// Whether every step between neighbouring rows (or pixels, in nhwc) is a multiple of 16 bytes.
-bool has_aligned_rows(const TensorSpec& t) {
-  auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
-  for (int i = 0; i < t.sizes.size(); ++i) {
-    if (t.strides[i] != 1 && t.sizes[i] > 1 && t.strides[i] * element % 16 != 0) return false;
-  }
-  return true;
 }
 
 bool is_packed(const TensorSpec& t) {
@@ -149,42 +140,16 @@ void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& 
   if (notes.has(Note::winograd) || unmarked) add_winograd_notes(notes, p);
 }
 
-std::vector<Candidate> convolution_candidates(const ConvolutionProblem& p, const Device& device) {
-  if (refuse(p, device)) return {{{"graph", "eng0", {}}, "default knobs"}};  // to carry the reason
-  try {
-    return candidates(make_operation_graph(p, device));
-  } catch (const Failure&) {
-    return {{{"graph", "eng0", {}}, "default knobs"}};  // building it says why
-  }
+BuildResult make_plan(const ConvolutionProblem& p, const Algorithm& algorithm, Engine engine) {
+  ConvolutionProblem plane = lift_to_plane(p);
+  std::string defect = known_defect(plane, algorithm, engine.notes);
+  if (!defect.empty()) return Unsupported{defect};
+  complete_notes(engine.notes, plane, algorithm);
+  return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse(p, device)) return *refused;
-  try {
-    ConvolutionProblem plane = lift_to_plane(p);
-    Engine engine = make_engine(make_operation_graph(p, device), algorithm);
-    std::string defect = known_defect(plane, algorithm, engine.notes);
-    if (!defect.empty()) return Unsupported{defect};
-    complete_notes(engine.notes, plane, algorithm);
-    return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
-  } catch (const Failure& failure) {
-    return failure.unsupported();
-  }
-}
-
-std::vector<Algorithm> convolution_neighbours(const ConvolutionProblem& p,
-                                              const Algorithm& algorithm, const Device& device) {
-  try {
-    return neighbours(make_operation_graph(p, device), algorithm);
-  } catch (const Failure& failure) {
-    warn(c10::str("knob search around ", algorithm.text(), " ended: ", failure.what));
-    return {};
-  }
-}
-
-const RegisterBackendOperator<ConvolutionProblem> registered("graph", convolution_candidates,
-                                                             build_plan, convolution_neighbours);
+const auto registered =
+    register_graphs<ConvolutionProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

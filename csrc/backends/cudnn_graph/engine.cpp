@@ -10,6 +10,9 @@ namespace torch_cudnn_ext::graph {
 
 namespace {
 
+// Ids of what has no role.
+constexpr int64_t kIntermediateIds = 1000, kScalarIds = 2000, kUpdatedIds = 3000;
+
 constexpr int64_t kMaxKnobs = 64;  // CUDNN_KNOB_TYPE_COUNTS is 44 in 9.19
 
 Descriptor make_engine_descriptor(const OperationGraph& graph, int64_t index) {
@@ -168,24 +171,70 @@ std::set<int64_t> values_to_try(const Knob& knob, std::optional<int64_t> current
 
 }  // namespace
 
-Descriptor make_tensor(const TensorSpec& spec, Role role, int64_t alignment) {
+namespace {
+
+Descriptor make_tensor_with_id(const TensorSpec& spec, int64_t id, int64_t alignment) {
   Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, cudnn_type(spec.dtype))
       .set(CUDNN_ATTR_TENSOR_DIMENSIONS, spec.sizes)
       .set(CUDNN_ATTR_TENSOR_STRIDES, spec.strides)
-      .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, static_cast<int64_t>(role) + 1)
+      .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, id)
       .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment)
       .finalise("the tensor is not valid");
   return tensor;
 }
 
+int64_t id_of(Role role) { return static_cast<int64_t>(role) + 1; }
+
+}  // namespace
+
+Descriptor make_tensor(const TensorSpec& spec, Role role, int64_t alignment) {
+  return make_tensor_with_id(spec, id_of(role), alignment);
+}
+
+Descriptor make_updated(const TensorSpec& spec, Role role, int64_t alignment) {
+  return make_tensor_with_id(spec, kUpdatedIds + id_of(role), alignment);
+}
+
+Descriptor make_intermediate(const TensorSpec& spec, int number) {
+  bool is_virtual = true;
+  Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, cudnn_type(spec.dtype))
+      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, spec.sizes)
+      .set(CUDNN_ATTR_TENSOR_STRIDES, spec.strides)
+      .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, kIntermediateIds + number)
+      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, int64_t{16})
+      .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual)
+      .finalise("the intermediate tensor is not valid");
+  return tensor;
+}
+
+Descriptor make_scalar(const std::vector<Scalar>& scalars, Scalar scalar, int dims) {
+  bool by_value = true;
+  auto place = std::find(scalars.begin(), scalars.end(), scalar) - scalars.begin();
+  Dims ones(dims, 1);
+  Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_DATA_FLOAT)
+      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, ones)
+      .set(CUDNN_ATTR_TENSOR_STRIDES, ones)
+      .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, kScalarIds + place)
+      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, int64_t{16})
+      .set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value)
+      .finalise("the scalar is not valid");
+  return tensor;
+}
+
 OperationGraph make_graph(const Device& device, std::vector<Descriptor> parts,
-                          const Descriptor& operation) {
+                          std::vector<Descriptor> operations) {
   OperationGraph made;
   made.device = device;
   made.parts = std::move(parts);
+  made.operations = std::move(operations);
+  std::vector<cudnnBackendDescriptor_t> handles;
+  for (const Descriptor& operation : made.operations) handles.push_back(operation.get());
   made.graph.emplace(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  made.graph->set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation);
+  made.graph->set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                  static_cast<int64_t>(handles.size()), handles.data());
   if (device.is_target()) {
     const std::string& json = target_properties(device);
     made.device_properties.emplace(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
@@ -244,6 +293,21 @@ std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& 
   return list;
 }
 
+bool has_aligned_rows(const TensorSpec& t) {
+  auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
+  for (int i = 0; i < t.sizes.size(); ++i) {
+    if (t.strides[i] != 1 && t.sizes[i] > 1 && t.strides[i] * element % 16 != 0) return false;
+  }
+  return true;
+}
+
+std::string alignment_defect(const Notes& notes, int64_t alignment) {
+  bool known = cudnnGetVersion() / 100 == 919;
+  if (!known || !notes.has(Note::runtime_compilation) || alignment >= 16) return "";
+  return "cuDNN 9.19's run-time compiled engines make misaligned accesses where tensors are not "
+         "aligned to 16 bytes";
+}
+
 Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm) {
   int64_t count = graph.graph->get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
   int64_t index = engine_index(algorithm);
@@ -268,31 +332,51 @@ Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm) {
   return {std::move(plan), notes, workspace};
 }
 
-EnginePlan::EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots)
+EnginePlan::EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots,
+                       std::vector<Scalar> scalars)
     : Plan(std::move(algorithm), engine.notes, engine.workspace_bytes),
       plan_(std::move(engine.plan)),
       slots_(std::move(slots)),
+      scalars_(std::move(scalars)),
       pointers_(slots_.size() + 1) {}
 
-const Descriptor& EnginePlan::pack_for(const std::vector<void*>& pointers) {
+const Descriptor& EnginePlan::pack_for(const std::vector<void*>& pointers,
+                                       const Bindings& bindings) {
+  auto has_scalars = [&](const Pack& pack) {
+    for (size_t i = 0; i < scalars_.size(); ++i) {
+      if (pack.scalars[i] != static_cast<float>(bindings.*scalars_[i])) return false;
+    }
+    return true;
+  };
   for (const Pack& pack : packs_) {
-    if (pack.pointers == pointers) return pack.descriptor;
+    if (pack.pointers == pointers && has_scalars(pack)) return pack.descriptor;
   }
-  std::array<int64_t, 8> ids;
-  for (size_t i = 0; i < slots_.size(); ++i) ids[i] = static_cast<int64_t>(slots_[i].role) + 1;
-  auto count = static_cast<int64_t>(slots_.size());
-  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data())
-      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data())
+  Pack made{pointers, {}, Descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)};
+  for (Scalar scalar : scalars_) made.scalars.push_back(static_cast<float>(bindings.*scalar));
+  std::vector<int64_t> ids;
+  std::vector<void*> addresses(pointers.begin(), pointers.end() - 1);
+  for (const SlotSpec& slot : slots_) ids.push_back(id_of(slot.role));
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (!slots_[i].is_mutated) continue;
+    ids.push_back(kUpdatedIds + id_of(slots_[i].role));
+    addresses.push_back(pointers[i]);
+  }
+  for (size_t i = 0; i < scalars_.size(); ++i) {
+    ids.push_back(kScalarIds + static_cast<int64_t>(i));
+    addresses.push_back(&made.scalars[i]);
+  }
+  auto count = static_cast<int64_t>(ids.size());
+  made.descriptor.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data())
+      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, addresses.data())
       .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers.back())
       .finalise("the tensors do not fit the plan");
   constexpr size_t kPacks = 4;
   if (packs_.size() < kPacks) {
-    packs_.push_back({pointers, std::move(pack)});
+    packs_.push_back(std::move(made));
     return packs_.back().descriptor;
   }
   Pack& oldest = packs_[next_pack_++ % kPacks];
-  oldest = {pointers, std::move(pack)};
+  oldest = std::move(made);
   return oldest.descriptor;
 }
 
@@ -312,7 +396,7 @@ void EnginePlan::run(Bindings& bindings) {
   }
   pointers_.back() = workspace.get();
   try {
-    const Descriptor& pack = pack_for(pointers_);
+    const Descriptor& pack = pack_for(pointers_, bindings);
     check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
   } catch (const Failure& failure) {
     TORCH_CHECK(false, algorithm.text(), ": ", failure.what, " failed with ",

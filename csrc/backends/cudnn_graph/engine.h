@@ -2,19 +2,22 @@
 // operator.
 #pragma once
 
+#include <c10/util/StringUtil.h>
+
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "backends/cudnn_graph/descriptor.h"
 #include "core/backend.h"
+#include "core/errors.h"
 
 namespace torch_cudnn_ext::graph {
 
 // An operation graph with what it is made of. Tensors are known by their role.
 struct OperationGraph {
   Device device;
-  std::vector<Descriptor> parts;
+  std::vector<Descriptor> parts, operations;
   std::optional<Descriptor> graph;
   std::optional<Descriptor> device_properties;  // for a target
   bool float32_products = false;                // tensor cores then mean TF32
@@ -22,14 +25,31 @@ struct OperationGraph {
 
 // A tensor descriptor; the role is its unique id.
 Descriptor make_tensor(const TensorSpec& spec, Role role, int64_t alignment);
+// What an operation makes of a mutated tensor (SlotSpec::is_mutated): the same memory under an id
+// of its own, since a graph has no cycles.
+Descriptor make_updated(const TensorSpec& spec, Role role, int64_t alignment);
+// What one operation of a graph hands to another; `number` tells several apart.
+Descriptor make_intermediate(const TensorSpec& spec, int number);
+
+// A float32 number that each run gives, such as &Bindings::epsilon: a tensor of ones sizes.
+using Scalar = double Bindings::*;
+Descriptor make_scalar(const std::vector<Scalar>& scalars, Scalar scalar, int dims);
+
+// `parts` are what the operations refer to; operations must be finalised.
 OperationGraph make_graph(const Device& device, std::vector<Descriptor> parts,
-                          const Descriptor& operation);
+                          std::vector<Descriptor> operations);
 
 // Heuristic lists A, B and FALLBACK, then every engine with default knobs; without duplicates.
 std::vector<Candidate> candidates(const OperationGraph& graph);
 
 // Variations of an algorithm's knobs that the engine accepts as a configuration.
 std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& algorithm);
+
+// Whether every step between neighbouring rows (or pixels, in nhwc) is a multiple of 16 bytes.
+bool has_aligned_rows(const TensorSpec& t);
+
+// What is wrong with an engine on tensors of a small alignment; empty where nothing is known to be.
+std::string alignment_defect(const Notes& notes, int64_t alignment);
 
 struct Engine {
   Descriptor plan;
@@ -41,22 +61,74 @@ Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm);  //
 // Runs an execution plan on tensors by role.
 class EnginePlan : public Plan {
  public:
-  EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots);
+  // `scalars` in the order that make_scalar was given them.
+  EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots,
+             std::vector<Scalar> scalars = {});
   void run(Bindings& bindings) override;
 
  private:
   // A finalised pack cannot be filled again, but tensors often come back to the same addresses.
   struct Pack {
     std::vector<void*> pointers;  // in the order of slots_, then the workspace
+    std::vector<float> scalars;   // the pack points at these
     Descriptor descriptor;
   };
-  const Descriptor& pack_for(const std::vector<void*>& pointers);
+  const Descriptor& pack_for(const std::vector<void*>& pointers, const Bindings& bindings);
 
   const Descriptor plan_;
   const std::vector<SlotSpec> slots_;
+  const std::vector<Scalar> scalars_;
   std::vector<Pack> packs_;
   size_t next_pack_ = 0;
   std::vector<void*> pointers_;
 };
+
+// The pieces of `register_graphs`, whose functions are those of one operator.
+template <class P, auto refuse, auto make_operation_graph, auto make_plan>
+struct Graphs {
+  static std::optional<Unsupported> refused(const P& p, const Device& device) {
+    if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
+    return refuse(p);
+  }
+
+  static std::vector<Candidate> candidates(const P& p, const Device& device) {
+    std::vector<Candidate> carrier{{{"graph", "eng0", {}}, "default knobs"}};  // of the reason
+    if (refused(p, device)) return carrier;
+    try {
+      return graph::candidates(make_operation_graph(p, device));
+    } catch (const Failure&) {
+      return carrier;  // building it says why
+    }
+  }
+
+  static BuildResult build(const P& p, const Algorithm& algorithm, const Device& device) {
+    if (auto reason = refused(p, device)) return *reason;
+    try {
+      return make_plan(p, algorithm, make_engine(make_operation_graph(p, device), algorithm));
+    } catch (const Failure& failure) {
+      return failure.unsupported();
+    }
+  }
+
+  static std::vector<Algorithm> neighbours(const P& p, const Algorithm& algorithm,
+                                           const Device& device) {
+    try {
+      return graph::neighbours(make_operation_graph(p, device), algorithm);
+    } catch (const Failure& failure) {
+      warn(c10::str("knob search around ", algorithm.text(), " ended: ", failure.what));
+      return {};
+    }
+  }
+};
+
+// Registers what the graph API does of one operator, by three functions of its problems:
+//   refuse                (p) -> the reason where no graph can be made, else nullopt
+//   make_operation_graph  (p, device) -> OperationGraph, or throws Failure
+//   make_plan             (p, algorithm, engine) -> its plan, or why the engine must not run
+template <class P, auto refuse, auto make_operation_graph, auto make_plan>
+RegisterBackendOperator<P> register_graphs() {
+  using Made = Graphs<P, refuse, make_operation_graph, make_plan>;
+  return {"graph", Made::candidates, Made::build, Made::neighbours};
+}
 
 }  // namespace torch_cudnn_ext::graph

@@ -2,8 +2,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/StringUtil.h>
 
-#include <climits>
-
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
 #include "core/operator.h"
@@ -11,33 +9,6 @@
 namespace torch_cudnn_ext {
 namespace legacy {
 namespace {
-
-struct MathType {
-  const char* text;
-  cudnnMathType_t value;
-};
-constexpr MathType kMathTypes[] = {
-    {"default", CUDNN_DEFAULT_MATH},
-    {"tensor_op", CUDNN_TENSOR_OP_MATH},
-    {"tensor_op_allow_conversion", CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION},
-    {"fma", CUDNN_FMA_MATH}};
-
-std::vector<int> as_ints(const Dims& values) {
-  std::vector<int> out;
-  for (int64_t value : values) {
-    TORCH_CHECK(value <= INT_MAX, "the classic API holds sizes and strides in 32 bits, not ",
-                value);
-    out.push_back(static_cast<int>(value));
-  }
-  return out;
-}
-
-void set(const TensorDescriptor& descriptor, const TensorSpec& spec) {
-  check_cudnn(
-      cudnnSetTensorNdDescriptor(descriptor.get(), cudnn_type(spec.dtype), spec.sizes.size(),
-                                 as_ints(spec.sizes).data(), as_ints(spec.strides).data()),
-      "cudnnSetTensorNdDescriptor");
-}
 
 // nullopt: filters have no other layouts.
 std::optional<cudnnTensorFormat_t> filter_format(const TensorSpec& w) {
@@ -66,16 +37,12 @@ class ConvolutionPlan : public Plan {
     c10::DataPtr workspace;
     Role role = result_role(p_.pass);
     const Tensor& like = b[role == Role::y ? Role::x : Role::y];
-    if (!b[role].defined()) {
-      b[role] = empty_on_cuda(role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w, like);
-    }
+    output(b, role, role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w, like);
     if (workspace_ > 0) {
       workspace = c10::cuda::CUDACachingAllocator::get()->allocate(workspace_);
     }
-    bool is_double = p_.x.dtype == at::kDouble;
-    float alpha_f = static_cast<float>(b.alpha), beta_f = static_cast<float>(b.beta);
-    const void* alpha = is_double ? static_cast<const void*>(&b.alpha) : &alpha_f;
-    const void* beta = is_double ? static_cast<const void*>(&b.beta) : &beta_f;
+    Scale alpha_scale(b.alpha, p_.x.dtype), beta_scale(b.beta, p_.x.dtype);
+    const void *alpha = alpha_scale.get(), *beta = beta_scale.get();
     void* x = b[Role::x].data_ptr();
     void* w = b[Role::w].data_ptr();
     void* y = b[Role::y].data_ptr();
@@ -112,14 +79,6 @@ class ConvolutionPlan : public Plan {
   const int value_;
   const size_t workspace_;
 };
-
-const MathType* find_math(const Algorithm& algorithm) {
-  const std::string* text = algorithm.option("math");
-  for (const MathType& math : kMathTypes) {
-    if (text != nullptr && *text == math.text) return &math;
-  }
-  return nullptr;
-}
 
 // The classic API tells no properties of an algorithm, so they are written down here. Which ones
 // are not deterministic is cuDNN's documentation of the two backward enumerations; a math type
@@ -181,9 +140,7 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
                        const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
-  if (!device.is_cuda()) {
-    return Unsupported{"the classic API answers only with a GPU at hand", true};
-  }
+  if (auto refused = refuse(device)) return *refused;
   if (problem.bias || problem.z || problem.activation != Activation::none) {
     return Unsupported{"the fused classic call is not offered for this problem"};
   }

@@ -1,8 +1,14 @@
-// Owners of the classic API's descriptors: one template, one alias per handle type.
+// Owners of the classic API's descriptors, one template for all handle types, and what every plan
+// of that API needs.
 #pragma once
 
-#include <type_traits>
+#include <c10/util/StringUtil.h>
 
+#include <climits>
+#include <optional>
+#include <vector>
+
+#include "core/algorithm.h"
 #include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -27,5 +33,69 @@ using FilterDescriptor =
 using ConvolutionDescriptor =
     Descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
                cudnnDestroyConvolutionDescriptor>;
+
+inline std::vector<int> as_ints(const Dims& values) {
+  std::vector<int> out;
+  for (int64_t value : values) {
+    TORCH_CHECK(value <= INT_MAX, "the classic API holds sizes and strides in 32 bits, not ",
+                value);
+    out.push_back(static_cast<int>(value));
+  }
+  return out;
+}
+
+inline void set(const TensorDescriptor& descriptor, const TensorSpec& spec) {
+  check_cudnn(
+      cudnnSetTensorNdDescriptor(descriptor.get(), cudnn_type(spec.dtype), spec.sizes.size(),
+                                 as_ints(spec.sizes).data(), as_ints(spec.strides).data()),
+      "cudnnSetTensorNdDescriptor");
+}
+
+// alpha or beta, as the calls take it: a pointer to a double for float64 data, else to a float.
+class Scale {
+ public:
+  Scale(double value, c10::ScalarType dtype)
+      : is_double_(dtype == c10::ScalarType::Double),
+        double_(value),
+        float_(static_cast<float>(value)) {}
+  const void* get() const { return is_double_ ? static_cast<const void*>(&double_) : &float_; }
+
+ private:
+  const bool is_double_;
+  const double double_;
+  const float float_;
+};
+
+// The address of a result, whose tensor is made where none is bound.
+inline void* output(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& like) {
+  at::Tensor& tensor = bindings[role];
+  if (!tensor.defined()) tensor = empty_on_cuda(spec, like);
+  return tensor.data_ptr();
+}
+
+struct MathType {
+  const char* text;
+  cudnnMathType_t value;
+};
+inline constexpr MathType kMathTypes[] = {
+    {"default", CUDNN_DEFAULT_MATH},
+    {"tensor_op", CUDNN_TENSOR_OP_MATH},
+    {"tensor_op_allow_conversion", CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION},
+    {"fma", CUDNN_FMA_MATH}};
+
+// The one that an algorithm's options name; nullptr without.
+inline const MathType* find_math(const Algorithm& algorithm) {
+  const std::string* text = algorithm.option("math");
+  for (const MathType& math : kMathTypes) {
+    if (text != nullptr && *text == math.text) return &math;
+  }
+  return nullptr;
+}
+
+// nullopt where calls of the classic API can be made.
+inline std::optional<Unsupported> refuse(const Device& device) {
+  if (device.is_cuda()) return std::nullopt;
+  return Unsupported{"the classic API answers only with a GPU at hand", true};
+}
 
 }  // namespace torch_cudnn_ext::legacy

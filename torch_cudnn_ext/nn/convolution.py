@@ -1,12 +1,4 @@
-"""Convolution modules whose algorithms can be chosen: subclasses of those in ``torch.nn``.
-
-A module of this package takes the same arguments as the one it stands for, loads and saves the
-same state, and gives the same results; ``policy`` and the methods below choose its algorithms:
-
-    >>> layer = nn.Conv2d(64, 64, 3, padding=1, policy="autotune")
-    >>> layer.set_mode(fwd="legacy:winograd_nonfused", bwd_data=1)
-    >>> layer.workspace_limit = 64 * 2**20
-"""
+"""Convolution modules."""
 
 from typing import Any, ClassVar, Self
 
@@ -16,139 +8,25 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops import border, pad_behind
-from torch_cudnn_ext.policy import AlgorithmChoice, Policy, PolicyLike, as_policy, not_pinned
-
-__all__ = [
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-]
+from torch_cudnn_ext.policy import Policy
 
 _PASSES = ("fwd", "bwd_data", "bwd_filter")
 _ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
 
 
-class _Convolution(_ConvNd):
+class _Convolution(Tunable, _ConvNd):
     """Policy of a convolution module, and its way to the operator.
 
-    The policy is kept as text, so that a module pickles and compiles like its parent.
-    ``_policy`` is what was asked for. ``_running`` is what the operator gets: there ``guess_once``
-    and ``time_once`` have been replaced, first by ``heuristic`` and ``autotune``, and at the first
-    call by the algorithm that these chose. ``_once`` names the passes that still wait for that.
+    In ``_running``, ``guess_once`` and ``time_once`` have been replaced, first by ``heuristic`` and
+    ``autotune``, and at the first call by the algorithm that these chose. ``_once`` names the
+    passes that still wait for that. A copied, unpickled, moved or cast module chooses anew.
     """
 
-    replaces: ClassVar[type[_ConvNd]]
+    family = "conv"
     _operator: ClassVar[Any]
-    _policy: str = ""
-    _running: str | None = None
     _once: tuple[str, ...] = ()
-
-    def __init__(self, *args: Any, policy: PolicyLike = None, **kwargs: Any) -> None:
-        """Take the arguments of the class that this one replaces, and a policy."""
-        super().__init__(*args, **kwargs)
-        self.policy = policy
-
-    @property
-    def policy(self) -> str | None:
-        """The policy's canonical text; ``None`` where nothing is set.
-
-        Set it to a policy text, a `Policy`, a mapping of its keywords, or ``None``. For transposed
-        convolutions the passes name the cuDNN primitive that runs: their forward runs ``bwd_data``,
-        their data gradient ``fwd``.
-
-        Raises:
-            TypeError: On setting: the value has a type that stands for no policy.
-            ValueError: On setting: the value is no policy.
-        """
-        return self._policy or None
-
-    @policy.setter
-    def policy(self, policy: PolicyLike) -> None:
-        self._policy = as_policy(policy).text
-        self._thaw()
-
-    def set_mode(
-        self,
-        fwd: AlgorithmChoice = None,
-        bwd_data: AlgorithmChoice = None,
-        bwd_filter: AlgorithmChoice = None,
-    ) -> Self:
-        """Choose the algorithm of each pass.
-
-        An algorithm that cannot run is an error at the call, unless the policy says otherwise.
-        ``guess_once`` and ``time_once`` keep what the first call's heuristic or tuning chooses, for
-        whatever shapes come later; a copied, unpickled, moved or cast module chooses anew. For
-        transposed convolutions the passes name the cuDNN primitive that runs: the forward runs
-        ``bwd_data``, the data gradient ``fwd``.
-
-        Args:
-            fwd: ``autotune``, ``heuristic``, ``guess_once``, ``time_once``, or an algorithm: its
-                text, or cuDNN's integer or name for this pass. ``None`` leaves the pass as it is;
-                ``""`` or -1 unpins it.
-            bwd_data: The same for the gradient of the data.
-            bwd_filter: The same for the gradient of the filter.
-
-        Returns:
-            The module.
-
-        Raises:
-            TypeError: A choice has a wrong type.
-            ValueError: A choice is none of the above; then no pass has been changed.
-        """
-        choices = {"fwd": fwd, "bwd_data": bwd_data, "bwd_filter": bwd_filter}
-        given = {
-            name: None if not_pinned(choice) else choice
-            for name, choice in choices.items()
-            if choice is not None
-        }
-        self.policy = Policy.parse(self._policy).replace(**given)
-        return self
-
-    def reset_mode(self) -> Self:
-        """Take back all that chooses: pins, tuning, `fastest` and ``prefer``.
-
-        The constraints stay, `workspace_limit` among them.
-
-        Returns:
-            The module.
-        """
-        self.policy = self._unchosen()
-        return self
-
-    def fastest(self) -> Self:
-        """Autotune all passes for time alone; drops the pins and the `workspace_limit`.
-
-        Returns:
-            The module.
-        """
-        self.policy = self._unchosen().replace(max_workspace=None, fastest=True)
-        return self
-
-    @property
-    def workspace_limit(self) -> int | str | None:
-        """The largest workspace in bytes; ``None`` without a limit of this module.
-
-        Also set and given as text where it is a share of the GPU's memory (``20%``).
-
-        Raises:
-            TypeError: On setting: the limit is neither an integer, a text nor ``None``.
-            ValueError: On setting: the limit is negative, or a text that is no size.
-        """
-        return Policy.parse(self._policy).max_workspace
-
-    @workspace_limit.setter
-    def workspace_limit(self, limit: int | str | None) -> None:
-        policy = Policy.parse(self._policy).replace(max_workspace=None)
-        self.policy = policy | Policy(max_workspace=limit)
-
-    def extra_repr(self) -> str:
-        """The parent's line, and the policy."""
-        line: str = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{line}, policy={self._policy!r}" if self._policy else line
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
@@ -185,9 +63,8 @@ class _Convolution(_ConvNd):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._thaw()
 
-    def _unchosen(self) -> Policy:
-        chosen = (*_PASSES, "benchmark", "fastest", "prefer")
-        return Policy.parse(self._policy).replace(**dict.fromkeys(chosen))
+    def _policy_changed(self) -> None:
+        self._thaw()
 
     def _thaw(self) -> None:
         """Forget what ``guess_once`` and ``time_once`` have chosen."""

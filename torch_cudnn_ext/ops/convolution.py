@@ -6,21 +6,18 @@
 add to what is there: ``alpha * result + beta * z``. All are differentiable any number of times.
 
 They work on the CPU and on CUDA GPUs, on float64, float32, float16 and bfloat16 tensors of any
-strides; all tensors of a call share dtype and device. `last_choice` tells which algorithm ran.
+strides; all tensors of a call share dtype and device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext.ops._arguments import Sizes, call, check_tensor, sizes_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
-Sizes: TypeAlias = int | Sequence[int]
 BorderMode: TypeAlias = Literal["valid", "same", "half", "full"]
 Padding: TypeAlias = Sizes | BorderMode
 ConvMode: TypeAlias = Literal["cross", "conv"]
@@ -277,7 +274,10 @@ def convolution(
     """
     name = "convolution"
     n = _spatial_dims(name, "weight", weight)
-    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    stride_, dilation_ = (
+        sizes_of(name, "stride", stride, n),
+        sizes_of(name, "dilation", dilation, n),
+    )
     words = ("valid", "half", "full") if transposed else _BORDER_MODES
     kernel = weight.shape[2:]
     arguments = (
@@ -288,7 +288,7 @@ def convolution(
         _even_padding(name, padding, kernel, stride_, dilation_, words),
         dilation_,
         transposed,
-        _sizes(name, "output_padding", output_padding, n),
+        sizes_of(name, "output_padding", output_padding, n),
         groups,
     )
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
@@ -341,12 +341,15 @@ def convolution_backward_input(
     """
     name = "convolution_backward_input"
     n = _spatial_dims(name, "weight", weight)
-    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    stride_, dilation_ = (
+        sizes_of(name, "stride", stride, n),
+        sizes_of(name, "dilation", dilation, n),
+    )
     kernel = weight.shape[2:]
     arguments = (
         grad_output,
         weight,
-        _sizes(name, "input_size", input_size, n + 2),
+        sizes_of(name, "input_size", input_size, n + 2),
         stride_,
         _even_padding(name, padding, kernel, stride_, dilation_, _BORDER_MODES),
         dilation_,
@@ -404,8 +407,11 @@ def convolution_backward_weight(
     """
     name = "convolution_backward_weight"
     n = _spatial_dims(name, "input", input)
-    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
-    weight_size_ = _sizes(name, "weight_size", weight_size, n + 2)
+    stride_, dilation_ = (
+        sizes_of(name, "stride", stride, n),
+        sizes_of(name, "dilation", dilation, n),
+    )
+    weight_size_ = sizes_of(name, "weight_size", weight_size, n + 2)
     arguments = (
         grad_output,
         input,
@@ -416,71 +422,6 @@ def convolution_backward_weight(
         groups,
     )
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What an operator ran, and why.
-
-    Attributes:
-        op: ``conv_fwd``, ``conv_bwd_data`` or ``conv_bwd_filter``.
-        problem: The problem line.
-        algorithm: The algorithm's text.
-        why: ``pinned``, ``tuned``, ``cached``, ``heuristic``, or ``fallback: <reason>``.
-        workspace_bytes: Its workspace; ``None`` where it is not known before a run.
-        choosing_ms: Host time spent on choosing, in milliseconds.
-        device: Where it ran.
-        policy: The policy, with all its levels merged.
-    """
-
-    op: str
-    problem: str
-    algorithm: str
-    why: str
-    workspace_bytes: int | None
-    choosing_ms: float
-    device: str
-    policy: str
-
-
-def last_choice(op: str | None = None, pass_name: str | None = None) -> Choice | None:
-    """The newest choice, over all threads, since the process began.
-
-    Args:
-        op: An operator (``conv_fwd``), or a family (``conv``) together with ``pass_name``. ``None``
-            for any.
-        pass_name: ``fwd``, ``bwd_data`` or ``bwd_filter``. For a transposed convolution this is the
-            cuDNN primitive that ran: its forward is ``bwd_data``.
-
-    Returns:
-        The choice; ``None`` where the operator has not run yet.
-
-    Raises:
-        ValueError: No operator is called so, or more than one.
-    """
-    if op is not None or pass_name is not None:
-        op = _operator_called(op, pass_name)
-    choice = _C.last_choice(op)
-    return None if choice is None else Choice(**choice)
-
-
-def _operator_called(op: str | None, pass_name: str | None) -> str:
-    known = [
-        (family["family"], name, f"{family['family']}_{name}")
-        for family in _C.operators()
-        for name in family["passes"]
-    ]
-    found = [
-        full
-        for family, name, full in known
-        if op in (None, family, full) and pass_name in (None, name)
-    ]
-    if len(found) != 1:
-        raise ValueError(
-            f"last_choice: got op={op!r}, pass_name={pass_name!r}, "
-            f"wanted one of {', '.join(full for _, _, full in known)}"
-        )
-    return found[0]
 
 
 _BORDER_MODES = ("valid", "same", "half", "full")
@@ -511,7 +452,7 @@ def border(
             with a stride other than 1.
     """
     if not isinstance(padding, str):
-        before = _sizes(function, "padding", padding, len(kernel))
+        before = sizes_of(function, "padding", padding, len(kernel))
         return before, before
     if padding not in words:
         raise ValueError(
@@ -557,12 +498,15 @@ def _convolve(
 ) -> Tensor:
     name = f"conv{n}d"
     _check_rank(name, n, input, weight)
-    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    stride_, dilation_ = (
+        sizes_of(name, "stride", stride, n),
+        sizes_of(name, "dilation", dilation, n),
+    )
     before, behind = border(name, padding, weight.shape[2:], stride_, dilation_)
     input = pad_behind(input, before, behind)
     text = policy_text(policy)
     if not _flips(name, conv_mode):
-        return _call(name, input, weight, bias, stride_, before, dilation_, groups, policy=text)
+        return call(name, input, weight, bias, stride_, before, dilation_, groups, policy=text)
     return _flipped(
         input, weight, bias, stride_, before, dilation_, False, [0] * n, groups, policy=text
     )
@@ -583,13 +527,16 @@ def _convolve_transposed(
 ) -> Tensor:
     name = f"conv_transpose{n}d"
     _check_rank(name, n, input, weight)
-    stride_, dilation_ = _sizes(name, "stride", stride, n), _sizes(name, "dilation", dilation, n)
+    stride_, dilation_ = (
+        sizes_of(name, "stride", stride, n),
+        sizes_of(name, "dilation", dilation, n),
+    )
     words = ("valid", "half", "full")
     padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, words)
-    added = _sizes(name, "output_padding", output_padding, n)
+    added = sizes_of(name, "output_padding", output_padding, n)
     text = policy_text(policy)
     if not _flips(name, conv_mode):
-        return _call(
+        return call(
             name, input, weight, bias, stride_, padding_, added, groups, dilation_, policy=text
         )
     return _flipped(
@@ -601,7 +548,7 @@ def _flipped(input: Tensor, weight: Tensor, *arguments: Any, policy: str | None)
     """The general operator with flipped filters; it takes batches only."""
     batched = input.dim() == weight.dim()
     batch = input if batched else input.unsqueeze(0)
-    result = _call("convolution", batch, weight, *arguments, flip_kernel=True, policy=policy)
+    result = call("convolution", batch, weight, *arguments, flip_kernel=True, policy=policy)
     return result if batched else result.squeeze(0)
 
 
@@ -622,16 +569,11 @@ def _primitive(
         "policy": policy_text(policy),
     }
     if out is None:
-        return _call(name, *arguments, z=z, **keywords)
+        return call(name, *arguments, z=z, **keywords)
     if z is not None:
         raise ValueError(f"{name}: got both z and out, wanted one: beta scales what out holds")
-    _call(f"{name}_out", *arguments, out=out, **keywords)
+    call(f"{name}_out", *arguments, out=out, **keywords)
     return out
-
-
-def _call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
-    result: Tensor = getattr(torch.ops.torch_cudnn_ext, name).default(*arguments, **keywords)
-    return result
 
 
 def _flips(function: str, conv_mode: str) -> bool:
@@ -642,17 +584,9 @@ def _flips(function: str, conv_mode: str) -> bool:
     return conv_mode == "conv"
 
 
-def _check_tensor(function: str, argument: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{function}: argument {argument}: got {value!r} ({type(value).__name__}), "
-            "wanted a Tensor"
-        )
-
-
 def _check_rank(function: str, n: int, input: Tensor, weight: Tensor) -> None:
-    _check_tensor(function, "input", input)
-    _check_tensor(function, "weight", weight)
+    check_tensor(function, "input", input)
+    check_tensor(function, "weight", weight)
     if input.dim() not in (n + 1, n + 2):
         raise ValueError(
             f"{function}: argument input: got sizes {list(input.shape)}, "
@@ -666,7 +600,7 @@ def _check_rank(function: str, n: int, input: Tensor, weight: Tensor) -> None:
 
 
 def _spatial_dims(function: str, argument: str, tensor: Tensor) -> int:
-    _check_tensor(function, argument, tensor)
+    check_tensor(function, argument, tensor)
     n = tensor.dim() - 2
     if n not in (1, 2, 3):
         raise ValueError(
@@ -674,27 +608,6 @@ def _spatial_dims(function: str, argument: str, tensor: Tensor) -> int:
             "wanted 3, 4 or 5 dimensions"
         )
     return n
-
-
-def _sizes(function: str, argument: str, value: Sizes, count: int) -> list[int]:
-    """One integer for each dimension; a single one stands for all."""
-    if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
-        return [value] * count
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(
-            f"{function}: argument {argument}: got {value!r} ({type(value).__name__}), "
-            f"wanted an integer or {count} of them"
-        )
-    if not all(isinstance(item, int | torch.SymInt) for item in value):
-        raise TypeError(
-            f"{function}: argument {argument}: got {value!r}, wanted an integer or {count} of them"
-        )
-    if len(value) not in (1, count):
-        raise ValueError(
-            f"{function}: argument {argument}: got {len(value)} numbers {tuple(value)}, "
-            f"wanted one or {count}"
-        )
-    return list(value) * (count if len(value) == 1 else 1)
 
 
 def _even_padding(

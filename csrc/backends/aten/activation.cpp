@@ -1,0 +1,88 @@
+// PyTorch's own activations, written straight into the output, which may be the input.
+#include "backends/aten/plan.h"
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+// Of what PyTorch has no kernel for.
+at::ScalarType compute_type(const ActivationProblem& p) {
+  return p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void forward(const ActivationProblem& p, const Tensor& x, Tensor& y) {
+  double c = p.coefficient;
+  switch (p.kind) {
+    case ActivationKind::relu:
+      at::clamp_min_out(y, x, 0);
+      return;
+    case ActivationKind::clipped_relu:
+      at::clamp_out(y, x, 0, c);
+      return;
+    case ActivationKind::tanh:
+      at::tanh_out(y, x);
+      return;
+    case ActivationKind::sigmoid:
+      at::sigmoid_out(y, x);
+      return;
+    case ActivationKind::elu:
+      at::elu_out(y, x, c);
+      return;
+    case ActivationKind::swish:
+      if (c == 1) {
+        at::silu_out(y, x);
+      } else {
+        Tensor wide = x.to(compute_type(p));
+        y.copy_(wide * (wide * c).sigmoid_());
+      }
+  }
+}
+
+void backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, const Tensor& y,
+              Tensor& dx) {
+  double c = p.coefficient;
+  switch (p.kind) {
+    case ActivationKind::relu:
+      at::threshold_backward_out(dx, dy, y, 0);
+      return;
+    case ActivationKind::clipped_relu:
+      at::hardtanh_backward_out(dx, dy, p.from_output ? y : x, 0, c);
+      return;
+    case ActivationKind::tanh:
+      at::tanh_backward_out(dx, dy, y);
+      return;
+    case ActivationKind::sigmoid:
+      at::sigmoid_backward_out(dx, dy, y);
+      return;
+    case ActivationKind::elu:
+      at::elu_backward_out(dx, dy, c, 1, 1, p.from_output, p.from_output ? y : x);
+      return;
+    case ActivationKind::swish:
+      // The gradient of x sigmoid(c x) is that of silu at c x.
+      if (c == 1) {
+        at::silu_backward_out(dx, dy, x);
+      } else {
+        dx.copy_(at::silu_backward(dy.to(compute_type(p)), x.to(compute_type(p)) * c));
+      }
+  }
+}
+
+BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  return make_plan(algorithm, {}, [p](Bindings& b) {
+    bool is_forward = p.pass == ActivationPass::fwd;
+    Tensor& out = b[is_forward ? Role::y : Role::dx];
+    if (!out.defined()) out = at::empty_like(b[is_forward ? Role::x : Role::dy]);
+    if (is_forward) {
+      forward(p, b[Role::x], out);
+    } else {
+      backward(p, b[Role::dy], b[Role::x], b[Role::y], out);
+    }
+  });
+}
+
+const RegisterBackendOperator<ActivationProblem> registered("aten", candidates<ActivationProblem>,
+                                                            build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

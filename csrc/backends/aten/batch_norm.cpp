@@ -1,0 +1,81 @@
+// PyTorch's own batch normalisation: cuDNN's kernels or its native ones, whichever it takes.
+#include <ATen/native/Normalization.h>
+
+#include "backends/aten/plan.h"
+
+namespace at::native {
+// Exported by libtorch_cuda; its header is not installed.
+size_t _get_cudnn_batch_norm_reserve_space_size(const Tensor& input, bool training);
+}  // namespace at::native
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+// PyTorch tells layouts by four dimensions, and data without space by two.
+Tensor as_image(const Tensor& t) {
+  if (t.size(2) == 1) return t.squeeze(2);
+  // A stride that tells channels_last, though the dimension has one element.
+  int64_t last = t.stride(1) == 1 ? t.size(1) : 1;
+  return t.as_strided({t.size(0), t.size(1), t.size(2), 1},
+                      {t.stride(0), t.stride(1), t.stride(2), last});
+}
+Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t.squeeze(3); }
+
+void forward(const BatchNormProblem& p, Bindings& b) {
+  bool training = p.pass == BatchNormPass::fwd;
+  auto [y, mean, invstd, reserve, implementation] = at::_batch_norm_impl_index(
+      as_image(b[Role::x]), b[Role::w], b[Role::bias], b[Role::running_mean], b[Role::running_var],
+      training, b.momentum, b.epsilon, at::globalContext().userEnabledCuDNN());
+  if (p.z) y.add_(as_image(b[Role::z]));
+  if (p.activation == Activation::relu) y.relu_();
+  give(b, Role::y, p.x, as_rows(y));
+  if (!training) return;
+  give(b, Role::mean, p.statistic(), mean);
+  give(b, Role::invstd, p.statistic(), invstd);
+  b[Role::reserve] = reserve;
+}
+
+// What PyTorch takes for training. Its cuDNN kernels for channels_last read a reserve, which only
+// its own forward leaves: after another algorithm's, the native ones run.
+int64_t backward_implementation(const Tensor& x, const Bindings& b, const Tensor& reserve) {
+  if (!x.is_cuda() || !at::globalContext().userEnabledCuDNN()) return 0;
+  auto chosen = at::native::_select_batch_norm_backend(x, b[Role::w], b[Role::w], Tensor(),
+                                                       Tensor(), true, b.epsilon);
+  if (chosen != at::native::BatchNormBackend::Cudnn) return 0;
+  auto wanted = at::native::_get_cudnn_batch_norm_reserve_space_size(x, true);
+  return reserve.numel() == static_cast<int64_t>(wanted) ? 1 : 0;
+}
+
+void backward(const BatchNormProblem& p, Bindings& b) {
+  Tensor x = as_image(b[Role::x]), dy = as_image(b[Role::dy]);
+  const Tensor &left = b[Role::reserve], &mean = b[Role::mean], &invstd = b[Role::invstd];
+  Tensor reserve = left.defined() ? left : at::empty({0}, x.options().dtype(at::kByte));
+  // Without training, PyTorch reads the mean and variance that were kept.
+  Tensor running_mean = p.train ? Tensor() : mean;
+  Tensor running_var = p.train ? Tensor() : invstd.pow(-2);
+  int64_t implementation = p.train ? backward_implementation(x, b, reserve) : 0;
+  auto [dx, dw, dbias] = at::_batch_norm_impl_index_backward(
+      implementation, x, dy, b[Role::w], running_mean, running_var, mean, invstd, p.train,
+      p.train ? b.epsilon : 0, {true, true, true}, reserve);
+  give(b, Role::dx, p.x, as_rows(dx));
+  give(b, Role::dw, p.statistic(), dw);
+  give(b, Role::dbias, p.statistic(), dbias);
+}
+
+BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  return make_plan(algorithm, {}, [p](Bindings& b) {
+    if (p.pass == BatchNormPass::bwd) {
+      backward(p, b);
+    } else {
+      forward(p, b);
+    }
+  });
+}
+
+const RegisterBackendOperator<BatchNormProblem> registered("aten", candidates<BatchNormProblem>,
+                                                           build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

@@ -1,0 +1,135 @@
+// PyTorch's own layer, RMS, instance and group norm. Instance norm is its batch norm of one sample.
+#include "backends/aten/plan.h"
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+// PyTorch's kernels take tensors of one dtype (of several only here and there): half data with
+// float parameters is computed in float.
+at::ScalarType common_dtype(const LayerNormProblem& p) {
+  return p.w.value_or(p.bias.value_or(p.x.dtype));
+}
+
+// PyTorch tells a tensor that is undefined from one that is not given.
+std::optional<Tensor> given(const Tensor& t) {
+  return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
+}
+
+Tensor flat(const Tensor& statistics, const LayerNormProblem& p) {
+  return statistics.reshape(p.statistics().sizes).to(p.statistics().dtype);
+}
+
+// Repeated for each instance; float parameters are what PyTorch's batch norm takes with any data.
+std::optional<Tensor> repeated(const Tensor& t, int64_t times) {
+  return t.defined() ? std::optional<Tensor>(t.repeat({times})) : std::nullopt;
+}
+
+void forward(const LayerNormProblem& p, Bindings& b) {
+  auto v = p.view();
+  Tensor x = b[Role::x], y, mean, invstd;
+  auto w = given(b[Role::w]), bias = given(b[Role::bias]);
+  if (p.kind != LayerNormKind::instance) x = x.to(common_dtype(p));
+  switch (p.kind) {
+    case LayerNormKind::layer:
+      std::tie(y, mean, invstd) = at::native_layer_norm(x, {v.channels}, w, bias, b.epsilon);
+      break;
+    case LayerNormKind::rms:
+      std::tie(y, invstd) = at::_fused_rms_norm(x, {v.channels}, w, b.epsilon);
+      break;
+    case LayerNormKind::group:
+      std::tie(y, mean, invstd) =
+          at::native_group_norm(x, w, bias, v.batch, v.channels, v.space, v.groups, b.epsilon);
+      break;
+    case LayerNormKind::instance:
+      std::tie(y, mean, invstd) =
+          at::native_batch_norm(x.reshape({1, v.count(), v.space}), repeated(b[Role::w], v.batch),
+                                repeated(b[Role::bias], v.batch), {}, {}, true, 0, b.epsilon);
+      y = y.view(p.x.sizes);
+      break;
+  }
+  give(b, Role::y, p.x, y);
+  if (p.stats && p.has_mean()) give(b, Role::mean, p.statistics(), flat(mean, p));
+  if (p.stats) give(b, Role::invstd, p.statistics(), flat(invstd, p));
+}
+
+// As autograd derives it where PyTorch has no kernel, on the CPU.
+std::pair<Tensor, Tensor> rms_backward(const LayerNormProblem& p, const Tensor& dy, const Tensor& x,
+                                       const Tensor& invstd, const Tensor& w) {
+  if (x.is_cuda()) {
+    auto [dx, dw] =
+        at::_fused_rms_norm_backward(dy, x, {p.view().channels}, invstd, w, {true, w.defined()});
+    return {dx, dw};
+  }
+  auto compute = p.statistics().dtype;
+  Tensor normalised = x.to(compute) * invstd, g = dy.to(compute);
+  Tensor dw = w.defined() ? (g * normalised).sum(0) : Tensor();
+  if (w.defined()) g = g * w;
+  return {invstd * (g - normalised * (g * normalised).mean(1, true)), dw};
+}
+
+void backward(const LayerNormProblem& p, Bindings& b) {
+  auto v = p.view();
+  Tensor x = b[Role::x], dy = b[Role::dy], mean = b[Role::mean], invstd = b[Role::invstd];
+  const Tensor& w = b[Role::w];
+  std::array<bool, 3> mask{true, p.w.has_value(), p.bias.has_value()};
+  Tensor dx, dw, dbias;
+  if (p.kind != LayerNormKind::instance) {
+    x = x.to(common_dtype(p));
+    dy = dy.to(common_dtype(p));
+  }
+  // On the CPU the statistics are kept in the parameters' dtype.
+  if (x.is_cpu() && p.has_mean()) {
+    mean = mean.to(common_dtype(p));
+    invstd = invstd.to(common_dtype(p));
+  }
+  switch (p.kind) {
+    case LayerNormKind::layer: {
+      // Of the bias it reads the sizes alone.
+      Tensor bias = p.bias ? at::empty({v.channels}, x.options()) : Tensor();
+      std::tie(dx, dw, dbias) = at::native_layer_norm_backward(
+          dy, x, {v.channels}, mean.unsqueeze(1), invstd.unsqueeze(1), given(w), given(bias), mask);
+      break;
+    }
+    case LayerNormKind::rms:
+      std::tie(dx, dw) = rms_backward(p, dy, x, invstd.unsqueeze(1), w);
+      break;
+    case LayerNormKind::group: {
+      // PyTorch makes the bias's gradient of the weight's options, and fails without a weight.
+      mask[2] = mask[2] && mask[1];
+      Dims sizes{v.batch, v.groups};
+      auto statistic = [&](const Tensor& t) { return t.to(x.scalar_type()).view(sizes); };
+      std::tie(dx, dw, dbias) =
+          at::native_group_norm_backward(dy, x, statistic(mean), statistic(invstd), given(w),
+                                         v.batch, v.channels, v.space, v.groups, mask);
+      if (p.bias && !p.w) dbias = dy.sum(at::IntArrayRef{0, 2});
+      break;
+    }
+    case LayerNormKind::instance: {
+      Dims one{1, v.count(), v.space};
+      std::tie(dx, dw, dbias) =
+          at::native_batch_norm_backward(dy.reshape(one), x.reshape(one), repeated(w, v.batch), {},
+                                         {}, mean, invstd, true, b.epsilon, mask);
+      dx = dx.view(p.x.sizes);
+      if (p.w) dw = dw.view({v.batch, v.channels}).sum(0);
+      if (p.bias) dbias = dbias.view({v.batch, v.channels}).sum(0);
+      break;
+    }
+  }
+  give(b, Role::dx, p.x, dx);
+  if (p.w) give(b, Role::dw, p.parameters(*p.w), dw);
+  if (p.bias) give(b, Role::dbias, p.parameters(*p.bias), dbias);
+}
+
+BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  return make_plan(algorithm, {}, [p](Bindings& b) {
+    p.pass == LayerNormPass::fwd ? forward(p, b) : backward(p, b);
+  });
+}
+
+const RegisterBackendOperator<LayerNormProblem> registered("aten", candidates<LayerNormProblem>,
+                                                           build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

@@ -1,0 +1,48 @@
+// Local response and divisive normalisation as PyTorch writes the former: average pooling of padded
+// squares, then elementwise steps in the data's type. The latter, which PyTorch does not have, is
+// computed in float32 at least.
+#include "backends/aten/plan.h"
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+// Means over windows with so many elements before and after their middle.
+Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t behind, int64_t ahead) {
+  if (p.kind == LrnKind::cross_channel) {
+    Tensor padded = at::constant_pad_nd(t.unsqueeze(1), {0, 0, behind, ahead});
+    return at::avg_pool2d(padded, {p.size, 1}, {1, 1}).squeeze(1);
+  }
+  int dims = p.end_dim() - p.first_dim();
+  std::vector<int64_t> padding, window(dims, p.size), stride(dims, 1);
+  for (int i = 0; i < dims; ++i) padding.insert(padding.end(), {behind, ahead});
+  Tensor padded = at::constant_pad_nd(t, padding);
+  return dims == 2 ? at::avg_pool2d(padded, window, stride)
+                   : at::avg_pool3d(padded, window, stride);
+}
+
+BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  return make_plan(algorithm, {}, [p](Bindings& b) {
+    bool widen = p.kind == LrnKind::divisive && p.x.dtype != at::kDouble;
+    auto in = [&](Role role) { return widen ? b[role].to(at::kFloat) : b[role]; };
+    Tensor x = in(Role::x);
+    Tensor centred = p.means ? x - in(Role::z) : x;
+    Tensor scale = window_means(centred.square(), p, p.behind(), p.ahead()).mul_(p.alpha).add_(p.k);
+    if (p.pass == LrnPass::fwd) {
+      give(b, Role::y, p.x, x / scale.pow(p.beta));
+      return;
+    }
+    // An element's square is in the windows of those for which it lies ahead or behind.
+    Tensor direct = in(Role::dy) / scale.pow(p.beta);
+    Tensor through = window_means(direct * x / scale, p, p.ahead(), p.behind())
+                         .mul_(centred)
+                         .mul_(-2 * p.alpha * p.beta);
+    give(b, Role::dx, p.x, direct + through);
+    if (p.means) give(b, Role::dz, p.x, -through);
+  });
+}
+
+const RegisterBackendOperator<LrnProblem> registered("aten", candidates<LrnProblem>, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

@@ -1,0 +1,46 @@
+// PyTorch's own products: the bias of a single product is part of its kernel, the rest of the
+// epilogue follows.
+#include "backends/aten/plan.h"
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+Tensor product(const MatmulProblem& p, const Bindings& b) {
+  const Tensor &x = b[Role::x], &w = b[Role::w], &z = b[Role::z], &bias = b[Role::bias];
+  bool general = p.accumulate == Accumulate::general;
+  double alpha = general ? b.alpha : 1, beta = general ? b.beta : 1;
+  TensorSpec y = p.output();
+  if (y.sizes[0] == 1) {
+    Tensor first = x.select(0, 0), second = w.select(0, 0);
+    Tensor made = p.z      ? at::addmm(z.select(0, 0), first, second, beta, alpha)
+                  : p.bias ? at::addmm(bias, first, second, 1, alpha)
+                           : at::mm(first, second);
+    if (p.z && p.bias) made.add_(bias);
+    if (!p.z && !p.bias && alpha != 1) made.mul_(alpha);
+    return made.unsqueeze(0);
+  }
+  Tensor first = x.expand({y.sizes[0], -1, -1}), second = w.expand({y.sizes[0], -1, -1});
+  Tensor made = p.z ? at::baddbmm(z, first, second, beta, alpha) : at::bmm(first, second);
+  if (!p.z && alpha != 1) made.mul_(alpha);
+  if (p.bias) made.add_(bias);
+  return made;
+}
+
+BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  Notes notes;
+  bool tf32 = at::globalContext().float32Precision(
+                  at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32;
+  if (device.is_cuda() && p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
+  return make_plan(algorithm, notes, [p](Bindings& b) {
+    Tensor y = product(p, b);
+    if (p.activation == Activation::relu) y.relu_();
+    give(b, Role::y, p.output(), y);
+  });
+}
+
+const RegisterBackendOperator<MatmulProblem> registered("aten", candidates<MatmulProblem>,
+                                                        build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

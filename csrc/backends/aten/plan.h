@@ -1,0 +1,35 @@
+// What every operator of the aten backend has: one algorithm, `aten:default`, on a device that is
+// there.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <optional>
+#include <vector>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext::aten {
+
+using at::Tensor;
+
+template <class P>
+std::vector<Candidate> candidates(const P&, const Device&) {
+  return {{{"aten", "default", {}}, "PyTorch"}};
+}
+
+// nullopt where aten:default can be had.
+inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device) {
+  if (algorithm.name != "default" || !algorithm.options.empty()) {
+    return Unsupported{c10::str("aten has no ", algorithm.text(), ", only aten:default")};
+  }
+  if (device.is_target()) return Unsupported{"aten runs on a device that is there", true};
+  return std::nullopt;
+}
+
+inline BuildResult make_plan(const Algorithm& algorithm, Notes notes, FunctionPlan::Body body) {
+  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, std::move(body));
+}
+
+}  // namespace torch_cudnn_ext::aten

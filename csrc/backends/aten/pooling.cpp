@@ -1,0 +1,101 @@
+// PyTorch's own pooling. A maximum leaves its indices for the backward.
+#include "backends/aten/plan.h"
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+std::optional<int64_t> divisor_override(const PoolingProblem& p) {
+  if (p.mode == PoolingMode::sum) return p.divisor;
+  return std::nullopt;
+}
+
+std::tuple<Tensor, Tensor> max_with_indices(const PoolingProblem& p, const Tensor& x) {
+  bool plane = p.spatial_dims() == 2;
+  if (p.adaptive) {
+    return plane ? at::adaptive_max_pool2d(x, p.window) : at::adaptive_max_pool3d(x, p.window);
+  }
+  auto pool = plane ? at::max_pool2d_with_indices : at::max_pool3d_with_indices;
+  return pool(x, p.window, p.stride, p.padding, p.dilation, p.ceil);
+}
+
+Tensor max_backward(const PoolingProblem& p, const Bindings& b) {
+  const Tensor &x = b[Role::x], &dy = b[Role::dy], &indices = b[Role::reserve];
+  TORCH_CHECK(indices.scalar_type() == at::kLong && indices.sizes() == dy.sizes(),
+              "aten:default: the forward of this maximum ran another algorithm, so that there are "
+              "no indices");
+  bool plane = p.spatial_dims() == 2;
+  if (p.adaptive) {
+    return plane ? at::adaptive_max_pool2d_backward(dy, x, indices)
+                 : at::adaptive_max_pool3d_backward(dy, x, indices);
+  }
+  auto pool = plane ? at::max_pool2d_with_indices_backward : at::max_pool3d_with_indices_backward;
+  return pool(dy, x, p.window, p.stride, p.padding, p.dilation, p.ceil, indices);
+}
+
+Tensor average(const PoolingProblem& p, const Tensor& x) {
+  bool plane = p.spatial_dims() == 2;
+  if (p.adaptive) {
+    return plane ? at::_adaptive_avg_pool2d(x, p.window) : at::_adaptive_avg_pool3d(x, p.window);
+  }
+  auto pool = plane ? at::avg_pool2d : at::avg_pool3d;
+  return pool(x, p.window, p.stride, p.padding, p.ceil, p.mode != PoolingMode::avg_exclude,
+              divisor_override(p));
+}
+
+// Of the input, the kernels read sizes and layout alone: any memory will do. All are given
+// contiguous tensors: for channels_last ones, PyTorch 2.11's kernel for planes on CUDA computes
+// wrong gradients (seen on an H200).
+void average_backward(const PoolingProblem& p, Bindings& b) {
+  Tensor dy = b[Role::dy].contiguous();
+  bool plane = p.spatial_dims() == 2, counts_padding = p.mode != PoolingMode::avg_exclude;
+  Tensor like = at::empty(p.x.sizes, dy.options());
+  Tensor result;
+  if (!p.adaptive) {
+    auto pool = plane ? at::avg_pool2d_backward : at::avg_pool3d_backward;
+    result =
+        pool(dy, like, p.window, p.stride, p.padding, p.ceil, counts_padding, divisor_override(p));
+  } else if (plane) {
+    result = at::_adaptive_avg_pool2d_backward(dy, like);
+  } else {
+    result = at::_adaptive_avg_pool3d_backward(dy, like);
+  }
+  give(b, Role::dx, p.x, result);
+}
+
+// PyTorch says of all these but avg_pool2d that they add atomically on a GPU.
+Notes notes_of(const PoolingProblem& p, const Device& device) {
+  bool adds_in_order = p.mode != PoolingMode::max && !p.adaptive && p.spatial_dims() == 2;
+  if (p.pass == PoolingPass::fwd || !device.is_cuda() || adds_in_order) return {};
+  return {Note::nondeterministic};
+}
+
+BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
+  bool is_max = p.mode == PoolingMode::max;
+  if (!device.is_cuda() && half && !is_max && !p.adaptive && p.spatial_dims() == 3) {
+    return Unsupported{"PyTorch has no average over volumes in half precision on the CPU"};
+  }
+  return make_plan(algorithm, notes_of(p, device), [p, is_max](Bindings& b) {
+    if (p.pass == PoolingPass::fwd) {
+      const Tensor& x = b[Role::x];
+      if (!is_max) {
+        give(b, Role::y, p.y(), average(p, x));
+        return;
+      }
+      auto [y, indices] = max_with_indices(p, x);
+      give(b, Role::y, p.y(), y);
+      if (p.train) b[Role::reserve] = indices;
+    } else if (is_max) {
+      give(b, Role::dx, p.x, max_backward(p, b));
+    } else {
+      average_backward(p, b);
+    }
+  });
+}
+
+const RegisterBackendOperator<PoolingProblem> registered("aten", candidates<PoolingProblem>,
+                                                         build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

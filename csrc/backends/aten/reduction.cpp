@@ -1,0 +1,71 @@
+// PyTorch's own reductions.
+#include "backends/aten/plan.h"
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+// Over one dimension after the other, innermost first; in float32 at least, which PyTorch's kernel
+// for half precision on the CPU does not do by itself.
+Tensor product(Tensor x, const Dims& dims) {
+  auto compute = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  for (int i = dims.size() - 1; i >= 0; --i) x = at::prod(x, dims[i], true, compute);
+  return x;
+}
+
+Tensor reduce(const ReduceProblem& p, const Tensor& x) {
+  Dims dims = p.reduced_dims();
+  switch (p.kind) {
+    case ReduceKind::add:
+      return at::sum(x, dims, true);
+    case ReduceKind::mul:
+      return product(x, dims);
+    case ReduceKind::min:
+      return at::amin(x, dims, true);
+    case ReduceKind::max:
+      return at::amax(x, dims, true);
+    case ReduceKind::absmax:
+      return at::linalg_vector_norm(x, INFINITY, dims, true);
+    case ReduceKind::mean:
+      return at::mean(x, dims, true);
+    case ReduceKind::norm1:
+      return at::linalg_vector_norm(x, 1, dims, true);
+    case ReduceKind::norm2:
+      return at::linalg_vector_norm(x, 2, dims, true);
+    case ReduceKind::mul_no_zeros:
+      return product(at::masked_fill(x, x == 0, 1), dims);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// The reduced dimensions become one, the last.
+std::tuple<Tensor, Tensor> reduce_with_indices(const ReduceProblem& p, const Tensor& x) {
+  Dims order;
+  for (int i = 0; i < p.x.sizes.size(); ++i) {
+    if (!p.reduces(i)) order.push_back(i);
+  }
+  for (int64_t dim : p.reduced_dims()) order.push_back(dim);
+  Tensor rows = x.permute(order).reshape({-1, p.reduced_count()});
+  auto [values, indices] = p.kind == ReduceKind::max ? at::max(rows, 1) : at::min(rows, 1);
+  Dims sizes = p.output().sizes;
+  return {values.view(sizes), indices.view(sizes)};
+}
+
+BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  return make_plan(algorithm, {}, [p](Bindings& b) {
+    TensorSpec y = p.output();
+    if (!p.indices) {
+      give(b, Role::y, y, reduce(p, b[Role::x]).to(p.x.dtype));
+      return;
+    }
+    auto [values, indices] = reduce_with_indices(p, b[Role::x]);
+    give(b, Role::y, y, values);
+    give(b, Role::indices, {at::kLong, y.sizes, y.strides}, indices);
+  });
+}
+
+const RegisterBackendOperator<ReduceProblem> registered("aten", candidates<ReduceProblem>,
+                                                        build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

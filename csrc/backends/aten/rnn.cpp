@@ -1,0 +1,249 @@
+// PyTorch's own recurrent networks. Where those are cuDNN's, a training step goes as PyTorch's
+// does; elsewhere backward runs the forward again, recording it.
+#include <ATen/ops/gru_native.h>
+#include <ATen/ops/lstm_native.h>
+#include <ATen/ops/rnn_relu_native.h>
+#include <ATen/ops/rnn_tanh_native.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <numeric>
+
+#include "backends/aten/plan.h"
+#include "core/autograd_guard.h"
+#include "core/rnn_layout.h"
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+class AtenRnn : public Plan {
+ public:
+  AtenRnn(const RnnProblem& p, const Algorithm& algorithm, Notes notes)
+      : Plan(algorithm, notes, std::nullopt), p_(p), parameters_(rnn_parameters(p)) {}
+
+  void run(Bindings& b) override {
+    Call call(p_, b);
+    call.params = rnn_views(parameters_, b[Role::w]);
+    bool cudnn = p_.train && is_pytorchs() && call.x.is_cuda() && at::cudnn_is_acceptable(call.x);
+    if (p_.pass == RnnPass::fwd) {
+      give_forward(b, cudnn ? forward_by_cudnn(b, call) : forward(b, call));
+    } else {
+      give_backward(b, cudnn ? backward_by_cudnn(b, call) : backward(b, call));
+    }
+  }
+
+ private:
+  // What a plan is called with, as PyTorch takes it.
+  struct Call {
+    Call(const RnnProblem& p, const Bindings& b) : x(b[Role::x]), hx(b[Role::hx]), cx(b[Role::cx]) {
+      packed = p.lengths == RnnLengths::packed;
+      if (packed) {
+        batch_sizes = b[Role::batch_sizes];
+        lengths = rnn_batch_sizes(p, batch_sizes);
+        rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+        x = x.narrow(0, 0, rows);
+      }
+      if (!hx.defined()) hx = at::zeros(rnn_h(p).sizes, x.options());
+      if (!cx.defined() && p.cell == RnnCell::lstm) cx = at::zeros(rnn_c(p).sizes, x.options());
+    }
+
+    Tensor x, hx, cx, batch_sizes;
+    Tensors params;
+    std::vector<int64_t> lengths;  // empty unless packed
+    int64_t rows = 0;
+    bool packed;
+  };
+
+  // Single biases and skipped inputs are not PyTorch's, and spelled out in its terms.
+  bool is_pytorchs() const { return p_.bias != RnnBias::single && !p_.skip; }
+
+  Tensors spelled_out(const Tensors& params) const {
+    if (is_pytorchs()) return params;
+    Tensors list;
+    for (RnnCellParameters& cell : rnn_cells(parameters_, params)) {
+      if (!cell.w_ih.defined()) {
+        cell.w_ih = at::eye(p_.hidden, cell.w_hh.options()).repeat({p_.gates(), 1});
+      }
+      if (p_.bias == RnnBias::single) cell.b_hh = at::zeros_like(cell.b_ih);
+      for (const Tensor& t : {cell.w_ih, cell.w_hh, cell.b_ih, cell.b_hh, cell.w_hr}) {
+        if (t.defined()) list.push_back(t);
+      }
+    }
+    return list;
+  }
+
+  // y, hy and cy.
+  Tensors compute(const Call& call) const {
+    bool biased = p_.bias != RnnBias::none, training = p_.train;
+    Tensors params = spelled_out(call.params);
+    auto apply = [&](auto&& function, const auto& hx) {
+      return call.packed ? function(call.x, call.batch_sizes, hx, params, biased, p_.layers,
+                                    p_.dropout, training, p_.bidirectional)
+                         : function(call.x, hx, params, biased, p_.layers, p_.dropout, training,
+                                    p_.bidirectional, false);
+    };
+    if (p_.cell == RnnCell::lstm) {
+      auto [y, hy, cy] =
+          apply([](auto&&... all) { return at::native::lstm(all...); }, Tensors{call.hx, call.cx});
+      return {y, hy, cy};
+    }
+    auto plain = [&](auto&& function) -> Tensors {
+      auto [y, hy] = apply(function, call.hx);
+      return {y, hy, Tensor()};
+    };
+    if (p_.cell == RnnCell::gru)
+      return plain([](auto&&... all) { return at::native::gru(all...); });
+    if (p_.cell == RnnCell::tanh) {
+      return plain([](auto&&... all) { return at::native::rnn_tanh(all...); });
+    }
+    return plain([](auto&&... all) { return at::native::rnn_relu(all...); });
+  }
+
+  // The reserve is the state of the random numbers that the masks of dropout are made of.
+  Tensors forward(Bindings& b, const Call& call) const {
+    if (p_.train) {
+      b[Role::reserve] = p_.dropout > 0 ? generator(call).get_state()
+                                        : at::empty({0}, call.x.options().dtype(at::kByte));
+    }
+    return compute(call);
+  }
+
+  static at::Generator generator(const Call& call) {
+    return at::globalContext().defaultGenerator(call.x.device());
+  }
+
+  // Gradients of x, hx, cx and w.
+  Tensors backward(const Bindings& b, Call& call) const {
+    AutogradGuard recording;
+    auto leaf = [](Tensor& t) { t = t.detach().requires_grad_(); };
+    leaf(call.x);
+    leaf(call.hx);
+    if (call.cx.defined()) leaf(call.cx);
+    for (Tensor& t : call.params) leaf(t);
+    Tensor now = p_.dropout > 0 ? generator(call).get_state() : Tensor();
+    if (now.defined()) generator(call).set_state(b[Role::reserve]);
+    Tensors results = compute(call);
+    if (now.defined()) generator(call).set_state(now);
+    Tensors outputs, weights, leaves{call.x, call.hx};
+    for (auto [result, role] : {std::pair(&results[0], Role::dy), std::pair(&results[1], Role::dhy),
+                                std::pair(&results[2], Role::dcy)}) {
+      if (!b[role].defined()) continue;
+      outputs.push_back(*result);
+      weights.push_back(role == Role::dy && call.packed ? b[role].narrow(0, 0, call.rows)
+                                                        : b[role]);
+    }
+    if (call.cx.defined()) leaves.push_back(call.cx);
+    size_t states = leaves.size();
+    leaves.insert(leaves.end(), call.params.begin(), call.params.end());
+    Tensors found =
+        torch::autograd::grad(outputs, leaves, weights, std::nullopt, false, /*allow_unused=*/true);
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (!found[i].defined()) found[i] = at::zeros_like(leaves[i]);
+    }
+    Tensor dw =
+        rnn_flatten(parameters_, {found.begin() + static_cast<int64_t>(states), found.end()});
+    return {found[0], found[1], call.cx.defined() ? found[2] : Tensor(), dw};
+  }
+
+  // --- PyTorch's operators of cuDNN
+
+  int64_t matrices_and_biases() const {  // of one layer in one direction
+    return (p_.bias == RnnBias::none ? 2 : 4) + (p_.proj > 0 ? 1 : 0);
+  }
+
+  // Makes the tensors views of a new buffer in PyTorch's layout.
+  Tensor flatten_as_pytorch(const Tensors& params) const {
+    return at::_cudnn_rnn_flatten_weight(params, matrices_and_biases(), p_.input(),
+                                         static_cast<int64_t>(p_.cell), p_.hidden, p_.proj,
+                                         p_.layers, false, p_.bidirectional);
+  }
+
+  // The parameters as one buffer of PyTorch's layout: w itself, where that is the same.
+  Tensor weight_buffer(const Bindings& b, Call& call) {
+    const Tensor& w = b[Role::w];
+    if (!same_layout_) {
+      Tensors views = rnn_views(parameters_, at::empty_like(w));
+      Tensor buffer = flatten_as_pytorch(views);
+      same_layout_ = buffer.numel() == w.numel();
+      for (size_t i = 0; i < views.size(); ++i) {
+        *same_layout_ &= views[i].storage_offset() == parameters_[i].offset;
+      }
+    }
+    return *same_layout_ ? w : flatten_as_pytorch(call.params);
+  }
+
+  Tensors forward_by_cudnn(Bindings& b, Call& call) {
+    Tensor buffer = weight_buffer(b, call);
+    auto [y, hy, cy, reserve, weights] = at::_cudnn_rnn(
+        call.x, call.params, matrices_and_biases(), buffer, call.hx, optional_of(call.cx),
+        static_cast<int64_t>(p_.cell), p_.hidden, p_.proj, p_.layers, false, p_.dropout, true,
+        p_.bidirectional, call.lengths, std::nullopt);
+    b[Role::reserve] = reserve;
+    return {y, hy, cy};
+  }
+
+  Tensors backward_by_cudnn(const Bindings& b, Call& call) {
+    Tensor buffer = weight_buffer(b, call);
+    auto rows = [&](Role role) { return call.packed ? b[role].narrow(0, 0, call.rows) : b[role]; };
+    bool lstm = p_.cell == RnnCell::lstm;
+    auto [dx, dhx, dcx, dparams] = at::_cudnn_rnn_backward(
+        call.x, call.params, matrices_and_biases(), buffer, call.hx, optional_of(call.cx),
+        rows(Role::y), rows(Role::dy), optional_of(b[Role::dhy]), optional_of(b[Role::dcy]),
+        static_cast<int64_t>(p_.cell), p_.hidden, p_.proj, p_.layers, false, p_.dropout, true,
+        p_.bidirectional, call.lengths, std::nullopt, b[Role::reserve], {true, true, lstm, true});
+    return {dx, dhx, dcx, rnn_flatten(parameters_, dparams)};
+  }
+
+  static std::optional<Tensor> optional_of(const Tensor& t) {
+    return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
+  }
+
+  // --- results
+
+  // Rows behind the last sequence's end are zero.
+  Tensor padded(const Tensor& t, const Bindings& b) const {
+    int64_t missing = b[Role::x].size(0) - t.size(0);
+    return missing > 0 ? at::constant_pad_nd(t, {0, 0, 0, missing}) : t;
+  }
+
+  void give_forward(Bindings& b, const Tensors& results) const {
+    give(b, Role::y, rnn_y(p_), padded(results[0], b));
+    give(b, Role::hy, rnn_h(p_), results[1]);
+    if (p_.cell == RnnCell::lstm) give(b, Role::cy, rnn_c(p_), results[2]);
+  }
+
+  void give_backward(Bindings& b, const Tensors& results) const {
+    give(b, Role::dx, rnn_x(p_), padded(results[0], b));
+    give(b, Role::dhx, rnn_h(p_), results[1]);
+    if (p_.cell == RnnCell::lstm) give(b, Role::dcx, rnn_c(p_), results[2]);
+    give(b, Role::dw, rnn_w(p_), results[3]);
+  }
+
+  const RnnProblem p_;
+  const std::vector<RnnParameter> parameters_;
+  std::optional<bool> same_layout_;  // PyTorch's buffer and ours
+};
+
+BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (p.compute != p.default_compute()) {
+    return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in ",
+                                dtype_text(p.default_compute()), ", not ", dtype_text(p.compute))};
+  }
+  if (p.train && p.dropout > 0 && device.is_cuda()) {
+    return Unsupported{
+        "PyTorch's dropout between layers has its masks from a state on the GPU that is not kept, "
+        "so its backward cannot be run apart from its forward"};
+  }
+  Notes notes;
+  bool tf32 = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::RNN) ==
+              at::Float32Precision::TF32;
+  if (device.is_cuda() && p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
+  return std::make_shared<AtenRnn>(p, algorithm, notes);
+}
+
+const RegisterBackendOperator<RnnProblem> registered("aten", candidates<RnnProblem>, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::aten

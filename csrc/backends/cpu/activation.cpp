@@ -1,0 +1,116 @@
+// Activations on the CPU in two ways, in float32 at least.
+//   exponential  comparisons and selections; tanh, sigmoid and swish from one exponential of what
+//                is not positive, so that nothing overflows
+//   hyperbolic   maxima and minima; sigmoid and swish from tanh(x / 2), tanh from expm1
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext {
+namespace {
+
+using at::Tensor;
+
+Tensor sigmoid(const Tensor& x, bool hyperbolic) {
+  if (hyperbolic) return (x / 2).tanh_().add_(1).div_(2);
+  Tensor e = x.abs().neg_().exp_();
+  return at::where(x < 0, e, 1).div_(1 + e);
+}
+
+Tensor tanh(const Tensor& x, bool hyperbolic) {
+  if (hyperbolic) {
+    Tensor e = x.abs().mul_(-2).expm1_();
+    return (-e).div_(e + 2).copysign_(x);
+  }
+  Tensor e = x.abs().mul_(-2).exp_();
+  Tensor size = (1 - e).div_(1 + e);
+  return at::where(x < 0, -size, size);
+}
+
+Tensor forward(const ActivationProblem& p, const Tensor& x, bool hyperbolic) {
+  double c = p.coefficient;
+  switch (p.kind) {
+    case ActivationKind::relu:
+      return hyperbolic ? at::clamp_min(x, 0) : x.masked_fill(x <= 0, 0);
+    case ActivationKind::clipped_relu:
+      return hyperbolic ? at::clamp(x, 0, c) : x.masked_fill(x <= 0, 0).masked_fill_(x >= c, c);
+    case ActivationKind::tanh:
+      return tanh(x, hyperbolic);
+    case ActivationKind::sigmoid:
+      return sigmoid(x, hyperbolic);
+    case ActivationKind::elu:
+      if (hyperbolic) return x.clamp_min(0) + x.clamp_max(0).expm1_().mul_(c);
+      return at::where(x > 0, x, x.clamp_max(0).exp_().sub_(1).mul_(c));
+    case ActivationKind::swish:
+      return sigmoid(c * x, hyperbolic).mul_(x);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// Where the gradient passes: `exponential` fills what is shut with zeros, `hyperbolic` gathers what
+// is open.
+Tensor pass_where(const Tensor& open, const Tensor& dy, bool hyperbolic) {
+  if (!hyperbolic) return dy.masked_fill(open.logical_not(), 0);
+  Tensor at = open.nonzero().squeeze(1);
+  return at::zeros_like(dy).index_copy_(0, at, dy.index_select(0, at));
+}
+
+Tensor backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, const Tensor& y,
+                bool hyperbolic) {
+  double c = p.coefficient;
+  const Tensor& from = p.from_output ? y : x;
+  switch (p.kind) {
+    case ActivationKind::relu:
+      return pass_where((y <= 0).logical_not(), dy, hyperbolic);
+    case ActivationKind::clipped_relu:
+      return pass_where((from <= 0).logical_or(from >= c).logical_not(), dy, hyperbolic);
+    case ActivationKind::tanh:
+      return hyperbolic ? (1 - y).mul_(1 + y).mul_(dy) : dy - dy * y * y;
+    case ActivationKind::sigmoid:
+      return hyperbolic ? (1 - y).mul_(y).mul_(dy) : (dy * y).sub_(dy * y * y);
+    case ActivationKind::elu: {
+      Tensor slope = p.from_output ? y + c
+                     : hyperbolic  ? x.clamp_max(0).expm1_().add_(1).mul_(c)
+                                   : x.clamp_max(0).exp_().mul_(c);
+      return at::where(from > 0, dy, dy * slope);
+    }
+    case ActivationKind::swish: {
+      Tensor s = sigmoid(c * x, hyperbolic);
+      if (hyperbolic) return (1 - s).mul_(c * x).add_(1).mul_(s).mul_(dy);
+      return (s + c * y * (1 - s)).mul_(dy);
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+std::vector<Candidate> candidates(const ActivationProblem&, const Device&) {
+  return {{{"cpu", "exponential", {}}, "enumeration"}, {{"cpu", "hyperbolic", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  bool known = algorithm.options.empty() &&
+               (algorithm.name == "exponential" || algorithm.name == "hyperbolic");
+  if (!known) {
+    return Unsupported{
+        c10::str("cpu has no ", algorithm.text(), ", only cpu:exponential and cpu:hyperbolic")};
+  }
+  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  bool hyperbolic = algorithm.name == "hyperbolic";
+  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+    auto input = [&](Role role) { return b[role].defined() ? b[role].to(compute) : Tensor(); };
+    if (p.pass == ActivationPass::fwd) {
+      give(b, Role::y, p.x, forward(p, input(Role::x), hyperbolic).to(p.x.dtype));
+      return;
+    }
+    Tensor dx = backward(p, input(Role::dy), input(Role::x), input(Role::y), hyperbolic);
+    give(b, Role::dx, p.x, dx.to(p.x.dtype));
+  });
+}
+
+const RegisterBackendOperator<ActivationProblem> registered("cpu", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,110 @@
+// Grids under affine maps on the CPU in two ways, in float32 at least.
+//   dense      the points of the regular grid, [P, d + 1], times the transposed maps
+//   separable  a coordinate of the regular grid varies along one dimension only: an outer sum of d
+//              rows, and backwards d sums over all other dimensions
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext {
+namespace {
+
+using at::Tensor;
+
+// The coordinates along a dimension of n points.
+Tensor axis(int64_t n, bool align_corners, const at::TensorOptions& options) {
+  if (n == 1) return at::zeros({1}, options);
+  double last = align_corners ? 1.0 : static_cast<double>(n - 1) / static_cast<double>(n);
+  return at::linspace(-last, last, n, options);
+}
+
+// Coordinate i (0 is x, the last dimension of space) broadcast against [N, *space].
+Tensor coordinate(const AffineGridProblem& p, int i, const at::TensorOptions& options) {
+  int dim = p.grid.sizes.size() - 2 - i;
+  Dims sizes(p.grid.sizes.size() - 1, 1);
+  sizes[dim] = p.grid.sizes[dim];
+  return axis(p.grid.sizes[dim], p.align_corners, options).view(sizes);
+}
+
+// [P, d + 1]: x, y, (z,) 1 of each point.
+Tensor regular_grid(const AffineGridProblem& p, const at::TensorOptions& options) {
+  int dims = p.grid.sizes.size() - 2;
+  Dims space{1};
+  for (int i = 1; i <= dims; ++i) space.push_back(p.grid.sizes[i]);
+  std::vector<Tensor> columns;
+  for (int i = 0; i < dims; ++i) columns.push_back(coordinate(p, i, options).expand(space));
+  columns.push_back(at::ones(space, options));
+  return at::stack(columns, -1).view({-1, dims + 1});
+}
+
+Tensor separable_forward(const AffineGridProblem& p, const Tensor& theta) {
+  int dims = p.grid.sizes.size() - 2;
+  Dims column(dims + 1, 1);
+  column[0] = p.theta.sizes[0];
+  std::vector<Tensor> points;
+  for (int64_t row = 0; row < dims; ++row) {
+    Tensor sum = theta.select(1, row).select(1, dims).reshape(column);
+    for (int i = dims - 1; i >= 0; --i) {
+      sum = sum +
+            theta.select(1, row).select(1, i).reshape(column) * coordinate(p, i, theta.options());
+    }
+    points.push_back(sum);
+  }
+  return at::stack(points, -1);
+}
+
+Tensor separable_backward(const AffineGridProblem& p, const Tensor& dgrid) {
+  int dims = p.grid.sizes.size() - 2;
+  std::vector<Tensor> columns;
+  std::vector<int64_t> space;
+  for (int dim = 1; dim <= dims; ++dim) space.push_back(dim);
+  for (int i = 0; i < dims; ++i) {
+    std::vector<int64_t> others;
+    for (int64_t dim : space) {
+      if (dim != dims - i) others.push_back(dim);
+    }
+    Tensor line = dgrid.sum(others);  // [N, n, d]
+    Tensor along = coordinate(p, i, dgrid.options()).view({1, -1, 1});
+    columns.push_back((line * along).sum(1));
+  }
+  columns.push_back(dgrid.sum(space));
+  return at::stack(columns, -1);
+}
+
+std::vector<Candidate> candidates(const AffineGridProblem&, const Device&) {
+  return {{{"cpu", "dense", {}}, "enumeration"}, {{"cpu", "separable", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  bool known =
+      algorithm.options.empty() && (algorithm.name == "dense" || algorithm.name == "separable");
+  if (!known) {
+    return Unsupported{
+        c10::str("cpu has no ", algorithm.text(), ", only cpu:dense and cpu:separable")};
+  }
+  auto compute = p.theta.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  bool dense = algorithm.name == "dense";
+  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+    if (p.pass == AffineGridPass::fwd) {
+      Tensor theta = b[Role::x].to(compute);
+      Tensor grid = dense ? at::matmul(regular_grid(p, theta.options()), theta.transpose(1, 2))
+                                .view(p.grid.sizes)
+                          : separable_forward(p, theta);
+      give(b, Role::grid, p.grid, grid.to(p.grid.dtype));
+      return;
+    }
+    Tensor dgrid = b[Role::dgrid].to(compute);
+    Tensor dtheta =
+        dense ? at::matmul(dgrid.flatten(1, -2).transpose(1, 2), regular_grid(p, dgrid.options()))
+              : separable_backward(p, dgrid);
+    give(b, Role::dx, p.theta, dtheta.to(p.theta.dtype));
+  });
+}
+
+const RegisterBackendOperator<AffineGridProblem> registered("cpu", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext

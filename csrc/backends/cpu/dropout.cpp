@@ -1,0 +1,65 @@
+// Dropout on the CPU in two ways, which draw different masks from one seed.
+//   threshold  a uniform number for each element, compared with p
+//   geometric  the distances between elements of the rarer kind, dropped or kept: for small p few
+//              numbers are drawn
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <cmath>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext {
+namespace {
+
+using at::Tensor;
+
+// Which of n elements are of a kind that each is with probability `share`.
+Tensor scattered(int64_t n, double share) {
+  Tensor mask = at::zeros({n}, at::kBool);
+  double expected = static_cast<double>(n) * share;
+  auto draws = static_cast<int64_t>(expected + 4 * std::sqrt(expected)) + 8;
+  for (int64_t last = -1; last < n - 1;) {
+    Tensor distances = at::empty({draws}, at::kDouble).geometric_(share).to(at::kLong);
+    Tensor positions = distances.cumsum(0) + last;
+    last = positions[draws - 1].item<int64_t>();
+    mask.index_fill_(0, positions.masked_select(positions < n), true);
+  }
+  return mask;
+}
+
+Tensor mask_of(const DropoutProblem& p, bool geometric) {
+  int64_t n = p.x.numel();
+  if (!geometric) return at::rand({n}, at::kFloat) >= p.p;
+  return p.p <= 0.5 ? scattered(n, p.p).logical_not_() : scattered(n, 1 - p.p);
+}
+
+std::vector<Candidate> candidates(const DropoutProblem&, const Device&) {
+  return {{{"cpu", "threshold", {}}, "enumeration"}, {{"cpu", "geometric", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  bool known =
+      algorithm.options.empty() && (algorithm.name == "threshold" || algorithm.name == "geometric");
+  if (!known) {
+    return Unsupported{
+        c10::str("cpu has no ", algorithm.text(), ", only cpu:threshold and cpu:geometric")};
+  }
+  if (p.rng == RandomStream::cudnn) {
+    return Unsupported{"the mask is to come from cuDNN's generator (rng=cudnn)"};
+  }
+  bool geometric = algorithm.name == "geometric";
+  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+    bool forward = p.pass == DropoutPass::fwd;
+    Tensor mask = forward ? mask_of(p, geometric) : b[Role::reserve].view(at::kBool);
+    Tensor scaled = b[forward ? Role::x : Role::dy] * (1 / (1 - p.p));
+    give(b, forward ? Role::y : Role::dx, p.x, scaled * mask);
+    if (forward && p.train) b[Role::reserve] = mask.view(at::kByte);
+  });
+}
+
+const RegisterBackendOperator<DropoutProblem> registered("cpu", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,123 @@
+// Norms by the statistics of one sample on the CPU in two ways, in float32 at least.
+//   two_pass  the mean, then what is centred, squared and summed; gradients through the normalised
+//   x one_pass  both sums in one look at x, shifted by its first element so that little cancels;
+//             gradients as a*dy*w + b*x + c, with coefficients from two sums of dot products
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext {
+namespace {
+
+using at::Tensor;
+
+// [batch, groups, channels / groups * space]: the rows that are normalised.
+Tensor as_rows(const Tensor& t, const LayerNormProblem& p) {
+  auto v = p.view();
+  return t.to(p.statistics().dtype).reshape({v.batch, v.groups, v.length()});
+}
+
+// Of a parameter, repeated along a row.
+Tensor along_rows(const Tensor& t, const LayerNormProblem& p) {
+  auto v = p.view();
+  return t.to(p.statistics().dtype)
+      .view({1, v.groups, v.channels / v.groups, 1})
+      .expand({1, v.groups, v.channels / v.groups, v.space})
+      .reshape({1, v.groups, v.length()});
+}
+
+// Sums of products along rows, without the products in memory.
+Tensor row_dot(const Tensor& a, const Tensor& b) {
+  return at::matmul(a.unsqueeze(2), b.unsqueeze(3)).squeeze(3);
+}
+
+struct Statistics {
+  Tensor mean, invstd;  // [batch, groups, 1]; mean is 0 of an RMS norm
+};
+
+Statistics statistics_of(const Tensor& x, const LayerNormProblem& p, double epsilon,
+                         bool one_pass) {
+  auto n = static_cast<double>(x.size(2));
+  Tensor mean = at::zeros({x.size(0), x.size(1), 1}, x.options()), variance;
+  if (!p.has_mean()) {
+    variance = one_pass ? row_dot(x, x) / n : x.square().mean(2, true);
+  } else if (one_pass) {
+    Tensor shift = x.narrow(2, 0, 1);
+    Tensor shifted = x - shift;
+    Tensor off = shifted.sum(2, true) / n;
+    variance = (row_dot(shifted, shifted) / n - off.square()).clamp_min_(0);
+    mean = shift + off;
+  } else {
+    mean = x.mean(2, true);
+    variance = (x - mean).square_().mean(2, true);
+  }
+  return {mean, (variance + epsilon).rsqrt_()};
+}
+
+void forward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
+  Tensor x = as_rows(b[Role::x], p);
+  Statistics s = statistics_of(x, p, b.epsilon, one_pass);
+  Tensor y = (x - s.mean).mul_(s.invstd);
+  if (p.w) y.mul_(along_rows(b[Role::w], p));
+  if (p.bias) y.add_(along_rows(b[Role::bias], p));
+  give(b, Role::y, p.x, y.view(p.x.sizes).to(p.x.dtype));
+  if (p.stats && p.has_mean()) give(b, Role::mean, p.statistics(), s.mean.flatten());
+  if (p.stats) give(b, Role::invstd, p.statistics(), s.invstd.flatten());
+}
+
+// Sums of a per-row tensor over all that shares a parameter.
+Tensor per_channel(const Tensor& rows, const LayerNormProblem& p) {
+  auto v = p.view();
+  return rows.view({v.batch, v.channels, v.space}).sum(at::IntArrayRef{0, 2});
+}
+
+void backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
+  auto v = p.view();
+  Tensor x = as_rows(b[Role::x], p), dy = as_rows(b[Role::dy], p);
+  Dims each{v.batch, v.groups, 1};
+  Tensor invstd = b[Role::invstd].view(each);
+  Tensor mean = p.has_mean() ? b[Role::mean].view(each) : at::zeros_like(invstd);
+  Tensor g = p.w ? dy * along_rows(b[Role::w], p) : dy;
+  auto n = static_cast<double>(v.length());
+  Tensor dx;
+  if (one_pass) {
+    Tensor sum = g.sum(2, true);
+    Tensor of_x = invstd.pow(3) * (mean * sum - row_dot(g, x)) / n;
+    Tensor constant = p.has_mean() ? -of_x * mean - invstd * sum / n : at::zeros_like(mean);
+    dx = g * invstd + x * of_x + constant;
+  } else {
+    Tensor normalised = (x - mean) * invstd;
+    dx = g - normalised * (g * normalised).mean(2, true);
+    if (p.has_mean()) dx.sub_(g.mean(2, true));
+    dx.mul_(invstd);
+  }
+  give(b, Role::dx, p.x, dx.view(p.x.sizes).to(p.x.dtype));
+  if (p.w) {
+    Tensor dw = per_channel(dy * (x - mean).mul_(invstd), p);
+    give(b, Role::dw, p.parameters(*p.w), dw.to(*p.w));
+  }
+  if (p.bias) give(b, Role::dbias, p.parameters(*p.bias), per_channel(dy, p).to(*p.bias));
+}
+
+std::vector<Candidate> candidates(const LayerNormProblem&, const Device&) {
+  return {{{"cpu", "two_pass", {}}, "enumeration"}, {{"cpu", "one_pass", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  bool one_pass = algorithm.name == "one_pass";
+  if (!algorithm.options.empty() || (!one_pass && algorithm.name != "two_pass")) {
+    return Unsupported{
+        c10::str("cpu has no ", algorithm.text(), ", only cpu:two_pass and cpu:one_pass")};
+  }
+  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+    p.pass == LayerNormPass::fwd ? forward(p, b, one_pass) : backward(p, b, one_pass);
+  });
+}
+
+const RegisterBackendOperator<LayerNormProblem> registered("cpu", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,83 @@
+// Local response and divisive normalisation on the CPU in two ways, in float32 at least. They
+// differ in the sums over windows.
+//   shifted  one addition for each element of the window, a dimension after the other
+//   prefix   running sums (in float64, since little remains of them) subtracted from each other: as
+//            many steps for any window
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext {
+namespace {
+
+using at::Tensor;
+
+// Zeros before and after, along one dimension.
+Tensor padded(const Tensor& t, int64_t dim, int64_t before, int64_t after) {
+  std::vector<int64_t> padding(2 * (t.dim() - dim), 0);
+  padding[padding.size() - 2] = before;
+  padding[padding.size() - 1] = after;
+  return at::constant_pad_nd(t, padding);
+}
+
+Tensor shifted_sums(const Tensor& t, int64_t dim, int64_t behind, int64_t ahead) {
+  Tensor wide = padded(t, dim, behind, ahead);
+  Tensor sums = wide.narrow(dim, 0, t.size(dim)).clone();
+  for (int64_t i = 1; i <= behind + ahead; ++i) sums.add_(wide.narrow(dim, i, t.size(dim)));
+  return sums;
+}
+
+Tensor prefix_sums(const Tensor& t, int64_t dim, int64_t behind, int64_t ahead) {
+  Tensor running = padded(t.to(at::kDouble), dim, behind + 1, ahead).cumsum(dim);
+  int64_t n = t.size(dim);
+  return (running.narrow(dim, behind + ahead + 1, n) - running.narrow(dim, 0, n))
+      .to(t.scalar_type());
+}
+
+Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t behind, int64_t ahead,
+                    bool prefix) {
+  Tensor sums = t;
+  for (int dim = p.first_dim(); dim < p.end_dim(); ++dim) {
+    sums = prefix ? prefix_sums(sums, dim, behind, ahead) : shifted_sums(sums, dim, behind, ahead);
+  }
+  return sums.div_(p.elements());
+}
+
+void run(const LrnProblem& p, Bindings& b, bool prefix) {
+  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  Tensor x = b[Role::x].to(compute);
+  Tensor centred = p.means ? x - b[Role::z].to(compute) : x;
+  Tensor scale = window_means(centred.square(), p, p.behind(), p.ahead(), prefix);
+  scale = scale.mul_(p.alpha).add_(p.k);
+  if (p.pass == LrnPass::fwd) {
+    give(b, Role::y, p.x, (x * scale.pow(-p.beta)).to(p.x.dtype));
+    return;
+  }
+  // An element's square is in the windows of those for which it lies ahead or behind.
+  Tensor direct = b[Role::dy].to(compute) * scale.pow(-p.beta);
+  Tensor through = window_means(direct * x / scale, p, p.ahead(), p.behind(), prefix);
+  through = through.mul_(centred).mul_(-2 * p.alpha * p.beta);
+  give(b, Role::dx, p.x, (direct + through).to(p.x.dtype));
+  if (p.means) give(b, Role::dz, p.x, (-through).to(p.x.dtype));
+}
+
+std::vector<Candidate> candidates(const LrnProblem&, const Device&) {
+  return {{{"cpu", "shifted", {}}, "enumeration"}, {{"cpu", "prefix", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  bool prefix = algorithm.name == "prefix";
+  if (!algorithm.options.empty() || (!prefix && algorithm.name != "shifted")) {
+    return Unsupported{
+        c10::str("cpu has no ", algorithm.text(), ", only cpu:shifted and cpu:prefix")};
+  }
+  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt,
+                                        [=](Bindings& b) { run(p, b, prefix); });
+}
+
+const RegisterBackendOperator<LrnProblem> registered("cpu", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,80 @@
+// Softmax on the CPU in two ways, in float32 at least.
+//   three_pass  maximum, then exponentials and their sum, then the quotient
+//   online      one pass for maximum and sum together, by blocks whose sums are rescaled when the
+//               maximum grows (Milakov and Gimelshein 2018), then the quotient
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include "core/backend.h"
+
+namespace torch_cudnn_ext {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kBlock = 128;  // elements of a row that `online` looks at together
+
+// log(sum(exp(x))) over n, as [outer, 1, inner].
+Tensor log_of_sum(const Tensor& x, bool online) {
+  if (!online) {
+    Tensor largest = x.amax(1, true);
+    return (x - largest).exp_().sum(1, true).log_().add_(largest);
+  }
+  Tensor largest, sum;
+  for (int64_t first = 0; first < x.size(1); first += kBlock) {
+    Tensor block = x.narrow(1, first, std::min(kBlock, x.size(1) - first));
+    Tensor here = block.amax(1, true);
+    if (!largest.defined()) {
+      largest = here;
+      sum = (block - largest).exp_().sum(1, true);
+      continue;
+    }
+    Tensor grown = at::maximum(largest, here);
+    sum = sum * (largest - grown).exp_() + (block - grown).exp_().sum(1, true);
+    largest = grown;
+  }
+  return sum.log_().add_(largest);
+}
+
+std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
+  return {{{"cpu", "three_pass", {}}, "enumeration"}, {{"cpu", "online", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  bool known =
+      algorithm.options.empty() && (algorithm.name == "three_pass" || algorithm.name == "online");
+  if (!known) {
+    return Unsupported{
+        c10::str("cpu has no ", algorithm.text(), ", only cpu:three_pass and cpu:online")};
+  }
+  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  bool online = algorithm.name == "online";
+  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+    if (p.pass == SoftmaxPass::fwd) {
+      Tensor x = b[Role::x].to(compute);
+      Tensor y = x - log_of_sum(x, online);
+      give(b, Role::y, p.x, (p.log ? y : y.exp_()).to(p.x.dtype));
+      return;
+    }
+    Tensor y = b[Role::y].to(compute), dy = b[Role::dy].to(compute);
+    if (p.log) y = y.exp();
+    // The two ways differ in the sum: elementwise product, or one dot product a row.
+    Tensor sum;
+    if (p.log) {
+      sum = dy.sum(1, true);
+    } else if (online) {
+      sum = at::matmul(dy.transpose(1, 2).unsqueeze(2), y.transpose(1, 2).unsqueeze(3))
+                .reshape({p.x.sizes[0], 1, p.x.sizes[2]});
+    } else {
+      sum = (dy * y).sum(1, true);
+    }
+    Tensor dx = p.log ? dy - y * sum : y * (dy - sum);
+    give(b, Role::dx, p.x, dx.to(p.x.dtype));
+  });
+}
+
+const RegisterBackendOperator<SoftmaxProblem> registered("cpu", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext

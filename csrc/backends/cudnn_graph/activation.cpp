@@ -1,0 +1,114 @@
+// Activations as an operation graph: one elementwise operation, or three for gradients that are
+// computed from the output.
+#include <c10/util/StringUtil.h>
+
+#include <numeric>
+
+#include "backends/cudnn_graph/engine.h"
+#include "backends/cudnn_graph/pointwise.h"
+#include "core/errors.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::graph {
+namespace {
+
+// Engines want a matrix in rows. Its columns are the largest power of two that fits, up to a bound
+// that leaves rows to share out.
+TensorSpec as_matrix(const TensorSpec& x) {
+  constexpr int64_t kColumns = 4096, kFewest = 8;
+  int64_t n = x.sizes[0];
+  int64_t columns = std::gcd(n, kColumns);
+  if (columns < kFewest) columns = n;
+  Dims sizes{1, n / columns, columns};
+  return {x.dtype, sizes, contiguous_strides(sizes)};
+}
+
+Descriptor make_activation(const ActivationProblem& p, c10::ScalarType compute) {
+  bool forward = p.pass == ActivationPass::fwd;
+  auto function = [&](cudnnPointwiseMode_t fwd, cudnnPointwiseMode_t bwd,
+                      std::initializer_list<PointwiseAttribute> attributes) {
+    return make_function(forward ? fwd : bwd, compute, attributes);
+  };
+  switch (p.kind) {
+    case ActivationKind::relu:
+      return function(CUDNN_POINTWISE_RELU_FWD, CUDNN_POINTWISE_RELU_BWD, {});
+    case ActivationKind::clipped_relu:
+      return function(CUDNN_POINTWISE_RELU_FWD, CUDNN_POINTWISE_RELU_BWD,
+                      {{CUDNN_ATTR_POINTWISE_RELU_UPPER_CLIP, p.coefficient}});
+    case ActivationKind::tanh:
+      return function(CUDNN_POINTWISE_TANH_FWD, CUDNN_POINTWISE_TANH_BWD, {});
+    case ActivationKind::sigmoid:
+      return function(CUDNN_POINTWISE_SIGMOID_FWD, CUDNN_POINTWISE_SIGMOID_BWD, {});
+    case ActivationKind::elu:
+      return function(CUDNN_POINTWISE_ELU_FWD, CUDNN_POINTWISE_ELU_BWD,
+                      {{CUDNN_ATTR_POINTWISE_ELU_ALPHA, p.coefficient}});
+    case ActivationKind::swish:
+      return function(CUDNN_POINTWISE_SWISH_FWD, CUDNN_POINTWISE_SWISH_BWD,
+                      {{CUDNN_ATTR_POINTWISE_SWISH_BETA, p.coefficient}});
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// cuDNN's gradients are at x. From y: tanh has dx = dy - (dy y) y, sigmoid dx = dy y - (dy y) y.
+bool needs_products(const ActivationProblem& p) {
+  return p.from_output && (p.kind == ActivationKind::tanh || p.kind == ActivationKind::sigmoid);
+}
+
+// The tensors that the graph reads and writes.
+std::vector<SlotSpec> slots_of(const ActivationProblem& p) {
+  if (p.pass == ActivationPass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
+  Role from = p.from_output ? Role::y : Role::x;
+  return {{from, p.x, false}, {Role::dy, p.x, false}, {Role::dx, p.x, true}};
+}
+
+OperationGraph make_operation_graph(const ActivationProblem& p, const Device& device) {
+  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  TensorSpec spec = as_matrix(p.x);
+  std::vector<Descriptor> parts, operations;
+  for (const SlotSpec& slot : slots_of(p)) {
+    parts.push_back(make_tensor(spec, slot.role, p.alignment));
+  }
+  if (needs_products(p)) {
+    Descriptor product = make_function(CUDNN_POINTWISE_MUL, compute);
+    Descriptor difference = make_function(CUDNN_POINTWISE_SUB, compute);
+    TensorSpec wide{compute, spec.sizes, spec.strides};
+    Descriptor first = make_intermediate(wide, 0), second = make_intermediate(wide, 1);
+    const Descriptor &y = parts[0], &dy = parts[1], &dx = parts[2];
+    bool tanh = p.kind == ActivationKind::tanh;
+    operations.push_back(make_pointwise(product, dy, y, first));
+    operations.push_back(make_pointwise(product, first, y, second));
+    operations.push_back(make_pointwise(difference, tanh ? dy : first, second, dx));
+    for (Descriptor* part : {&product, &difference, &first, &second}) {
+      parts.push_back(std::move(*part));
+    }
+  } else {
+    Descriptor function = make_activation(p, compute);
+    operations.push_back(p.pass == ActivationPass::fwd
+                             ? make_pointwise(function, parts[0], parts[1])
+                             : make_pointwise_gradient(function, parts[1], parts[0], parts[2]));
+    parts.push_back(std::move(function));
+  }
+  return make_graph(device, std::move(parts), std::move(operations));
+}
+
+// nullopt where a graph can be made.
+std::optional<Unsupported> refuse(const ActivationProblem& p) {
+  if (p.from_output && (p.kind == ActivationKind::clipped_relu || p.kind == ActivationKind::elu)) {
+    return Unsupported{"the graph API computes this gradient from x, which is not kept in place"};
+  }
+  return std::nullopt;
+}
+
+BuildResult make_plan(const ActivationProblem& p, const Algorithm& algorithm, Engine engine) {
+  const std::string* kernel = algorithm.option("k24");
+  if (kernel != nullptr && *kernel == "35" && cudnnGetVersion() / 100 == 919) {
+    return Unsupported{"kernel 35 of cuDNN 9.19 fails at the run for some sizes"};
+  }
+  return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));
+}
+
+const auto registered =
+    register_graphs<ActivationProblem, refuse, make_operation_graph, make_plan>();
+
+}  // namespace
+}  // namespace torch_cudnn_ext::graph

@@ -1,0 +1,192 @@
+// Pooling as an operation graph: resampling forward and backward.
+#include <c10/util/StringUtil.h>
+
+#include "backends/cudnn_graph/engine.h"
+#include "core/errors.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::graph {
+namespace {
+
+bool is_channels_last(const TensorSpec& t) { return t.strides != contiguous_strides(t.sizes); }
+
+// The backward of a maximum reads, in channels_last tensors, places in the windows that its forward
+// left (and without them crashes cuDNN 9.19), and in contiguous ones x and y.
+bool keeps_indices(const PoolingProblem& p) { return p.train && is_channels_last(p.x); }
+
+TensorSpec indices_of(const PoolingProblem& p) {
+  TensorSpec indices = p.y();
+  indices.dtype = at::kChar;
+  return indices;
+}
+
+// What a plan of this problem reads and writes.
+std::vector<SlotSpec> slots_of(const PoolingProblem& p) {
+  TensorSpec y = p.y();
+  std::vector<SlotSpec> slots;
+  if (p.pass == PoolingPass::fwd) {
+    slots = {{Role::x, p.x, false}, {Role::y, y, true}};
+  } else {
+    slots = {{Role::dy, y, false}, {Role::dx, p.x, true}};
+    if (p.train && !keeps_indices(p)) {
+      slots.push_back({Role::x, p.x, false});
+      slots.push_back({Role::y, y, false});
+    }
+  }
+  if (keeps_indices(p)) {
+    slots.push_back({Role::reserve, indices_of(p), p.pass == PoolingPass::fwd});
+  }
+  return slots;
+}
+
+struct RoleAttribute {
+  Role role;
+  cudnnBackendAttributeName_t forward, backward;
+};
+constexpr RoleAttribute kAttributes[] = {
+    {Role::x, CUDNN_ATTR_OPERATION_RESAMPLE_FWD_XDESC, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_XDESC},
+    {Role::y, CUDNN_ATTR_OPERATION_RESAMPLE_FWD_YDESC, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_YDESC},
+    {Role::reserve, CUDNN_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC,
+     CUDNN_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC},
+    {Role::dy, {}, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DYDESC},
+    {Role::dx, {}, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DXDESC}};
+
+cudnnBackendAttributeName_t attribute_of(Role role, PoolingPass pass) {
+  for (const RoleAttribute& entry : kAttributes) {
+    if (entry.role == role) return pass == PoolingPass::fwd ? entry.forward : entry.backward;
+  }
+  TORCH_INTERNAL_ASSERT(false, "pooling has no ", role_text(role));
+}
+
+Descriptor make_resampling(const PoolingProblem& p) {
+  const bool is_max = p.mode == PoolingMode::max;
+  cudnnResampleMode_t mode = is_max ? CUDNN_RESAMPLE_MAXPOOL
+                             : p.mode == PoolingMode::avg_include
+                                 ? CUDNN_RESAMPLE_AVGPOOL_INCLUDE_PADDING
+                                 : CUDNN_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+  cudnnPaddingMode_t padding = is_max ? CUDNN_NEG_INF_PAD : CUDNN_ZERO_PAD;
+  cudnnNanPropagation_t nan = CUDNN_PROPAGATE_NAN;
+  auto dims = static_cast<int64_t>(p.spatial_dims());
+  std::vector<cudnnFraction_t> before, after, stride, window;
+  TensorSpec y = p.y();
+  for (int i = 0; i < p.spatial_dims(); ++i) {
+    // In ceil mode the last window reaches beyond the padding.
+    int64_t end = (y.sizes[i + 2] - 1) * p.stride[i] + p.window[i];
+    int64_t beyond = end - p.padding[i] - p.x.sizes[i + 2];
+    before.push_back({p.padding[i], 1});
+    after.push_back({std::max(p.padding[i], beyond), 1});
+    stride.push_back({p.stride[i], 1});
+    window.push_back({p.window[i], 1});
+  }
+  auto compute = p.x.dtype == at::kDouble ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
+  Descriptor resampling(CUDNN_BACKEND_RESAMPLE_DESCRIPTOR);
+  resampling.set(CUDNN_ATTR_RESAMPLE_MODE, CUDNN_TYPE_RESAMPLE_MODE, 1, &mode)
+      .set(CUDNN_ATTR_RESAMPLE_COMP_TYPE, compute)
+      .set(CUDNN_ATTR_RESAMPLE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, 1, &nan)
+      .set(CUDNN_ATTR_RESAMPLE_PADDING_MODE, CUDNN_TYPE_PADDING_MODE, 1, &padding)
+      .set(CUDNN_ATTR_RESAMPLE_SPATIAL_DIMS, dims)
+      .set(CUDNN_ATTR_RESAMPLE_WINDOW_DIMS, CUDNN_TYPE_FRACTION, dims, window.data())
+      .set(CUDNN_ATTR_RESAMPLE_PRE_PADDINGS, CUDNN_TYPE_FRACTION, dims, before.data())
+      .set(CUDNN_ATTR_RESAMPLE_POST_PADDINGS, CUDNN_TYPE_FRACTION, dims, after.data())
+      .set(CUDNN_ATTR_RESAMPLE_STRIDES, CUDNN_TYPE_FRACTION, dims, stride.data())
+      .finalise("the resampling is not valid");
+  return resampling;
+}
+
+OperationGraph make_operation_graph(const PoolingProblem& p, const Device& device) {
+  const bool forward = p.pass == PoolingPass::fwd;
+  std::vector<Descriptor> parts;
+  parts.push_back(make_resampling(p));
+  Descriptor operation(forward ? CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR
+                               : CUDNN_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR);
+  operation.set(
+      forward ? CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC : CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DESC,
+      parts.front());
+  for (const SlotSpec& slot : slots_of(p)) {
+    parts.push_back(make_tensor(slot.spec, slot.role, p.alignment));
+    operation.set(attribute_of(slot.role, p.pass), parts.back());
+  }
+  operation.finalise("cuDNN has no such resampling");
+  std::vector<Descriptor> operations;
+  operations.push_back(std::move(operation));
+  return make_graph(device, std::move(parts), std::move(operations));
+}
+
+// nullopt where a graph can be made.
+std::optional<Unsupported> refuse(const PoolingProblem& p) {
+  if (p.adaptive) {
+    return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
+  }
+  if (p.dilation != Dims(p.spatial_dims(), 1)) {
+    return Unsupported{"cuDNN's windows have no dilation"};
+  }
+  if (p.mode == PoolingMode::sum) return Unsupported{"the graph API averages, it does not sum"};
+  if (p.mode == PoolingMode::avg_include && p.ceil) {
+    return Unsupported{
+        "where ceil mode has one more window, cuDNN counts what lies beyond the padding and "
+        "PyTorch does not"};
+  }
+  constexpr int64_t kPlaces = 127;
+  if (keeps_indices(p) && p.window_volume() > kPlaces) {
+    return Unsupported{
+        c10::str("a place in the window is kept in 8 bits, and it has ", p.window_volume())};
+  }
+  return std::nullopt;
+}
+
+// What cuDNN 9.19 accepts and then computes wrongly, found by running every engine over
+// tests/cases.py on an H200.
+std::string known_defect(const PoolingProblem& p, const Notes& notes) {
+  if (cudnnGetVersion() / 100 != 919) return "";
+  bool average = p.mode != PoolingMode::max;
+  if (!notes.has(Note::runtime_compilation)) {
+    bool fails = average && p.pass == PoolingPass::bwd;
+    return fails ? "cuDNN 9.19 asks at the run for tensors that its backward of an average does "
+                   "not take"
+                 : "";
+  }
+  if (average && p.x.dtype == at::kBFloat16 && p.pass == PoolingPass::fwd) {
+    return "cuDNN 9.19's run-time compiled averages of bfloat16 write outside of their result";
+  }
+  int64_t pixel_bytes = p.x.sizes[1] * static_cast<int64_t>(c10::elementSize(p.x.dtype));
+  if (pixel_bytes % 16 != 0) {
+    return "cuDNN 9.19's run-time compiled engines make misaligned accesses where pixels are not "
+           "multiples of 16 bytes";
+  }
+  return alignment_defect(notes, p.alignment);
+}
+
+// Sees to it that the reserve is what a forward of this backend left.
+class PoolingPlan : public EnginePlan {
+ public:
+  PoolingPlan(const PoolingProblem& p, const Algorithm& algorithm, Engine engine)
+      : EnginePlan(algorithm, std::move(engine), slots_of(p)),
+        reads_indices_(p.pass == PoolingPass::bwd && keeps_indices(p)),
+        indices_(indices_of(p)) {}
+
+  void run(Bindings& b) override {
+    if (reads_indices_) {
+      const at::Tensor& left = b[Role::reserve];
+      TORCH_CHECK(left.scalar_type() == indices_.dtype && left.numel() == indices_.numel(),
+                  algorithm.text(),
+                  ": the forward of this maximum ran another algorithm, so that there are no "
+                  "indices");
+    }
+    EnginePlan::run(b);
+  }
+
+ private:
+  const bool reads_indices_;
+  const TensorSpec indices_;
+};
+
+BuildResult make_plan(const PoolingProblem& p, const Algorithm& algorithm, Engine engine) {
+  std::string defect = known_defect(p, engine.notes);
+  if (!defect.empty()) return Unsupported{defect};
+  return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
+}
+
+const auto registered = register_graphs<PoolingProblem, refuse, make_operation_graph, make_plan>();
+
+}  // namespace
+}  // namespace torch_cudnn_ext::graph

@@ -1,0 +1,80 @@
+// Reductions as an operation graph. cuDNN's engines take pictures in rows of channels whose pixels
+// are all reduced: of a folded problem, leading dimensions or all of them.
+#include <c10/util/StringUtil.h>
+
+#include <numeric>
+
+#include "backends/cudnn_graph/engine.h"
+#include "core/errors.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::graph {
+namespace {
+
+std::optional<cudnnReduceTensorOp_t> operation_of(ReduceKind kind) {
+  switch (kind) {
+    case ReduceKind::add:
+      return CUDNN_REDUCE_TENSOR_ADD;
+    case ReduceKind::mul:
+      return CUDNN_REDUCE_TENSOR_MUL;
+    case ReduceKind::min:
+      return CUDNN_REDUCE_TENSOR_MIN;
+    case ReduceKind::max:
+      return CUDNN_REDUCE_TENSOR_MAX;
+    case ReduceKind::absmax:
+      return CUDNN_REDUCE_TENSOR_AMAX;
+    default:
+      return std::nullopt;
+  }
+}
+
+OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device) {
+  bool to_scalar = p.x.sizes.size() == 1;
+  constexpr int64_t kChannels = 1024;  // of what is reduced whole
+  int64_t channels = to_scalar ? std::gcd(p.x.sizes[0], kChannels) : p.x.sizes[1];
+  Dims sizes{1, channels, 1, p.x.numel() / channels};
+  Dims kept{1, to_scalar ? 1 : channels, 1, 1};
+  auto compute = cudnn_type(p.x.dtype == at::kDouble ? at::kDouble : at::kFloat);
+  auto operation = *operation_of(p.kind);
+  std::vector<Descriptor> parts, operations;
+  parts.push_back(
+      make_tensor({p.x.dtype, sizes, channels_last_strides(sizes)}, Role::x, p.alignment));
+  parts.push_back(
+      make_tensor({p.x.dtype, kept, channels_last_strides(kept)}, Role::y, p.alignment));
+  parts.emplace_back(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+  parts[2]
+      .set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &operation)
+      .set(CUDNN_ATTR_REDUCTION_COMP_TYPE, compute)
+      .finalise("the reduction is not valid");
+  operations.emplace_back(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+  operations[0]
+      .set(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, parts[0])
+      .set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, parts[1])
+      .set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, parts[2])
+      .finalise("cuDNN has no such reduction");
+  return make_graph(device, std::move(parts), std::move(operations));
+}
+
+// nullopt where a graph can be made.
+std::optional<Unsupported> refuse(const ReduceProblem& p) {
+  if (p.indices) return Unsupported{"the graph API gives no indices"};
+  if (!operation_of(p.kind)) {
+    return Unsupported{"the graph API reduces by add, mul, min, max and absmax alone"};
+  }
+  bool rows = p.first_reduced && p.x.sizes.size() <= 2;
+  if (!rows) {
+    return Unsupported{"cuDNN's engines reduce leading dimensions or all, in order of memory"};
+  }
+  return std::nullopt;
+}
+
+BuildResult make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
+  // cuDNN does not say so, but sums differ from run to run.
+  if (p.kind == ReduceKind::add) engine.notes.add(Note::nondeterministic);
+  return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
+}
+
+const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph, make_plan>();
+
+}  // namespace
+}  // namespace torch_cudnn_ext::graph

@@ -1,0 +1,96 @@
+// Activations through cuDNN's classic API: one algorithm each, in place where the output is the
+// input.
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+using ActivationDescriptor =
+    Descriptor<cudnnActivationDescriptor_t, cudnnCreateActivationDescriptor,
+               cudnnDestroyActivationDescriptor>;
+
+cudnnActivationMode_t mode_of(ActivationKind kind) {
+  switch (kind) {
+    case ActivationKind::relu:
+      return CUDNN_ACTIVATION_RELU;
+    case ActivationKind::clipped_relu:
+      return CUDNN_ACTIVATION_CLIPPED_RELU;
+    case ActivationKind::tanh:
+      return CUDNN_ACTIVATION_TANH;
+    case ActivationKind::sigmoid:
+      return CUDNN_ACTIVATION_SIGMOID;
+    case ActivationKind::elu:
+      return CUDNN_ACTIVATION_ELU;
+    case ActivationKind::swish:
+      return CUDNN_ACTIVATION_SWISH;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+class ActivationPlan : public Plan {
+ public:
+  ActivationPlan(const ActivationProblem& p, const Algorithm& algorithm)
+      : Plan(algorithm, {}, 0), p_(p) {
+    set(x_, {p.x.dtype, {1, 1, 1, p.x.sizes[0]}, contiguous_strides({1, 1, 1, p.x.sizes[0]})});
+    check_cudnn(cudnnSetActivationDescriptor(function_.get(), mode_of(p.kind), CUDNN_PROPAGATE_NAN,
+                                             p.coefficient),
+                "cudnnSetActivationDescriptor");
+    if (p.kind == ActivationKind::swish) {
+      check_cudnn(cudnnSetActivationDescriptorSwishBeta(function_.get(), p.coefficient),
+                  "cudnnSetActivationDescriptorSwishBeta");
+    }
+  }
+
+  void run(Bindings& b) override {
+    Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
+    if (p_.pass == ActivationPass::fwd) {
+      const at::Tensor& x = b[Role::x];
+      void* y = output(b, Role::y, p_.x, x);
+      check_cudnn(cudnnActivationForward(cudnn_handle(), function_.get(), one.get(), x_.get(),
+                                         x.const_data_ptr(), zero.get(), x_.get(), y),
+                  "cudnnActivationForward");
+      return;
+    }
+    // Where the gradient is told by y alone, y stands for x, as after a forward in place.
+    const at::Tensor &y = b[Role::y], &dy = b[Role::dy];
+    const at::Tensor& x = p_.from_output ? y : b[Role::x];
+    void* dx = output(b, Role::dx, p_.x, y);
+    check_cudnn(cudnnActivationBackward(cudnn_handle(), function_.get(), one.get(), x_.get(),
+                                        y.const_data_ptr(), x_.get(), dy.const_data_ptr(), x_.get(),
+                                        x.const_data_ptr(), zero.get(), x_.get(), dx),
+                "cudnnActivationBackward");
+  }
+
+ private:
+  const ActivationProblem p_;
+  TensorDescriptor x_;
+  ActivationDescriptor function_;
+};
+
+std::vector<Candidate> candidates(const ActivationProblem&, const Device&) {
+  return {{{"legacy", "default", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (algorithm.name != "default" || !algorithm.options.empty()) {
+    return Unsupported{
+        c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
+  }
+  if (p.kind == ActivationKind::clipped_relu && p.pass == ActivationPass::bwd) {
+    if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
+    bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
+    if (half) return Unsupported{"cuDNN's gradient at the ceiling itself differs in half types"};
+  }
+  if (p.x.sizes[0] > INT_MAX) {
+    return Unsupported{c10::str("the classic API counts elements in 32 bits, not ", p.x.sizes[0])};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  return std::make_shared<ActivationPlan>(p, algorithm);
+}
+
+const RegisterBackendOperator<ActivationProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

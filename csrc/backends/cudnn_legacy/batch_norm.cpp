@@ -1,0 +1,143 @@
+// Batch normalisation through cuDNN's classic API: spatial; spatial_persistent, faster in nchw,
+// whose sums of scaled integers limit the range of values (PyTorch takes it for channels_last
+// training, so it needs no leave); per_activation, the same where there is no space.
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+class BatchNormPlan : public Plan {
+ public:
+  BatchNormPlan(const BatchNormProblem& p, const Algorithm& algorithm, cudnnBatchNormMode_t mode)
+      : Plan(algorithm, {}, 0), p_(p), mode_(mode) {
+    const Dims &n = p.x.sizes, &strides = p.x.strides;
+    int64_t last = p.is_channels_last() ? n[1] : 1;
+    set(x_, {p.x.dtype, {n[0], n[1], n[2], 1}, {strides[0], strides[1], strides[2], last}});
+    check_cudnn(cudnnDeriveBNTensorDescriptor(statistic_.get(), x_.get(), mode),
+                "cudnnDeriveBNTensorDescriptor");
+  }
+
+  void run(Bindings& b) override {
+    switch (p_.pass) {
+      case BatchNormPass::fwd:
+        train(b);
+        return finish(b);
+      case BatchNormPass::infer:
+        infer(b);
+        return finish(b);
+      case BatchNormPass::bwd:
+        return backward(b);
+    }
+  }
+
+ private:
+  void train(Bindings& b) {
+    const at::Tensor& x = b[Role::x];
+    TensorSpec statistic = p_.statistic();
+    void* y = output(b, Role::y, p_.x, x);
+    void* mean = output(b, Role::mean, statistic, x);
+    void* invstd = output(b, Role::invstd, statistic, x);
+    void* running_mean = p_.running ? b[Role::running_mean].data_ptr() : nullptr;
+    void* running_var = p_.running ? b[Role::running_var].data_ptr() : nullptr;
+    check_cudnn(
+        cudnnBatchNormalizationForwardTraining(
+            cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), x.const_data_ptr(), x_.get(),
+            y, statistic_.get(), b[Role::w].const_data_ptr(), b[Role::bias].const_data_ptr(),
+            b.momentum, running_mean, running_var, b.epsilon, mean, invstd),
+        "cudnnBatchNormalizationForwardTraining");
+  }
+
+  void infer(Bindings& b) {
+    const at::Tensor& x = b[Role::x];
+    void* y = output(b, Role::y, p_.x, x);
+    check_cudnn(cudnnBatchNormalizationForwardInference(
+                    cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), x.const_data_ptr(),
+                    x_.get(), y, statistic_.get(), b[Role::w].const_data_ptr(),
+                    b[Role::bias].const_data_ptr(), b[Role::running_mean].const_data_ptr(),
+                    b[Role::running_var].const_data_ptr(), b.epsilon),
+                "cudnnBatchNormalizationForwardInference");
+  }
+
+  // cuDNN fuses these for channels_last only, with a reserve that would tie backward to it.
+  void finish(Bindings& b) {
+    if (p_.z) b[Role::y].add_(b[Role::z]);
+    if (p_.activation == Activation::relu) b[Role::y].relu_();
+  }
+
+  void backward(Bindings& b) {
+    const at::Tensor& x = b[Role::x];
+    TensorSpec statistic = p_.statistic();
+    void* dx = output(b, Role::dx, p_.x, x);
+    void* dw = output(b, Role::dw, statistic, x);
+    void* dbias = output(b, Role::dbias, statistic, x);
+    check_cudnn(cudnnBatchNormalizationBackward(
+                    cudnn_handle(), mode_, one_.get(), zero_.get(), one_.get(), zero_.get(),
+                    x_.get(), x.const_data_ptr(), x_.get(), b[Role::dy].const_data_ptr(), x_.get(),
+                    dx, statistic_.get(), b[Role::w].const_data_ptr(), dw, dbias, b.epsilon,
+                    b[Role::mean].const_data_ptr(), b[Role::invstd].const_data_ptr()),
+                "cudnnBatchNormalizationBackward");
+  }
+
+  const BatchNormProblem p_;
+  const cudnnBatchNormMode_t mode_;
+  const Scale one_{1, p_.x.dtype}, zero_{0, p_.x.dtype};
+  TensorDescriptor x_, statistic_;
+};
+
+std::vector<Candidate> candidates(const BatchNormProblem& p, const Device&) {
+  std::vector<Candidate> list;
+  for (const LegacyName& name : operator_of(p).legacy_names("")) {
+    list.push_back({{"legacy", name.name, {}}, "enumeration"});
+  }
+  return list;
+}
+
+// Launches whose grids would not fit; PyTorch found these bounds.
+std::string over_the_limit(const BatchNormProblem& p, bool per_activation) {
+  bool infer = p.pass == BatchNormPass::infer;
+  int64_t most = infer ? 65535 : 880801;
+  if (per_activation) most = infer ? 262136 : 131070;
+  if (p.x.sizes[0] > most) return c10::str("cuDNN takes at most ", most, " samples in this mode");
+  if (!per_activation && !infer && p.x.sizes[1] > 65535) {
+    return "cuDNN takes at most 65535 channels when training";
+  }
+  if (p.x.numel() > INT_MAX) return "the classic API counts elements in 32 bits";
+  return "";
+}
+
+BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  if (!algorithm.options.empty()) return Unsupported{"batch_norm has no options"};
+  if (p.pass == BatchNormPass::bwd && !p.train) {
+    return Unsupported{
+        "cuDNN's backward is that of training; no entry takes statistics that were kept"};
+  }
+  for (const LegacyName& name : operator_of(p).legacy_names("")) {
+    if (algorithm.name != name.name) continue;
+    auto mode = static_cast<cudnnBatchNormMode_t>(name.value);
+    bool persistent = mode == CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
+    bool per_activation = mode == CUDNN_BATCHNORM_PER_ACTIVATION;
+    if (per_activation && p.x.sizes[2] > 1) {
+      return Unsupported{"the statistics of this problem are over space too"};
+    }
+    if (persistent && p.pass == BatchNormPass::infer) {
+      return Unsupported{"inference computes no statistics, there it is legacy:spatial"};
+    }
+    if (persistent && p.x.dtype == at::kDouble) {
+      return Unsupported{"cuDNN has it for float32 and smaller; for float64 it is legacy:spatial"};
+    }
+    if (std::string reason = over_the_limit(p, per_activation); !reason.empty()) {
+      return Unsupported{reason};
+    }
+    if (auto refused = refuse(device)) return *refused;
+    return std::make_shared<BatchNormPlan>(p, algorithm, mode);
+  }
+  return Unsupported{c10::str("batch_norm has no ", algorithm.text())};
+}
+
+const RegisterBackendOperator<BatchNormProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

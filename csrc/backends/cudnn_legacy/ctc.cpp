@@ -1,0 +1,113 @@
+// The CTC loss through cuDNN's classic API: deterministic, or not.
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+using at::Tensor;
+using CtcDescriptor = Descriptor<cudnnCTCLossDescriptor_t, cudnnCreateCTCLossDescriptor,
+                                 cudnnDestroyCTCLossDescriptor>;
+
+// cuDNN wants targets one after another without padding. The lengths are in host memory, and so is
+// known without waiting for the device where the labels lie.
+Tensor packed_labels(const Tensor& targets, const Tensor& lengths) {
+  Tensor position = at::arange(targets.size(1), lengths.options());
+  Tensor index = (position < lengths.unsqueeze(1)).flatten().nonzero().squeeze(1);
+  return targets.flatten().index_select(0, index.to(targets.device())).to(at::kInt);
+}
+
+class CtcPlan : public Plan {
+ public:
+  CtcPlan(const CtcProblem& p, const Algorithm& algorithm, Notes notes, cudnnCTCLossAlgo_t value)
+      : CtcPlan(p, algorithm, notes, value, std::make_unique<Descriptors>(p)) {}
+
+  void run(Bindings& b) override {
+    const Tensor& x = b[Role::x];
+    Tensor labels = packed_labels(b[Role::targets], b[Role::target_lengths]);
+    Tensor lengths =
+        at::stack({b[Role::target_lengths], b[Role::input_lengths]}).to(at::kInt).to(x.device());
+    void* losses = output(b, Role::y, {p_.log_probs.dtype, {p_.log_probs.sizes[1]}, {1}}, x);
+    void* gradient = p_.gradient ? output(b, Role::dx, p_.log_probs, x) : nullptr;
+    // Behind the end of a shorter input cuDNN leaves the gradient as it is.
+    if (gradient != nullptr && p_.lengths != CtcLengths::full) b[Role::dx].zero_();
+    auto size = static_cast<size_t>(*workspace_bytes);
+    c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(size);
+    const int* target_lengths = lengths.const_data_ptr<int>();
+    check_cudnn(cudnnCTCLoss_v8(cudnn_handle(), value_, d_->ctc.get(), d_->probs.get(),
+                                x.const_data_ptr(), labels.const_data_ptr<int>(), target_lengths,
+                                target_lengths + p_.log_probs.sizes[1], losses, gradients(p_, *d_),
+                                gradient, size, workspace.get()),
+                "cudnnCTCLoss_v8");
+  }
+
+ private:
+  struct Descriptors {
+    explicit Descriptors(const CtcProblem& p) {
+      set(probs, p.log_probs);
+      // The softmax of logarithms of probabilities gives these back.
+      check_cudnn(cudnnSetCTCLossDescriptor_v9(
+                      ctc.get(), CUDNN_DATA_FLOAT, CUDNN_LOSS_NORMALIZATION_SOFTMAX,
+                      CUDNN_CTC_ZERO_OOB_GRADIENTS, static_cast<int>(p.target_length)),
+                  "cudnnSetCTCLossDescriptor_v9");
+    }
+    TensorDescriptor probs;
+    CtcDescriptor ctc;
+  };
+
+  CtcPlan(const CtcProblem& p, const Algorithm& algorithm, Notes notes, cudnnCTCLossAlgo_t value,
+          std::unique_ptr<Descriptors> d)
+      : Plan(algorithm, notes, workspace_of(p, value, *d)),
+        p_(p),
+        value_(value),
+        d_(std::move(d)) {}
+
+  static cudnnTensorDescriptor_t gradients(const CtcProblem& p, const Descriptors& d) {
+    return p.gradient ? d.probs.get() : nullptr;
+  }
+  static int64_t workspace_of(const CtcProblem& p, cudnnCTCLossAlgo_t value, const Descriptors& d) {
+    size_t bytes = 0;
+    check_cudnn(cudnnGetCTCLossWorkspaceSize_v8(cudnn_handle(), value, d.ctc.get(), d.probs.get(),
+                                                gradients(p, d), &bytes),
+                "cudnnGetCTCLossWorkspaceSize_v8");
+    return static_cast<int64_t>(bytes);
+  }
+
+  const CtcProblem p_;
+  const cudnnCTCLossAlgo_t value_;
+  const std::unique_ptr<Descriptors> d_;
+};
+
+std::vector<Candidate> candidates(const CtcProblem&, const Device&) {
+  return {{{"legacy", "deterministic", {}}, "enumeration"},
+          {{"legacy", "non_deterministic", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (!algorithm.options.empty()) return Unsupported{"ctc has no options"};
+  if (p.log_probs.dtype != c10::ScalarType::Float) return Unsupported{"cuDNN's CTC loss is f32"};
+  if (p.blank != 0) return Unsupported{"cuDNN's blank is class 0"};
+  // Where a target does not fit its loss is infinite, of which cuDNN does not know; PyTorch saw it
+  // read outside of its memory then.
+  if (p.lengths == CtcLengths::irregular) {
+    return Unsupported{
+        "cuDNN wants targets that are not empty and, with a blank between any two labels, no "
+        "longer than their inputs"};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  bool deterministic = algorithm.name == "deterministic";
+  Notes notes;
+  if (!deterministic) notes.add(Note::nondeterministic);
+  return std::make_shared<CtcPlan>(
+      p, algorithm, notes,
+      deterministic ? CUDNN_CTC_LOSS_ALGO_DETERMINISTIC : CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC);
+}
+
+const RegisterBackendOperator<CtcProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

@@ -1,0 +1,114 @@
+// Dropout through cuDNN's classic API, with cuDNN's own random numbers.
+//
+// Note [cuDNN's random states]
+// Each forward sets up cuDNN's states anew, from the seed and the position of PyTorch's generator,
+// and moves that on: so a mask depends on these alone, torch.manual_seed and checkpointing repeat
+// it, and no state is shared by streams or threads. States that live on from call to call would
+// spare the kernel that does it, and lose all of that.
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <mutex>
+
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+using DropoutDescriptor = Descriptor<cudnnDropoutDescriptor_t, cudnnCreateDropoutDescriptor,
+                                     cudnnDestroyDropoutDescriptor>;
+
+// A number that no two calls between two seedings share.
+unsigned long long draw_seed(const at::Tensor& x) {
+  constexpr uint64_t kStep = 4;  // PyTorch's generator moves by multiples of it
+  at::Generator generator = at::globalContext().defaultGenerator(x.device());
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  uint64_t offset = generator.get_offset();
+  generator.set_offset(offset + kStep);
+  return generator.current_seed() + 0x9E3779B97F4A7C15ull * offset;
+}
+
+// cuDNN's tensors have four dimensions at least.
+TensorSpec as_plane(const TensorSpec& x) {
+  int64_t n = x.numel();
+  return {x.dtype, {1, 1, 1, n}, {n, n, n, 1}};
+}
+
+class DropoutPlan : public Plan {
+ public:
+  DropoutPlan(const DropoutProblem& p, const Algorithm& algorithm, int64_t states_bytes,
+              int64_t reserve_bytes)
+      : Plan(algorithm, {}, states_bytes + (p.train ? 0 : reserve_bytes)),
+        p_(p),
+        states_bytes_(states_bytes),
+        reserve_{at::kByte, {reserve_bytes}, {1}} {
+    set(x_, as_plane(p.x));
+  }
+
+  void run(Bindings& b) override {
+    c10::DataPtr states = c10::cuda::CUDACachingAllocator::get()->allocate(states_bytes_);
+    if (p_.pass == DropoutPass::bwd) {
+      const at::Tensor &dy = b[Role::dy], &reserve = b[Role::reserve];
+      // Backward draws nothing: the states may hold anything.
+      check_cudnn(
+          cudnnRestoreDropoutDescriptor(dropout_.get(), cudnn_handle(), static_cast<float>(p_.p),
+                                        states.get(), states_bytes_, 0),
+          "cudnnRestoreDropoutDescriptor");
+      void* dx = output(b, Role::dx, p_.x, dy);
+      check_cudnn(
+          cudnnDropoutBackward(cudnn_handle(), dropout_.get(), x_.get(), dy.const_data_ptr(),
+                               x_.get(), dx, reserve.mutable_data_ptr(), reserve.nbytes()),
+          "cudnnDropoutBackward");
+      return;
+    }
+    const at::Tensor& x = b[Role::x];
+    check_cudnn(cudnnSetDropoutDescriptor(dropout_.get(), cudnn_handle(), static_cast<float>(p_.p),
+                                          states.get(), states_bytes_, draw_seed(x)),
+                "cudnnSetDropoutDescriptor");
+    void* y = output(b, Role::y, p_.x, x);
+    at::Tensor reserve = empty_on_cuda(reserve_, x);
+    check_cudnn(cudnnDropoutForward(cudnn_handle(), dropout_.get(), x_.get(), x.const_data_ptr(),
+                                    x_.get(), y, reserve.mutable_data_ptr(), reserve.nbytes()),
+                "cudnnDropoutForward");
+    if (p_.train) b[Role::reserve] = reserve;
+  }
+
+ private:
+  const DropoutProblem p_;
+  const size_t states_bytes_;
+  const TensorSpec reserve_;
+  TensorDescriptor x_;
+  DropoutDescriptor dropout_;
+};
+
+std::vector<Candidate> candidates(const DropoutProblem&, const Device&) {
+  return {{{"legacy", "default", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (algorithm.name != "default" || !algorithm.options.empty()) {
+    return Unsupported{c10::str("legacy has no ", algorithm.text(), ", only legacy:default")};
+  }
+  if (p.rng == RandomStream::philox) {
+    return Unsupported{"the mask is to come from PyTorch's generator (rng=philox)"};
+  }
+  if (p.x.dtype == c10::ScalarType::BFloat16) {
+    return Unsupported{"cuDNN's dropout takes f32, f64 and f16, not bf16"};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  TensorDescriptor x;
+  set(x, as_plane(p.x));
+  size_t states_bytes = 0, reserve_bytes = 0;
+  check_cudnn(cudnnDropoutGetStatesSize(cudnn_handle(), &states_bytes),
+              "cudnnDropoutGetStatesSize");
+  check_cudnn(cudnnDropoutGetReserveSpaceSize(x.get(), &reserve_bytes),
+              "cudnnDropoutGetReserveSpaceSize");
+  return std::make_shared<DropoutPlan>(p, algorithm, static_cast<int64_t>(states_bytes),
+                                       static_cast<int64_t>(reserve_bytes));
+}
+
+const RegisterBackendOperator<DropoutProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

@@ -1,0 +1,131 @@
+// Local response normalisation across channels and divisive normalisation through cuDNN's classic
+// API, which has one way for each.
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+using LrnDescriptor =
+    Descriptor<cudnnLRNDescriptor_t, cudnnCreateLRNDescriptor, cudnnDestroyLRNDescriptor>;
+
+class LrnPlan : public Plan {
+ public:
+  LrnPlan(const LrnProblem& p, const Algorithm& algorithm, int64_t workspace_bytes)
+      : Plan(algorithm, {}, workspace_bytes), p_(p) {
+    TensorSpec x = p.x;
+    if (p.kind == LrnKind::cross_channel) {
+      x.sizes.push_back(1);  // cuDNN knows pictures, not rows
+      x.strides.push_back(1);
+    }
+    set(x_, x);
+    check_cudnn(
+        cudnnSetLRNDescriptor(lrn_.get(), static_cast<unsigned>(p.size), p.alpha, p.beta, p.k),
+        "cudnnSetLRNDescriptor");
+  }
+
+  void run(Bindings& b) override {
+    p_.kind == LrnKind::cross_channel ? run_cross_channel(b) : run_divisive(b);
+  }
+
+ private:
+  void run_cross_channel(Bindings& b) const {
+    Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
+    const at::Tensor& x = b[Role::x];
+    if (p_.pass == LrnPass::fwd) {
+      void* y = output(b, Role::y, p_.x, x);
+      check_cudnn(cudnnLRNCrossChannelForward(cudnn_handle(), lrn_.get(),
+                                              CUDNN_LRN_CROSS_CHANNEL_DIM1, one.get(), x_.get(),
+                                              x.const_data_ptr(), zero.get(), x_.get(), y),
+                  "cudnnLRNCrossChannelForward");
+      return;
+    }
+    void* dx = output(b, Role::dx, p_.x, x);
+    check_cudnn(cudnnLRNCrossChannelBackward(
+                    cudnn_handle(), lrn_.get(), CUDNN_LRN_CROSS_CHANNEL_DIM1, one.get(), x_.get(),
+                    b[Role::y].const_data_ptr(), x_.get(), b[Role::dy].const_data_ptr(), x_.get(),
+                    x.const_data_ptr(), zero.get(), x_.get(), dx),
+                "cudnnLRNCrossChannelBackward");
+  }
+
+  // The workspace is two tensors of x's size.
+  void run_divisive(Bindings& b) const {
+    Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
+    const at::Tensor& x = b[Role::x];
+    const void* means = p_.means ? b[Role::z].const_data_ptr() : nullptr;
+    auto workspace = c10::cuda::CUDACachingAllocator::get()->allocate(*workspace_bytes);
+    void* first = workspace.get();
+    void* second = static_cast<char*>(first) + *workspace_bytes / 2;
+    if (p_.pass == LrnPass::fwd) {
+      void* y = output(b, Role::y, p_.x, x);
+      check_cudnn(cudnnDivisiveNormalizationForward(
+                      cudnn_handle(), lrn_.get(), CUDNN_DIVNORM_PRECOMPUTED_MEANS, one.get(),
+                      x_.get(), x.const_data_ptr(), means, first, second, zero.get(), x_.get(), y),
+                  "cudnnDivisiveNormalizationForward");
+      return;
+    }
+    void* dx = output(b, Role::dx, p_.x, x);
+    void* dmeans = p_.means ? output(b, Role::dz, p_.x, x) : nullptr;
+    check_cudnn(cudnnDivisiveNormalizationBackward(
+                    cudnn_handle(), lrn_.get(), CUDNN_DIVNORM_PRECOMPUTED_MEANS, one.get(),
+                    x_.get(), x.const_data_ptr(), means, b[Role::dy].const_data_ptr(), first,
+                    second, zero.get(), x_.get(), dx, dmeans),
+                "cudnnDivisiveNormalizationBackward");
+  }
+
+  const LrnProblem p_;
+  TensorDescriptor x_;
+  LrnDescriptor lrn_;
+};
+
+const char* name_of(const LrnProblem& p) {
+  return p.kind == LrnKind::divisive ? "precomputed_means" : "cross_channel";
+}
+
+std::vector<Candidate> candidates(const LrnProblem& p, const Device&) {
+  return {{{"legacy", name_of(p), {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (!algorithm.options.empty() || algorithm.name != name_of(p)) {
+    return Unsupported{c10::str("legacy has no ", algorithm.text(),
+                                " for this problem, only legacy:", name_of(p))};
+  }
+  if (p.size > CUDNN_LRN_MAX_N) {
+    return Unsupported{
+        c10::str("cuDNN's windows have 1 to ", CUDNN_LRN_MAX_N, " elements, not ", p.size)};
+  }
+  if (p.k < CUDNN_LRN_MIN_K || p.beta < CUDNN_LRN_MIN_BETA) {
+    return Unsupported{c10::str("cuDNN wants k of at least ", CUDNN_LRN_MIN_K,
+                                " and beta of at least ", CUDNN_LRN_MIN_BETA, ", not ", p.k,
+                                " and ", p.beta)};
+  }
+  bool even = p.size % 2 == 0;
+  if (even && p.kind == LrnKind::cross_channel && p.window == LrnWindow::torch) {
+    return Unsupported{
+        c10::str("of an even window, here ", p.size,
+                 ", cuDNN has the smaller half before its middle and PyTorch the larger one; "
+                 "window=cudnn asks for the former")};
+  }
+  if (even && p.kind == LrnKind::divisive && p.pass == LrnPass::bwd) {
+    return Unsupported{"cuDNN's gradient of an even window is not that of its forward"};
+  }
+  if (p.means) {
+    return Unsupported{
+        "what cuDNN computes with means of its caller's differs from this, and is not documented"};
+  }
+  if (p.x.dtype == at::kBFloat16) {
+    return Unsupported{"cuDNN documents this for float64, float32 and float16"};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  // Each of the two temporary tensors begins at a multiple of 256 bytes.
+  int64_t rounded = (p.x.nbytes() + 255) / 256 * 256;
+  return std::make_shared<LrnPlan>(p, algorithm, p.kind == LrnKind::divisive ? 2 * rounded : 0);
+}
+
+const RegisterBackendOperator<LrnProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

@@ -1,0 +1,138 @@
+// Reductions through cuDNN's classic API: one algorithm, with indices for minima and maxima.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+using ReduceDescriptor =
+    Descriptor<cudnnReduceTensorDescriptor_t, cudnnCreateReduceTensorDescriptor,
+               cudnnDestroyReduceTensorDescriptor>;
+
+cudnnReduceTensorOp_t operation_of(ReduceKind kind) {
+  switch (kind) {
+    case ReduceKind::add:
+      return CUDNN_REDUCE_TENSOR_ADD;
+    case ReduceKind::mul:
+      return CUDNN_REDUCE_TENSOR_MUL;
+    case ReduceKind::min:
+      return CUDNN_REDUCE_TENSOR_MIN;
+    case ReduceKind::max:
+      return CUDNN_REDUCE_TENSOR_MAX;
+    case ReduceKind::absmax:
+      return CUDNN_REDUCE_TENSOR_AMAX;
+    case ReduceKind::mean:
+      return CUDNN_REDUCE_TENSOR_AVG;
+    case ReduceKind::norm1:
+      return CUDNN_REDUCE_TENSOR_NORM1;
+    case ReduceKind::norm2:
+      return CUDNN_REDUCE_TENSOR_NORM2;
+    case ReduceKind::mul_no_zeros:
+      return CUDNN_REDUCE_TENSOR_MUL_NO_ZEROS;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// cuDNN's kernels want four dimensions at least.
+TensorSpec with_four_dims(const TensorSpec& spec) {
+  Dims sizes(std::max(0, 4 - spec.sizes.size()), 1);
+  for (int64_t size : spec.sizes) sizes.push_back(size);
+  return {spec.dtype, sizes, contiguous_strides(sizes)};
+}
+
+struct Descriptors {
+  explicit Descriptors(const ReduceProblem& p) {
+    set(x, with_four_dims(p.x));
+    set(y, with_four_dims(p.output()));
+    auto compute = cudnn_type(p.x.dtype == at::kDouble ? at::kDouble : at::kFloat);
+    check_cudnn(
+        cudnnSetReduceTensorDescriptor(
+            reduce.get(), operation_of(p.kind), compute, CUDNN_PROPAGATE_NAN,
+            p.indices ? CUDNN_REDUCE_TENSOR_FLATTENED_INDICES : CUDNN_REDUCE_TENSOR_NO_INDICES,
+            CUDNN_32BIT_INDICES),
+        "cudnnSetReduceTensorDescriptor");
+  }
+  TensorDescriptor x, y;
+  ReduceDescriptor reduce;
+};
+
+struct Needs {
+  size_t workspace_bytes = 0, indices_bytes = 0;
+};
+
+class ReducePlan : public Plan {
+ public:
+  ReducePlan(const ReduceProblem& p, const Algorithm& algorithm,
+             std::unique_ptr<Descriptors> descriptors, Needs needs)
+      : Plan(algorithm, {}, static_cast<int64_t>(needs.workspace_bytes)),
+        p_(p),
+        descriptors_(std::move(descriptors)),
+        needs_(needs) {}
+
+  void run(Bindings& b) override {
+    const at::Tensor& x = b[Role::x];
+    TensorSpec spec = p_.output();
+    void* y = output(b, Role::y, spec, x);
+    c10::DataPtr workspace;
+    if (needs_.workspace_bytes > 0) {
+      workspace = c10::cuda::CUDACachingAllocator::get()->allocate(needs_.workspace_bytes);
+    }
+    at::Tensor indices;  // cuDNN's are unsigned and of 32 bits
+    if (p_.indices) {
+      auto count = static_cast<int64_t>((needs_.indices_bytes + 3) / 4);
+      indices = at::empty({std::max(count, spec.numel())}, x.options().dtype(at::kInt));
+    }
+    Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
+    check_cudnn(
+        cudnnReduceTensor(cudnn_handle(), descriptors_->reduce.get(),
+                          p_.indices ? indices.data_ptr() : nullptr, needs_.indices_bytes,
+                          workspace.get(), needs_.workspace_bytes, one.get(), descriptors_->x.get(),
+                          x.const_data_ptr(), zero.get(), descriptors_->y.get(), y),
+        "cudnnReduceTensor");
+    if (!p_.indices) return;
+    give(b, Role::indices, {at::kLong, spec.sizes, spec.strides},
+         indices.narrow(0, 0, spec.numel()).to(at::kLong).view(spec.sizes));
+  }
+
+ private:
+  const ReduceProblem p_;
+  const std::unique_ptr<Descriptors> descriptors_;
+  const Needs needs_;
+};
+
+std::vector<Candidate> candidates(const ReduceProblem&, const Device&) {
+  return {{{"legacy", "default", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (algorithm.name != "default" || !algorithm.options.empty()) {
+    return Unsupported{
+        c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
+  }
+  if (p.x.dtype == at::kBFloat16) return Unsupported{"cuDNN reduces no bfloat16 data"};
+  if (p.reduced_count() == 1) return Unsupported{"cuDNN has no reduction of a single element each"};
+  if (p.x.numel() > INT_MAX) {
+    return Unsupported{c10::str("the classic API counts elements in 32 bits, not ", p.x.numel())};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  auto descriptors = std::make_unique<Descriptors>(p);
+  Needs needs;
+  auto status = cudnnGetReductionWorkspaceSize(cudnn_handle(), descriptors->reduce.get(),
+                                               descriptors->x.get(), descriptors->y.get(),
+                                               &needs.workspace_bytes);
+  if (status == CUDNN_STATUS_SUCCESS && p.indices) {
+    status = cudnnGetReductionIndicesSize(cudnn_handle(), descriptors->reduce.get(),
+                                          descriptors->x.get(), descriptors->y.get(),
+                                          &needs.indices_bytes);
+  }
+  if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+  return std::make_shared<ReducePlan>(p, algorithm, std::move(descriptors), needs);
+}
+
+const RegisterBackendOperator<ReduceProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

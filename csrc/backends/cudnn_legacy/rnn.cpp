@@ -1,0 +1,423 @@
+// Recurrent networks through cuDNN's classic API: every algorithm times every math type.
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/StringUtil.h>
+
+#include <mutex>
+#include <numeric>
+
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+#include "core/operator.h"
+#include "core/rnn_layout.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+using at::Tensor;
+
+using RnnDescriptor =
+    Descriptor<cudnnRNNDescriptor_t, cudnnCreateRNNDescriptor, cudnnDestroyRNNDescriptor>;
+using RnnDataDescriptor = Descriptor<cudnnRNNDataDescriptor_t, cudnnCreateRNNDataDescriptor,
+                                     cudnnDestroyRNNDataDescriptor>;
+using DropoutDescriptor = Descriptor<cudnnDropoutDescriptor_t, cudnnCreateDropoutDescriptor,
+                                     cudnnDestroyDropoutDescriptor>;
+
+// The random numbers of dropout. cuDNN has them in a buffer that every forward moves on; filling it
+// costs a kernel. So it is filled once, and once more whenever PyTorch's generator was seeded anew
+// or moved back since: the same seed then repeats the same masks.
+class Dropout {
+ public:
+  // Sets the descriptor; the buffer is filled before a forward reads it.
+  cudnnStatus_t set(double probability, c10::Device device) {
+    probability_ = static_cast<float>(probability);
+    if (probability == 0) {
+      return cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), 0, nullptr, 0, 0);
+    }
+    size_t bytes = 0;
+    cudnnStatus_t status = cudnnDropoutGetStatesSize(cudnn_handle(), &bytes);
+    if (status != CUDNN_STATUS_SUCCESS) return status;
+    states_ = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
+    return cudnnRestoreDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
+                                         states_.data_ptr(), bytes, 0);
+  }
+
+  void prepare() {
+    if (!states_.defined()) return;
+    c10::Device device = states_.device();
+    if (runtime_of(device_of(device)).is_capturing(device_of(device))) {
+      TORCH_CHECK(seed_,
+                  "rnn: dropout is first met while the stream is being captured into a CUDA graph; "
+                  "run it once before capturing");
+      return;
+    }
+    auto [seed, offset] = advance_generator(device);
+    bool moved_on = seed_ == seed && offset > offset_;
+    seed_ = seed;
+    offset_ = offset;
+    if (moved_on) return;
+    constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;  // spreads neighbouring offsets
+    check_cudnn(
+        cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
+                                  states_.data_ptr(), states_.nbytes(), seed ^ (offset * kOdd)),
+        "cudnnSetDropoutDescriptor");
+  }
+
+  cudnnDropoutDescriptor_t get() const { return descriptor_.get(); }
+
+ private:
+  static std::pair<uint64_t, uint64_t> advance_generator(c10::Device device) {
+    constexpr uint64_t kStep = 4;  // offsets are multiples of it
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    return at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_engine_inputs(kStep);
+  }
+
+  DropoutDescriptor descriptor_;
+  Tensor states_;
+  float probability_ = 0;
+  std::optional<uint64_t> seed_;
+  uint64_t offset_ = 0;
+};
+
+// Where a piece of the parameters lies in w and in cuDNN's weight space, in elements.
+struct Piece {
+  int64_t ours, theirs, count;
+};
+
+struct Descriptors {
+  RnnDescriptor rnn;
+  Dropout dropout;
+  RnnDataDescriptor x, y;
+  TensorDescriptor h, c;
+};
+
+// What is found out while a plan is built.
+struct Layout {
+  size_t weight_bytes = 0, workspace_bytes = 0, reserve_bytes = 0;
+  std::vector<Piece> pieces;
+};
+
+cudnnForwardMode_t forward_mode(const RnnProblem& p) {
+  return p.train || p.dropout > 0 ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE;
+}
+
+cudnnStatus_t set_data(const RnnDataDescriptor& descriptor, const RnnProblem& p, int64_t features,
+                       const std::vector<int>& lengths) {
+  return cudnnSetRNNDataDescriptor(descriptor.get(), cudnn_type(p.x.dtype),
+                                   p.lengths == RnnLengths::packed
+                                       ? CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED
+                                       : CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED,
+                                   static_cast<int>(p.steps()), static_cast<int>(p.batch()),
+                                   static_cast<int>(features), lengths.data(), nullptr);
+}
+
+cudnnStatus_t set_sequences(const Descriptors& d, const RnnProblem& p,
+                            const std::vector<int>& lengths) {
+  cudnnStatus_t status = set_data(d.x, p, p.input(), lengths);
+  if (status != CUDNN_STATUS_SUCCESS) return status;
+  return set_data(d.y, p, p.directions() * p.state(), lengths);
+}
+
+cudnnStatus_t get_spaces(const Descriptors& d, const RnnProblem& p, Layout& layout) {
+  return cudnnGetRNNTempSpaceSizes(cudnn_handle(), d.rnn.get(), forward_mode(p), d.x.get(),
+                                   &layout.workspace_bytes, &layout.reserve_bytes);
+}
+
+const void* address(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
+
+class RnnPlan : public Plan {
+ public:
+  RnnPlan(const RnnProblem& p, const Algorithm& algorithm, Notes notes,
+          std::unique_ptr<Descriptors> descriptors, Layout layout)
+      : Plan(algorithm, notes, static_cast<int64_t>(layout.workspace_bytes)),
+        p_(p),
+        d_(std::move(descriptors)),
+        layout_(std::move(layout)) {
+    const std::vector<Piece>& pieces = layout_.pieces;
+    auto bytes = static_cast<size_t>(rnn_w(p).nbytes());
+    in_place_ = pieces.size() == 1 && pieces[0].theirs == 0 && bytes == layout_.weight_bytes;
+  }
+
+  void run(Bindings& b) override {
+    rows_ = p_.steps() * p_.batch();
+    if (p_.lengths == RnnLengths::packed) take_lengths(b[Role::batch_sizes]);
+    auto* allocator = c10::cuda::CUDACachingAllocator::get();
+    c10::DataPtr workspace = allocator->allocate(layout_.workspace_bytes);
+    if (p_.pass == RnnPass::fwd) {
+      forward(b, workspace.get());
+    } else {
+      backward(b, workspace.get());
+    }
+  }
+
+ private:
+  // The number of steps of each sequence, from the number of sequences in each step.
+  void take_lengths(const Tensor& batch_sizes) {
+    std::vector<int64_t> sizes = rnn_batch_sizes(p_, batch_sizes);
+    rows_ = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    std::vector<int> lengths(static_cast<size_t>(p_.batch()), 0);
+    for (int64_t size : sizes) {
+      for (int64_t i = 0; i < size; ++i) ++lengths[static_cast<size_t>(i)];
+    }
+    check_cudnn(set_sequences(*d_, p_, lengths), "cudnnSetRNNDataDescriptor");
+    check_cudnn(get_spaces(*d_, p_, layout_), "cudnnGetRNNTempSpaceSizes");
+  }
+
+  // Of a packed batch only the rows that are there; those behind them are zero.
+  void* sequence_output(Bindings& b, Role role, TensorSpec spec) const {
+    const Tensor& x = b[Role::x];
+    if (p_.lengths == RnnLengths::packed) spec.sizes[0] = x.size(0);
+    void* address = output(b, role, spec, x);
+    if (spec.sizes[0] > rows_ && p_.lengths == RnnLengths::packed) {
+      b[role].narrow(0, rows_, spec.sizes[0] - rows_).zero_();
+    }
+    return address;
+  }
+
+  // The parameters in cuDNN's layout: w itself where that is the same.
+  Tensor weights(const Bindings& b) const {
+    const Tensor& w = b[Role::w];
+    if (in_place_) return w;
+    Tensor space = weight_space(w);
+    for (const Piece& piece : layout_.pieces) {
+      space.narrow(0, piece.theirs, piece.count).copy_(w.narrow(0, piece.ours, piece.count));
+    }
+    return space;
+  }
+
+  Tensor weight_space(const Tensor& w) const {
+    auto elements = static_cast<int64_t>(layout_.weight_bytes / c10::elementSize(p_.x.dtype));
+    return at::zeros({elements}, w.options());
+  }
+
+  void forward(Bindings& b, void* workspace) {
+    const Tensor& x = b[Role::x];
+    bool lstm = p_.cell == RnnCell::lstm;
+    void* y = sequence_output(b, Role::y, rnn_y(p_));
+    void* hy = output(b, Role::hy, rnn_h(p_), x);
+    void* cy = lstm ? output(b, Role::cy, rnn_c(p_), x) : nullptr;
+    Tensor w = weights(b);
+    Tensor reserve;
+    if (forward_mode(p_) == CUDNN_FWD_MODE_TRAINING) {
+      reserve =
+          at::empty({static_cast<int64_t>(layout_.reserve_bytes)}, x.options().dtype(at::kByte));
+    }
+    d_->dropout.prepare();
+    check_cudnn(
+        cudnnRNNForward(cudnn_handle(), d_->rnn.get(), forward_mode(p_), nullptr, d_->x.get(),
+                        x.const_data_ptr(), d_->y.get(), y, d_->h.get(), address(b[Role::hx]), hy,
+                        lstm ? d_->c.get() : nullptr, address(b[Role::cx]), cy,
+                        layout_.weight_bytes, w.const_data_ptr(), layout_.workspace_bytes,
+                        workspace, reserve.defined() ? reserve.nbytes() : 0,
+                        reserve.defined() ? reserve.data_ptr() : nullptr),
+        "cudnnRNNForward");
+    if (p_.train) b[Role::reserve] = reserve;
+  }
+
+  void backward(Bindings& b, void* workspace) {
+    const Tensor &x = b[Role::x], &y = b[Role::y], &reserve = b[Role::reserve];
+    bool lstm = p_.cell == RnnCell::lstm;
+    cudnnTensorDescriptor_t c = lstm ? d_->c.get() : nullptr;
+    void* dx = sequence_output(b, Role::dx, rnn_x(p_));
+    void* dhx = output(b, Role::dhx, rnn_h(p_), x);
+    void* dcx = lstm ? output(b, Role::dcx, rnn_c(p_), x) : nullptr;
+    Tensor w = weights(b);
+    cudnnHandle_t handle = cudnn_handle();
+    check_cudnn(cudnnRNNBackwardData_v8(
+                    handle, d_->rnn.get(), nullptr, d_->y.get(), y.const_data_ptr(),
+                    b[Role::dy].const_data_ptr(), d_->x.get(), dx, d_->h.get(),
+                    address(b[Role::hx]), address(b[Role::dhy]), dhx, c, address(b[Role::cx]),
+                    address(b[Role::dcy]), dcx, layout_.weight_bytes, w.const_data_ptr(),
+                    layout_.workspace_bytes, workspace, reserve.nbytes(), reserve.data_ptr()),
+                "cudnnRNNBackwardData_v8");
+    output(b, Role::dw, rnn_w(p_), x);
+    Tensor& dw = b[Role::dw];
+    Tensor space = in_place_ ? dw.zero_() : weight_space(dw);  // gradients are added to it
+    check_cudnn(cudnnRNNBackwardWeights_v8(
+                    handle, d_->rnn.get(), CUDNN_WGRAD_MODE_ADD, nullptr, d_->x.get(),
+                    x.const_data_ptr(), d_->h.get(), address(b[Role::hx]), d_->y.get(),
+                    y.const_data_ptr(), layout_.weight_bytes, space.data_ptr(),
+                    layout_.workspace_bytes, workspace, reserve.nbytes(), reserve.data_ptr()),
+                "cudnnRNNBackwardWeights_v8");
+    if (in_place_) return;
+    for (const Piece& piece : layout_.pieces) {
+      dw.narrow(0, piece.ours, piece.count).copy_(space.narrow(0, piece.theirs, piece.count));
+    }
+  }
+
+  const RnnProblem p_;
+  const std::unique_ptr<Descriptors> d_;
+  Layout layout_;
+  bool in_place_;
+  int64_t rows_ = 0;  // of the batch that runs
+};
+
+// --- building
+
+cudnnRNNBiasMode_t bias_mode(RnnBias bias) {
+  switch (bias) {
+    case RnnBias::none:
+      return CUDNN_RNN_NO_BIAS;
+    case RnnBias::single:
+      return CUDNN_RNN_SINGLE_INP_BIAS;
+    case RnnBias::twice:
+      return CUDNN_RNN_DOUBLE_BIAS;
+  }
+  return CUDNN_RNN_DOUBLE_BIAS;
+}
+
+cudnnRNNMode_t cell_mode(RnnCell cell) {
+  static_assert(static_cast<int>(RnnCell::relu) == CUDNN_RNN_RELU &&
+                static_cast<int>(RnnCell::tanh) == CUDNN_RNN_TANH &&
+                static_cast<int>(RnnCell::lstm) == CUDNN_LSTM &&
+                static_cast<int>(RnnCell::gru) == CUDNN_GRU);
+  return static_cast<cudnnRNNMode_t>(cell);
+}
+
+cudnnStatus_t set_network(const Descriptors& d, const RnnProblem& p, cudnnRNNAlgo_t algorithm,
+                          cudnnMathType_t math) {
+  return cudnnSetRNNDescriptor_v8(
+      d.rnn.get(), algorithm, cell_mode(p.cell), bias_mode(p.bias),
+      p.bidirectional ? CUDNN_BIDIRECTIONAL : CUDNN_UNIDIRECTIONAL,
+      p.skip ? CUDNN_SKIP_INPUT : CUDNN_LINEAR_INPUT, cudnn_type(p.x.dtype), cudnn_type(p.compute),
+      math, static_cast<int32_t>(p.input()), static_cast<int32_t>(p.hidden),
+      static_cast<int32_t>(p.state()), static_cast<int32_t>(p.layers), d.dropout.get(),
+      p.lengths == RnnLengths::packed ? CUDNN_RNN_PADDED_IO_DISABLED : CUDNN_RNN_PADDED_IO_ENABLED);
+}
+
+// Where cuDNN has a gate's part of a parameter, in elements; -1 where it has none.
+cudnnStatus_t find_gate(const Descriptors& d, const RnnProblem& p, const RnnParameter& parameter,
+                        int64_t gate, const Tensor& space, int64_t& place) {
+  using Kind = RnnParameter::Kind;
+  bool recurrent =
+      parameter.kind == Kind::recurrent_matrix || parameter.kind == Kind::recurrent_bias;
+  int64_t id =
+      parameter.kind == Kind::projection ? 2 * p.gates() : gate + (recurrent ? p.gates() : 0);
+  TensorDescriptor matrix, bias;
+  void *matrix_address = nullptr, *bias_address = nullptr;
+  cudnnStatus_t status =
+      cudnnGetRNNWeightParams(cudnn_handle(), d.rnn.get(), static_cast<int32_t>(parameter.layer),
+                              space.nbytes(), space.const_data_ptr(), static_cast<int32_t>(id),
+                              matrix.get(), &matrix_address, bias.get(), &bias_address);
+  auto* found = static_cast<const char*>(parameter.columns > 0 ? matrix_address : bias_address);
+  place = found == nullptr ? -1
+                           : (found - static_cast<const char*>(space.const_data_ptr())) /
+                                 static_cast<int64_t>(c10::elementSize(p.x.dtype));
+  return status;
+}
+
+std::optional<Unsupported> find_pieces(const Descriptors& d, const RnnProblem& p,
+                                       c10::Device device, Layout& layout) {
+  // cuDNN computes addresses in a space that it is given; nothing is read.
+  Tensor space = at::empty({static_cast<int64_t>(layout.weight_bytes)},
+                           at::TensorOptions(at::kByte).device(device));
+  std::vector<Piece>& pieces = layout.pieces;
+  std::vector<RnnParameter> parameters = rnn_parameters(p);
+  for (bool vectors : {false, true}) {
+    for (const RnnParameter& parameter : parameters) {
+      if ((parameter.columns == 0) != vectors) continue;
+      int64_t parts = parameter.kind == RnnParameter::Kind::projection ? 1 : p.gates();
+      int64_t count = parameter.numel() / parts;
+      for (int64_t gate = 0; gate < parts; ++gate) {
+        Piece piece{parameter.offset + gate * count, 0, count};
+        cudnnStatus_t status = find_gate(d, p, parameter, gate, space, piece.theirs);
+        if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+        if (piece.theirs < 0) {
+          return Unsupported{"cuDNN has no place for a parameter of this network"};
+        }
+        bool joined = !pieces.empty() && pieces.back().ours + pieces.back().count == piece.ours &&
+                      pieces.back().theirs + pieces.back().count == piece.theirs;
+        if (joined) {
+          pieces.back().count += count;
+        } else {
+          pieces.push_back(piece);
+        }
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// The classic API tells no properties of an algorithm: a math type other than FMA may use TF32 for
+// float32 data.
+Notes notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, cudnnMathType_t math) {
+  Notes notes;
+  if (algorithm == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) notes.add(Note::runtime_compilation);
+  if (p.x.dtype != at::kFloat || math == CUDNN_FMA_MATH) return notes;
+  notes.add(Note::tf32);
+  if (math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION) notes.add(Note::down_convert);
+  return notes;
+}
+
+// float64 has neither tensor cores nor anything to convert to, and what is narrow already is not
+// converted.
+bool is_duplicate(const RnnProblem& p, cudnnMathType_t math) {
+  if (p.x.dtype == at::kDouble) return math != CUDNN_DEFAULT_MATH;
+  return p.x.dtype != at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
+}
+
+std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
+  std::vector<Candidate> list;
+  for (const LegacyName& name : operator_of(p).legacy_names(pass_of(p))) {
+    for (const MathType& math : kMathTypes) {
+      if (is_duplicate(p, math.value)) continue;
+      list.push_back({{"legacy", name.name, {{"math", math.text}}}, "enumeration"});
+    }
+  }
+  return list;
+}
+
+BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
+  const MathType* math = find_math(algorithm);
+  if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
+  int value = -1;
+  for (const LegacyName& name : operator_of(p).legacy_names(pass_of(p))) {
+    if (algorithm.name == name.name) value = name.value;
+  }
+  if (value < 0) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
+  if (p.lengths == RnnLengths::packed && value != CUDNN_RNN_ALGO_STANDARD) {
+    return Unsupported{"sequences of several lengths need legacy:standard"};
+  }
+  // Seen on an H200: elements behind the results change.
+  bool strays =
+      p.proj > 0 && p.x.dtype == at::kFloat &&
+      (math->value == CUDNN_FMA_MATH || math->value == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION);
+  if (strays && cudnnGetVersion() / 100 == 919) {
+    return Unsupported{"cuDNN 9.19 writes behind its results with a projection and this math type"};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  auto kind = static_cast<cudnnRNNAlgo_t>(value);
+  auto d = std::make_unique<Descriptors>();
+  set(d->h, rnn_h(p));
+  set(d->c, rnn_c(p));
+  Layout layout;
+  // The longest that the sequences of a packed batch can be.
+  std::vector<int> lengths(static_cast<size_t>(p.batch()), static_cast<int>(p.steps()));
+  cudnnStatus_t status = d->dropout.set(p.dropout, device.torch_device());
+  auto then = [&](auto&& call) {
+    if (status == CUDNN_STATUS_SUCCESS) status = call();
+  };
+  then([&] { return set_network(*d, p, kind, math->value); });
+  then([&] { return set_sequences(*d, p, lengths); });
+  if (kind == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) {
+    then([&] {
+      return cudnnBuildRNNDynamic(cudnn_handle(), d->rnn.get(), static_cast<int>(p.batch()));
+    });
+  }
+  then([&] { return get_spaces(*d, p, layout); });
+  then([&] {
+    return cudnnGetRNNWeightSpaceSize(cudnn_handle(), d->rnn.get(), &layout.weight_bytes);
+  });
+  check_cudnn_files_once();
+  if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+  if (auto refused = find_pieces(*d, p, device.torch_device(), layout)) return *refused;
+  return std::make_shared<RnnPlan>(p, algorithm, notes_of(p, kind, math->value), std::move(d),
+                                   std::move(layout));
+}
+
+const RegisterBackendOperator<RnnProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

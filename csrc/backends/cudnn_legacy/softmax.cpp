@@ -1,0 +1,70 @@
+// Softmax through cuDNN's classic API: fast (no maximum is subtracted) and accurate.
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+class SoftmaxPlan : public Plan {
+ public:
+  SoftmaxPlan(const SoftmaxProblem& p, const Algorithm& algorithm, Notes notes,
+              cudnnSoftmaxAlgorithm_t value)
+      : Plan(algorithm, notes, 0), p_(p), value_(value) {
+    // Rows are the channels of a picture. Where one follows the other there is one pixel, and the
+    // instance mode sums the same.
+    const Dims& n = p.x.sizes;
+    set(x_, {p.x.dtype, {n[0], n[1], n[2], 1}, {n[1] * n[2], n[2], 1, 1}});
+    mode_ = n[2] == 1 ? CUDNN_SOFTMAX_MODE_INSTANCE : CUDNN_SOFTMAX_MODE_CHANNEL;
+  }
+
+  void run(Bindings& b) override {
+    Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
+    if (p_.pass == SoftmaxPass::fwd) {
+      const at::Tensor& x = b[Role::x];
+      void* y = output(b, Role::y, p_.x, x);
+      check_cudnn(cudnnSoftmaxForward(cudnn_handle(), value_, mode_, one.get(), x_.get(),
+                                      x.const_data_ptr(), zero.get(), x_.get(), y),
+                  "cudnnSoftmaxForward");
+      return;
+    }
+    const at::Tensor &y = b[Role::y], &dy = b[Role::dy];
+    void* dx = output(b, Role::dx, p_.x, y);
+    check_cudnn(
+        cudnnSoftmaxBackward(cudnn_handle(), value_, mode_, one.get(), x_.get(), y.const_data_ptr(),
+                             x_.get(), dy.const_data_ptr(), zero.get(), x_.get(), dx),
+        "cudnnSoftmaxBackward");
+  }
+
+ private:
+  const SoftmaxProblem p_;
+  const cudnnSoftmaxAlgorithm_t value_;
+  cudnnSoftmaxMode_t mode_;
+  TensorDescriptor x_;
+};
+
+std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
+  return {{{"legacy", "accurate", {}}, "enumeration"}, {{"legacy", "fast", {}}, "enumeration"}};
+}
+
+BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (!algorithm.options.empty()) return Unsupported{"softmax has no options"};
+  if (p.log && algorithm.name == "fast") {
+    return Unsupported{"cuDNN computes log-softmax in one way, legacy:accurate"};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  if (p.log) {
+    return std::make_shared<SoftmaxPlan>(p, algorithm, Notes{}, CUDNN_SOFTMAX_LOG);
+  }
+  bool fast = algorithm.name == "fast";
+  Notes notes;
+  // Exponentials of what is not made small first overflow. Gradients take none.
+  if (fast && p.pass == SoftmaxPass::fwd) notes.add(Note::reduced_range);
+  return std::make_shared<SoftmaxPlan>(p, algorithm, notes,
+                                       fast ? CUDNN_SOFTMAX_FAST : CUDNN_SOFTMAX_ACCURATE);
+}
+
+const RegisterBackendOperator<SoftmaxProblem> registered("legacy", candidates, build_plan);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

@@ -1,0 +1,149 @@
+// Spatial transformers through cuDNN's classic API, whose grids have their outermost points at the
+// centres of the corner pixels (align_corners), in two dimensions alone.
+#include "backends/cudnn_legacy/descriptor.h"
+#include "core/backend.h"
+#include "core/operator.h"
+
+namespace torch_cudnn_ext::legacy {
+namespace {
+
+using TransformerDescriptor =
+    Descriptor<cudnnSpatialTransformerDescriptor_t, cudnnCreateSpatialTransformerDescriptor,
+               cudnnDestroySpatialTransformerDescriptor>;
+
+void set(const TransformerDescriptor& descriptor, c10::ScalarType dtype, const Dims& output) {
+  check_cudnn(cudnnSetSpatialTransformerNdDescriptor(descriptor.get(), CUDNN_SAMPLER_BILINEAR,
+                                                     cudnn_type(dtype), output.size(),
+                                                     as_ints(output).data()),
+              "cudnnSetSpatialTransformerNdDescriptor");
+}
+
+std::optional<Unsupported> refuse_transformer(const TensorSpec& grid, bool align_corners) {
+  if (grid.sizes.size() != 4) return Unsupported{"cuDNN's spatial transformers are 2-D"};
+  if (!align_corners) return Unsupported{"cuDNN's spatial transformers align corners"};
+  if (grid.dtype == c10::ScalarType::BFloat16) {
+    return Unsupported{"cuDNN's spatial transformers take f32, f64 and f16, not bf16"};
+  }
+  return std::nullopt;
+}
+
+class AffineGridPlan : public Plan {
+ public:
+  AffineGridPlan(const AffineGridProblem& p, const Algorithm& algorithm)
+      // The gradient is summed atomically.
+      : Plan(algorithm, p.pass == AffineGridPass::bwd ? Notes{Note::nondeterministic} : Notes{}, 0),
+        p_(p) {
+    set(transformer_, p.grid.dtype, {p.grid.sizes[0], 1, p.grid.sizes[1], p.grid.sizes[2]});
+  }
+
+  void run(Bindings& b) override {
+    if (p_.pass == AffineGridPass::fwd) {
+      const at::Tensor& theta = b[Role::x];
+      void* grid = output(b, Role::grid, p_.grid, theta);
+      check_cudnn(cudnnSpatialTfGridGeneratorForward(cudnn_handle(), transformer_.get(),
+                                                     theta.const_data_ptr(), grid),
+                  "cudnnSpatialTfGridGeneratorForward");
+      return;
+    }
+    const at::Tensor& dgrid = b[Role::dgrid];
+    void* dtheta = output(b, Role::dx, p_.theta, dgrid);
+    check_cudnn(cudnnSpatialTfGridGeneratorBackward(cudnn_handle(), transformer_.get(),
+                                                    dgrid.const_data_ptr(), dtheta),
+                "cudnnSpatialTfGridGeneratorBackward");
+  }
+
+ private:
+  const AffineGridProblem p_;
+  TransformerDescriptor transformer_;
+};
+
+class GridSamplePlan : public Plan {
+ public:
+  GridSamplePlan(const GridSampleProblem& p, const Algorithm& algorithm, Notes notes)
+      : Plan(algorithm, notes, unwanted_bytes(p)), p_(p), output_(p.output()), dx_(p.x) {
+    set(transformer_, p.x.dtype, output_.sizes);
+    set(x_, p.x);
+    set(y_, output_);
+  }
+
+  void run(Bindings& b) override {
+    const at::Tensor &x = b[Role::x], &grid = b[Role::grid];
+    Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
+    if (p_.pass == GridSamplePass::fwd) {
+      void* y = legacy::output(b, Role::y, output_, x);
+      check_cudnn(cudnnSpatialTfSamplerForward(cudnn_handle(), transformer_.get(), one.get(),
+                                               x_.get(), x.const_data_ptr(), grid.const_data_ptr(),
+                                               zero.get(), y_.get(), y),
+                  "cudnnSpatialTfSamplerForward");
+      return;
+    }
+    at::Tensor unwanted;  // cuDNN always writes dx
+    if (!p_.input_gradient) unwanted = empty_on_cuda(dx_, x);
+    void* dx =
+        p_.input_gradient ? legacy::output(b, Role::dx, dx_, x) : unwanted.mutable_data_ptr();
+    void* dgrid = legacy::output(b, Role::dgrid, p_.grid, grid);
+    check_cudnn(cudnnSpatialTfSamplerBackward(cudnn_handle(), transformer_.get(), one.get(),
+                                              x_.get(), x.const_data_ptr(), zero.get(), x_.get(),
+                                              dx, one.get(), y_.get(), b[Role::dy].const_data_ptr(),
+                                              grid.const_data_ptr(), zero.get(), dgrid),
+                "cudnnSpatialTfSamplerBackward");
+  }
+
+ private:
+  static int64_t unwanted_bytes(const GridSampleProblem& p) {
+    return p.pass == GridSamplePass::bwd && !p.input_gradient ? p.x.nbytes() : 0;
+  }
+
+  const GridSampleProblem p_;
+  const TensorSpec output_, dx_;
+  TransformerDescriptor transformer_;
+  TensorDescriptor x_, y_;
+};
+
+std::vector<Candidate> affine_grid_candidates(const AffineGridProblem&, const Device&) {
+  return {{{"legacy", "default", {}}, "enumeration"}};
+}
+
+BuildResult build_affine_grid(const AffineGridProblem& p, const Algorithm& algorithm,
+                              const Device& device) {
+  if (algorithm.name != "default" || !algorithm.options.empty()) {
+    return Unsupported{c10::str("legacy has no ", algorithm.text(), ", only legacy:default")};
+  }
+  if (auto refused = refuse_transformer(p.grid, p.align_corners)) return *refused;
+  // cuDNN puts a lone point of a dimension on the border, PyTorch in the middle.
+  if (p.grid.sizes[1] == 1 || p.grid.sizes[2] == 1) {
+    return Unsupported{"cuDNN's grids have at least two points a dimension"};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  return std::make_shared<AffineGridPlan>(p, algorithm);
+}
+
+std::vector<Candidate> grid_sample_candidates(const GridSampleProblem&, const Device&) {
+  return {{{"legacy", "bilinear", {}}, "enumeration"}};
+}
+
+BuildResult build_grid_sample(const GridSampleProblem& p, const Algorithm& algorithm,
+                              const Device& device) {
+  constexpr int64_t kMaxChannels = 1024;  // PyTorch's own limit for calling cuDNN
+  if (!algorithm.options.empty()) return Unsupported{"grid_sample has no options"};
+  if (auto refused = refuse_transformer(p.grid, p.align_corners)) return *refused;
+  if (p.mode != SampleMode::bilinear) return Unsupported{"cuDNN samples bilinearly"};
+  if (p.padding != SamplePadding::zeros) return Unsupported{"cuDNN pads with zeros"};
+  if (p.x.strides != contiguous_strides(p.x.sizes)) return Unsupported{"cuDNN samples from nchw"};
+  if (p.x.sizes[1] > kMaxChannels) {
+    return Unsupported{c10::str("cuDNN samples at most ", kMaxChannels, " channels")};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  Notes notes;
+  // dx is summed by atomic additions, whether it is wanted or not; dgrid is not.
+  if (p.pass == GridSamplePass::bwd && p.input_gradient) notes.add(Note::nondeterministic);
+  return std::make_shared<GridSamplePlan>(p, algorithm, notes);
+}
+
+const RegisterBackendOperator<AffineGridProblem> registered_grid("legacy", affine_grid_candidates,
+                                                                 build_affine_grid);
+const RegisterBackendOperator<GridSampleProblem> registered_sample("legacy", grid_sample_candidates,
+                                                                   build_grid_sample);
+
+}  // namespace
+}  // namespace torch_cudnn_ext::legacy

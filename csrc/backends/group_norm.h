@@ -1,0 +1,88 @@
+// Group norm from an instance norm without parameters: a plan of the view [batch, groups,
+// channels / groups * space] is followed by the scale and shift of each channel. Shared by both
+// cuDNN backends, neither of which has a group norm.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <utility>
+
+#include "core/plan.h"
+
+namespace torch_cudnn_ext {
+
+inline LayerNormProblem instances_of_groups(const LayerNormProblem& p) {
+  auto v = p.view();
+  LayerNormProblem q = p;
+  q.kind = LayerNormKind::instance;
+  q.groups = 1;
+  q.w = q.bias = std::nullopt;
+  q.x.sizes = {v.batch, v.groups, v.length()};
+  q.x.strides = contiguous_strides(q.x.sizes);
+  return q;
+}
+
+class GroupNormPlan : public Plan {
+ public:
+  GroupNormPlan(const LayerNormProblem& p, std::shared_ptr<Plan> instances)
+      : Plan(instances->algorithm, instances->notes, instances->workspace_bytes),
+        p_(p),
+        view_(instances_of_groups(p).x),
+        instances_(std::move(instances)) {}
+
+  void run(Bindings& b) override {
+    Bindings inner;
+    inner.epsilon = b.epsilon;
+    inner[Role::x] = b[Role::x].view(view_.sizes);
+    inner[Role::mean] = b[Role::mean];
+    inner[Role::invstd] = b[Role::invstd];
+    p_.pass == LayerNormPass::fwd ? forward(b, inner) : backward(b, inner);
+  }
+
+ private:
+  void forward(Bindings& b, Bindings& inner) {
+    if (b[Role::y].defined()) inner[Role::y] = b[Role::y].view(view_.sizes);
+    instances_->run(inner);
+    b[Role::mean] = inner[Role::mean];
+    b[Role::invstd] = inner[Role::invstd];
+    b[Role::y] = inner[Role::y].view(p_.x.sizes);
+    at::Tensor& y = b[Role::y];
+    if (p_.w && p_.bias) {
+      at::addcmul_out(y, of_channels(b[Role::bias]), y, of_channels(b[Role::w]));
+    } else if (p_.w) {
+      y.mul_(of_channels(b[Role::w]));
+    } else if (p_.bias) {
+      y.add_(of_channels(b[Role::bias]));
+    }
+  }
+
+  void backward(Bindings& b, Bindings& inner) {
+    auto v = p_.view();
+    const at::Tensor &x = b[Role::x], &dy = b[Role::dy];
+    at::Tensor g = p_.w ? (dy * of_channels(b[Role::w])).to(p_.x.dtype) : dy;
+    inner[Role::dy] = g.view(view_.sizes);
+    if (b[Role::dx].defined()) inner[Role::dx] = b[Role::dx].view(view_.sizes);
+    instances_->run(inner);
+    b[Role::dx] = inner[Role::dx].view(p_.x.sizes);
+    if (!p_.w && !p_.bias) return;
+    // Both from sums over space: of dy, and of its products with x.
+    auto compute = p_.statistics().dtype;
+    at::Tensor sums = dy.sum(2, false, compute);
+    if (p_.bias) give(b, Role::dbias, p_.parameters(*p_.bias), sums.sum(0).to(*p_.bias));
+    if (!p_.w) return;
+    at::Tensor products = (dy.to(compute) * x).sum(2);
+    Dims sizes{v.batch, v.groups, v.channels / v.groups}, each{v.batch, v.groups, 1};
+    at::Tensor centred = products.view(sizes) - b[Role::mean].view(each) * sums.view(sizes);
+    at::Tensor dw = (centred * b[Role::invstd].view(each)).sum(0).view({v.channels});
+    give(b, Role::dw, p_.parameters(*p_.w), dw.to(*p_.w));
+  }
+
+  static at::Tensor of_channels(const at::Tensor& t) { return t.view({1, t.size(0), 1}); }
+
+  const LayerNormProblem p_;
+  const TensorSpec view_;
+  const std::shared_ptr<Plan> instances_;
+};
+
+}  // namespace torch_cudnn_ext

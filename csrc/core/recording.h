@@ -1,0 +1,41 @@
+// Watching what operators execute: recordings of what ran, and dry runs, in which a call poses its
+// problem and computes nothing. Knows nothing of how algorithms are chosen.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/plan.h"
+
+namespace torch_cudnn_ext {
+
+struct ChoiceRecord;
+
+// What ran, in order and over all threads, while recording: a choice, or the reason why PyTorch's
+// own kernel ran instead of an operator of ours.
+struct RecordedCall {
+  const ChoiceRecord* choice;  // nullptr: declined
+  std::string declined;
+};
+void set_recording(bool on);  // starts anew; off forgets
+std::vector<RecordedCall> recorded_calls(size_t begin);
+void record_call(const RecordedCall& call);  // nothing without a recording
+
+// Of this thread. Results of a dry run have the sizes and strides of the problem, and no values.
+class DryRun {
+ public:
+  DryRun();
+  ~DryRun();
+  DryRun(const DryRun&) = delete;
+  DryRun& operator=(const DryRun&) = delete;
+
+  std::vector<std::string> problems;  // as texts, in the order of execution
+
+ private:
+  DryRun* const outer_;
+};
+bool is_dry_run();
+void execute_dry(const Problem& problem, const Device& device, Bindings& bindings);
+
+}  // namespace torch_cudnn_ext

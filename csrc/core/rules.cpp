@@ -1,0 +1,135 @@
+#include "core/rules.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+struct Rule {
+  int64_t id;
+  std::string op;
+  std::vector<std::pair<std::string, std::string>> globs;  // field, pattern
+  Policy use;
+  std::string text;
+};
+
+std::mutex mutex;  // guards what follows
+auto& rules() {
+  static auto* list = new std::vector<Rule>();
+  return *list;
+}
+Policy& pins_of_cudnn() {
+  static auto* pins = new Policy();
+  return *pins;
+}
+
+bool glob_matches(std::string_view glob, std::string_view text) {
+  if (glob.empty()) return text.empty();
+  if (glob[0] == '*') {
+    for (size_t i = 0; i <= text.size(); ++i) {
+      if (glob_matches(glob.substr(1), text.substr(i))) return true;
+    }
+    return false;
+  }
+  bool same = !text.empty() && (glob[0] == '?' || glob[0] == text[0]);
+  return same && glob_matches(glob.substr(1), text.substr(1));
+}
+
+bool matches(const Rule& rule, const std::string& op,
+             const std::vector<std::pair<std::string, std::string>>& fields) {
+  if (rule.op != op) return false;
+  return std::all_of(rule.globs.begin(), rule.globs.end(), [&](const auto& glob) {
+    return std::any_of(fields.begin(), fields.end(), [&](const auto& field) {
+      return field.first == glob.first && glob_matches(glob.second, field.second);
+    });
+  });
+}
+
+}  // namespace
+
+int64_t add_rule(std::string_view matcher, std::string_view use) {
+  std::string text(matcher);
+  std::vector<std::string> words;
+  for (size_t begin = 0; (begin = text.find_first_not_of(' ', begin)) != std::string::npos;) {
+    size_t end = std::min(text.find(' ', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end;
+  }
+  TORCH_CHECK_VALUE(!words.empty(),
+                    "when: the matcher is empty, wanted an operator and pass, then "
+                    "key=glob pairs: 'conv_fwd w=*[64,64,3,3]* pad=1'");
+  Rule rule{0, words[0], {}, {}, ""};
+  std::vector<std::string> names = field_names(rule.op);
+  for (size_t i = 1; i < words.size(); ++i) {
+    size_t equals = words[i].find('=');
+    TORCH_CHECK_VALUE(equals != std::string::npos, "when: '", words[i],
+                      "' is not of the form key=glob");
+    std::string key = words[i].substr(0, equals);
+    TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), key) != names.end(), "when: ", rule.op,
+                      " has no field '", key, "', wanted one of ", c10::Join(", ", names));
+    rule.globs.emplace_back(key, words[i].substr(equals + 1));
+  }
+  rule.use = parse_policy_of(rule.op, use);
+  TORCH_CHECK_VALUE(!rule.use.compute, "when: use='", use,
+                    "' sets compute, which is part of the problem that a rule matches, wanted an "
+                    "algorithm, autotune, heuristic, or constraints");
+  for (const auto& [op, choice] : rule.use.choices) {
+    TORCH_CHECK_VALUE(op == rule.op, "when: use='", use, "' chooses for ", op,
+                      ", but the rule is for ", rule.op);
+    bool once = choice.kind == Choice::Kind::guess_once || choice.kind == Choice::Kind::time_once;
+    TORCH_CHECK_VALUE(!once, "when: use='", use,
+                      "' is state of a module, wanted heuristic or "
+                      "autotune");
+  }
+  rule.text = c10::Join(" ", words);
+  static int64_t next_id = 0;
+  std::lock_guard<std::mutex> lock(mutex);
+  rule.id = next_id++;
+  rules().push_back(std::move(rule));
+  next_generation();
+  return rules().back().id;
+}
+
+void remove_rule(int64_t id) {
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found =
+      std::find_if(rules().begin(), rules().end(), [&](const Rule& rule) { return rule.id == id; });
+  TORCH_CHECK_VALUE(found != rules().end(), "when: this rule was removed before");
+  rules().erase(found);
+  next_generation();
+}
+
+RuledPolicy rules_for(const Problem& problem) {
+  RuledPolicy out;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (rules().empty()) return out;
+  std::string op = op_of(problem);
+  auto fields = problem_fields(problem);
+  for (auto rule = rules().rbegin(); rule != rules().rend(); ++rule) {
+    if (!matches(*rule, op, fields)) continue;
+    if (out.source.empty() && !rule->use.choices.empty()) out.source = rule->text;
+    out.policy = merge(out.policy, rule->use);
+  }
+  return out;
+}
+
+void set_cudnn_pins(Policy pins) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    pins_of_cudnn() = std::move(pins);
+  }
+  next_generation();
+}
+
+Policy cudnn_pins() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return pins_of_cudnn();
+}
+
+}  // namespace torch_cudnn_ext

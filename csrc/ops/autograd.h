@@ -1,0 +1,180 @@
+// The autograd node of every operator but convolution: saved tensors, attributes, and a function
+// that computes gradients from them. A raw node, since torch::autograd::Function is refused by
+// functorch and slower.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/common.h"
+
+namespace torch_cudnn_ext {
+
+using torch::autograd::variable_list;
+
+// `Gradient` describes one operator:
+//   static constexpr const char* kName;            the node's name
+//   static constexpr size_t kInputs;               how many inputs may need a gradient, or kAny
+//   (attributes, as members)
+//   template <class F> void attributes(F&& visit)  visits each member that is an attribute
+//   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+//                       const std::vector<bool>& needed)
+//   (bool retain_variables, where it is a member: whether backward may be asked for once more)
+// `apply` gives as many gradients, undefined where they are not needed; it calls operators through
+// the dispatcher, so that gradients have gradients.
+constexpr size_t kAny = 0;
+
+template <class Gradient, class = void>
+struct KnowsRetention : std::false_type {};
+template <class Gradient>
+struct KnowsRetention<Gradient, std::void_t<decltype(Gradient::retain_variables)>>
+    : std::true_type {};
+
+template <class Gradient>
+struct GradientNode : public torch::autograd::TraceableFunction {
+  using TraceableFunction::TraceableFunction;
+
+  Gradient gradient;
+  std::vector<torch::autograd::SavedVariable> saved;
+  std::vector<bool> is_result;  // of each saved one
+
+  std::string name() const override { return Gradient::kName; }
+
+  void release_variables() override {
+    for (auto& variable : saved) variable.reset_data();
+  }
+
+  void will_release_variables() override {
+    if constexpr (KnowsRetention<Gradient>::value) gradient.retain_variables = false;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    bool any = false;
+    for (const Tensor& grad : grads) any |= grad.defined();
+    if (!any) return variable_list(num_outputs());
+    std::vector<bool> needed;
+    for (size_t i = 0; i < num_outputs(); ++i) needed.push_back(task_should_compute_output(i));
+    std::vector<Tensor> unpacked;
+    for (const auto& variable : saved) unpacked.push_back(variable.unpack(shared_from_this()));
+    return gradient.apply(grads, unpacked, needed);
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    for (size_t i = 0; i < saved.size(); ++i) args.collect(saved[i], is_result[i]);
+    const_cast<Gradient&>(gradient).attributes([&](auto& item) { args.collect(item); });
+  }
+
+  // Attributes that are symbols while a graph is compiled.
+  template <class Visit>
+  void each_symbolic(Visit&& visit) {
+    gradient.attributes([&](auto& item) {
+      using T = std::decay_t<decltype(item)>;
+      if constexpr (std::is_same_v<T, SymInt> || std::is_same_v<T, std::vector<SymInt>>) {
+        visit(item);
+      }
+    });
+  }
+
+  variable_list apply_with_saved(const variable_list& inputs,
+                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    for (auto& variable : saved) swap.before(variable);
+    each_symbolic([&](auto& item) { swap.before(item); });
+    variable_list result = apply(variable_list(inputs));
+    for (auto& variable : saved) swap.after(variable);
+    each_symbolic([&](auto& item) { swap.after(item); });
+    return result;
+  }
+};
+
+// Runs an operator below autograd and records its node.
+//   inputs   tensors, in the order of the gradients; may be undefined
+//   run      () -> results: the kernels; called with autograd's keys excluded
+//   record   (node, results) -> void: fills node->gradient and node->saved (use save_input and
+//            save_result); called only when a gradient is wanted, after `run`
+//   differentiable  how many of the leading results have gradients
+// Results is Tensor or std::vector<Tensor>.
+template <class Gradient, class Run, class Record>
+std::vector<Tensor> run_with_gradient(const std::vector<Tensor>& inputs, size_t differentiable,
+                                      Run&& run, Record&& record) {
+  using namespace torch::autograd;
+  using Node = GradientNode<Gradient>;
+  TORCH_INTERNAL_ASSERT(Gradient::kInputs == kAny || inputs.size() == Gradient::kInputs);
+  bool wanted = false;
+  for (const Tensor& t : inputs) {
+    wanted |= t.defined() && t.requires_grad();
+    TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !isFwGradDefined(t), Gradient::kName,
+                                ": forward-mode AD is not supported by this operator");
+  }
+  wanted = wanted && at::GradMode::is_enabled();
+  std::shared_ptr<Node> node;
+  if (wanted) {
+    node = std::shared_ptr<Node>(new Node(), deleteNode);
+    node->set_next_edges(collect_next_edges(inputs));
+  }
+  std::vector<Tensor> results = [&] {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return run();
+  }();
+  if (!node) return results;
+  for (size_t i = 0; i < differentiable; ++i) {
+    if (results[i].defined()) set_history(results[i], node);
+  }
+  record(*node, results);
+  return results;
+}
+
+template <class Node>
+void save_input(Node& node, const Tensor& t) {
+  node.saved.emplace_back(t, false);
+  node.is_result.push_back(false);
+}
+template <class Node>
+void save_result(Node& node, const Tensor& t) {
+  node.saved.emplace_back(t, true);
+  node.is_result.push_back(true);
+}
+
+// The gradients of a backward operator, by differentiating a formula of it in ATen operators:
+// `formula` takes `inputs` and gives the tensors whose gradients are `grads`. Undefined where not
+// needed.
+template <class Formula>
+variable_list gradients_of_formula(Formula&& formula, const std::vector<Tensor>& inputs,
+                                   const variable_list& grads, const std::vector<bool>& needed) {
+  bool create_graph = c10::GradMode::is_enabled();
+  at::AutoGradMode on(true);
+  std::vector<Tensor> arguments = inputs;
+  variable_list wanted;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!needed[i]) continue;
+    if (!create_graph) arguments[i] = inputs[i].detach().requires_grad_();
+    wanted.push_back(arguments[i]);
+  }
+  variable_list outputs, weights;
+  std::vector<Tensor> results = formula(arguments);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (i >= grads.size() || !grads[i].defined() || !results[i].requires_grad()) continue;
+    outputs.push_back(results[i]);
+    weights.push_back(grads[i]);
+  }
+  variable_list gradients(inputs.size());
+  if (wanted.empty() || outputs.empty()) return gradients;
+  variable_list found =
+      torch::autograd::grad(outputs, wanted, weights, std::nullopt, create_graph, true);
+  size_t next = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (needed[i]) gradients[i] = found[next++];
+  }
+  return gradients;
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,87 @@
+#include "ops/common.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include "core/selector.h"
+
+namespace torch_cudnn_ext {
+
+int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
+  uintptr_t bits = 16;
+  for (const Tensor* t : tensors) {
+    if (t->defined()) bits |= reinterpret_cast<uintptr_t>(t->const_data_ptr());
+  }
+  return static_cast<int64_t>(bits & -bits);
+}
+
+bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
+  using c10::DispatchKey;
+  using c10::DispatchKeySet;
+  constexpr DispatchKeySet plain = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                   c10::autocast_dispatch_keyset |
+                                   DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA});
+  if (c10::GradMode::is_enabled()) return false;
+  // What a thread includes by itself, when nothing is switched on.
+  DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  if ((included.raw_repr() & ~c10::default_included_set.raw_repr()) != 0) return false;
+  for (const Tensor* t : tensors) {
+    if (!t->defined() || (t->key_set().raw_repr() & ~plain.raw_repr()) != 0) return false;
+  }
+  return !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
+
+TensorSpec spec_of(const Tensor& t) { return {t.scalar_type(), t.sizes(), t.strides()}; }
+
+bool is_dense(const Tensor& t) { return t.is_non_overlapping_and_dense(); }
+
+void check_dtype(const char* op, const char* name, const Tensor& t) {
+  auto dtype = t.scalar_type();
+  bool supported =
+      dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble;
+  TORCH_CHECK_VALUE(supported, "torch_cudnn_ext::", op, ": ", name, " is ", dtype,
+                    ", wanted Float, Half, BFloat16 or Double");
+}
+
+void check_same(const char* op, const char* name, const Tensor& t, const char* like_name,
+                const Tensor& like) {
+  TORCH_CHECK_VALUE(t.sym_sizes() == like.sym_sizes(), "torch_cudnn_ext::", op, ": ", name,
+                    " has sizes ", t.sym_sizes(), ", wanted ", like_name, "'s sizes ",
+                    like.sym_sizes());
+  TORCH_CHECK_VALUE(t.scalar_type() == like.scalar_type(), "torch_cudnn_ext::", op, ": ", name,
+                    " is ", t.scalar_type(), ", wanted ", like_name, "'s dtype ",
+                    like.scalar_type());
+  TORCH_CHECK_VALUE(t.device() == like.device(), "torch_cudnn_ext::", op, ": ", name, " is on ",
+                    t.device(), ", wanted ", like_name, "'s device ", like.device());
+}
+
+double epsilon_of(c10::ScalarType dtype) {
+  if (dtype == at::kDouble) return 1.1e-16;
+  if (dtype == at::kFloat) return 6e-8;
+  return dtype == at::kHalf ? 4.9e-4 : 3.9e-3;
+}
+
+namespace {
+
+std::optional<std::string> argument_to_save(OptionalPolicy policy) {
+  if (!policy) return std::nullopt;
+  return std::string(*policy);
+}
+
+bool is_tracing() { return c10::impl::TorchDispatchModeTLS::any_modes_set(); }
+
+}  // namespace
+
+std::optional<std::string> policy_to_save(std::string_view family, OptionalPolicy policy) {
+  return is_tracing() ? argument_to_save(policy)
+                      : std::optional<std::string>(resolve_policy(family, policy).saved);
+}
+
+std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy) {
+  const ChoiceRecord* ran = is_tracing() ? nullptr : last_choice_here();
+  return ran == nullptr ? argument_to_save(policy) : ran->coupled_policy;
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,59 @@
+// What the operators share below the dispatcher: arguments, alignment, accuracy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+
+#include "core/operator.h"
+#include "core/policy.h"
+#include "core/problem.h"
+
+namespace torch_cudnn_ext {
+
+using at::Tensor;
+using c10::SymInt;
+using c10::SymIntArrayRef;
+using OptionalTensor = std::optional<Tensor>;
+using OptionalPolicy = std::optional<std::string_view>;
+
+// A typed handle of one of our operators, by its full name.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// The largest power of two up to 16 that the addresses of all defined tensors keep, in bytes.
+int64_t alignment_of(std::initializer_list<const Tensor*> tensors);
+
+// Whether calling a kernel directly does what a call through the dispatcher does: no gradient is
+// recorded, and nobody traces, transforms, casts or observes.
+bool is_plain_call(std::initializer_list<const Tensor*> tensors);
+
+// A tensor's dtype, sizes and strides.
+TensorSpec spec_of(const Tensor& t);
+
+// Whether the elements lie side by side without gaps or overlaps, in whatever order of dimensions.
+bool is_dense(const Tensor& t);
+
+// Raises unless the dtype is float32, float16, bfloat16 or float64.
+void check_dtype(const char* op, const char* name, const Tensor& t);
+// Raises unless `t` has the sizes, dtype and device of `like`.
+void check_same(const char* op, const char* name, const Tensor& t, const char* like_name,
+                const Tensor& like);
+
+// Half the distance from 1 to the next larger number.
+double epsilon_of(c10::ScalarType dtype);
+
+// What an autograd node keeps of the policy. Under a tracer the knobs of today must not be frozen
+// into the graph: it keeps the argument alone, and reads them when it runs. An eager node keeps
+// what was resolved, so that backward obeys it on any thread.
+std::optional<std::string> policy_to_save(std::string_view family, OptionalPolicy policy);
+// The same for a coupled operator that has just run on this thread: backward runs its algorithm.
+std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy);
+
+}  // namespace torch_cudnn_ext

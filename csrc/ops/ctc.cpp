@@ -1,0 +1,367 @@
+// The CTC loss: argument checks, Problem, gradients, and what the core must know of it.
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "core/selector.h"
+#include "ops/autograd.h"
+
+namespace torch_cudnn_ext {
+
+void CtcProblem::validate() const {
+  check_sizes("ctc", "log_probs", log_probs, 3, 3);
+  TORCH_CHECK_VALUE(log_probs.strides == contiguous_strides(log_probs.sizes),
+                    "ctc: log_probs has strides of its own, wanted :nchw");
+  TORCH_CHECK_VALUE(log_probs.dtype == at::kFloat || log_probs.dtype == at::kDouble,
+                    "ctc: log_probs is ", dtype_text(log_probs.dtype), ", wanted f32 or f64");
+  TORCH_CHECK_VALUE(target_length >= 1, "ctc: target_length is ", target_length,
+                    ", wanted at least 1");
+  TORCH_CHECK_VALUE(blank >= 0 && blank < log_probs.sizes[2], "ctc: blank is ", blank,
+                    ", wanted at least 0 and less than the number of classes ", log_probs.sizes[2]);
+}
+
+namespace ctc {
+namespace {
+
+constexpr const char* kOp = "torch_cudnn_ext::ctc_loss";
+
+void check_log_probs(const Tensor& log_probs, int64_t blank) {
+  auto dtype = log_probs.scalar_type();
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kDouble, kOp, ": log_probs is ", dtype,
+                    ", wanted Float or Double");
+  TORCH_CHECK_VALUE(log_probs.dim() == 3, kOp, ": log_probs has sizes ", log_probs.sym_sizes(),
+                    ", wanted 3 dimensions [T, N, C]");
+  for (const SymInt& size : log_probs.sym_sizes()) {
+    TORCH_CHECK_VALUE(size > 0, kOp, ": log_probs has sizes ", log_probs.sym_sizes(),
+                      ", wanted none of them empty");
+  }
+  TORCH_CHECK_VALUE(blank >= 0 && blank < log_probs.sym_size(2), kOp, ": blank is ", blank,
+                    ", wanted at least 0 and less than ", log_probs.sym_size(2));
+}
+
+bool holds_integers(const Tensor& t) {
+  return t.scalar_type() == at::kLong || t.scalar_type() == at::kInt;
+}
+
+// In host memory, where they are checked.
+Tensor lengths_on_host(const char* name, const Tensor& lengths, int64_t batch, int64_t longest) {
+  TORCH_CHECK_VALUE(holds_integers(lengths), kOp, ": ", name, " is ", lengths.scalar_type(),
+                    ", wanted Long or Int");
+  TORCH_CHECK_VALUE(lengths.dim() == 1 && lengths.size(0) == batch, kOp, ": ", name, " has sizes ",
+                    lengths.sizes(), ", wanted [", batch, "]");
+  Tensor host = lengths.to(at::kCPU, at::kLong).contiguous();
+  for (int64_t i = 0; i < batch; ++i) {
+    int64_t length = host.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK_VALUE(length >= 0 && length <= longest, kOp, ": ", name, " holds ", length,
+                      ", wanted at least 0 and at most ", longest);
+  }
+  return host;
+}
+
+// [N, S] int64 from [N, S] or from targets one after another. What lies behind a target's end is
+// never read.
+Tensor padded_targets(const Tensor& targets, const Tensor& lengths) {
+  int64_t batch = lengths.size(0);
+  if (targets.dim() == 2 && targets.size(1) > 0) return targets.to(at::kLong).contiguous();
+  int64_t longest = std::max<int64_t>(lengths.max().item<int64_t>(), 1);
+  if (targets.numel() == 0) return at::zeros({batch, longest}, targets.options().dtype(at::kLong));
+  Tensor first = (lengths.cumsum(0) - lengths).to(targets.device());
+  Tensor index = first.unsqueeze(1) + at::arange(longest, first.options());
+  return targets.to(at::kLong).take(index.clamp_max(targets.numel() - 1));
+}
+
+void check_targets(const Tensor& targets, const Tensor& log_probs) {
+  TORCH_CHECK_VALUE(holds_integers(targets), kOp, ": targets is ", targets.scalar_type(),
+                    ", wanted Long or Int");
+  bool fits =
+      targets.dim() == 1 || (targets.dim() == 2 && targets.sym_size(0) == log_probs.sym_size(1));
+  TORCH_CHECK_VALUE(fits, kOp, ": targets has sizes ", targets.sym_sizes(),
+                    ", wanted one dimension, or [N, S] with N = ", log_probs.sym_size(1));
+  TORCH_CHECK_VALUE(targets.device() == log_probs.device(), kOp, ": targets is on ",
+                    targets.device(), ", wanted log_probs's device ", log_probs.device());
+}
+
+CtcLengths kind_of(const Tensor& inputs, const Tensor& targets, int64_t steps) {
+  auto kind = CtcLengths::full;
+  for (int64_t i = 0; i < inputs.size(0); ++i) {
+    int64_t input = inputs.const_data_ptr<int64_t>()[i];
+    int64_t target = targets.const_data_ptr<int64_t>()[i];
+    if (target == 0 || 2 * target - 1 > input) return CtcLengths::irregular;
+    if (input < steps) kind = CtcLengths::padded;
+  }
+  return kind;
+}
+
+// Losses [N], and the gradient [T, N, C] of their sum or an undefined tensor.
+std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
+                               const Tensor& input_lengths, const Tensor& target_lengths,
+                               int64_t blank, bool zero_infinity, bool gradient,
+                               OptionalPolicy policy) {
+  check_log_probs(log_probs, blank);
+  check_targets(targets, log_probs);
+  c10::OptionalDeviceGuard guard(log_probs.device());
+  int64_t steps = log_probs.size(0), batch = log_probs.size(1);
+  bool padded = targets.dim() == 2;
+  Bindings b;
+  b[Role::input_lengths] = lengths_on_host("input_lengths", input_lengths, batch, steps);
+  b[Role::target_lengths] = lengths_on_host("target_lengths", target_lengths, batch,
+                                            padded ? targets.size(1) : targets.size(0));
+  if (!padded) {
+    int64_t total = b[Role::target_lengths].sum().item<int64_t>();
+    TORCH_CHECK_VALUE(total <= targets.size(0), kOp, ": targets has ", targets.size(0),
+                      " elements, wanted the sum of target_lengths, ", total);
+  }
+  b[Role::x] = log_probs.contiguous();
+  b[Role::targets] = padded_targets(targets, b[Role::target_lengths]);
+  b[Role::y] = at::empty({batch}, log_probs.options());
+  if (gradient) b[Role::dx] = at::empty(log_probs.sizes(), log_probs.options());
+  CtcProblem p;
+  p.log_probs = spec_of(b[Role::x]);
+  p.target_length = b[Role::targets].size(1);
+  p.blank = blank;
+  p.lengths = kind_of(b[Role::input_lengths], b[Role::target_lengths], steps);
+  p.gradient = gradient;
+  p.canonicalise();
+  execute(p, resolve_policy(CtcProblem::kFamily, policy), device_of(log_probs.device()), b);
+  if (zero_infinity) {
+    Tensor infinite = b[Role::y].isinf();
+    b[Role::y].masked_fill_(infinite, 0);
+    if (gradient) b[Role::dx].masked_fill_(infinite.view({1, batch, 1}), 0);
+  }
+  return {b[Role::y], b[Role::dx]};
+}
+
+Tensor forward(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
+               const Tensor& target_lengths, int64_t blank, bool zero_infinity,
+               OptionalPolicy policy) {
+  return std::get<0>(
+      run(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, false, policy));
+}
+
+std::tuple<Tensor, Tensor> forward_with_gradient(const Tensor& log_probs, const Tensor& targets,
+                                                 const Tensor& input_lengths,
+                                                 const Tensor& target_lengths, int64_t blank,
+                                                 bool zero_infinity, OptionalPolicy policy) {
+  return run(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, true, policy);
+}
+
+Tensor forward_meta(const Tensor& log_probs, const Tensor& targets, const Tensor&, const Tensor&,
+                    int64_t blank, bool, OptionalPolicy) {
+  check_log_probs(log_probs, blank);
+  check_targets(targets, log_probs);
+  return at::empty_symint({log_probs.sym_size(1)}, log_probs.options());
+}
+
+std::tuple<Tensor, Tensor> forward_with_gradient_meta(const Tensor& log_probs,
+                                                      const Tensor& targets, const Tensor& inputs,
+                                                      const Tensor& lengths, int64_t blank,
+                                                      bool zero_infinity, OptionalPolicy policy) {
+  return {forward_meta(log_probs, targets, inputs, lengths, blank, zero_infinity, policy),
+          at::empty_symint(log_probs.sym_sizes(), log_probs.options())};
+}
+
+// --- gradients
+
+// PyTorch's has none either.
+struct CtcBackwardGradient {
+  static constexpr const char* kName = "TorchCudnnExtCtcLossBackwardBackward";
+  static constexpr size_t kInputs = 2;  // grad_losses, log_probs
+
+  template <class F>
+  void attributes(F&&) {}
+  variable_list apply(const variable_list&, const std::vector<Tensor>&, const std::vector<bool>&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "the derivative of torch_cudnn_ext::ctc_loss's gradient is not implemented");
+  }
+};
+
+// The forward has computed the gradient already.
+struct CtcGradient {
+  static constexpr const char* kName = "TorchCudnnExtCtcLossBackward";
+  static constexpr size_t kInputs = 1;
+
+  template <class F>
+  void attributes(F&&) {}
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    if (!needed[0]) return {Tensor()};
+    const Tensor &gradient = saved[0], &log_probs = saved[1];
+    return run_with_gradient<CtcBackwardGradient>(
+        {grads[0], log_probs}, 1,
+        [&]() -> std::vector<Tensor> { return {gradient * grads[0].unsqueeze(0).unsqueeze(2)}; },
+        [](auto&, const std::vector<Tensor>&) {});
+  }
+};
+
+Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& log_probs, const Tensor& targets,
+                        const Tensor& input_lengths, const Tensor& target_lengths, int64_t blank,
+                        bool zero_infinity, OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward)>("torch_cudnn_ext::ctc_loss");
+  static auto gradient_op = find_op<decltype(forward_with_gradient)>("torch_cudnn_ext::_ctc_loss");
+  bool wanted = at::GradMode::is_enabled() && log_probs.requires_grad();
+  return run_with_gradient<CtcGradient>(
+      {log_probs}, 1,
+      [&]() -> std::vector<Tensor> {
+        auto below = keys & c10::after_autograd_keyset;
+        if (!wanted) {
+          return {op.redispatch(below, log_probs, targets, input_lengths, target_lengths, blank,
+                                zero_infinity, policy)};
+        }
+        auto [losses, gradient] = gradient_op.redispatch(
+            below, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, policy);
+        return {losses, gradient};
+      },
+      [&](auto& node, const std::vector<Tensor>& results) {
+        save_input(node, results[1]);
+        save_input(node, log_probs);
+      })[0];
+}
+
+template <c10::DeviceType device>
+Tensor forward_autocast(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
+                        const Tensor& target_lengths, int64_t blank, bool zero_infinity,
+                        OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward)>("torch_cudnn_ext::ctc_loss");
+  c10::impl::ExcludeDispatchKeyGuard below(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  return op.call(at::autocast::cached_cast(at::kFloat, log_probs, device), targets, input_lengths,
+                 target_lengths, blank, zero_infinity, policy);
+}
+
+// --- what the core must know
+
+class CtcOperator : public Operator {
+ public:
+  const char* family() const override { return CtcProblem::kFamily; }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+  OperatorDescription description() const override {
+    return {"cudnnCTCLoss_v8",
+            "contiguous [time, batch, classes]",
+            "cuDNN: f32, blank 0, targets that are not empty and fit into their inputs; once "
+            "differentiable",
+            {"ctc_fwd log_probs=f32[150,32,40]:nchw target_length=30 gradient=true"},
+            "f64, f32"};
+  }
+  std::vector<BatchSize> batch_sizes() const override { return {{"log_probs", 1}}; }
+
+  std::vector<LegacyName> legacy_names(const std::string&) const override {
+    return {{0, "CUDNN_CTC_LOSS_ALGO_DETERMINISTIC", "deterministic", nullptr},
+            {1, "CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC", "non_deterministic", nullptr}};
+  }
+
+  std::vector<SlotSpec> slots(const Problem& problem) const override {
+    const auto& p = std::get<CtcProblem>(problem);
+    int64_t batch = p.log_probs.sizes[1];
+    TensorSpec losses{p.log_probs.dtype, {batch}, {1}}, lengths{at::kLong, {batch}, {1}};
+    std::vector<SlotSpec> list{
+        {Role::x, p.log_probs, false},
+        {Role::targets, {at::kLong, {batch, p.target_length}, {p.target_length, 1}}, false},
+        {Role::input_lengths, lengths, false},
+        {Role::target_lengths, lengths, false},
+        {Role::y, losses, true}};
+    if (p.gradient) list.push_back({Role::dx, p.log_probs, true});
+    return list;
+  }
+
+  Cost cost(const Problem& problem) const override {
+    const auto& p = std::get<CtcProblem>(problem);
+    auto steps = static_cast<double>(p.log_probs.sizes[0]);
+    double states = 2 * static_cast<double>(p.target_length) + 1;
+    double cells = steps * states * static_cast<double>(p.log_probs.sizes[1]);
+    double passes = p.gradient ? 2 : 1;
+    return {4 * passes * cells, passes * static_cast<double>(p.log_probs.nbytes()), steps};
+  }
+
+  int64_t alignment(const Problem&) const override { return 16; }
+
+  // Targets of several lengths with repetitions and without blanks, each short enough for its
+  // input; lengths as the problem says.
+  void prepare_scratch(const Problem& problem, Bindings& b) const override {
+    const auto& p = std::get<CtcProblem>(problem);
+    int64_t steps = p.log_probs.sizes[0], batch = p.log_probs.sizes[1];
+    int64_t labels = p.log_probs.sizes[2] - 1;
+    b[Role::x].copy_(b[Role::x].log_softmax(2));
+    Tensor index = at::arange(batch * p.target_length, b[Role::targets].options());
+    Tensor label = (index * index + index.div(3, "floor")).remainder(std::max<int64_t>(labels, 1));
+    label = label + (label >= p.blank).to(at::kLong);
+    b[Role::targets].copy_(label.clamp_max(labels).view_as(b[Role::targets]));
+    Tensor inputs = at::full({batch}, steps, at::kLong), targets = at::empty({batch}, at::kLong);
+    for (int64_t i = 0; i < batch; ++i) {
+      int64_t& input = inputs.mutable_data_ptr<int64_t>()[i];
+      if (p.lengths != CtcLengths::full) input -= std::min(i % 3, steps - 1);
+      int64_t fits = std::max<int64_t>((input + 1) / 2, 1);
+      int64_t target = std::max<int64_t>(p.target_length - i % 2, 1);
+      targets.mutable_data_ptr<int64_t>()[i] = std::min(target, fits);
+    }
+    if (p.lengths == CtcLengths::irregular) targets.mutable_data_ptr<int64_t>()[0] = 0;
+    b[Role::input_lengths] = inputs;
+    b[Role::target_lengths] = targets;
+  }
+
+  Bindings reference(const Problem& problem, const Bindings& b) const override {
+    const auto& p = std::get<CtcProblem>(problem);
+    auto lengths = [&](Role role) {
+      return at::IntArrayRef(b[role].const_data_ptr<int64_t>(), b[role].numel());
+    };
+    at::IntArrayRef inputs = lengths(Role::input_lengths), targets = lengths(Role::target_lengths);
+    Tensor x = b[Role::x].to(at::kDouble);
+    auto [losses, log_alpha] = at::_ctc_loss(x, b[Role::targets], inputs, targets, p.blank, false);
+    Bindings out;
+    out[Role::y] = losses;
+    if (p.gradient) {
+      out[Role::dx] = at::_ctc_loss_backward(at::ones_like(losses), x, b[Role::targets], inputs,
+                                             targets, losses, log_alpha, p.blank, false);
+    }
+    return out;
+  }
+
+  // Logarithms of probabilities grow with the steps, and their roundings with them; exponentials
+  // make these relative errors of the gradient.
+  double tolerance(const Problem& problem, const Notes&) const override {
+    const auto& p = std::get<CtcProblem>(problem);
+    // A logarithm of that size is exponentiated.
+    auto steps = static_cast<double>(p.log_probs.sizes[0]);
+    auto classes = static_cast<double>(p.log_probs.sizes[2]);
+    return epsilon_of(p.log_probs.dtype) * (16 + 64 * steps * std::log(classes + 2));
+  }
+
+  std::vector<std::string> heuristic_order(const Problem&, const Device& device) const override {
+    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+    return {"aten", "legacy"};
+  }
+};
+
+const bool registered = [] {
+  register_operator(std::make_unique<CtcOperator>());
+  return true;
+}();
+
+}  // namespace
+
+#define KERNELS(m)                       \
+  m.impl("ctc_loss", TORCH_FN(forward)); \
+  m.impl("_ctc_loss", TORCH_FN(forward_with_gradient))
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
+#undef KERNELS
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  m.impl("ctc_loss", TORCH_FN(forward_meta));
+  m.impl("_ctc_loss", TORCH_FN(forward_with_gradient_meta));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) { m.impl("ctc_loss", TORCH_FN(forward_autograd)); }
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
+  m.impl("ctc_loss", TORCH_FN(forward_autocast<c10::kCPU>));
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
+  m.impl("ctc_loss", TORCH_FN(forward_autocast<c10::kCUDA>));
+}
+
+}  // namespace ctc
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,303 @@
+// Dropout: argument checks, Problem, gradients, and what the core must know of it.
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "core/measure.h"
+#include "core/selector.h"
+#include "ops/autograd.h"
+
+namespace torch_cudnn_ext {
+
+void DropoutProblem::validate() const {
+  check_sizes("dropout", "x", x, 1, 1);
+  TORCH_CHECK_VALUE(x.strides == Dims{1} || x.sizes == Dims{1},
+                    "dropout: x has strides of its own, wanted :nchw");
+  TORCH_CHECK_VALUE(p > 0 && p < 1, "dropout: p is ", p, ", wanted more than 0 and less than 1");
+}
+
+namespace dropout {
+namespace {
+
+// A mask comes from PyTorch's generator, unless the policy leaves cuDNN's algorithm alone.
+RandomStream stream_of(const Policy& policy) {
+  for (const char* op : {"dropout_fwd", "dropout_bwd"}) {
+    auto found = policy.choices.find(op);
+    if (found == policy.choices.end() || found->second.kind != Choice::Kind::pinned) continue;
+    return found->second.algorithm.backend == "legacy" ? RandomStream::cudnn : RandomStream::philox;
+  }
+  bool pytorch = policy.admits_backend("aten") || policy.admits_backend("cpu");
+  return pytorch ? RandomStream::philox : RandomStream::cudnn;
+}
+
+// The elements of a dense tensor in the order of memory.
+Tensor flat(const Tensor& t) { return t.as_strided({t.numel()}, {1}); }
+
+// Runs a pass and gives its reserve.
+Tensor run(DropoutPass pass, Bindings& bindings, const Tensor& x, double p, bool train,
+           OptionalPolicy policy) {
+  const ResolvedPolicy& resolved = resolve_policy(DropoutProblem::kFamily, policy);
+  DropoutProblem problem;
+  problem.pass = pass;
+  problem.x = {x.scalar_type(), {x.numel()}, {1}};
+  problem.p = p;
+  problem.rng = stream_of(resolved.policy);
+  problem.train = train;
+  problem.canonicalise();
+  execute(problem, resolved, device_of(x.device()), bindings);
+  return bindings[Role::reserve];
+}
+
+void check_arguments(const char* op, const char* name, const Tensor& t, double p) {
+  check_dtype(op, name, t);
+  TORCH_CHECK_VALUE(p > 0 && p < 1, "torch_cudnn_ext::", op, ": p is ", p,
+                    ", wanted more than 0 and less than 1");
+}
+
+std::tuple<Tensor, Tensor> run_forward(const Tensor& input, double p, bool train,
+                                       OptionalPolicy policy) {
+  check_arguments("dropout", "input", input, p);
+  c10::OptionalDeviceGuard guard(input.device());
+  Tensor output = at::empty_like(input);
+  Tensor reserve = at::empty({0}, input.options().dtype(at::kByte));
+  if (input.numel() == 0) return {output, reserve};
+  Bindings bindings;
+  bindings[Role::x] =
+      flat(input.strides() == output.strides() ? input : at::empty_like(output).copy_(input));
+  bindings[Role::y] = flat(output);
+  Tensor left = run(DropoutPass::fwd, bindings, input, p, train, policy);
+  return {output, train ? left : reserve};
+}
+
+Tensor forward(const Tensor& input, double p, OptionalPolicy policy) {
+  return std::get<0>(run_forward(input, p, false, policy));
+}
+
+// What a forward in training is below autograd: the reserve is for its backward alone.
+std::tuple<Tensor, Tensor> forward_train(const Tensor& input, double p, OptionalPolicy policy) {
+  return run_forward(input, p, true, policy);
+}
+
+Tensor forward_meta(const Tensor& input, double p, OptionalPolicy) {
+  check_arguments("dropout", "input", input, p);
+  return at::empty_like(input);
+}
+
+std::tuple<Tensor, Tensor> forward_train_meta(const Tensor& input, double p,
+                                              OptionalPolicy policy) {
+  return {forward_meta(input, p, policy), at::empty({0}, input.options().dtype(at::kByte))};
+}
+
+// `stride` is the forward's, whose order of elements the reserve has.
+Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymIntArrayRef stride,
+                OptionalPolicy policy) {
+  check_arguments("dropout_backward", "grad_output", grad_output, p);
+  c10::OptionalDeviceGuard guard(grad_output.device());
+  at::IntArrayRef strides = C10_AS_INTARRAYREF_SLOW(stride);
+  Tensor result = at::empty_strided(grad_output.sizes(), strides, grad_output.options());
+  if (grad_output.numel() == 0) return result;
+  bool same_order = grad_output.strides() == strides;
+  Bindings bindings;
+  bindings[Role::dy] = flat(same_order ? grad_output : at::empty_like(result).copy_(grad_output));
+  bindings[Role::reserve] = reserve;
+  bindings[Role::dx] = flat(result);
+  run(DropoutPass::bwd, bindings, grad_output, p, true, policy);
+  return result;
+}
+
+Tensor backward_meta(const Tensor& grad_output, const Tensor&, double p, SymIntArrayRef stride,
+                     OptionalPolicy) {
+  check_arguments("dropout_backward", "grad_output", grad_output, p);
+  return at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
+}
+
+// --- gradients: backward multiplies by what forward multiplied by, and is its own gradient
+
+const auto& backward_op() {
+  static auto op = find_op<decltype(backward)>("torch_cudnn_ext::dropout_backward");
+  return op;
+}
+
+template <bool is_forward>
+struct DropoutGradient {
+  static constexpr const char* kName =
+      is_forward ? "TorchCudnnExtDropoutBackward" : "TorchCudnnExtDropoutBackwardBackward";
+  static constexpr size_t kInputs = 1;
+  double p = 0.5;
+  std::vector<SymInt> stride;
+  std::optional<std::string> policy;
+
+  template <class F>
+  void attributes(F&& visit) {
+    visit(p);
+    visit(stride);
+    visit(policy);
+  }
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    if (!needed[0]) return {Tensor()};
+    return {backward_op().call(grads[0], saved[0], p, stride, policy)};
+  }
+};
+
+Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
+                        OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward)>("torch_cudnn_ext::dropout");
+  static auto train_op = find_op<decltype(forward_train)>("torch_cudnn_ext::_dropout");
+  bool train = at::GradMode::is_enabled() && input.requires_grad();
+  return run_with_gradient<DropoutGradient<true>>(
+      {input}, 1,
+      [&]() -> std::vector<Tensor> {
+        auto below = keys & c10::after_autograd_keyset;
+        if (!train) return {op.redispatch(below, input, p, policy)};
+        auto [output, reserve] = train_op.redispatch(below, input, p, policy);
+        return {output, reserve};
+      },
+      [&](auto& node, const std::vector<Tensor>& results) {
+        node.gradient.p = p;
+        node.gradient.stride = results[0].sym_strides().vec();
+        node.gradient.policy = coupled_policy_to_save(policy);
+        save_input(node, results[1]);
+      })[0];
+}
+
+Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& reserve,
+                         double p, SymIntArrayRef stride, OptionalPolicy policy) {
+  return run_with_gradient<DropoutGradient<false>>(
+      {grad_output}, 1,
+      [&]() -> std::vector<Tensor> {
+        return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, reserve, p,
+                                         stride, policy)};
+      },
+      [&](auto& node, const std::vector<Tensor>&) {
+        node.gradient.p = p;
+        node.gradient.stride = stride.vec();
+        node.gradient.policy = policy_to_save(DropoutProblem::kFamily, policy);
+        save_input(node, reserve);
+      })[0];
+}
+
+// --- what the core must know
+
+class DropoutOperator : public Operator {
+ public:
+  const char* family() const override { return DropoutProblem::kFamily; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  OperatorDescription description() const override {
+    return {
+        "cudnnDropoutForward, cudnnDropoutBackward",
+        "dense, any shape",
+        "cuDNN: its own random numbers alone (rng=cudnn), no bf16; aten and cpu: PyTorch's alone",
+        {"dropout_fwd x=f16[1048576]:nchw rng=philox",
+         "dropout_fwd x=f16[1048576]:nchw rng=cudnn"}};
+  }
+  std::vector<BatchSize> batch_sizes() const override { return {}; }
+  bool has_one_choice() const override { return true; }
+
+  std::vector<SlotSpec> slots(const Problem& problem) const override {
+    const auto& p = std::get<DropoutProblem>(problem);
+    bool forward = p.pass == DropoutPass::fwd;
+    TensorSpec mask{at::kByte, {0}, {1}};
+    std::vector<SlotSpec> list{{forward ? Role::x : Role::dy, p.x, false}};
+    if (p.train) list.push_back({Role::reserve, mask, forward});
+    list.push_back({forward ? Role::y : Role::dx, p.x, true});
+    return list;
+  }
+
+  Cost cost(const Problem& problem) const override {
+    const auto& p = std::get<DropoutProblem>(problem);
+    auto elements = static_cast<double>(p.x.numel());
+    double mask_bytes = p.train ? elements / 8 : 0;  // at least
+    return {elements, 2 * static_cast<double>(p.x.nbytes()) + mask_bytes, 1};
+  }
+
+  int64_t alignment(const Problem&) const override { return 16; }
+
+  std::vector<Problem> coupled(const Problem& problem) const override {
+    DropoutProblem p = std::get<DropoutProblem>(problem);
+    if (p.pass == DropoutPass::bwd || !p.train) return {};
+    p.pass = DropoutPass::bwd;
+    return {p};
+  }
+  std::optional<Problem> forward_of(const Problem& problem) const override {
+    DropoutProblem p = std::get<DropoutProblem>(problem);
+    if (p.pass == DropoutPass::fwd) return std::nullopt;
+    p.pass = DropoutPass::fwd;
+    return p;
+  }
+
+  // Zeros of x, which random numbers of few bits have, would pass for dropped.
+  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
+    if (std::get<DropoutProblem>(problem).pass == DropoutPass::bwd) return;
+    bindings[Role::x].masked_fill_(bindings[Role::x] == 0, 1);
+  }
+
+  // Nothing foretells a mask: see fault().
+  Bindings reference(const Problem&, const Bindings&) const override { return {}; }
+
+  // The mask is read off the output: it must leave out a share p, and both passes must have
+  // multiplied by it.
+  std::string fault(const Problem& problem, const Bindings& bindings) const override {
+    constexpr double kSigmas = 6;
+    const auto& p = std::get<DropoutProblem>(problem);
+    const Tensor& y = bindings[Role::y];
+    Tensor kept = (y != 0).to(at::kDouble);
+    bool forward = p.pass == DropoutPass::fwd;
+    Tensor expected = bindings[forward ? Role::x : Role::dy].to(at::kDouble) * kept / (1 - p.p);
+    double error = relative_error(bindings[forward ? Role::y : Role::dx], expected);
+    // cuDNN keeps 1 / (1 - p) in float32.
+    double scale_error = p.rng == RandomStream::cudnn ? 1e-7 : 0;
+    if (!(error <= tolerance(problem, {}) + scale_error)) {
+      return c10::str("relative error ", error,
+                      forward ? " of what y keeps of x" : " of dx under y's mask");
+    }
+    auto n = static_cast<double>(p.x.numel());
+    double share = 1 - kept.mean().item<double>();
+    double allowed = kSigmas * std::sqrt(p.p * (1 - p.p) / n) + 1 / n;
+    if (std::abs(share - p.p) <= allowed) return "";
+    return c10::str("a share ", share, " is dropped, wanted ", p.p, " within ", allowed);
+  }
+
+  double tolerance(const Problem& problem, const Notes&) const override {
+    return 4 * epsilon_of(std::get<DropoutProblem>(problem).x.dtype);
+  }
+
+  std::vector<std::string> heuristic_order(const Problem& problem,
+                                           const Device& device) const override {
+    if (std::get<DropoutProblem>(problem).rng == RandomStream::cudnn) return {"legacy"};
+    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+    return {"aten"};
+  }
+};
+
+const bool registered = [] {
+  register_operator(std::make_unique<DropoutOperator>());
+  return true;
+}();
+
+}  // namespace
+
+#define KERNELS(m)                             \
+  m.impl("dropout", TORCH_FN(forward));        \
+  m.impl("_dropout", TORCH_FN(forward_train)); \
+  m.impl("dropout_backward", TORCH_FN(backward))
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
+#undef KERNELS
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  m.impl("dropout", TORCH_FN(forward_meta));
+  m.impl("_dropout", TORCH_FN(forward_train_meta));
+  m.impl("dropout_backward", TORCH_FN(backward_meta));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
+  m.impl("dropout", TORCH_FN(forward_autograd));
+  m.impl("dropout_backward", TORCH_FN(backward_autograd));
+}
+
+}  // namespace dropout
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,764 @@
+// Layer, RMS, instance and group norm: argument checks, Problem, gradients, and what the core must
+// know of them. The four public operators are views of one that takes [rows, n] or [batch,
+// channels, space].
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/selector.h"
+#include "core/words.h"
+#include "ops/autograd.h"
+#include "overrides.h"
+
+namespace torch_cudnn_ext {
+
+LayerNormProblem::View LayerNormProblem::view() const {
+  if (x.sizes.size() == 2) return {x.sizes[0], 1, x.sizes[1], 1};
+  bool instance = kind == LayerNormKind::instance;
+  return {x.sizes[0], instance ? x.sizes[1] : groups, x.sizes[1], x.sizes[2]};
+}
+
+TensorSpec LayerNormProblem::statistics() const {
+  auto dtype = x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  return {dtype, {view().count()}, {1}};
+}
+
+void LayerNormProblem::validate() const {
+  bool of_rows = kind == LayerNormKind::layer || kind == LayerNormKind::rms;
+  int dims = of_rows ? 2 : 3;
+  check_sizes("layer_norm", "x", x, dims, dims);
+  bool nhwc = kind == LayerNormKind::instance && x.strides == channels_last_strides(x.sizes);
+  TORCH_CHECK_VALUE(nhwc || x.strides == contiguous_strides(x.sizes),
+                    "layer_norm: x has other strides than its sizes say, wanted :nchw, or :nhwc "
+                    "for kind=instance");
+  bool divides =
+      groups >= 1 && (groups == 1 || kind == LayerNormKind::group) && x.sizes[1] % groups == 0;
+  TORCH_CHECK_VALUE(divides, "layer_norm: groups is ", groups,
+                    ", wanted a divisor of the channels for kind=group, 1 for others");
+  for (const auto& [name, dtype] : {std::make_pair("w", w), std::make_pair("bias", bias)}) {
+    bool fits = !dtype || *dtype == x.dtype || (*dtype == at::kFloat && x.dtype != at::kDouble);
+    TORCH_CHECK_VALUE(fits, "layer_norm: ", name, " is ", dtype_text(*dtype), ", wanted ",
+                      dtype_text(x.dtype), " as x, or f32 with f16 and bf16");
+  }
+  TORCH_CHECK_VALUE(!w || !bias || *w == *bias, "layer_norm: w and bias have different dtypes");
+  TORCH_CHECK_VALUE(!bias || has_mean(), "layer_norm: kind=rms has no bias");
+  TORCH_CHECK_VALUE(stats || pass == LayerNormPass::fwd, "layer_norm: a backward has stats");
+  check_alignment("layer_norm", alignment, x.dtype);
+}
+
+namespace layer_norm {
+namespace {
+
+constexpr Word<LayerNormKind> kOperators[] = {{LayerNormKind::layer, "layer_norm"},
+                                              {LayerNormKind::rms, "rms_norm"},
+                                              {LayerNormKind::instance, "instance_norm"},
+                                              {LayerNormKind::group, "group_norm"}};
+// As in the text of a problem.
+constexpr Word<LayerNormKind> kKinds[] = {{LayerNormKind::layer, "layer"},
+                                          {LayerNormKind::rms, "rms"},
+                                          {LayerNormKind::instance, "instance"},
+                                          {LayerNormKind::group, "group"}};
+
+LayerNormKind kind_of(std::string_view text) { return word_value(kKinds, "norm: kind", text); }
+
+at::ScalarType compute_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void check_parameter(const char* op, const char* name, const OptionalTensor& t,
+                     const Tensor& input) {
+  if (!t) return;
+  bool of_channels = t->dim() == 1 && t->sym_size(0) == input.sym_size(1);
+  TORCH_CHECK_VALUE(of_channels, "torch_cudnn_ext::", op, ": ", name, " has ", t->sym_numel(),
+                    " elements in ", t->dim(), " dimensions, wanted ", input.sym_size(1),
+                    " in one");
+  auto dtype = t->scalar_type();
+  bool narrow = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+  TORCH_CHECK_VALUE(dtype == input.scalar_type() || (narrow && dtype == at::kFloat),
+                    "torch_cudnn_ext::", op, ": ", name, " is ", dtype, ", wanted input's dtype ",
+                    input.scalar_type(), narrow ? " or Float" : "");
+  TORCH_CHECK_VALUE(t->device() == input.device(), "torch_cudnn_ext::", op, ": ", name, " is on ",
+                    t->device(), ", wanted input's device ", input.device());
+}
+
+void check_arguments(LayerNormKind kind, const Tensor& input, const OptionalTensor& weight,
+                     const OptionalTensor& bias) {
+  const char* op = word_text(kOperators, kind);
+  check_dtype(op, "input", input);
+  check_parameter(op, "weight", weight, input);
+  check_parameter(op, "bias", bias, input);
+  TORCH_CHECK_VALUE(!weight || !bias || weight->scalar_type() == bias->scalar_type(),
+                    "torch_cudnn_ext::", op, ": bias is ", bias->scalar_type(),
+                    ", wanted weight's dtype ", weight->scalar_type());
+}
+
+// --- the formulas
+
+// What is normalised together is one group of [batch, groups, channels / groups, space].
+struct View {
+  SymInt batch, groups, channels, space;
+};
+
+View view_of(LayerNormKind kind, const Tensor& input, int64_t groups) {
+  if (input.dim() == 2) return {input.sym_size(0), 1, input.sym_size(1), 1};
+  const SymInt& channels = input.sym_size(1);
+  SymInt count = kind == LayerNormKind::instance ? channels : SymInt(groups);
+  return {input.sym_size(0), count, channels, input.sym_size(2)};
+}
+
+Tensor viewed(const Tensor& t, const View& v) {
+  return t.reshape_symint({v.batch, v.groups, v.channels / v.groups, v.space});
+}
+
+Tensor parameter_viewed(const Tensor& t, const View& v) {
+  return t.reshape_symint({1, v.groups, v.channels / v.groups, 1});
+}
+
+constexpr int64_t kTogether[] = {2, 3};    // dimensions of the view that are normalised over
+constexpr int64_t kOfChannels[] = {0, 3};  // those that a parameter is shared over
+
+struct Normalised {
+  Tensor mean;  // undefined without
+  Tensor invstd, x;
+};
+
+Normalised normalise(LayerNormKind kind, const Tensor& x, double epsilon) {
+  Normalised n;
+  Tensor centred = x;
+  if (kind != LayerNormKind::rms) {
+    n.mean = x.mean(kTogether, true);
+    centred = x - n.mean;
+  }
+  n.invstd = (centred.square().mean(kTogether, true) + epsilon).rsqrt();
+  n.x = centred * n.invstd;
+  return n;
+}
+
+// dx, dw and dbias as functions of dy, x and w (which may be undefined), in ATen operators.
+std::vector<Tensor> gradients(LayerNormKind kind, const Tensor& grad_output, const Tensor& input,
+                              const Tensor& weight, int64_t groups, double epsilon,
+                              at::ScalarType compute) {
+  View v = view_of(kind, input, groups);
+  Tensor dy = viewed(grad_output.to(compute), v);
+  Normalised n = normalise(kind, viewed(input.to(compute), v), epsilon);
+  Tensor g = weight.defined() ? dy * parameter_viewed(weight.to(compute), v) : dy;
+  Tensor dx = g - n.x * (g * n.x).mean(kTogether, true);
+  if (kind != LayerNormKind::rms) dx = dx - g.mean(kTogether, true);
+  return {(dx * n.invstd).reshape_symint(input.sym_sizes()),
+          (dy * n.x).sum(kOfChannels).reshape_symint({v.channels}),
+          dy.sum(kOfChannels).reshape_symint({v.channels})};
+}
+
+// --- the kernels
+
+// cuDNN normalises instances of nhwc tensors as they are; all else is contiguous.
+bool is_nhwc(LayerNormKind kind, const Tensor& t) {
+  return kind == LayerNormKind::instance && !t.is_contiguous() && t.transpose(1, 2).is_contiguous();
+}
+
+Tensor laid_out(const Tensor& t, bool nhwc) {
+  return nhwc ? t.transpose(1, 2).contiguous().transpose(1, 2) : t.contiguous();
+}
+
+LayerNormProblem make_problem(LayerNormPass pass, LayerNormKind kind, const Tensor& x,
+                              int64_t groups, const Tensor& w) {
+  LayerNormProblem p;
+  p.pass = pass;
+  p.kind = kind;
+  p.x = spec_of(x);
+  p.groups = groups;
+  if (w.defined()) p.w = w.scalar_type();
+  return p;
+}
+
+Tensor contiguous_or_undefined(const OptionalTensor& t) {
+  return t && t->defined() ? t->contiguous() : Tensor();
+}
+
+// y, and with `statistics` the mean (not of rms) and the inverse standard deviation, flat.
+std::vector<Tensor> normalize(const Tensor& input, const OptionalTensor& weight,
+                              const OptionalTensor& bias, std::string_view kind_text,
+                              int64_t groups, double epsilon, bool statistics,
+                              OptionalPolicy policy) {
+  LayerNormKind kind = kind_of(kind_text);
+  check_arguments(kind, input, weight, bias);
+  c10::OptionalDeviceGuard guard(input.device());
+  Tensor x = laid_out(input, is_nhwc(kind, input));
+  Tensor w = contiguous_or_undefined(weight), b = contiguous_or_undefined(bias);
+  LayerNormProblem p = make_problem(LayerNormPass::fwd, kind, x, groups, w);
+  if (b.defined()) p.bias = b.scalar_type();
+  p.stats = statistics;
+  Bindings bindings;
+  if (input.numel() == 0) {
+    bindings[Role::y] = at::empty_like(x);
+    auto options = x.options().dtype(compute_dtype(x.scalar_type()));
+    bindings[Role::mean] = at::zeros({p.view().count()}, options);
+    bindings[Role::invstd] = at::zeros({p.view().count()}, options);
+  } else {
+    bindings[Role::x] = x;
+    bindings[Role::w] = w;
+    bindings[Role::bias] = b;
+    bindings.epsilon = epsilon;
+    p.canonicalise();
+    p.alignment = alignment_of({&x, &w, &b});
+    execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
+  }
+  std::vector<Tensor> results{bindings[Role::y].contiguous()};
+  if (statistics && p.has_mean()) results.push_back(bindings[Role::mean]);
+  if (statistics) results.push_back(bindings[Role::invstd]);
+  return results;
+}
+
+std::vector<Tensor> normalize_meta(const Tensor& input, const OptionalTensor& weight,
+                                   const OptionalTensor& bias, std::string_view kind_text,
+                                   int64_t groups, double, bool statistics, OptionalPolicy) {
+  LayerNormKind kind = kind_of(kind_text);
+  check_arguments(kind, input, weight, bias);
+  std::vector<Tensor> results{at::empty_symint(input.sym_sizes(), input.options())};
+  View v = view_of(kind, input, groups);
+  auto options = input.options().dtype(compute_dtype(input.scalar_type()));
+  int64_t count = !statistics ? 0 : kind == LayerNormKind::rms ? 1 : 2;
+  for (int64_t i = 0; i < count; ++i) {
+    results.push_back(at::empty_symint({v.batch * v.groups}, options));
+  }
+  return results;
+}
+
+// dx, then dw where there is a weight, then dbias where asked for.
+std::vector<Tensor> normalize_backward(const Tensor& grad_output, const Tensor& input,
+                                       const OptionalTensor& weight, const OptionalTensor& mean,
+                                       const Tensor& invstd, std::string_view kind_text,
+                                       int64_t groups, bool has_bias, double epsilon,
+                                       OptionalPolicy policy) {
+  LayerNormKind kind = kind_of(kind_text);
+  check_same("normalize_backward", "grad_output", grad_output, "input", input);
+  c10::OptionalDeviceGuard guard(input.device());
+  bool nhwc = is_nhwc(kind, input);
+  Tensor x = laid_out(input, nhwc), dy = laid_out(grad_output, nhwc);
+  Tensor w = contiguous_or_undefined(weight);
+  LayerNormProblem p = make_problem(LayerNormPass::bwd, kind, x, groups, w);
+  if (has_bias) p.bias = p.w.value_or(p.x.dtype);
+  Bindings bindings;
+  if (input.numel() == 0) {
+    bindings[Role::dx] = at::empty_like(x);
+    auto options = w.defined() ? w.options() : x.options();
+    bindings[Role::dw] = at::zeros({x.size(1)}, options);
+    bindings[Role::dbias] = at::zeros({x.size(1)}, options);
+  } else {
+    bindings[Role::x] = x;
+    bindings[Role::dy] = dy;
+    bindings[Role::w] = w;
+    if (p.has_mean()) bindings[Role::mean] = mean.value();
+    bindings[Role::invstd] = invstd;
+    bindings.epsilon = epsilon;
+    p.canonicalise();
+    p.alignment = alignment_of({&x, &dy, &w});
+    execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
+  }
+  std::vector<Tensor> results{bindings[Role::dx].contiguous()};
+  if (p.w) results.push_back(bindings[Role::dw]);
+  if (p.bias) results.push_back(bindings[Role::dbias]);
+  return results;
+}
+
+std::vector<Tensor> normalize_backward_meta(const Tensor& grad_output, const Tensor& input,
+                                            const OptionalTensor& weight, const OptionalTensor&,
+                                            const Tensor&, std::string_view, int64_t, bool has_bias,
+                                            double, OptionalPolicy) {
+  check_same("normalize_backward", "grad_output", grad_output, "input", input);
+  std::vector<Tensor> results{at::empty_symint(input.sym_sizes(), input.options())};
+  auto options = weight && weight->defined() ? weight->options() : input.options();
+  if (weight && weight->defined()) {
+    results.push_back(at::empty_symint({input.sym_size(1)}, options));
+  }
+  if (has_bias) results.push_back(at::empty_symint({input.sym_size(1)}, options));
+  return results;
+}
+
+// --- gradients
+
+const auto& normalize_op() {
+  static auto op = find_op<decltype(normalize)>("torch_cudnn_ext::_normalize");
+  return op;
+}
+const auto& backward_op() {
+  static auto op = find_op<decltype(normalize_backward)>("torch_cudnn_ext::_normalize_backward");
+  return op;
+}
+
+OptionalTensor optional_of(const Tensor& t) {
+  return t.defined() ? OptionalTensor(t) : std::nullopt;
+}
+Tensor tensor_of(const OptionalTensor& t) { return t.value_or(Tensor()); }
+
+struct NormGradient {
+  static constexpr const char* kName = "TorchCudnnExtNormalizeBackward";
+  static constexpr size_t kInputs = 3;  // input, weight, bias
+  std::string kind;
+  int64_t groups = 1;
+  bool has_bias = false;
+  double epsilon = 0;
+  std::optional<std::string> policy;
+
+  template <class F>
+  void attributes(F&& visit) {
+    visit(kind);
+    visit(groups);
+    visit(has_bias);
+    visit(epsilon);
+    visit(policy);
+  }
+  // Saved: input, weight, mean, invstd.
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    auto results =
+        backward_op().call(grads[0], saved[0], optional_of(saved[1]), optional_of(saved[2]),
+                           saved[3], kind, groups, has_bias && needed[2], epsilon, policy);
+    variable_list gradients(kInputs);
+    gradients[0] = needed[0] ? results[0] : Tensor();
+    if (needed[1]) gradients[1] = results[1];
+    if (has_bias && needed[2]) gradients[2] = results.back();
+    return gradients;
+  }
+};
+
+std::vector<Tensor> normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                                       const OptionalTensor& weight, const OptionalTensor& bias,
+                                       std::string_view kind, int64_t groups, double epsilon,
+                                       bool statistics, OptionalPolicy policy) {
+  Tensor w = tensor_of(weight), b = tensor_of(bias);
+  bool wanted =
+      at::GradMode::is_enabled() && (input.requires_grad() || (w.defined() && w.requires_grad()) ||
+                                     (b.defined() && b.requires_grad()));
+  auto results = run_with_gradient<NormGradient>(
+      {input, w, b}, 1,
+      [&] {
+        return normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias,
+                                         kind, groups, epsilon, statistics || wanted, policy);
+      },
+      [&](auto& node, const std::vector<Tensor>& results) {
+        node.gradient.kind = kind;
+        node.gradient.groups = groups;
+        node.gradient.has_bias = b.defined();
+        node.gradient.epsilon = epsilon;
+        node.gradient.policy = policy_to_save(LayerNormProblem::kFamily, policy);
+        save_input(node, input);
+        save_input(node, w);
+        save_input(node, results.size() == 3 ? results[1] : Tensor());
+        save_input(node, results.back());
+      });
+  if (!statistics) results.resize(1);
+  return results;
+}
+
+// The statistics are functions of the input, and enter as such.
+struct NormBackwardGradient {
+  static constexpr const char* kName = "TorchCudnnExtNormalizeBackwardBackward";
+  static constexpr size_t kInputs = 3;  // grad_output, input, weight
+  std::string kind;
+  int64_t groups = 1;
+  double epsilon = 0;
+
+  template <class F>
+  void attributes(F&& visit) {
+    visit(kind);
+    visit(groups);
+    visit(epsilon);
+  }
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    bool has_weight = saved[2].defined();
+    auto formula = [&](const std::vector<Tensor>& in) {
+      const Tensor& weight = in[2];
+      auto results = gradients(kind_of(kind), in[0], in[1], weight, groups, epsilon,
+                               compute_dtype(in[1].scalar_type()));
+      if (!has_weight) results.erase(results.begin() + 1);
+      return results;
+    };
+    return gradients_of_formula(formula, saved, grads, needed);
+  }
+};
+
+std::vector<Tensor> normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
+                                                const Tensor& input, const OptionalTensor& weight,
+                                                const OptionalTensor& mean, const Tensor& invstd,
+                                                std::string_view kind, int64_t groups,
+                                                bool has_bias, double epsilon,
+                                                OptionalPolicy policy) {
+  Tensor w = tensor_of(weight);
+  size_t results = 1 + w.defined() + has_bias;
+  return run_with_gradient<NormBackwardGradient>(
+      {grad_output, input, w}, results,
+      [&] {
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                        weight, mean, invstd, kind, groups, has_bias, epsilon,
+                                        policy);
+      },
+      [&](auto& node, const std::vector<Tensor>&) {
+        node.gradient.kind = kind;
+        node.gradient.groups = groups;
+        node.gradient.epsilon = epsilon;
+        save_input(node, grad_output);
+        save_input(node, input);
+        save_input(node, w);
+      });
+}
+
+// --- the public operators: views of the one above
+
+Tensor normalised(const Tensor& rows, const OptionalTensor& weight, const OptionalTensor& bias,
+                  std::string_view kind, int64_t groups, double epsilon, OptionalPolicy policy) {
+  return normalize_op().call(rows, weight, bias, kind, groups, epsilon, false, policy)[0];
+}
+
+// On the CPU, PyTorch's group and RMS norm keep channels_last; all others give contiguous tensors.
+Tensor in_pytorchs_layout(const Tensor& y, const Tensor& input) {
+  Tensor shaped = y.view_symint(input.sym_sizes());
+  return input.is_cpu() ? shaped.contiguous(input.suggest_memory_format()) : shaped;
+}
+
+// [rows, n], where n counts the elements of the last dimensions, whose sizes are
+// `normalized_shape`.
+Tensor as_rows(const char* op, const Tensor& input, SymIntArrayRef normalized_shape) {
+  auto count = static_cast<int64_t>(normalized_shape.size());
+  TORCH_CHECK_VALUE(count >= 1, "torch_cudnn_ext::", op,
+                    ": normalized_shape is empty, wanted at least one size");
+  bool ends_so = input.dim() >= count &&
+                 input.sym_sizes().slice(input.dim() - count, count).equals(normalized_shape);
+  TORCH_CHECK_VALUE(ends_so, "torch_cudnn_ext::", op, ": normalized_shape is ", normalized_shape,
+                    ", wanted the last sizes of input, which has ", input.sym_sizes());
+  SymInt rows = 1, n = 1;
+  for (int64_t i = 0; i < input.dim(); ++i)
+    (i < input.dim() - count ? rows : n) *= input.sym_size(i);
+  return input.reshape_symint({rows, n});
+}
+
+// Parameters of layer norms have the normalised sizes.
+OptionalTensor flat(const char* op, const char* name, const OptionalTensor& t,
+                    SymIntArrayRef normalized_shape) {
+  if (!t) return t;
+  TORCH_CHECK_VALUE(t->sym_sizes().equals(normalized_shape), "torch_cudnn_ext::", op, ": ", name,
+                    " has sizes ", t->sym_sizes(), ", wanted normalized_shape ", normalized_shape);
+  return t->reshape_symint({t->sym_numel()});
+}
+
+Tensor layer_norm(const Tensor& input, SymIntArrayRef normalized_shape,
+                  const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
+                  OptionalPolicy policy) {
+  constexpr const char* kOp = "layer_norm";
+  return normalised(as_rows(kOp, input, normalized_shape),
+                    flat(kOp, "weight", weight, normalized_shape),
+                    flat(kOp, "bias", bias, normalized_shape), "layer", 1, epsilon, policy)
+      .view_symint(input.sym_sizes());
+}
+
+// Of the dtype that sums are taken in.
+double smallest_step(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::epsilon()
+                              : std::numeric_limits<float>::epsilon();
+}
+
+Tensor rms_norm(const Tensor& input, SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                std::optional<double> epsilon, OptionalPolicy policy) {
+  constexpr const char* kOp = "rms_norm";
+  Tensor y = normalised(as_rows(kOp, input, normalized_shape),
+                        flat(kOp, "weight", weight, normalized_shape), {}, "rms", 1,
+                        epsilon.value_or(smallest_step(input.scalar_type())), policy);
+  return in_pytorchs_layout(y, input);
+}
+
+// [batch, channels, space]
+Tensor as_channels(const char* op, const Tensor& input, int64_t least_dims) {
+  TORCH_CHECK_VALUE(input.dim() >= least_dims, "torch_cudnn_ext::", op, ": input has sizes ",
+                    input.sym_sizes(), ", wanted at least ", least_dims,
+                    " dimensions (batch, channels, ...)");
+  SymInt space = 1;
+  for (int64_t i = 2; i < input.dim(); ++i) space *= input.sym_size(i);
+  return input.reshape_symint({input.sym_size(0), input.sym_size(1), space});
+}
+
+Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,
+                  const OptionalTensor& bias, double epsilon, OptionalPolicy policy) {
+  Tensor x = as_channels("group_norm", input, 2);
+  TORCH_CHECK_VALUE(num_groups >= 1 && x.sym_size(1) % num_groups == 0,
+                    "torch_cudnn_ext::group_norm: num_groups is ", num_groups,
+                    ", wanted a divisor of input's ", x.sym_size(1), " channels");
+  Tensor y = normalised(x, weight, bias, "group", num_groups, epsilon, policy);
+  return in_pytorchs_layout(y, input);
+}
+
+// The new value's share of a running statistic is `momentum`; over the batch they are averaged.
+void update_running(const Tensor& running, const Tensor& values, double momentum) {
+  running.lerp_(values.mean(0).to(running.scalar_type()), momentum);
+}
+
+Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
+                     const OptionalTensor& running_var, const OptionalTensor& weight,
+                     const OptionalTensor& bias, bool use_input_stats, double momentum,
+                     double epsilon, OptionalPolicy policy) {
+  constexpr const char* kOp = "instance_norm";
+  Tensor x = as_channels(kOp, input, 3);
+  TORCH_CHECK_VALUE(running_mean.has_value() == running_var.has_value(), "torch_cudnn_ext::", kOp,
+                    ": got one of running_mean and running_var, wanted both or neither");
+  if (!use_input_stats) {
+    TORCH_CHECK_VALUE(running_mean, "torch_cudnn_ext::", kOp,
+                      ": running_mean is missing, wanted one where use_input_stats is False");
+    check_arguments(LayerNormKind::instance, x, weight, bias);
+    // Given statistics leave nothing to choose: this is one scale and shift a channel.
+    return at::batch_norm(x, weight, bias, running_mean, running_var, false, 0, epsilon,
+                          at::globalContext().userEnabledCuDNN())
+        .view_symint(input.sym_sizes());
+  }
+  TORCH_CHECK_VALUE(x.sym_size(2) != 1, "torch_cudnn_ext::", kOp, ": input has sizes ",
+                    input.sym_sizes(), ", wanted more than one element in space");
+  auto results = normalize_op().call(x, weight, bias, "instance", 1, epsilon,
+                                     running_mean.has_value(), policy);
+  if (running_mean) {
+    at::NoGradGuard no_grad;
+    std::vector<SymInt> instances{x.sym_size(0), x.sym_size(1)};
+    Tensor variance = results[2].pow(-2) - epsilon;
+    c10::SymFloat size = x.sym_size(2);
+    update_running(*running_mean, results[1].view_symint(instances), momentum);
+    update_running(*running_var, variance.view_symint(instances) * at::Scalar(size / (size - 1)),
+                   momentum);
+  }
+  return results[0].view_symint(input.sym_sizes());
+}
+
+// As PyTorch does, on CUDA alone: layer and group norm compute in float32.
+Tensor layer_norm_autocast(const Tensor& input, SymIntArrayRef normalized_shape,
+                           const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
+                           OptionalPolicy policy) {
+  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCUDA);
+  using at::autocast::cached_cast;
+  return layer_norm(cached_cast(at::kFloat, input), normalized_shape,
+                    cached_cast(at::kFloat, weight), cached_cast(at::kFloat, bias), epsilon,
+                    policy);
+}
+
+Tensor group_norm_autocast(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,
+                           const OptionalTensor& bias, double epsilon, OptionalPolicy policy) {
+  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCUDA);
+  using at::autocast::cached_cast;
+  return group_norm(cached_cast(at::kFloat, input), num_groups, cached_cast(at::kFloat, weight),
+                    cached_cast(at::kFloat, bias), epsilon, policy);
+}
+
+// --- PyTorch's own, overridden
+
+OptionalTensor given(const OptionalTensor& t) { return t ? optional_of(*t) : t; }
+
+std::optional<std::string> refusal_of_norm(c10::DispatchKeySet keys, const Tensor& input,
+                                           const OptionalTensor& weight,
+                                           const OptionalTensor& bias) {
+  const Tensor w = tensor_of(weight), b = tensor_of(bias);
+  if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
+    return reason;
+  }
+  for (const auto& [name, t] : {NamedTensor{"weight", w}, NamedTensor{"bias", b}}) {
+    if (!t.defined() || t.scalar_type() == input.scalar_type() ||
+        t.scalar_type() == compute_dtype(input.scalar_type())) {
+      continue;
+    }
+    return c10::str(name, " is ", t.scalar_type(), " for input of ", input.scalar_type());
+  }
+  if (w.defined() && b.defined() && w.scalar_type() != b.scalar_type()) {
+    return "weight and bias have different dtypes";
+  }
+  return std::nullopt;
+}
+
+struct AtenLayerNorm {
+  static constexpr const char* kOp = "layer_norm";
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
+                                            SymIntArrayRef, const OptionalTensor& weight,
+                                            const OptionalTensor& bias, double, bool) {
+    return refusal_of_norm(keys, input, weight, bias);
+  }
+  static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input,
+                              SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                              const OptionalTensor& bias, double epsilon, bool) {
+    return layer_norm(input, normalized_shape, given(weight), given(bias), epsilon, std::nullopt);
+  }
+};
+
+struct AtenGroupNorm {
+  static constexpr const char* kOp = "group_norm";
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input, int64_t,
+                                            const OptionalTensor& weight,
+                                            const OptionalTensor& bias, double, bool) {
+    return refusal_of_norm(keys, input, weight, bias);
+  }
+  static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input, int64_t num_groups,
+                              const OptionalTensor& weight, const OptionalTensor& bias,
+                              double epsilon, bool) {
+    return group_norm(input, num_groups, given(weight), given(bias), epsilon, std::nullopt);
+  }
+};
+
+const RegisterOverrideOfComposite<AtenLayerNorm,
+                                  Tensor(const Tensor&, SymIntArrayRef, const OptionalTensor&,
+                                         const OptionalTensor&, double, bool)>
+    layer_norm_overridden("layer_norm");
+const RegisterOverrideOfComposite<AtenGroupNorm,
+                                  Tensor(const Tensor&, int64_t, const OptionalTensor&,
+                                         const OptionalTensor&, double, bool)>
+    group_norm_overridden("group_norm");
+
+// --- what the core must know
+
+class LayerNormOperator : public Operator {
+ public:
+  const char* family() const override { return LayerNormProblem::kFamily; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  OperatorDescription description() const override {
+    return {
+        "cudnnBackendExecute, cudnnBatchNormalizationForwardTraining, "
+        "cudnnBatchNormalizationBackward",
+        "layer, rms: contiguous rows; instance: nchw, nhwc; group: nchw",
+        "graph: no f64; legacy: instance and group norms of nchw; group norm has no engine of its "
+        "own: an instance norm of groups",
+        {"layer_norm_fwd x=f16[4096,1024]:nchw kind=layer w=f16 bias=f16",
+         "layer_norm_fwd x=f16[32,64,3136]:nchw kind=instance w=f16 bias=f16"}};
+  }
+
+  // Of instance and group norm, as batch norms of one sample.
+  std::vector<LegacyName> legacy_names(const std::string&) const override {
+    return {{1, "CUDNN_BATCHNORM_SPATIAL", "spatial", nullptr},
+            {2, "CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "spatial_persistent", nullptr}};
+  }
+
+  std::vector<SlotSpec> slots(const Problem& problem) const override {
+    const auto& p = std::get<LayerNormProblem>(problem);
+    bool forward = p.pass == LayerNormPass::fwd;
+    std::vector<SlotSpec> slots{{Role::x, p.x, false}};
+    if (!forward) slots.push_back({Role::dy, p.x, false});
+    if (p.w) slots.push_back({Role::w, p.parameters(*p.w), false});
+    if (forward && p.bias) slots.push_back({Role::bias, p.parameters(*p.bias), false});
+    slots.push_back({forward ? Role::y : Role::dx, p.x, true});
+    if (p.stats && p.has_mean()) slots.push_back({Role::mean, p.statistics(), forward});
+    if (p.stats) slots.push_back({Role::invstd, p.statistics(), forward});
+    if (!forward && p.w) slots.push_back({Role::dw, p.parameters(*p.w), true});
+    if (!forward && p.bias) slots.push_back({Role::dbias, p.parameters(*p.bias), true});
+    return slots;
+  }
+
+  Cost cost(const Problem& problem) const override {
+    const auto& p = std::get<LayerNormProblem>(problem);
+    auto elements = static_cast<double>(p.x.numel());
+    double bytes = 0;
+    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    bool forward = p.pass == LayerNormPass::fwd;
+    // Sum, centred square, its sum, scale and shift; of a gradient about twice that.
+    auto v = p.view();
+    int64_t length = forward ? v.length() : std::max(v.length(), v.batch * v.space);
+    return {(forward ? 6 : 12) * elements, bytes, static_cast<double>(length)};
+  }
+
+  int64_t alignment(const Problem& problem) const override {
+    return std::get<LayerNormProblem>(problem).alignment;
+  }
+
+  // A gradient is taken with the statistics that a forward would have left.
+  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
+    const auto& p = std::get<LayerNormProblem>(problem);
+    if (p.pass == LayerNormPass::fwd) return;
+    Normalised n = normalised_in_double(p, bindings);
+    if (p.has_mean()) bindings[Role::mean].copy_(n.mean.flatten());
+    bindings[Role::invstd].copy_(n.invstd.flatten());
+  }
+
+  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
+    const auto& p = std::get<LayerNormProblem>(problem);
+    const Tensor &x = bindings[Role::x], &w = bindings[Role::w], &bias = bindings[Role::bias];
+    Bindings out;
+    if (p.pass == LayerNormPass::bwd) {
+      auto results =
+          gradients(p.kind, bindings[Role::dy], x, w, p.groups, bindings.epsilon, at::kDouble);
+      out[Role::dx] = results[0];
+      if (p.w) out[Role::dw] = results[1];
+      if (p.bias) out[Role::dbias] = results[2];
+      return out;
+    }
+    View v = view_of(p.kind, x, p.groups);
+    Normalised n = normalised_in_double(p, bindings);
+    Tensor y = n.x;
+    if (p.w) y = y * parameter_viewed(w.to(at::kDouble), v);
+    if (p.bias) y = y + parameter_viewed(bias.to(at::kDouble), v);
+    out[Role::y] = y.reshape(p.x.sizes);
+    if (p.stats && p.has_mean()) out[Role::mean] = n.mean.flatten();
+    if (p.stats) out[Role::invstd] = n.invstd.flatten();
+    return out;
+  }
+
+  // Rounding of statistics that PyTorch keeps in the data's type on the CPU, of an affine step of
+  // its own, and of sums in float32 at least.
+  double tolerance(const Problem& problem, const Notes&) const override {
+    const auto& p = std::get<LayerNormProblem>(problem);
+    return 8 * epsilon_of(p.x.dtype) +
+           4 * epsilon_of(compute_dtype(p.x.dtype)) * std::sqrt(cost(problem).reduction_length);
+  }
+
+  // PyTorch's own kernels read each row once. Its instance norm is cuDNN's batch norm, with copies.
+  std::vector<std::string> heuristic_order(const Problem& problem,
+                                           const Device& device) const override {
+    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+    const auto& p = std::get<LayerNormProblem>(problem);
+    bool plain = p.kind == LayerNormKind::instance && p.x.strides == contiguous_strides(p.x.sizes);
+    if (!plain || p.pass == LayerNormPass::bwd) return {"aten", "graph", "legacy"};
+    return {"legacy:spatial_persistent", "legacy:spatial", "aten"};
+  }
+
+ private:
+  static Normalised normalised_in_double(const LayerNormProblem& p, const Bindings& bindings) {
+    const Tensor& x = bindings[Role::x];
+    View v = view_of(p.kind, x, p.groups);
+    return normalise(p.kind, viewed(x.to(at::kDouble), v), bindings.epsilon);
+  }
+};
+
+const bool registered = [] {
+  register_operator(std::make_unique<LayerNormOperator>());
+  return true;
+}();
+
+}  // namespace
+
+#define KERNELS(m)                           \
+  m.impl("_normalize", TORCH_FN(normalize)); \
+  m.impl("_normalize_backward", TORCH_FN(normalize_backward))
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
+#undef KERNELS
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  m.impl("_normalize", TORCH_FN(normalize_meta));
+  m.impl("_normalize_backward", TORCH_FN(normalize_backward_meta));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
+  m.impl("_normalize", TORCH_FN(normalize_autograd));
+  m.impl("_normalize_backward", TORCH_FN(normalize_backward_autograd));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
+  m.impl("layer_norm", TORCH_FN(layer_norm));
+  m.impl("rms_norm", TORCH_FN(rms_norm));
+  m.impl("group_norm", TORCH_FN(group_norm));
+  m.impl("instance_norm", TORCH_FN(instance_norm));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
+  m.impl("layer_norm", TORCH_FN(layer_norm_autocast));
+  m.impl("group_norm", TORCH_FN(group_norm_autocast));
+}
+
+}  // namespace layer_norm
+}  // namespace torch_cudnn_ext

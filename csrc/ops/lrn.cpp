@@ -1,0 +1,438 @@
+// Local response and divisive normalisation: argument checks, Problem, gradients, and what the core
+// must know of them. The two public operators are views of one.
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "core/selector.h"
+#include "core/words.h"
+#include "ops/autograd.h"
+
+namespace torch_cudnn_ext {
+
+double LrnProblem::elements() const {
+  return std::pow(static_cast<double>(size), end_dim() - first_dim());
+}
+
+void LrnProblem::validate() const {
+  bool divisive = kind == LrnKind::divisive;
+  check_sizes("lrn", "x", x, divisive ? 4 : 3, divisive ? 5 : 3);
+  TORCH_CHECK_VALUE(x.strides == contiguous_strides(x.sizes),
+                    "lrn: x has other strides than its sizes say, wanted :nchw");
+  TORCH_CHECK_VALUE(size >= 1, "lrn: size is ", size, ", wanted at least 1");
+  TORCH_CHECK_VALUE(!means || divisive, "lrn: means is true for kind=cross_channel, wanted false");
+  check_alignment("lrn", alignment, x.dtype);
+}
+
+namespace lrn {
+namespace {
+
+// As in the text of a problem.
+constexpr Word<LrnKind> kKinds[] = {{LrnKind::cross_channel, "cross_channel"},
+                                    {LrnKind::divisive, "divisive"}};
+constexpr Word<LrnWindow> kWindows[] = {{LrnWindow::torch, "torch"}, {LrnWindow::cudnn, "cudnn"}};
+
+// What is asked for; all but the tensors.
+struct Form {
+  std::string kind;
+  int64_t size = 0;
+  double alpha = 0, beta = 0, k = 0;
+  std::string window;
+
+  template <class F>
+  void attributes(F&& visit) {
+    visit(kind);
+    visit(size);
+    visit(alpha);
+    visit(beta);
+    visit(k);
+    visit(window);
+  }
+};
+
+LrnProblem make_problem(LrnPass pass, const Form& form, const Tensor& x, bool means) {
+  LrnProblem p;
+  p.pass = pass;
+  p.x.dtype = x.scalar_type();
+  p.kind = word_value(kKinds, "lrn: kind", form.kind);
+  p.window = word_value(kWindows, "torch_cudnn_ext::local_response_norm: window", form.window);
+  p.size = form.size;
+  p.alpha = form.alpha;
+  p.beta = form.beta;
+  p.k = form.k;
+  p.means = means;
+  return p;
+}
+
+// --- the formula
+
+// Means over the window of each element, the window being full of zeros outside.
+Tensor window_means(const Tensor& t, const LrnProblem& p) {
+  bool divisive = p.kind == LrnKind::divisive;
+  Tensor out = t;
+  for (int64_t dim = p.first_dim(); dim < (divisive ? t.dim() : 2); ++dim) {
+    std::vector<int64_t> padding(2 * (t.dim() - dim), 0);
+    padding[padding.size() - 2] = p.behind();
+    padding[padding.size() - 1] = p.ahead();
+    out = at::constant_pad_nd(out, padding).unfold(dim, p.size, 1).mean(-1);
+  }
+  return out;
+}
+
+Tensor formula(const Tensor& x, const Tensor& means, const LrnProblem& p) {
+  Tensor centred = means.defined() ? x - means : x;
+  return x * (window_means(centred.square(), p) * p.alpha + p.k).pow(-p.beta);
+}
+
+at::ScalarType compute_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// dx, and dmeans where there are means, of the formula at these values.
+variable_list gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
+                        const LrnProblem& p) {
+  auto compute = compute_dtype(x.scalar_type());
+  auto of = [&](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+    return {formula(in[0], in[1], p)};
+  };
+  // Both are differentiated by, whether or not these gradients are to have gradients.
+  auto as_variable = [&](const Tensor& t) {
+    return t.requires_grad() ? t.to(compute) : t.detach().to(compute).requires_grad_();
+  };
+  std::vector<Tensor> inputs{as_variable(x), means.defined() ? as_variable(means) : means};
+  return gradients_of_formula(of, inputs, {dy.to(compute)}, {true, means.defined()});
+}
+
+// --- the kernels
+
+Tensor optional_contiguous(const OptionalTensor& t) {
+  return t && t->defined() ? t->contiguous() : Tensor();
+}
+
+Tensor forward(const Tensor& input, const OptionalTensor& means, const Form& form,
+               OptionalPolicy policy) {
+  c10::OptionalDeviceGuard guard(input.device());
+  Tensor x = input.contiguous(), m = optional_contiguous(means);
+  if (x.numel() == 0) return at::empty_like(x);
+  LrnProblem p = make_problem(LrnPass::fwd, form, x, m.defined());
+  p.x = spec_of(x);
+  p.canonicalise();
+  p.alignment = alignment_of({&x, &m});
+  Bindings bindings;
+  bindings[Role::x] = x;
+  bindings[Role::z] = m;
+  execute(p, resolve_policy(LrnProblem::kFamily, policy), device_of(x.device()), bindings);
+  return bindings[Role::y];
+}
+
+Tensor run(const Tensor& input, const OptionalTensor& means, std::string_view kind, int64_t size,
+           double alpha, double beta, double k, std::string_view window, OptionalPolicy policy) {
+  Form form{std::string(kind), size, alpha, beta, k, std::string(window)};
+  return forward(input, means, form, policy);
+}
+
+Tensor run_meta(const Tensor& input, const OptionalTensor&, std::string_view, int64_t, double,
+                double, double, std::string_view, OptionalPolicy) {
+  return at::empty_symint(input.sym_sizes(), input.options());
+}
+
+// dx, then dmeans where there are means.
+std::vector<Tensor> backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
+                             const OptionalTensor& means, std::string_view kind, int64_t size,
+                             double alpha, double beta, double k, std::string_view window,
+                             OptionalPolicy policy) {
+  check_same("_lrn_backward", "grad_output", grad_output, "input", input);
+  check_same("_lrn_backward", "output", output, "input", input);
+  c10::OptionalDeviceGuard guard(input.device());
+  Tensor x = input.contiguous(), dy = grad_output.contiguous(), y = output.contiguous();
+  Tensor m = optional_contiguous(means);
+  Bindings bindings;
+  if (x.numel() == 0) {
+    bindings[Role::dx] = at::empty_like(x);
+    bindings[Role::dz] = at::empty_like(x);
+  } else {
+    Form form{std::string(kind), size, alpha, beta, k, std::string(window)};
+    LrnProblem p = make_problem(LrnPass::bwd, form, x, m.defined());
+    p.x = spec_of(x);
+    p.canonicalise();
+    p.alignment = alignment_of({&x, &dy, &y, &m});
+    bindings[Role::x] = x;
+    bindings[Role::y] = y;
+    bindings[Role::dy] = dy;
+    bindings[Role::z] = m;
+    execute(p, resolve_policy(LrnProblem::kFamily, policy), device_of(x.device()), bindings);
+  }
+  std::vector<Tensor> results{bindings[Role::dx]};
+  if (m.defined()) results.push_back(bindings[Role::dz]);
+  return results;
+}
+
+std::vector<Tensor> backward_meta(const Tensor& grad_output, const Tensor& input, const Tensor&,
+                                  const OptionalTensor& means, std::string_view, int64_t, double,
+                                  double, double, std::string_view, OptionalPolicy) {
+  check_same("_lrn_backward", "grad_output", grad_output, "input", input);
+  std::vector<Tensor> results{at::empty_symint(input.sym_sizes(), input.options())};
+  if (means && means->defined()) results.push_back(at::empty_like(results[0]));
+  return results;
+}
+
+// --- gradients
+
+const auto& run_op() {
+  static auto op = find_op<decltype(run)>("torch_cudnn_ext::_lrn");
+  return op;
+}
+const auto& backward_op() {
+  static auto op = find_op<decltype(backward)>("torch_cudnn_ext::_lrn_backward");
+  return op;
+}
+
+OptionalTensor optional_of(const Tensor& t) {
+  return t.defined() ? OptionalTensor(t) : std::nullopt;
+}
+
+struct LrnGradient {
+  static constexpr const char* kName = "TorchCudnnExtLrnBackward";
+  static constexpr size_t kInputs = 2;  // input, means
+  Form form;
+  std::optional<std::string> policy;
+
+  template <class F>
+  void attributes(F&& visit) {
+    form.attributes(visit);
+    visit(policy);
+  }
+  // Saved: input, means, output.
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    auto results =
+        backward_op().call(grads[0], saved[0], saved[2], optional_of(saved[1]), form.kind,
+                           form.size, form.alpha, form.beta, form.k, form.window, policy);
+    variable_list gradients(kInputs);
+    for (size_t i = 0; i < results.size(); ++i) gradients[i] = needed[i] ? results[i] : Tensor();
+    return gradients;
+  }
+};
+
+Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const OptionalTensor& means,
+                    std::string_view kind, int64_t size, double alpha, double beta, double k,
+                    std::string_view window, OptionalPolicy policy) {
+  Tensor m = means.value_or(Tensor());
+  return run_with_gradient<LrnGradient>(
+      {input, m}, 1,
+      [&]() -> std::vector<Tensor> {
+        return {run_op().redispatch(keys & c10::after_autograd_keyset, input, means, kind, size,
+                                    alpha, beta, k, window, policy)};
+      },
+      [&](auto& node, const std::vector<Tensor>& results) {
+        node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
+        node.gradient.policy = policy_to_save(LrnProblem::kFamily, policy);
+        save_input(node, input);
+        save_input(node, m);
+        save_result(node, results[0]);
+      })[0];
+}
+
+// The output is a function of the input, and enters as such.
+struct LrnBackwardGradient {
+  static constexpr const char* kName = "TorchCudnnExtLrnBackwardBackward";
+  static constexpr size_t kInputs = 3;  // grad_output, input, means
+  Form form;
+
+  template <class F>
+  void attributes(F&& visit) {
+    form.attributes(visit);
+  }
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    auto of = [&](const std::vector<Tensor>& in) {
+      auto p = make_problem(LrnPass::bwd, form, in[1], in[2].defined());
+      p.canonicalise();
+      variable_list results = gradients(in[0], in[1], in[2], p);
+      if (!in[2].defined()) results.pop_back();
+      return results;
+    };
+    return gradients_of_formula(of, saved, grads, needed);
+  }
+};
+
+std::vector<Tensor> backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
+                                      const Tensor& input, const Tensor& output,
+                                      const OptionalTensor& means, std::string_view kind,
+                                      int64_t size, double alpha, double beta, double k,
+                                      std::string_view window, OptionalPolicy policy) {
+  Tensor m = means.value_or(Tensor());
+  return run_with_gradient<LrnBackwardGradient>(
+      {grad_output, input, m}, m.defined() ? 2 : 1,
+      [&] {
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                        output, means, kind, size, alpha, beta, k, window, policy);
+      },
+      [&](auto& node, const std::vector<Tensor>&) {
+        node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
+        save_input(node, grad_output);
+        save_input(node, input);
+        save_input(node, m);
+      });
+}
+
+// --- the public operators: views of the one above
+
+Tensor local_response_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,
+                           std::string_view window, OptionalPolicy policy) {
+  constexpr const char* kOp = "local_response_norm";
+  check_dtype(kOp, "input", input);
+  TORCH_CHECK_VALUE(input.dim() >= 3, "torch_cudnn_ext::", kOp, ": input has sizes ",
+                    input.sym_sizes(), ", wanted at least 3 dimensions (batch, channels, ...)");
+  TORCH_CHECK_VALUE(size >= 1, "torch_cudnn_ext::", kOp, ": size is ", size, ", wanted at least 1");
+  word_value(kWindows, "torch_cudnn_ext::local_response_norm: window", window);
+  SymInt space = 1;
+  for (int64_t i = 2; i < input.dim(); ++i) space *= input.sym_size(i);
+  Tensor x = input.reshape_symint({input.sym_size(0), input.sym_size(1), space});
+  Tensor y = run_op().call(x, std::nullopt, "cross_channel", size, alpha, beta, k, window, policy);
+  return y.view_symint(input.sym_sizes()).contiguous(input.suggest_memory_format());
+}
+
+Tensor divisive_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,
+                     const OptionalTensor& means, OptionalPolicy policy) {
+  constexpr const char* kOp = "divisive_norm";
+  check_dtype(kOp, "input", input);
+  TORCH_CHECK_VALUE(input.dim() == 4 || input.dim() == 5, "torch_cudnn_ext::", kOp,
+                    ": input has sizes ", input.sym_sizes(),
+                    ", wanted 4 or 5 dimensions (batch, channels, height, width)");
+  TORCH_CHECK_VALUE(size >= 1, "torch_cudnn_ext::", kOp, ": size is ", size, ", wanted at least 1");
+  if (means) check_same(kOp, "means", *means, "input", input);
+  Tensor y = run_op().call(input, means, "divisive", size, alpha, beta, k, "cudnn", policy);
+  return y.contiguous(input.suggest_memory_format());
+}
+
+// --- what the core must know
+
+class LrnOperator : public Operator {
+ public:
+  const char* family() const override { return LrnProblem::kFamily; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  OperatorDescription description() const override {
+    return {
+        "cudnnLRNCrossChannelForward, cudnnLRNCrossChannelBackward, "
+        "cudnnDivisiveNormalizationForward, cudnnDivisiveNormalizationBackward",
+        "contiguous",
+        "cuDNN: windows of 1 to 16, k from 1e-5, beta from 0.01, no bf16; even windows of LRN with "
+        "window=cudnn",
+        {"lrn_fwd x=f32[32,64,3025]:nchw kind=cross_channel size=5",
+         "lrn_fwd x=f32[32,64,55,55]:nchw kind=divisive size=5"}};
+  }
+
+  // One for each kind.
+  std::vector<LegacyName> legacy_names(const std::string&) const override {
+    return {{0, "CUDNN_LRN_CROSS_CHANNEL_DIM1", "cross_channel", nullptr},
+            {0, "CUDNN_DIVNORM_PRECOMPUTED_MEANS", "precomputed_means", nullptr}};
+  }
+
+  // The means have the roles z and dz.
+  std::vector<SlotSpec> slots(const Problem& problem) const override {
+    const auto& p = std::get<LrnProblem>(problem);
+    bool forward = p.pass == LrnPass::fwd;
+    std::vector<SlotSpec> slots{{Role::x, p.x, false}, {Role::y, p.x, forward}};
+    if (p.means) slots.push_back({Role::z, p.x, false});
+    if (forward) return slots;
+    slots.push_back({Role::dy, p.x, false});
+    slots.push_back({Role::dx, p.x, true});
+    if (p.means) slots.push_back({Role::dz, p.x, true});
+    return slots;
+  }
+
+  Cost cost(const Problem& problem) const override {
+    const auto& p = std::get<LrnProblem>(problem);
+    auto elements = static_cast<double>(p.x.numel());
+    double bytes = 0;
+    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    // Squares, their sums by running windows, scale, power, product; twice that for a gradient.
+    return {(p.pass == LrnPass::fwd ? 6 : 12) * elements, bytes, p.elements()};
+  }
+
+  int64_t alignment(const Problem& problem) const override {
+    return std::get<LrnProblem>(problem).alignment;
+  }
+
+  // A gradient is taken with the output that a forward would have given.
+  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
+    const auto& p = std::get<LrnProblem>(problem);
+    if (p.pass == LrnPass::bwd) bindings[Role::y].copy_(output_in_double(p, bindings));
+  }
+
+  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
+    const auto& p = std::get<LrnProblem>(problem);
+    Bindings out;
+    if (p.pass == LrnPass::fwd) {
+      out[Role::y] = output_in_double(p, bindings);
+      return out;
+    }
+    at::NoGradGuard no_grad;
+    auto found = gradients(bindings[Role::dy].to(at::kDouble), bindings[Role::x].to(at::kDouble),
+                           means_in_double(p, bindings), p);
+    out[Role::dx] = found[0];
+    if (p.means) out[Role::dz] = found[1];
+    return out;
+  }
+
+  // Squares, their mean, and a power, each in the data's type with PyTorch.
+  double tolerance(const Problem& problem, const Notes&) const override {
+    const auto& p = std::get<LrnProblem>(problem);
+    return 8 * epsilon_of(p.x.dtype) +
+           4 * epsilon_of(compute_dtype(p.x.dtype)) * std::sqrt(p.elements());
+  }
+
+  // PyTorch has several kernels for what cuDNN does in one.
+  std::vector<std::string> heuristic_order(const Problem& problem,
+                                           const Device& device) const override {
+    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+    // cuDNN's divisive normalisation took 20 to 400 times as long on an H200.
+    bool divisive = std::get<LrnProblem>(problem).kind == LrnKind::divisive;
+    if (divisive) return {"aten", "legacy"};
+    return {"legacy", "aten"};
+  }
+
+ private:
+  static Tensor means_in_double(const LrnProblem& p, const Bindings& bindings) {
+    return p.means ? bindings[Role::z].to(at::kDouble) : Tensor();
+  }
+  static Tensor output_in_double(const LrnProblem& p, const Bindings& bindings) {
+    return formula(bindings[Role::x].to(at::kDouble), means_in_double(p, bindings), p);
+  }
+};
+
+const bool registered = [] {
+  register_operator(std::make_unique<LrnOperator>());
+  return true;
+}();
+
+}  // namespace
+
+#define KERNELS(m)               \
+  m.impl("_lrn", TORCH_FN(run)); \
+  m.impl("_lrn_backward", TORCH_FN(backward))
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
+#undef KERNELS
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  m.impl("_lrn", TORCH_FN(run_meta));
+  m.impl("_lrn_backward", TORCH_FN(backward_meta));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
+  m.impl("_lrn", TORCH_FN(run_autograd));
+  m.impl("_lrn_backward", TORCH_FN(backward_autograd));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
+  m.impl("local_response_norm", TORCH_FN(local_response_norm));
+  m.impl("divisive_norm", TORCH_FN(divisive_norm));
+}
+
+}  // namespace lrn
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,365 @@
+// Softmax and log-softmax: argument checks, Problem, gradients, and what the core must know of
+// them.
+#include <ATen/ATen.h>
+#include <ATen/ops/_log_softmax_cpu_dispatch.h>
+#include <ATen/ops/_log_softmax_cuda_dispatch.h>
+#include <ATen/ops/_softmax_cpu_dispatch.h>
+#include <ATen/ops/_softmax_cuda_dispatch.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "core/selector.h"
+#include "ops/autograd.h"
+#include "overrides.h"
+
+namespace torch_cudnn_ext {
+
+void SoftmaxProblem::validate() const {
+  check_sizes("softmax", "x", x, 3, 3);
+  TORCH_CHECK_VALUE(x.strides == contiguous_strides(x.sizes),
+                    "softmax: x has other strides than its sizes [outer, n, inner] say, wanted "
+                    ":nchw");
+  check_alignment("softmax", alignment, x.dtype);
+}
+
+namespace softmax {
+namespace {
+
+const char* op_name(bool log) { return log ? "log_softmax" : "softmax"; }
+
+// The view [outer, n, inner] of a contiguous tensor; the sum runs over n, its dimension `dim`.
+Tensor as_rows(const Tensor& t, int64_t dim) {
+  int64_t n = t.size(dim), inner = t.stride(dim);
+  return t.view({t.numel() / (n * inner), n, inner});
+}
+
+// `first` is x, or dy with y as `second`. As PyTorch's, the result is contiguous.
+Tensor run(SoftmaxPass pass, const Tensor& first, const Tensor& second, int64_t dim, bool log,
+           OptionalPolicy policy) {
+  c10::OptionalDeviceGuard guard(first.device());
+  if (first.numel() == 0) return at::empty(first.sizes(), first.options());
+  Tensor a = first.contiguous(), b = second.defined() ? second.contiguous() : second;
+  Bindings bindings;
+  bool forward = pass == SoftmaxPass::fwd;
+  bindings[forward ? Role::x : Role::dy] = as_rows(a, dim);
+  if (!forward) bindings[Role::y] = as_rows(b, dim);
+  SoftmaxProblem p;
+  p.pass = pass;
+  p.log = log;
+  p.x = spec_of(bindings[forward ? Role::x : Role::y]);
+  p.canonicalise();
+  p.alignment = alignment_of({&a, &b});
+  execute(p, resolve_policy(SoftmaxProblem::kFamily, policy), device_of(a.device()), bindings);
+  return bindings[forward ? Role::y : Role::dx].view(first.sizes());
+}
+
+constexpr int64_t kOne[] = {1};  // sizes of a scalar as a row
+
+int64_t check_dim(const char* op, const Tensor& t, int64_t dim) {
+  int64_t dims = std::max<int64_t>(t.dim(), 1);
+  TORCH_CHECK_VALUE(dim >= -dims && dim < dims, "torch_cudnn_ext::", op, ": dim is ", dim,
+                    ", wanted at least ", -dims, " and less than ", dims, " for input of sizes ",
+                    t.sym_sizes());
+  return dim < 0 ? dim + dims : dim;
+}
+
+template <bool log>
+Tensor forward(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype,
+               OptionalPolicy policy) {
+  const char* op = op_name(log);
+  dim = check_dim(op, input, dim);
+  Tensor x = dtype ? input.to(*dtype) : input;
+  check_dtype(op, "input", x);
+  if (x.dim() == 0)
+    return run(SoftmaxPass::fwd, x.reshape(kOne), {}, 0, log, policy).reshape(at::IntArrayRef());
+  return run(SoftmaxPass::fwd, x, {}, dim, log, policy);
+}
+
+template <bool log>
+Tensor forward_meta(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype,
+                    OptionalPolicy) {
+  check_dim(op_name(log), input, dim);
+  return at::empty_symint(input.sym_sizes(),
+                          input.options().dtype(dtype.value_or(input.scalar_type())));
+}
+
+Tensor backward(const Tensor& grad_output, const Tensor& output, int64_t dim, bool log,
+                OptionalPolicy policy) {
+  dim = check_dim("softmax_backward", output, dim);
+  check_dtype("softmax_backward", "grad_output", grad_output);
+  check_same("softmax_backward", "output", output, "grad_output", grad_output);
+  if (output.dim() == 0) {
+    return run(SoftmaxPass::bwd, grad_output.reshape(kOne), output.reshape(kOne), 0, log, policy)
+        .reshape(at::IntArrayRef());
+  }
+  return run(SoftmaxPass::bwd, grad_output, output, dim, log, policy);
+}
+
+Tensor backward_meta(const Tensor& grad_output, const Tensor& output, int64_t dim, bool,
+                     OptionalPolicy) {
+  check_dim("softmax_backward", output, dim);
+  return at::empty_symint(output.sym_sizes(), grad_output.options());
+}
+
+// --- gradients
+
+const auto& backward_op() {
+  static auto op = find_op<decltype(backward)>("torch_cudnn_ext::softmax_backward");
+  return op;
+}
+
+struct SoftmaxGradient {
+  static constexpr const char* kName = "TorchCudnnExtSoftmaxBackward";
+  static constexpr size_t kInputs = 1;
+  int64_t dim = 0;
+  bool log = false;
+  at::ScalarType input_dtype = at::kFloat;
+  std::optional<std::string> policy;
+
+  template <class F>
+  void attributes(F&& visit) {
+    visit(dim);
+    visit(log);
+    visit(input_dtype);
+    visit(policy);
+  }
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    if (!needed[0]) return {Tensor()};
+    return {backward_op().call(grads[0], saved[0], dim, log, policy).to(input_dtype)};
+  }
+};
+
+template <bool log>
+Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t dim,
+                        std::optional<at::ScalarType> dtype, OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward<log>)>(log ? "torch_cudnn_ext::log_softmax"
+                                                       : "torch_cudnn_ext::softmax");
+  return run_with_gradient<SoftmaxGradient>(
+      {input}, 1,
+      [&]() -> std::vector<Tensor> {
+        return {op.redispatch(keys & c10::after_autograd_keyset, input, dim, dtype, policy)};
+      },
+      [&](auto& node, const std::vector<Tensor>& results) {
+        node.gradient.dim = dim;
+        node.gradient.log = log;
+        node.gradient.input_dtype = input.scalar_type();
+        node.gradient.policy = policy_to_save(SoftmaxProblem::kFamily, policy);
+        save_result(node, results[0]);
+      })[0];
+}
+
+// softmax: dx = y (dy - sum(dy y)); log-softmax: dx = dy - exp(y) sum(dy).
+struct SoftmaxBackwardGradient {
+  static constexpr const char* kName = "TorchCudnnExtSoftmaxBackwardBackward";
+  static constexpr size_t kInputs = 2;  // grad_output, output
+  int64_t dim = 0;
+  bool log = false;
+  std::optional<std::string> policy;
+
+  template <class F>
+  void attributes(F&& visit) {
+    visit(dim);
+    visit(log);
+    visit(policy);
+  }
+  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
+                      const std::vector<bool>& needed) {
+    const Tensor &g = grads[0], &dy = saved[0], &y = saved[1];
+    variable_list result(2);
+    if (log) {
+      Tensor sum = (g * y.exp()).sum(dim, true);
+      if (needed[0]) result[0] = g - sum;
+      if (needed[1]) result[1] = -g * y.exp() * dy.sum(dim, true);
+    } else {
+      if (needed[0]) result[0] = backward_op().call(g, y, dim, false, policy);
+      if (needed[1]) {
+        result[1] = g * (dy - (dy * y).sum(dim, true)) - dy * (g * y).sum(dim, true);
+      }
+    }
+    return result;
+  }
+};
+
+Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& output,
+                         int64_t dim, bool log, OptionalPolicy policy) {
+  return run_with_gradient<SoftmaxBackwardGradient>(
+      {grad_output, output}, 1,
+      [&]() -> std::vector<Tensor> {
+        return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, output,
+                                         dim, log, policy)};
+      },
+      [&](auto& node, const std::vector<Tensor>&) {
+        node.gradient.dim = dim;
+        node.gradient.log = log;
+        node.gradient.policy = policy_to_save(SoftmaxProblem::kFamily, policy);
+        save_input(node, grad_output);
+        save_input(node, output);
+      })[0];
+}
+
+// As PyTorch does, on CUDA alone: the result is float32 under autocast.
+template <bool log>
+Tensor forward_autocast(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype,
+                        OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward<log>)>(log ? "torch_cudnn_ext::log_softmax"
+                                                       : "torch_cudnn_ext::softmax");
+  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCUDA);
+  bool narrow = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+  if (!dtype && narrow) dtype = at::kFloat;
+  return op.call(input, dim, dtype, policy);
+}
+
+// --- PyTorch's own, overridden
+
+template <bool log>
+struct AtenSoftmax {
+  static constexpr const char* kOp = log ? "_log_softmax" : "_softmax";
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input, int64_t,
+                                            bool half_to_float) {
+    if (half_to_float && !input.is_cuda()) return "a narrow type is to become float32 on the CPU";
+    return refusal_of_any(keys, {{"input", input}});
+  }
+  static std::optional<at::ScalarType> dtype(bool half_to_float) {
+    return half_to_float ? std::optional<at::ScalarType>(at::kFloat) : std::nullopt;
+  }
+  static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t dim,
+                              bool half_to_float) {
+    return forward_autograd<log>(keys, input, dim, dtype(half_to_float), {});
+  }
+  static Tensor run(const Tensor& input, int64_t dim, bool half_to_float) {
+    return forward<log>(input, dim, dtype(half_to_float), {});
+  }
+  template <c10::DispatchKey key>
+  static Tensor plain(const Tensor& input, int64_t dim, bool half_to_float) {
+    if constexpr (key == c10::DispatchKey::CPU) {
+      return log ? at::cpu::_log_softmax(input, dim, half_to_float)
+                 : at::cpu::_softmax(input, dim, half_to_float);
+    } else {
+      return log ? at::cuda::_log_softmax(input, dim, half_to_float)
+                 : at::cuda::_softmax(input, dim, half_to_float);
+    }
+  }
+};
+
+const RegisterOverrideEverywhere<AtenSoftmax<false>, Tensor(const Tensor&, int64_t, bool)>
+    softmax_overridden("_softmax");
+const RegisterOverrideEverywhere<AtenSoftmax<true>, Tensor(const Tensor&, int64_t, bool)>
+    log_softmax_overridden("_log_softmax");
+
+// --- what the core must know
+
+class SoftmaxOperator : public Operator {
+ public:
+  const char* family() const override { return SoftmaxProblem::kFamily; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  OperatorDescription description() const override {
+    return {"cudnnSoftmaxForward, cudnnSoftmaxBackward",
+            "contiguous; any dimension",
+            "fast needs allow_reduced_range; log-softmax: accurate alone",
+            {"softmax_fwd x=f16[32,64,3136]:nchw"}};
+  }
+
+  std::vector<LegacyName> legacy_names(const std::string&) const override {
+    return {{0, "CUDNN_SOFTMAX_FAST", "fast", nullptr},
+            {1, "CUDNN_SOFTMAX_ACCURATE", "accurate", nullptr}};
+  }
+
+  std::vector<SlotSpec> slots(const Problem& problem) const override {
+    const auto& p = std::get<SoftmaxProblem>(problem);
+    if (p.pass == SoftmaxPass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
+    return {{Role::y, p.x, false}, {Role::dy, p.x, false}, {Role::dx, p.x, true}};
+  }
+
+  Cost cost(const Problem& problem) const override {
+    const auto& p = std::get<SoftmaxProblem>(problem);
+    auto elements = static_cast<double>(p.x.numel());
+    auto bytes = static_cast<double>(p.x.nbytes());
+    bool forward = p.pass == SoftmaxPass::fwd;
+    // Maximum, difference, exponential, sum, quotient; product, sum, difference, product.
+    return {(forward ? 5 : 4) * elements, (forward ? 2 : 3) * bytes,
+            static_cast<double>(p.x.sizes[1])};
+  }
+
+  int64_t alignment(const Problem& problem) const override {
+    return std::get<SoftmaxProblem>(problem).alignment;
+  }
+
+  // A gradient is taken at a point that a forward would have given.
+  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
+    const auto& p = std::get<SoftmaxProblem>(problem);
+    if (p.pass == SoftmaxPass::fwd) return;
+    Tensor y = bindings[Role::y].to(at::kFloat);
+    bindings[Role::y].copy_(p.log ? y.log_softmax(1) : y.softmax(1));
+  }
+
+  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
+    const auto& p = std::get<SoftmaxProblem>(problem);
+    Bindings out;
+    if (p.pass == SoftmaxPass::fwd) {
+      Tensor x = bindings[Role::x].to(at::kDouble);
+      out[Role::y] = p.log ? x.log_softmax(1) : x.softmax(1);
+      return out;
+    }
+    Tensor y = bindings[Role::y].to(at::kDouble), dy = bindings[Role::dy].to(at::kDouble);
+    out[Role::dx] = p.log ? dy - y.exp() * dy.sum(1, true) : y * (dy - (dy * y).sum(1, true));
+    return out;
+  }
+
+  // Rounding of exponential and quotient, and of a sum in float32 at least.
+  double tolerance(const Problem& problem, const Notes&) const override {
+    const auto& p = std::get<SoftmaxProblem>(problem);
+    auto sum_dtype = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    return 4 * epsilon_of(p.x.dtype) +
+           4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
+  }
+
+  // Rows in memory order are what PyTorch's own kernel is best at, sums across channels are not.
+  std::vector<std::string> heuristic_order(const Problem& problem,
+                                           const Device& device) const override {
+    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+    const auto& p = std::get<SoftmaxProblem>(problem);
+    bool many = p.pass == SoftmaxPass::bwd && p.x.sizes[1] >= 256;
+    if (p.x.sizes[2] == 1 || many) return {"aten", "legacy:accurate"};
+    return {"legacy:accurate", "aten"};
+  }
+};
+
+const bool registered = [] {
+  register_operator(std::make_unique<SoftmaxOperator>());
+  return true;
+}();
+
+}  // namespace
+
+#define KERNELS(m)                                \
+  m.impl("softmax", TORCH_FN(forward<false>));    \
+  m.impl("log_softmax", TORCH_FN(forward<true>)); \
+  m.impl("softmax_backward", TORCH_FN(backward))
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
+#undef KERNELS
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  m.impl("softmax", TORCH_FN(forward_meta<false>));
+  m.impl("log_softmax", TORCH_FN(forward_meta<true>));
+  m.impl("softmax_backward", TORCH_FN(backward_meta));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
+  m.impl("softmax", TORCH_FN(forward_autograd<false>));
+  m.impl("log_softmax", TORCH_FN(forward_autograd<true>));
+  m.impl("softmax_backward", TORCH_FN(backward_autograd));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
+  m.impl("softmax", TORCH_FN(forward_autocast<false>));
+  m.impl("log_softmax", TORCH_FN(forward_autocast<true>));
+}
+
+}  // namespace softmax
+}  // namespace torch_cudnn_ext

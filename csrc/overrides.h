@@ -1,0 +1,119 @@
+// PyTorch's operators that ours stand in for while enable() is on: a table, to which ops/<op>.cpp
+// adds its own. Nothing here knows which they are.
+#pragma once
+
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/plain_torch.h"
+
+namespace torch_cudnn_ext {
+
+// PyTorch's own kernel of an operator at a key, as it was before the override.
+using FormerKernel = std::optional<c10::SafeKernelFunction>;
+
+struct Override {
+  std::string op;  // of namespace aten, with its overload: "convolution", "lstm.input"
+  c10::DispatchKey key;
+  torch::CppFunction (*kernel)();
+  FormerKernel* former;
+};
+void add_override(Override override);
+
+// Registers all of them; throws when that was done before. Takes them out; throws when it was not.
+void enable_overrides();
+void disable_overrides();
+bool overrides_enabled();
+std::vector<std::string> overridden_ops();
+
+// Calls that went to PyTorch's own kernel, by "operator: reason".
+void count_declined(const char* op, const std::string& reason);
+std::map<std::string, int64_t> declined();
+void reset_declined();
+
+// Why no operator of ours takes this tensor; nullopt where one may.
+std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
+                                      const at::Tensor& t);
+// The same for several, of operators without forward-mode AD.
+struct NamedTensor {
+  const char* name;
+  const at::Tensor& t;
+};
+std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
+                                          std::initializer_list<NamedTensor> tensors);
+
+// `Ours` stands in for one operator of PyTorch's, of this signature without the keys:
+//   static constexpr const char* kOp;
+//   static std::optional<std::string> refusal(keys, args...)   why PyTorch's own kernel must run
+//   static R with_autograd(keys, args...)                      called at autograd's keys
+//   static R run(args...)                                      called below them: inference mode
+//   template <c10::DispatchKey key> static R plain(args...)    PyTorch's own kernel below autograd
+// What PyTorch refuses as well, it refuses in its own words.
+template <class Ours, c10::DispatchKey key, class Signature>
+struct OverrideKernel;
+
+template <class Ours, c10::DispatchKey key, class R, class... Args>
+struct OverrideKernel<Ours, key, R(Args...)> {
+  static constexpr bool kAutograd =
+      key == c10::DispatchKey::AutogradCPU || key == c10::DispatchKey::AutogradCUDA;
+  static inline FormerKernel former;
+
+  static R call(c10::DispatchKeySet keys, Args... args) {
+    if (PlainTorchGuard::is_on()) return plain(keys, args...);
+    if (std::optional<std::string> reason = Ours::refusal(keys, args...)) {
+      count_declined(Ours::kOp, *reason);
+      return plain(keys, args...);
+    }
+    try {
+      if constexpr (kAutograd) {
+        return Ours::with_autograd(keys, args...);
+      } else {
+        return Ours::run(args...);
+      }
+    } catch (const c10::ValueError&) {
+      plain(keys, args...);
+      throw;
+    }
+  }
+
+  static R plain(c10::DispatchKeySet keys, Args... args) {
+    PlainTorchGuard guard;
+    if constexpr (kAutograd) {
+      torch::jit::Stack stack = c10::impl::boxArgs<Args...>(args...);
+      former->callBoxed(former->opHandle(), keys, &stack);
+      return c10::impl::PopResult<R>::call(stack);
+    } else {
+      return Ours::template plain<key>(args...);
+    }
+  }
+
+  static torch::CppFunction kernel() { return torch::CppFunction(TORCH_FN(call)); }
+};
+
+// At autograd's keys, so that backward takes our way too, and at the backends' own, which is where
+// inference mode begins. An operator that is made of others has no backend's kernel.
+template <class Ours, class Signature, c10::DispatchKey... keys>
+struct RegisterOverride {
+  explicit RegisterOverride(const char* op) {
+    (add_override({op, keys, &OverrideKernel<Ours, keys, Signature>::kernel,
+                   &OverrideKernel<Ours, keys, Signature>::former}),
+     ...);
+  }
+};
+template <class Ours, class Signature>
+using RegisterOverrideEverywhere =
+    RegisterOverride<Ours, Signature, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
+                     c10::DispatchKey::CPU, c10::DispatchKey::CUDA>;
+template <class Ours, class Signature>
+using RegisterOverrideOfComposite = RegisterOverride<Ours, Signature, c10::DispatchKey::AutogradCPU,
+                                                     c10::DispatchKey::AutogradCUDA>;
+
+}  // namespace torch_cudnn_ext

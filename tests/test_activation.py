@@ -1,0 +1,267 @@
+"""Activations: PyTorch's values and gradients, in place and not, modules and errors."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_cudnn_ext import _C, Policy, ops
+from torch_cudnn_ext import nn as ours
+
+OPS = torch.ops.torch_cudnn_ext
+# Ours, taking `inplace`; PyTorch's; the words of the problem.
+Pair = tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], str]
+ALL: dict[str, Pair] = {
+    "relu": (ops.relu, F.relu, "kind=relu"),
+    "relu6": (ops.relu6, F.relu6, "kind=clipped_relu coefficient=6"),
+    "clipped_relu": (
+        lambda x, **k: ops.clipped_relu(x, 0.5, **k),
+        lambda x: F.hardtanh(x, 0, 0.5),
+        "kind=clipped_relu coefficient=0.5",
+    ),
+    "tanh": (ops.tanh, torch.tanh, "kind=tanh"),
+    "sigmoid": (ops.sigmoid, torch.sigmoid, "kind=sigmoid"),
+    "elu": (
+        lambda x, **k: ops.elu(x, 0.7, **k),
+        lambda x: F.elu(x, 0.7),
+        "kind=elu coefficient=0.7",
+    ),
+    "silu": (ops.silu, F.silu, "kind=swish"),
+    "swish": (
+        lambda x, **k: ops.swish(x, 1.5, **k),
+        lambda x: x * torch.sigmoid(1.5 * x),
+        "kind=swish coefficient=1.5",
+    ),
+}
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(1, 3),
+    "sliced": lambda t: t[:, :, ::2],
+    "expanded": lambda t: t[:1].expand(3, -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", ALL)
+def test_values_gradients_and_layout_are_pytorchs(name: str, view: str, device: str) -> None:
+    mine, theirs, _ = ALL[name]
+    x = torch.randn(3, 5, 6, 4, dtype=torch.float64, device=device)
+    x = VIEWS[view](x).detach().requires_grad_()
+    got, wanted = mine(x), theirs(x)
+    torch.testing.assert_close(got, wanted)
+    assert got.stride() == wanted.stride()
+    for grad in (torch.randn_like(wanted), torch.ones((), device=device).double().expand_as(got)):
+        torch.testing.assert_close(
+            torch.autograd.grad(got, x, grad, retain_graph=True),
+            torch.autograd.grad(wanted, x, grad, retain_graph=True),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_lower_precision_scalars_and_empty(name: str, dtype: torch.dtype, device: str) -> None:
+    mine, theirs, _ = ALL[name]
+    for sizes in ((7, 33), (), (0,), (2, 0, 3)):
+        x = torch.randn(sizes, device=device).to(dtype).requires_grad_()
+        wide = x.detach().float().requires_grad_()
+        got, wanted = mine(x), theirs(wide)
+        torch.testing.assert_close(got, wanted.to(dtype))
+        (mine_grad,) = torch.autograd.grad(got.sum(), x)
+        (wanted_grad,) = torch.autograd.grad(wanted.sum(), wide)
+        # tanh and sigmoid compute theirs from an output that was rounded.
+        torch.testing.assert_close(mine_grad, wanted_grad.to(dtype), rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nan_and_infinities_are_pytorchs(name: str, device: str) -> None:
+    mine, theirs, words = ALL[name]
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, 1e30, -1e30], device=device)
+    wanted = theirs(x)
+    for candidate in _C.candidates(f"activation_fwd x=f32[6]:nchw {words}", device, ""):
+        if candidate["status"] != "ok":
+            continue
+        got = mine(x, policy=f"fwd={candidate['algorithm']}")
+        torch.testing.assert_close(got, wanted, equal_nan=True, msg=str(candidate["algorithm"]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_of_gradients(name: str, device: str) -> None:
+    mine, _, _ = ALL[name]
+    x = torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradcheck(mine, (x,))
+    assert torch.autograd.gradgradcheck(mine, (x,))
+    # In place, of what is no leaf.
+    assert torch.autograd.gradcheck(lambda t: mine(t * 1, inplace=True), (x,))
+    assert torch.autograd.gradgradcheck(lambda t: mine(t * 1, inplace=True), (x,))
+
+
+@pytest.mark.parametrize("view", VIEWS.keys() - {"expanded"})
+@pytest.mark.parametrize("name", ALL)
+def test_in_place(name: str, view: str, device: str) -> None:
+    mine, theirs, _ = ALL[name]
+    source = torch.randn(3, 5, 6, 4, device=device)
+    x, weight = VIEWS[view](source), VIEWS[view](torch.randn_like(source))
+    wanted = theirs(x.clone())
+    before = x._version
+    assert mine(x, inplace=True) is x
+    assert x._version == before + 1
+    torch.testing.assert_close(x, wanted)
+
+    leaf = torch.randn_like(x).requires_grad_()
+    expected = theirs(leaf * 2)
+    (wanted_grad,) = torch.autograd.grad((expected * weight).sum(), leaf)
+    inner = leaf * 2
+    got = mine(inner, inplace=True)
+    assert got.data_ptr() == inner.data_ptr()
+    (grad,) = torch.autograd.grad((got * weight).sum(), leaf)
+    torch.testing.assert_close(grad, wanted_grad)
+
+
+def test_in_place_writes_no_gradient_that_others_see(device: str) -> None:
+    leaf = torch.randn(4, 6, device=device, requires_grad=True)
+    y = ops.relu(leaf * 1, inplace=True)
+    given = torch.randn_like(y)
+    kept = given.clone()
+    torch.autograd.backward(y, given, retain_graph=True)
+    assert torch.equal(given, kept)
+    y.retain_grad()
+    torch.autograd.backward(y.square().sum())
+    assert y.grad is not None
+    torch.testing.assert_close(y.grad, 2 * y.detach())
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_in_place_makes_no_new_gradient(inplace: bool, device: str) -> None:
+    leaf = torch.randn(64, 64, device=device, requires_grad=True)
+    y = ops.relu(leaf * 1, inplace=inplace)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        torch.autograd.backward(y.square().sum())
+    (node,) = (
+        event for event in profile.key_averages() if event.key == "TorchCudnnExtActivationBackward"
+    )
+    made = node.device_memory_usage if device == "cuda" else node.cpu_memory_usage
+    assert made == (0 if inplace else 4 * y.numel())
+
+
+def test_gradient_buffer_in_place(device: str) -> None:
+    x = torch.randn(5, 7, device=device)
+    y = torch.tanh(x)
+    grad = torch.randn_like(x)
+    wanted = grad * (1 - y * y)
+    OPS.activation_backward_(grad, None, y, "tanh")
+    torch.testing.assert_close(grad, wanted)
+    with pytest.raises(RuntimeError, match="not differentiable"):
+        OPS.activation_backward_(grad, None, y.requires_grad_(), "tanh")
+
+
+def test_in_place_is_checked(device: str) -> None:
+    leaf = torch.randn(3, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        ops.relu(leaf, inplace=True)
+    with pytest.raises(RuntimeError, match="overlap|single memory location"):
+        ops.relu(torch.randn(1, device=device).expand(3), inplace=True)
+    saved = leaf * 1
+    loss = saved.square().sum()
+    ops.tanh(saved, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(loss)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_pins_are_obeyed(name: str, inplace: bool, device: str) -> None:
+    mine, theirs, words = ALL[name]
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    (wanted,) = torch.autograd.grad(theirs(x).sum(), x)
+    found = [
+        c["algorithm"]
+        for c in _C.candidates(f"activation_fwd x=f32[24]:nchw {words}", device, "")
+        if c["status"] == "ok" and not (inplace and c["algorithm"].startswith("graph"))
+    ]
+    assert len(found) >= 2
+    if inplace and "clipped_relu" in words:
+        found.remove("legacy:default") if device == "cuda" else None  # its gradient reads x
+    for pin in found:
+        y = mine(x * 1, inplace=inplace, policy=Policy(family="activation", fwd=pin, bwd=pin))
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=2e-5)  # cuDNN's tanh
+        for op in ("activation_fwd", "activation_bwd"):
+            choice = ops.last_choice(op)
+            assert choice is not None
+            assert (choice.algorithm, choice.why) == (pin, "pinned")
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_compiles_whole(name: str, inplace: bool, device: str) -> None:
+    mine, _, _ = ALL[name]
+
+    def loss(x: Tensor) -> Tensor:
+        return mine(x * 2, inplace=inplace).square().sum()
+
+    torch.compiler.reset()
+    x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
+    (wanted,) = torch.autograd.grad(loss(x), x)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    (got,) = torch.autograd.grad(compiled(x), x)
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.relu(torch.zeros(2, dtype=torch.int64)), "input is Long, wanted Float"),
+        (lambda: ops.clipped_relu(torch.zeros(2), 0.0), "coefficient is 0, wanted a ceiling"),
+        (lambda: ops.swish(torch.zeros(2), float("inf")), "coefficient is inf, wanted a finite"),
+        (lambda: OPS.activation(torch.zeros(2), "gelu"), "kind is 'gelu', wanted one of relu"),
+        (lambda: ops.tanh(torch.zeros(2), policy="fwd=cpu:three_pass"), "cpu:three_pass"),
+        (
+            lambda: ops.elu(torch.zeros(2, requires_grad=True) * 1, -1.0, inplace=True),
+            "wanted an alpha of at least 0",
+        ),
+        (
+            lambda: OPS.activation_backward(torch.zeros(2), None, torch.zeros(2), "swish"),
+            "cannot be told from its output",
+        ),
+        (
+            lambda: OPS.activation_backward(torch.zeros(2), None, torch.zeros(3), "tanh"),
+            "output has sizes",
+        ),
+    ],
+)
+def test_errors_name_the_argument(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        call()
+
+
+MODULES: list[tuple[ours.Tunable, torch.nn.Module]] = [
+    (ours.ReLU(), torch.nn.ReLU()),
+    (ours.ReLU6(policy="autotune"), torch.nn.ReLU6()),
+    (ours.ClippedReLU(0.5), torch.nn.Hardtanh(0.0, 0.5)),
+    (ours.Tanh(), torch.nn.Tanh()),
+    (ours.Sigmoid(), torch.nn.Sigmoid()),
+    (ours.ELU(0.5), torch.nn.ELU(0.5)),
+    (ours.SiLU(), torch.nn.SiLU()),
+    (ours.ReLU(inplace=True), torch.nn.ReLU(inplace=True)),
+    (ours.SiLU(inplace=True), torch.nn.SiLU(inplace=True)),
+    (ours.ClippedReLU(inplace=True), torch.nn.ReLU6(inplace=True)),
+]
+
+
+@pytest.mark.parametrize(("module", "parent"), MODULES, ids=[str(m[0]) for m in MODULES])
+def test_modules(module: ours.Tunable, parent: torch.nn.Module, device: str) -> None:
+    x = torch.randn(3, 5, device=device)
+    torch.testing.assert_close(module(x.clone()), parent(x.clone()))
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.policy == module.policy
+        torch.testing.assert_close(copied(x.clone()), parent(x.clone()))
+    assert not module.state_dict()
+    before = module.policy
+    module.set_mode("aten:default", bwd="autotune")
+    assert module.policy == "fwd=aten:default;bwd=autotune"
+    module.policy = before

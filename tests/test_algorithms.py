@@ -1,0 +1,187 @@
+"""Every algorithm of every problem in the table of cases is right, and keeps to its promises."""
+
+from typing import Any
+
+import pytest
+import torch
+from cases import LINES, Line
+from conftest import CUDA_MARKS
+from torch import Tensor
+
+from torch_cudnn_ext import _C
+
+# Algorithms with lower numerics are checked too, against the tolerance that their notes state.
+EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
+# A value that random data never takes: memory around the output must still hold it afterwards.
+GUARD = -1024.0
+GUARD_ELEMENTS = 256
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "Long": torch.int64,
+}
+
+
+def _line_devices() -> list[Any]:
+    """Every problem on the GPU; the small ones on the CPU as well."""
+    rows = []
+    for line in LINES:
+        marks = [pytest.mark.big] if line.size == "big" else []
+        if line.size == "small":
+            rows.append(pytest.param(line, "cpu", id=f"{line.name}-cpu"))
+        rows.append(pytest.param(line, "cuda", id=f"{line.name}-cuda", marks=[*CUDA_MARKS, *marks]))
+    return rows
+
+
+def _fields(problem: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in problem.split()[1:])
+
+
+class GuardedOutput:
+    """An output tensor of a problem inside guarded storage, aligned as the problem says."""
+
+    def __init__(self, slot: dict[str, Any], align: int, device: str, initial: Tensor | None):
+        """Fills the output with ``initial``, or with NaN where there is none."""
+        sizes, strides = slot["sizes"], slot["strides"]
+        reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        dtype = DTYPES[slot["dtype"]]
+        start = GUARD_ELEMENTS + (align // dtype.itemsize if align < 16 else 0)
+        shape = (start + reach + GUARD_ELEMENTS,)
+        self.storage = torch.full(shape, GUARD, dtype=dtype, device=device)
+        self.tensor = self.storage.as_strided(sizes, strides, start)
+        inside = torch.zeros(shape, dtype=torch.bool, device=device)
+        inside.as_strided(sizes, strides, start).fill_(True)
+        self.outside = ~inside
+        self.initial = initial
+        self.refill()
+
+    def refill(self) -> None:
+        """Makes the output what it was before the run."""
+        if self.initial is None:
+            self.tensor.fill_(torch.nan if self.tensor.is_floating_point() else GUARD)
+        else:
+            self.tensor.copy_(self.initial)
+
+    def guards_hold(self) -> bool:
+        """Whether nothing outside the output was written."""
+        return bool((self.storage[self.outside] == GUARD).all())
+
+
+def relative_error(output: Tensor, reference: Tensor) -> float:
+    """In units of the reference's root mean square.
+
+    The larger of the root mean square difference and a twentieth of the largest difference.
+    """
+    difference = output.double() - reference
+    scale = float(reference.square().mean().sqrt())
+    error = max(float(difference.square().mean().sqrt()), float(difference.abs().max()) / 20)
+    return error / (scale or 1.0)
+
+
+class Runs:
+    """The tensors of one problem, and runs of its algorithms on them."""
+
+    def __init__(self, problem: str, device: str) -> None:
+        """Makes scratch inputs, the reference, and guarded outputs."""
+        self.problem, self.device = problem, device
+        info = _C.problem_info(problem)
+        # Of a backward that reads what its forward left, that forward.
+        coupled: list[str] = info["coupled"]
+        self.forward = coupled[0] if coupled and info["pass_name"] != "fwd" else None
+        self.slots = info["slots"]
+        self.align = int(_fields(problem).get("align", 16))
+        self.inputs = _C.scratch(problem, device)
+        self.reference = _C.reference(problem, self.inputs)
+        self.renew()
+
+    def renew(self) -> None:
+        """Makes the guarded outputs; those that are read first hold what the scratch holds."""
+        self.outputs = {
+            role: GuardedOutput(slot, self.align, self.device, self.inputs.get(role))
+            for role, slot in self.slots.items()
+            if (slot["output"] or slot["mutated"]) and role in self.reference
+        }
+
+    def run(self, algorithm: str) -> dict[str, Tensor]:
+        """What an algorithm computes, in new tensors."""
+        for output in self.outputs.values():
+            output.refill()
+        bindings = self.inputs | {role: output.tensor for role, output in self.outputs.items()}
+        if self.forward is not None:
+            scratch = _C.scratch(self.forward, self.device)
+            left = _C.run(self.forward, algorithm, scratch, EVERY_NUMERICS)
+            bindings |= {role: left[role] for role in left.keys() & self.slots.keys()}
+        results = _C.run(self.problem, algorithm, bindings, EVERY_NUMERICS)
+        return {role: results[role].clone() for role in self.outputs}
+
+
+@pytest.mark.parametrize(("line", "device"), _line_devices())
+def test_every_algorithm_is_right(line: Line, device: str) -> None:
+    problem = line.problem
+    candidates = _C.candidates(problem, device, EVERY_NUMERICS)
+    supported = [candidate for candidate in candidates if candidate["status"] == "ok"]
+    refused = {candidate["algorithm"]: candidate["reason"] for candidate in candidates}
+    if _fields(problem).get("compute") == "f16" and device == "cpu":
+        assert not supported, "nothing on the CPU sums in float16"
+        return
+    assert supported, f"{problem}: no algorithm at all: {refused}"
+
+    runs = Runs(problem, device)
+    failures = []
+    for candidate in supported:
+        algorithm = candidate["algorithm"]
+        try:
+            results = runs.run(algorithm)
+        except (RuntimeError, ValueError) as error:
+            failures.append(f"{algorithm}: raised {error}")
+            continue
+        tolerance = _C.tolerance(problem, candidate["notes"])
+        for role, result in results.items():
+            if not bool(result.isfinite().all()):
+                failures.append(f"{algorithm}: {role} is not finite, or not entirely written")
+                continue
+            off = relative_error(result, runs.reference[role])
+            if not off <= tolerance:
+                failures.append(
+                    f"{algorithm}: relative error {off:.3g} of {role}, > {tolerance:.3g}"
+                )
+            if not torch.equal(result, runs.outputs[role].tensor):
+                failures.append(f"{algorithm}: {role} is not in the output that was given")
+        if not all(output.guards_hold() for output in runs.outputs.values()):
+            failures.append(f"{algorithm}: wrote outside of its outputs")
+            runs.renew()
+        if candidate["deterministic"]:
+            again = runs.run(algorithm)
+            if not all(torch.equal(results[role], again[role]) for role in results):
+                failures.append(f"{algorithm}: claims to be deterministic, and two runs differ")
+    assert not failures, "\n".join([f"{problem} on {device}:", *failures])
+
+
+def test_scratch_is_what_the_problem_says(device: str) -> None:
+    for line in LINES:
+        if line.size != "small":
+            continue
+        slots = _C.problem_info(line.problem)["slots"]
+        tensors = _C.scratch(line.problem, device)
+        align = int(_fields(line.problem).get("align", 16))
+        for role, tensor in tensors.items():
+            assert list(tensor.shape) == list(slots[role]["sizes"]), (line.name, role)
+            for size, got, wanted in zip(
+                tensor.shape, tensor.stride(), slots[role]["strides"], strict=True
+            ):
+                assert size == 1 or got == wanted, (line.name, role)
+            assert tensor.data_ptr() % align == 0, (line.name, role)
+        if align < 16:
+            pointers = [tensor.data_ptr() for tensor in tensors.values()]
+            assert any(pointer % (2 * align) for pointer in pointers), line.name
+
+
+def test_problem_lines_are_canonical_and_distinct() -> None:
+    seen: dict[str, str] = {}
+    for line in LINES:
+        canonical = _C.canonical_problem(line.problem)
+        assert _C.canonical_problem(canonical) == canonical
+        assert canonical not in seen, f"{line.name} is {seen[canonical]}"
+        seen[canonical] = line.name

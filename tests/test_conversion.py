@@ -1,0 +1,365 @@
+"""Models exchanged for this package's layers and back."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from conftest import needs_cuda
+from torch import nn as tnn
+from torch.nn.utils import parametrize, weight_norm
+from torch.utils._pytree import tree_leaves
+
+from torch_cudnn_ext import _C, convert, last_choice, nn
+from torch_cudnn_ext.conversion import conversion_steps, converted, counterparts
+from torch_cudnn_ext.coverage import coverage
+
+OURS = counterparts()
+
+# Names of torchvision, the size of their images, and whether CI runs them too.
+MODELS = {
+    "alexnet": 96,
+    "vgg16_bn": 64,
+    "resnet50": 64,
+    "densenet121": 64,
+    "mobilenet_v3_large": 64,
+    "efficientnet_b0": 64,
+    "convnext_tiny": 64,
+    "inception_v3": 80,
+    "googlenet": 64,
+    "fcn_resnet50": 64,
+    "r3d_18": 64,
+}
+SMALL = ("mobilenet_v3_large", "googlenet")
+
+
+class Tagger(tnn.Module):
+    """A bidirectional LSTM of two layers over embedded words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = tnn.Embedding(50, 12)
+        self.lstm = tnn.LSTM(12, 16, num_layers=2, bidirectional=True, batch_first=True)
+        self.tags = tnn.Linear(32, 7)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.tags(self.lstm(self.words(words))[0])
+        return out
+
+
+class LanguageModel(tnn.Module):
+    """A GRU that predicts the next word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = tnn.Embedding(50, 16)
+        self.gru = tnn.GRU(16, 16, num_layers=2)
+        self.norm = tnn.LayerNorm(16)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        out = self.norm(self.gru(self.words(words))[0])
+        return torch.log_softmax(out @ self.words.weight.t(), -1)
+
+
+def small_network() -> tnn.Sequential:
+    behind = tnn.Sequential(tnn.ConvTranspose2d(4, 5, 2), tnn.Softmax(1))
+    return tnn.Sequential(tnn.Conv2d(3, 4, 3, padding=1), behind)
+
+
+def storages(model: tnn.Module) -> dict[str, tuple[int, int]]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: (id(t), t.data_ptr()) for name, t in tensors}
+
+
+def results(model: tnn.Module, inputs: Any) -> list[torch.Tensor]:
+    """Floating outputs, and the gradients of a sum over them, with one seed."""
+    torch.manual_seed(1)
+    outputs = [t for t in tree_leaves(model(inputs)) if t.is_floating_point()]
+    parameters = list(model.parameters())
+    loss = sum((t.float() ** 2).mean() for t in outputs)
+    assert isinstance(loss, torch.Tensor)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [*outputs, *(g for g in gradients if g is not None)]
+
+
+def check_both_ways(model: tnn.Module, inputs: Any, dtype: torch.dtype) -> None:
+    types = {name: type(module) for name, module in model.named_modules()}
+    tensors, keys = storages(model), list(model.state_dict())
+    expected = results(copy.deepcopy(model), inputs)
+    assert convert(model) is model
+    for name, module in model.named_modules():
+        assert type(module) is OURS.get(types[name], types[name]), name
+    assert any(types[name] in OURS for name in types)
+    assert storages(model) == tensors
+    assert list(model.state_dict()) == keys
+    before = copy.deepcopy(model.state_dict())
+    found = results(model, inputs)
+    model.load_state_dict(before)
+    convert(model, to="torch")
+    assert {name: type(module) for name, module in model.named_modules()} == types
+    assert storages(model) == tensors
+    again = results(model, inputs)
+    # Rounding grows through the layers: what two runs of PyTorch's own would be allowed, too.
+    tolerance = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 5e-2}[dtype]
+    for a, b, c in zip(expected, found, again, strict=True):
+        scale = a.abs().max().clamp_min(1e-6).item()
+        assert (a - b).abs().max().item() <= tolerance * scale
+        assert (a - c).abs().max().item() <= tolerance * scale
+
+
+def torchvision_model(name: str) -> tnn.Module:
+    models = pytest.importorskip("torchvision").models
+    arguments: dict[str, Any] = {"weights_backbone": None} if name.startswith("fcn") else {}
+    if name in ("googlenet", "inception_v3"):
+        arguments |= {"init_weights": False, "aux_logits": False}  # the latter want larger images
+    model: tnn.Module = models.get_model(name, weights=None, **arguments)
+    return model
+
+
+def images(name: str, batch: int) -> torch.Tensor:
+    frames = (4,) if name == "r3d_18" else ()
+    return torch.randn(batch, 3, *frames, MODELS[name], MODELS[name])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_models_of_torchvision(name: str) -> None:
+    model = torchvision_model(name).eval()
+    check_both_ways(model, images(name, 1), torch.float32)
+
+
+@pytest.mark.big
+@needs_cuda
+@pytest.mark.parametrize("name", MODELS)
+def test_all_models_of_torchvision_train(name: str) -> None:
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    model = torchvision_model(name).double().cuda().train()
+    for module in model.modules():  # what is dropped is no two implementations' alike
+        module.train(not isinstance(module, tnn.modules.dropout._DropoutNd))
+    check_both_ways(model, images(name, 4).double().cuda(), torch.float64)
+
+
+@pytest.mark.parametrize("kind", [Tagger, LanguageModel])
+def test_sequence_models(kind: type[tnn.Module], device: str) -> None:
+    model = kind().to(device)
+    if not any(type(module) in OURS for module in model.modules()):
+        pytest.skip("no layer of it has a counterpart")
+    words = torch.randint(50, (5, 6), device=device)
+    check_both_ways(model.double(), words, torch.float64)
+
+
+def test_every_counterpart_is_exchanged_and_taken_back() -> None:
+    assert OURS[tnn.Conv2d] is nn.Conv2d
+    for theirs, ours in OURS.items():
+        assert issubclass(ours, theirs) and ours.__name__ == theirs.__name__
+        holder = tnn.Module()
+        torch.nn.Module.__init__(module := theirs.__new__(theirs))
+        holder.inner = module
+        convert(holder)
+        assert type(module) is ours
+        convert(holder, to="torch")
+        assert type(module) is theirs and holder.inner is module
+
+
+def test_the_model_itself_is_exchanged_with_all_that_it_has() -> None:
+    layer = tnn.Conv2d(3, 4, 3).eval()
+    layer.note = "mine"  # type: ignore[assignment]
+    seen = []
+    layer.register_forward_hook(lambda module, args, out: seen.append(type(module)))
+    layer.weight.requires_grad_(False)
+    parameters = dict(layer.named_parameters())
+    assert convert(layer) is layer
+    assert type(layer) is nn.Conv2d and isinstance(layer, nn.Conv2d)
+    assert layer.note == "mine" and not layer.training
+    assert all(layer.get_parameter(name) is p for name, p in parameters.items())
+    assert layer.policy is None
+    layer(torch.randn(1, 3, 5, 5))
+    assert seen == [nn.Conv2d]
+
+
+def test_a_policy_is_given_and_dropped() -> None:
+    model = small_network()
+    attributes = [set(vars(module)) for module in model.modules()]
+    convert(model, policy="backends=cpu")
+    assert [m.policy for m in model.modules() if isinstance(m, nn.Tunable)] == ["backends=cpu"] * 3
+    model(torch.randn(1, 3, 6, 6))
+    choice = last_choice("softmax_fwd")
+    assert choice is not None and choice.algorithm.startswith("cpu:")
+    convert(model, to="torch")
+    assert [set(vars(module)) for module in model.modules()] == attributes
+
+
+def test_a_policy_that_fits_not_all_changes_nothing() -> None:
+    model = small_network()
+    with pytest.raises(ValueError, match="guess_once"):
+        convert(model, policy="guess_once")
+    with pytest.raises(ValueError, match="wanted none"):
+        convert(model, to="torch", policy="autotune")
+    with pytest.raises(ValueError, match="wanted 'cudnn' or 'torch'"):
+        convert(model, to="caffe")  # type: ignore[arg-type]
+    assert type(model[0]) is tnn.Conv2d
+    convert(model[0], policy="guess_once")
+    assert model[0].policy == nn.Conv2d(1, 1, 1, policy="guess_once").policy
+
+
+def test_layers_that_are_there_keep_their_policy() -> None:
+    model = tnn.Sequential(nn.Conv2d(3, 3, 1, policy="backends=aten"), tnn.Conv2d(3, 3, 1))
+    convert(model, policy="backends=cpu")
+    policies = [layer.policy for layer in model if isinstance(layer, nn.Conv2d)]
+    assert policies == ["backends=aten", "backends=cpu"]
+
+
+def test_what_is_excluded_is_left_with_all_within() -> None:
+    model = small_network()
+    asked = []
+
+    def exclude(name: str, module: tnn.Module) -> bool:
+        asked.append(name)
+        return name == "1"
+
+    convert(model, exclude=exclude)
+    assert type(model[0]) is nn.Conv2d and type(model.get_submodule("1.0")) is tnn.ConvTranspose2d
+    assert asked == ["", "0", "1"]
+    convert(model, to="torch", exclude=lambda name, module: isinstance(module, tnn.Conv2d))
+    assert type(model[0]) is nn.Conv2d
+    assert convert(model[0], exclude=lambda name, module: True) is model[0]
+
+
+def test_a_shared_module_stays_shared() -> None:
+    layer = tnn.Conv2d(3, 3, 1)
+    model = tnn.Sequential(layer, tnn.ReLU(), layer)
+    convert(model)
+    assert model[0] is model[2] is layer and type(layer) is nn.Conv2d
+    twin = copy.deepcopy(model)
+    assert twin[0] is twin[2] is not layer
+
+
+class Own(tnn.Conv2d):
+    """A user's."""
+
+
+def test_what_is_left_alone_has_a_reason() -> None:
+    patched = tnn.Conv2d(3, 3, 1)
+    patched.forward = lambda input: input  # type: ignore[method-assign]
+    parametrized = tnn.Conv2d(3, 3, 1)
+    parametrize.register_parametrization(parametrized, "weight", tnn.Identity())
+    script = torch.jit.script(tnn.Conv2d(3, 3, 1))
+    layers = [Own(3, 3, 1), patched, parametrized, tnn.LazyConv2d(3, 1), script, tnn.Flatten()]
+    model = tnn.Sequential(*layers, tnn.Conv2d(3, 3, 1))
+    steps = conversion_steps(model)
+    assert {step.name: step.reason for step in steps if "parametrizations" not in step.name} == {
+        "0": "a subclass of Conv2d",
+        "1": "its forward was replaced",
+        "2": "a parametrized Conv2d",
+        "3": "not initialised yet: it becomes a Conv2d at its first call",
+        "4": "compiled by TorchScript",
+        "5": "torch_cudnn_ext.nn has nothing for it",
+        "6": "",
+    }
+    types = [type(layer) for layer in model]
+    convert(model)
+    assert [type(layer) for layer in model] == [*types[:-1], nn.Conv2d]
+
+
+def test_weight_norm_and_traced_graphs_go_on() -> None:
+    x = torch.randn(2, 3, 5, 5)
+    with pytest.warns(FutureWarning):
+        normed = weight_norm(tnn.Conv2d(3, 4, 3))
+    expected = normed(x)
+    assert type(convert(normed)) is nn.Conv2d
+    assert torch.allclose(normed(x), expected, atol=1e-6)
+    network = small_network()
+    expected = network(x)
+    graph = torch.fx.symbolic_trace(network)
+    convert(graph)
+    assert torch.allclose(graph(x), expected, atol=1e-6)
+    assert type(graph.get_submodule("0")) is nn.Conv2d
+
+
+def test_copies_and_pickles_are_converted_too() -> None:
+    model: Any = convert(small_network(), policy="backends=cpu")
+    x = torch.randn(2, 3, 5, 5)
+    expected = model(x)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(twin.get_submodule("1.1")) is nn.Softmax and twin[0].policy == "backends=cpu"
+        assert torch.equal(twin(x), expected)
+        assert twin[0].weight.data_ptr() != model[0].weight.data_ptr()
+    plain = small_network()
+    plain.load_state_dict(model.state_dict())
+    assert torch.allclose(plain(x), expected, atol=1e-6)
+
+
+def test_for_a_while() -> None:
+    model = tnn.Sequential(tnn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1, policy="backends=aten"))
+    with pytest.raises(RuntimeError, match="stop"), converted(model):
+        assert type(model[0]) is nn.Conv2d
+        raise RuntimeError("stop")
+    assert type(model[0]) is tnn.Conv2d and type(model[1]) is nn.Conv2d
+    assert model[1].policy == "backends=aten"
+
+
+def test_for_a_while_subclasses_that_compute_alike_are_exchanged() -> None:
+    class Other(Own):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return input
+
+    own, other = Own(3, 3, 1), Other(3, 3, 1)
+    x = torch.randn(1, 3, 2, 2)
+    expected = own(x)
+    with converted(tnn.Sequential(own, other)):
+        assert isinstance(own, nn.Conv2d) and isinstance(own, Own)
+        assert torch.allclose(own(x), expected, atol=1e-6)
+        assert type(other) is Other
+    assert type(own) is Own
+
+
+# What the wanted backends compute.
+
+
+def test_coverage_counts_calls_by_kind() -> None:
+    model = small_network()
+    model.append(tnn.Hardsigmoid())
+    x = torch.randn(2, 3, 6, 6)
+    result = coverage(model, x, backends="cpu")
+    # The first layer's input needs no gradient.
+    assert result.families["conv"].calls == 5 and result.families["softmax"].calls == 2
+    assert result.share() == result.share("conv") == 1
+    assert result.elsewhere == {"aten.hardsigmoid": 1}
+    assert type(model[0]) is tnn.Conv2d
+    assert all(p.grad is None for p in model.parameters())
+    result = coverage(model, x, backward=False, backends="cpu")
+    assert result.families["conv"].calls == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_coverage_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    result = coverage(small_network(), torch.randn(2, 3, 6, 6))
+    assert result.share() == 0
+    reason = "cuDNN runs on CUDA devices only"
+    assert result.families["conv"].exceptions == {reason: 5}
+    result.print()
+    assert reason in capsys.readouterr().out
+
+
+def test_a_dry_run_computes_nothing_and_is_over_afterwards() -> None:
+    layer = nn.Softmax(1)
+    x = torch.randn(3, 4)
+    before = last_choice("softmax_fwd")
+    with pytest.raises(KeyError):
+        _C.problems_posed_by(lambda: vars(layer)["nothing"])
+    assert _C.problems_posed_by(lambda: layer(x)) == ["softmax_fwd x=f32[3,4,1]:nchw log=false"]
+    assert last_choice("softmax_fwd") == before
+    assert torch.allclose(layer(x), x.softmax(1))
+
+
+def test_a_recording_holds_every_execution_in_order() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    _C.set_recording(True)
+    try:
+        nn.Softmax(1)(x).sum().backward()
+        ran = [call["op"] for call in _C.recorded() if not isinstance(call, str)]
+        assert ran == ["softmax_fwd", "softmax_bwd"]
+        _C.set_recording(True)
+        assert _C.recorded() == []
+    finally:
+        _C.set_recording(False)

@@ -1,0 +1,244 @@
+"""Dropout: mask rates, gradients through the mask, seeds, and algorithms that share a mask."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import DROPOUT
+from conftest import needs_cuda
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from torch_cudnn_ext import _C, Policy, ops
+from torch_cudnn_ext import nn as ours
+
+ALGORITHMS = {
+    "cpu": ("aten:default", "cpu:threshold", "cpu:geometric"),
+    "cuda": ("aten:default", "legacy:default"),
+}
+
+
+def _policies(device: str) -> list[str | None]:
+    return [None, *(f"fwd={name}" for name in ALGORITHMS[device])]
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_masks_have_their_rate_and_their_gradient(
+    dtype: torch.dtype, p: float, device: str
+) -> None:
+    for policy in _policies(device):
+        x = (torch.rand(40, 50, 10, device=device) + 0.5).to(dtype).requires_grad_()
+        y = ops.dropout(x, p, policy=policy)
+        kept = y != 0
+        rate = 1 - kept.double().mean().item()
+        assert abs(rate - p) < 6 * math.sqrt(p * (1 - p) / x.numel()), policy
+        torch.testing.assert_close(y, x * kept / (1 - p))
+        grad = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, grad)
+        torch.testing.assert_close(dx, grad * kept / (1 - p))
+
+
+@pytest.mark.parametrize("line", DROPOUT, ids=lambda line: line.name)
+def test_every_algorithm_passes_its_check(line: Any, device: str) -> None:
+    if device == "cpu" and line.size == "big":
+        pytest.skip("GPU only")
+    rows = _C.measure(line.problem, device, "")
+    statuses = {row["algorithm"]: (row["status"], row["reason"]) for row in rows}
+    assert any(status == "ok" for status, _ in statuses.values()), statuses
+    assert not any(status in ("rejected", "failed") for status, _ in statuses.values()), statuses
+
+
+def test_seeds_repeat_masks_and_masks_differ(device: str) -> None:
+    x = torch.ones(1000, device=device)
+    for policy in _policies(device):
+        torch.manual_seed(7)
+        first, second = (ops.dropout(x, 0.5, policy=policy) for _ in range(2))
+        torch.manual_seed(7)
+        assert torch.equal(ops.dropout(x, 0.5, policy=policy), first), policy
+        assert torch.equal(ops.dropout(x, 0.5, policy=policy), second), policy
+        assert not torch.equal(first, second), policy
+        torch.manual_seed(8)
+        assert not torch.equal(ops.dropout(x, 0.5, policy=policy), first), policy
+
+
+def test_masks_are_pytorchs(device: str) -> None:
+    x = torch.randn(7, 11, 13, device=device, requires_grad=True)
+    torch.manual_seed(3)
+    wanted = F.dropout(x, 0.3)
+    torch.manual_seed(3)
+    got = ops.dropout(x, 0.3)
+    assert torch.equal(got, wanted)
+    assert torch.equal(
+        torch.autograd.grad(got.sum(), x)[0], torch.autograd.grad(wanted.sum(), x)[0]
+    )
+
+
+def test_tuning_does_not_move_the_generator(device: str) -> None:
+    x = torch.ones(100, device=device, requires_grad=True)
+    torch.manual_seed(1)
+    ops.dropout(x, 0.5, policy="fwd=autotune")
+    choice = ops.last_choice("dropout_fwd")
+    assert choice is not None and choice.why == "tuned"
+    after = torch.rand(5, device=device)
+    torch.manual_seed(1)
+    ops.dropout(x, 0.5, policy=f"fwd={choice.algorithm}")
+    assert torch.equal(torch.rand(5, device=device), after)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(1, 3),
+    "sliced": lambda t: t[:, :, ::2],
+    "expanded": lambda t: t[:1].expand(3, -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_layouts(view: str, device: str) -> None:
+    x = VIEWS[view](torch.rand(3, 4, 6, 5, device=device) + 1).detach().requires_grad_()
+    for policy in _policies(device):
+        y = ops.dropout(x, 0.4, policy=policy)
+        assert y.stride() == F.dropout(x, 0.4).stride()
+        kept = y != 0
+        torch.testing.assert_close(y, x * kept / 0.6)
+        for grad in (torch.randn_like(y), torch.randn_like(y).contiguous()):
+            (dx,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+            torch.testing.assert_close(dx, grad * kept / 0.6)
+
+
+def test_gradients_of_gradients(device: str) -> None:
+    x = torch.randn(5, 4, dtype=torch.float64, device=device, requires_grad=True)
+    for policy in _policies(device):
+
+        def seeded(t: Tensor, policy: str | None = policy) -> Tensor:
+            torch.manual_seed(0)
+            return ops.dropout(t, 0.4, policy=policy)
+
+        assert torch.autograd.gradcheck(seeded, (x,))
+        assert torch.autograd.gradgradcheck(seeded, (x,))
+
+
+def test_checkpoints_repeat_masks(device: str) -> None:
+    x = torch.rand(100, device=device, requires_grad=True)
+    for policy in _policies(device):
+        y = checkpoint(lambda t, p=policy: ops.dropout(t, 0.5, policy=p), x, use_reentrant=False)
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(dx, 2.0 * (y != 0))
+
+
+def test_nothing_to_drop(device: str) -> None:
+    x = torch.randn(3, 4, device=device)
+    assert ops.dropout(x, 0.5, training=False) is x
+    assert ops.dropout(x, 0.0) is x
+    assert torch.equal(ops.dropout(x, 1.0), torch.zeros_like(x))
+    empty = torch.randn(0, 3, device=device, requires_grad=True)
+    assert ops.dropout(empty, 0.5).shape == (0, 3)
+    operator = torch.ops.torch_cudnn_ext.dropout
+    operator(empty, 0.5).sum().backward()
+    assert empty.grad is not None
+
+
+def test_in_place(device: str) -> None:
+    leaf = torch.rand(100, device=device, requires_grad=True)
+    x = leaf * 1
+    y = ops.dropout(x, 0.5, inplace=True)
+    assert y is x
+    kept = y != 0
+    y.sum().backward()
+    torch.testing.assert_close(leaf.grad, 2.0 * kept)
+
+
+def test_both_passes_run_one_algorithm(device: str) -> None:
+    x = torch.rand(30, device=device, requires_grad=True)
+    for pin in ALGORITHMS[device]:
+        for policy in (f"fwd={pin}", f"bwd={pin}", Policy(family="dropout", fwd=pin, bwd=pin)):
+            ops.dropout(x, 0.5, policy=policy).sum().backward()
+            for op in ("dropout_fwd", "dropout_bwd"):
+                choice = ops.last_choice(op)
+                assert choice is not None
+                assert (choice.algorithm, choice.why) == (pin, "pinned")
+    pins = ALGORITHMS[device]
+    with pytest.raises(RuntimeError, match="these passes are coupled, wanted one choice for both"):
+        ops.dropout(x, 0.5, policy=f"fwd={pins[0]};bwd={pins[1]}")
+
+
+def test_backward_keeps_the_algorithm_when_knobs_change(device: str) -> None:
+    x = torch.rand(30, device=device, requires_grad=True)
+    first, second = ALGORITHMS[device][:2]
+    _C.set_knobs(f"dropout_fwd={first}", False)
+    y = ops.dropout(x, 0.5)
+    _C.set_knobs(f"dropout_fwd={second}", False)
+    y.sum().backward()
+    choice = ops.last_choice("dropout_bwd")
+    assert choice is not None and choice.algorithm == first
+    torch.testing.assert_close(x.grad, 2.0 * (y != 0))
+
+
+def test_compiles_whole(device: str) -> None:
+    x = torch.rand(6, 5, device=device) + 1
+    for policy in _policies(device):
+
+        def double(x: Tensor, policy: str | None = policy) -> Tensor:
+            return ops.dropout(x, 0.5, policy=policy) * 2
+
+        leaf = x.clone().requires_grad_()
+        compiled = torch.compile(double, fullgraph=True, backend="aot_eager")
+        y = compiled(leaf)
+        y.sum().backward()
+        torch.testing.assert_close(y, 4 * leaf * (y != 0))
+        torch.testing.assert_close(leaf.grad, 4.0 * (y != 0))
+
+
+def test_opcheck(device: str) -> None:
+    x = torch.rand(6, 5, device=device)
+    operator = torch.ops.torch_cudnn_ext.dropout.default
+    checks = ("test_schema", "test_autograd_registration")
+    torch.library.opcheck(operator, (x.clone().requires_grad_(), 0.5), test_utils=checks)
+    # Of the reserve, which there is with a gradient alone, Meta does not know the size.
+    torch.library.opcheck(operator, (x, 0.5), test_utils=(*checks, "test_faketensor"))
+
+
+def test_errors_name_the_argument() -> None:
+    x = torch.zeros(3)
+    with pytest.raises(ValueError, match="argument p: got 1.5, wanted a probability from 0 to 1"):
+        ops.dropout(x, 1.5)
+    with pytest.raises(ValueError, match="p is 0, wanted more than 0 and less than 1"):
+        torch.ops.torch_cudnn_ext.dropout(x, 0.0)
+    with pytest.raises(ValueError, match="input is Long, wanted Float"):
+        ops.dropout(x.long(), 0.5)
+    with pytest.raises(RuntimeError, match="cuDNN runs on CUDA devices only"):
+        ops.dropout(x, 0.5, policy="backends=cudnn")
+
+
+@needs_cuda
+def test_cudnns_numbers_are_had_by_name_or_by_backend() -> None:
+    x = torch.ones(100, device="cuda", requires_grad=True)
+    for policy in ("fwd=legacy:default", "bwd=legacy:default", "backends=cudnn"):
+        ops.dropout(x, 0.5, policy=policy).sum().backward()
+        for op in ("dropout_fwd", "dropout_bwd"):
+            choice = ops.last_choice(op)
+            assert choice is not None
+            assert choice.algorithm == "legacy:default" and "rng=cudnn" in choice.problem
+    with pytest.raises(RuntimeError, match="not bf16"):
+        ops.dropout(x.bfloat16(), 0.5, policy="fwd=legacy:default")
+
+
+def test_module(device: str) -> None:
+    mine = ours.Dropout(0.3, policy="fwd=aten:default")
+    theirs = torch.nn.Dropout(0.3)
+    x = torch.randn(50, device=device)
+    for module in (mine, copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+        assert module.policy == "fwd=aten:default"
+        torch.manual_seed(5)
+        wanted = theirs(x)
+        torch.manual_seed(5)
+        assert torch.equal(module(x), wanted)
+    assert mine.eval()(x) is x
+    mine.load_state_dict(theirs.state_dict())
+    assert mine.set_mode("aten:default").policy == "fwd=aten:default"

@@ -1,0 +1,901 @@
+"""Plain PyTorch models on our operators."""
+
+import copy
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import torch_cudnn_ext
+from torch_cudnn_ext import _C, Policy, declined, disable, enable, enabled, is_enabled, knobs, when
+
+# What any device has besides PyTorch's own.
+OTHER = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
+# Engines of the graph API would take a GPU minutes.
+AUTOTUNE = {"cpu": "autotune", "cuda": "autotune;backends=legacy,aten"}
+
+
+@pytest.fixture(autouse=True)
+def off() -> Iterator[None]:
+    """Whatever a test does, PyTorch is itself again afterwards."""
+    declined(reset=True)
+    yield
+    if is_enabled():
+        disable()
+    knobs.reset()
+
+
+def dispatch_tables() -> list[str]:
+    names = [f"aten::{name}" for name in _C.overridden_ops()]
+    dump: Any = torch._C._dispatch_dump
+    table: Any = torch._C._dispatch_dump_table
+    return [text for name in names for text in (dump(name), table(name))]
+
+
+class Net(nn.Module):
+    """A bit of everything that convolution has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.grouped = nn.Conv2d(8, 8, 3, padding="same", groups=2, bias=False)
+        self.reflect = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+        self.up = nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        x = self.reflect(self.grouped(x)).relu()
+        x = self.up(x).mean((2, 3))
+        return F.log_softmax(self.head(x), 1) + F.softmax(x, -1).sum()
+
+
+def run(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output and all gradients."""
+    model.zero_grad()
+    x = x.detach().requires_grad_()
+    y = model(x)
+    y.float().square().sum().backward()
+    assert x.grad is not None
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def check_equal(ours: list[Tensor], plain: list[Tensor], tolerance: float = 1e-4) -> None:
+    assert len(ours) == len(plain)
+    for a, b in zip(ours, plain, strict=True):
+        difference = float((a - b).detach().float().norm())
+        assert difference <= tolerance * float(b.detach().float().norm()) + 1e-6
+
+
+@pytest.fixture
+def net(device: str) -> Net:
+    """A small model."""
+    return Net().to(device)
+
+
+def images(device: str, size: int = 12) -> Tensor:
+    return torch.randn(2, 3, size, size, device=device)
+
+
+def ran(op: str = "conv_fwd") -> str:
+    choice = torch_cudnn_ext.last_choice(op)
+    assert choice is not None
+    return choice.algorithm
+
+
+@pytest.mark.parametrize("policy", [None, "backends", "autotune"])
+def test_outputs_and_gradients_are_pytorchs(net: Net, device: str, policy: str | None) -> None:
+    x = images(device)
+    plain = run(net, x)
+    if policy == "backends":
+        policy = "backends=cpu" if device == "cpu" else "backends=cudnn,aten"
+    if policy == "autotune":
+        policy = AUTOTUNE[device]
+    with enabled(policy):
+        assert is_enabled()
+        ours = run(net, x)
+        assert net(x).grad_fn is not None
+        assert "TorchCudnnExt" in F.conv2d(x, net.first.weight).grad_fn.name()  # type: ignore[union-attr]
+    check_equal(ours, plain)
+    assert not is_enabled()
+    assert declined() == {}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_resnet18(device: str, channels_last: bool) -> None:
+    # In float64, since batch norm over few values magnifies what rounding does to gradients.
+    model = torchvision.models.resnet18().double().to(device)
+    x = torch.randn(2, 3, 64, 64, dtype=torch.double, device=device)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
+    state = copy.deepcopy(model.state_dict())
+    plain = run(model, x)
+    model.load_state_dict(state)
+    with enabled("backends=cpu" if device == "cpu" else None):
+        ours = run(model, x)
+        assert ran("conv_bwd_filter").startswith("cpu:" if device == "cpu" else "")
+    check_equal(ours, plain, 1e-6)
+
+
+def test_softmax_runs_ours(device: str) -> None:
+    x = torch.randn(3, 5, 7, device=device, requires_grad=True)
+    for function in (F.softmax, F.log_softmax):
+        plain = function(x, 1)
+        with enabled():
+            ours = function(x, 1)
+            assert ran("softmax_fwd")
+            assert "TorchCudnnExt" in ours.grad_fn.name()  # type: ignore[union-attr]
+            (gradient,) = torch.autograd.grad(ours.square().sum(), x)
+        (wanted,) = torch.autograd.grad(plain.square().sum(), x)
+        check_equal([ours, gradient], [plain, wanted], 1e-5)
+
+
+def randn(device: str, *sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
+
+
+def batch_norm(device: str, training: bool) -> list[Tensor]:
+    model = nn.BatchNorm2d(6).to(device).train(training)
+    model.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    x = randn(device, 4, 6, 5, 7)
+    y = model(x)
+    return [y, *model.buffers(), *torch.autograd.grad(y.pow(3).sum(), [x, *model.parameters()])]
+
+
+def of_module(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model = model.to(x.device)
+    y = model(x)
+    results = [y] if isinstance(y, Tensor) else [y[0], *(y[1] if len(y[1]) == 2 else [y[1]])]
+    total = sum((t.pow(3).sum() for t in results), torch.zeros((), device=x.device))
+    return [*results, *torch.autograd.grad(total, [x, *model.parameters()])]
+
+
+# How PyTorch users call what is overridden, and the pass of ours that runs.
+CALLS: dict[str, tuple[str, str, Callable[[str], list[Tensor]]]] = {
+    "batch_norm, training": ("batch_norm", "batch_norm_fwd", lambda d: batch_norm(d, True)),
+    "batch_norm, evaluating": ("batch_norm", "batch_norm_infer", lambda d: batch_norm(d, False)),
+    "max_pool1d": (
+        "max_pool1d",
+        "pool_fwd",
+        lambda d: of_module(nn.MaxPool1d(3, 2, 1), randn(d, 2, 3, 13)),
+    ),
+    "max_pool2d": (
+        "max_pool2d",
+        "pool_fwd",
+        lambda d: of_module(nn.MaxPool2d(3, padding=1, ceil_mode=True), randn(d, 2, 3, 13, 11)),
+    ),
+    "max_pool3d": (
+        "max_pool3d",
+        "pool_fwd",
+        lambda d: of_module(nn.MaxPool3d(2, dilation=2), randn(d, 3, 7, 6, 5)),
+    ),
+    "avg_pool1d": (
+        "avg_pool2d",
+        "pool_fwd",
+        lambda d: of_module(nn.AvgPool1d(3, count_include_pad=False), randn(d, 2, 3, 13)),
+    ),
+    "avg_pool2d": (
+        "avg_pool2d",
+        "pool_fwd",
+        lambda d: of_module(nn.AvgPool2d(3, 2, 1, divisor_override=5), randn(d, 2, 3, 13, 11)),
+    ),
+    "avg_pool3d": (
+        "avg_pool3d",
+        "pool_fwd",
+        lambda d: of_module(nn.AvgPool3d((2, 3, 1)), randn(d, 2, 3, 7, 6, 5)),
+    ),
+    "adaptive_avg_pool2d": (
+        "_adaptive_avg_pool2d",
+        "pool_fwd",
+        lambda d: of_module(nn.AdaptiveAvgPool2d((3, 2)), randn(d, 2, 3, 13, 11)),
+    ),
+    "adaptive_avg_pool3d": (
+        "_adaptive_avg_pool3d",
+        "pool_fwd",
+        lambda d: of_module(nn.AdaptiveAvgPool3d((3, 2, 2)), randn(d, 2, 3, 7, 6, 5)),
+    ),
+    "layer_norm": (
+        "layer_norm",
+        "layer_norm_fwd",
+        lambda d: of_module(nn.LayerNorm([5, 7]), randn(d, 2, 3, 5, 7)),
+    ),
+    "layer_norm, no parameters": (
+        "layer_norm",
+        "layer_norm_fwd",
+        lambda d: of_module(nn.LayerNorm(7, elementwise_affine=False), randn(d, 3, 7)),
+    ),
+    "group_norm": (
+        "group_norm",
+        "layer_norm_fwd",
+        lambda d: of_module(nn.GroupNorm(2, 6), randn(d, 3, 6, 5)),
+    ),
+    "lstm": (
+        "lstm.input",
+        "rnn_fwd",
+        lambda d: of_module(
+            nn.LSTM(5, 4, 2, bidirectional=True, batch_first=True), randn(d, 3, 6, 5)
+        ),
+    ),
+    "gru": ("gru.input", "rnn_fwd", lambda d: of_module(nn.GRU(5, 4), randn(d, 6, 3, 5))),
+    "convolution": (
+        "convolution",
+        "conv_fwd",
+        lambda d: of_module(nn.Conv2d(3, 4, 3), randn(d, 2, 3, 7, 7)),
+    ),
+    "softmax": ("_softmax", "softmax_fwd", lambda d: of_module(nn.Softmax(1), randn(d, 2, 3))),
+    "log_softmax": (
+        "_log_softmax",
+        "softmax_fwd",
+        lambda d: of_module(nn.LogSoftmax(1), randn(d, 2, 3)),
+    ),
+}
+
+
+def test_every_override_is_called_here() -> None:
+    assert {op for op, _, _ in CALLS.values()} == set(_C.overridden_ops())
+
+
+def passes_of(call: Callable[[], object]) -> list[str]:
+    """The passes of ours that ran meanwhile."""
+    _C.set_recording(True)
+    try:
+        call()
+        calls = _C.recorded()
+    finally:
+        _C.set_recording(False)
+    return [call["problem"].split()[0] for call in calls if not isinstance(call, str)]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_plain_calls_run_ours_and_give_the_same(device: str, call: str) -> None:
+    _, forward, function = CALLS[call]
+    torch.manual_seed(1)
+    plain = function(device)
+    ours: list[Tensor] = []
+    with enabled():
+        torch.manual_seed(1)
+        ran = passes_of(lambda: ours.extend(function(device)))
+    backward = {"conv": "bwd_filter"}.get(family := forward.rpartition("_")[0], "bwd")
+    assert {forward, f"{family}_{backward}"} <= set(ran)
+    check_equal(ours, plain)
+    assert [t.stride() for t in ours] == [t.stride() for t in plain]
+    assert declined() == {}
+
+
+class AllKinds(nn.Module):
+    """A layer of each kind that is overridden."""
+
+    def __init__(self, recurrent: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.max = nn.MaxPool2d(2)
+        self.group = nn.GroupNorm(2, 8)
+        self.avg = nn.AvgPool2d(2)
+        self.adaptive = nn.AdaptiveAvgPool2d((3, 4))
+        self.layer = nn.LayerNorm(12)
+        self.lstm = nn.LSTM(12, 6) if recurrent else None
+        self.soft = nn.Softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.group(self.max(self.norm(self.conv(x)).relu()))
+        x = self.layer(self.adaptive(self.avg(x)).flatten(2))
+        if self.lstm is not None:
+            x = self.lstm(x)[0]
+        result: Tensor = self.soft(x)
+        return result
+
+
+KINDS = {
+    "conv": "conv_fwd",
+    "norm": "batch_norm_fwd",
+    "max": "pool_fwd",
+    "group": "layer_norm_fwd",
+    "avg": "pool_fwd",
+    "adaptive": "pool_fwd",
+    "layer": "layer_norm_fwd",
+    "lstm": "rnn_fwd",
+    "soft": "softmax_fwd",
+}
+
+
+def test_a_model_of_all_kinds(device: str) -> None:
+    model, x = AllKinds().to(device), images(device, 16)
+    explanation = torch_cudnn_ext.explain(model, x, train=True, measure=False)
+    ours = {call.layer: call.op for call in explanation.calls if call.op.endswith("_fwd")}
+    assert ours == KINDS
+    assert sum(call.op.endswith("_bwd") for call in explanation.calls) == len(KINDS) - 1
+    other = copy.deepcopy(model)
+    with enabled():
+        found = run(other, x)
+    check_equal(found, run(model, x), 1e-3)
+    check_equal(list(other.buffers()), list(model.buffers()))
+    assert declined() == {}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_compiled_model_of_all_kinds(device: str, training: bool) -> None:
+    model, x = AllKinds(recurrent=False).to(device).train(training), images(device, 16)
+    other = copy.deepcopy(model)
+    compiled: Any = torch.compile(other, backend="aot_eager", fullgraph=True)
+    found: list[Tensor] = []
+    with enabled():
+        ran = passes_of(lambda: found.extend(run(compiled, x)))
+    forward = "batch_norm_fwd" if training else "batch_norm_infer"
+    wanted = {*KINDS.values(), "batch_norm_bwd", "pool_bwd", "layer_norm_bwd", "softmax_bwd"}
+    assert (wanted - {"rnn_fwd", "batch_norm_fwd"}) | {forward} <= set(ran)
+    check_equal(found, run(model, x), 1e-3)
+    check_equal(list(other.buffers()), list(model.buffers()))
+
+
+def test_inference_mode_of_all_kinds(device: str) -> None:
+    """Operators made of others are PyTorch's there; their parts may be ours."""
+    model, x = AllKinds().to(device).eval(), images(device, 16)
+    found: list[Tensor] = []
+    with torch.inference_mode():
+        plain = model(x)
+        with enabled():
+            ran = passes_of(lambda: found.append(model(x)))
+    assert set(ran) == {"conv_fwd", "pool_fwd", "softmax_fwd"}
+    check_equal(found, [plain])
+    with torch.no_grad(), enabled():
+        ran = passes_of(lambda: found.append(model(x)))
+    assert set(ran) == {*KINDS.values(), "batch_norm_infer"} - {"batch_norm_fwd"}
+    check_equal(found[1:], [plain])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_of_all_kinds(device: str, dtype: torch.dtype) -> None:
+    recurrent = device == "cpu" and dtype == torch.bfloat16
+    model, x = AllKinds(recurrent or device == "cuda").to(device), images(device, 16)
+    other = copy.deepcopy(model)
+    with torch.autocast(device, dtype):
+        plain = run(model, x)
+        with enabled():
+            ours = run(other, x)
+    assert [t.dtype for t in ours] == [t.dtype for t in plain]
+    check_equal(ours[:1], plain[:1], 0.1)
+
+
+def refused(call: Callable[[], object]) -> dict[str, int]:
+    """What was declined; the result is PyTorch's, bit for bit."""
+    plain = call()
+    with enabled():
+        ours = call()
+    torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+    return declined(reset=True)
+
+
+def test_what_the_operators_cannot_express_is_declined(device: str) -> None:
+    x = torch.randn(1, 4, device=device)
+    reasons = refused(lambda: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False))
+    assert reasons == {"batch_norm: there is one value per channel": 1}
+    batch = torch.randn(3, 4, device=device)
+    if device == "cpu":
+        integers = torch.arange(16).view(1, 1, 4, 4)
+        assert refused(lambda: F.max_pool2d(integers, 2)) == {"max_pool2d: input is Long": 1}
+    forward_ad: Any = torch.autograd.forward_ad
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "batch_norm": lambda t: F.batch_norm(t, None, None, training=True),
+        "layer_norm": lambda t: F.layer_norm(t, (4,)),
+        "group_norm": lambda t: F.group_norm(t, 2),
+        "avg_pool2d": lambda t: F.avg_pool2d(t.view(1, 1, 3, 4), 2),
+        "max_pool2d": lambda t: F.max_pool2d(t.view(1, 1, 3, 4), 2),
+    }
+    for name, function in functions.items():
+
+        def tangent(function: Callable[[Tensor], Tensor] = function) -> Tensor:
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(batch, torch.ones_like(batch))
+                result: Tensor = forward_ad.unpack_dual(function(dual)).tangent
+            return result
+
+        assert refused(tangent) == {f"{name}: input has a tangent (forward-mode AD)": 1}
+
+
+def test_what_pytorch_refuses_of_all_kinds(device: str) -> None:
+    x, w = torch.randn(2, 3, 5, 5, device=device), torch.ones(2, device=device)
+    calls: list[Callable[[], object]] = [
+        lambda: F.batch_norm(x, None, w, training=False),
+        lambda: F.batch_norm(x, w, w, training=False),
+        lambda: F.max_pool2d(x, 7),
+        lambda: F.max_pool2d(x, 2, padding=2),
+        lambda: F.avg_pool2d(x, 7),
+        lambda: F.avg_pool2d(x, 2, divisor_override=0),
+        lambda: F.layer_norm(x, (4,)),
+        lambda: F.group_norm(x, 2),
+        lambda: nn.LSTM(3, 4).to(device)(x[0, 0]),
+    ]
+    for call in calls:
+        with pytest.raises(Exception) as plain:  # noqa: PT011 - compared below
+            call()
+        with enabled(), pytest.raises(Exception) as ours:  # noqa: PT011
+            call()
+        assert str(ours.value).splitlines()[0] == str(plain.value).splitlines()[0]
+
+
+def test_the_policy_is_between_rules_and_flags(net: Net, device: str) -> None:
+    x, pin = images(device), OTHER[device]
+    knobs.conv_fwd_algo = "aten:default"
+    with enabled(f"fwd={pin}"), torch.no_grad():
+        net(x)
+        assert ran().startswith(pin)
+        with knobs.flags(conv_fwd_algo="aten:default"):
+            net(x)
+            assert ran().startswith(pin)
+        with when("conv_fwd", use="aten:default"):
+            net(x)
+            assert ran() == "aten:default"
+            torch_cudnn_ext.ops.conv2d(x, net.first.weight, policy=f"fwd={pin}")
+            assert ran().startswith(pin)
+    net(x)
+    torch_cudnn_ext.ops.conv2d(x, net.first.weight)
+    assert ran() == "aten:default"  # the knob's
+
+
+def test_backward_keeps_to_the_policy_of_its_forward(net: Net, device: str) -> None:
+    x, pin = images(device), OTHER[device]
+    enable("bwd_filter=" + ("cpu:im2col" if device == "cpu" else "legacy:algo_0"))
+    y = net(x).sum()
+    disable()
+    y.backward()
+    assert ran("conv_bwd_filter").startswith(pin if device == "cpu" else "legacy:algo_0")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(net: Net, device: str, dtype: torch.dtype) -> None:
+    x = images(device)
+    with torch.autocast(device, dtype):
+        plain = run(net, x)
+    with enabled(), torch.autocast(device, dtype):
+        ours = run(net, x)
+        choice = torch_cudnn_ext.last_choice("conv_fwd")
+    assert choice is not None
+    assert f"x={'bf16' if dtype == torch.bfloat16 else 'f16'}[" in choice.problem
+    assert [t.dtype for t in ours] == [t.dtype for t in plain]
+    check_equal(ours, plain, 0.1)
+
+
+@pytest.mark.parametrize("first", ["enable", "compile"])
+def test_compiled_before_or_after(net: Net, device: str, first: str) -> None:
+    x = images(device)
+    plain = run(net, x)
+    compiled: Any = torch.compile(net, backend="aot_eager", fullgraph=True)
+    if first == "compile":
+        check_equal(run(compiled, x), plain)
+    pin = OTHER[device]
+    with enabled(f"fwd={pin}"):
+        check_equal(run(compiled, x), plain)
+        assert ran().startswith(pin)
+    torch_cudnn_ext.ops.conv2d(x, net.first.weight.detach(), policy="aten:default")
+    check_equal(run(compiled, x), plain)
+    assert ran() == "aten:default"  # no call since was ours
+
+
+def test_operators_stay_whole_in_a_compiled_graph(net: Net, device: str) -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen: list[str] = []
+
+    def collect(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    with enabled():
+        compiled: Any = torch.compile(
+            net, backend=aot_autograd(fw_compiler=collect), fullgraph=True
+        )
+        compiled(images(device)).sum().backward()
+    for name in ("convolution", "convolution_backward_input", "convolution_backward_weight"):
+        assert f"torch_cudnn_ext.{name}.default" in seen
+    assert not any(name.startswith("aten.convolution") for name in seen)
+
+
+def test_the_users_own_cache_tag_is_kept() -> None:
+    from torch.compiler import config
+
+    before, config.cache_key_tag = config.cache_key_tag, "mine"
+    try:
+        with enabled():
+            assert config.cache_key_tag not in ("mine", "")
+        assert config.cache_key_tag == "mine"
+    finally:
+        config.cache_key_tag = before
+
+
+def test_inference_mode_and_no_grad(net: Net, device: str) -> None:
+    x, pin = images(device), OTHER[device]
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            plain = net(x)
+            with enabled(f"fwd={pin};bwd_data={pin if device == 'cpu' else 'aten:default'}"):
+                ours = net(x)
+                assert ran().startswith(pin)
+                F.softmax(x, 1)
+        check_equal([ours], [plain])
+
+
+def test_double_backward(device: str) -> None:
+    x = torch.randn(1, 2, 5, 5, dtype=torch.double, device=device, requires_grad=True)
+    w = torch.randn(3, 2, 3, 3, dtype=torch.double, device=device, requires_grad=True)
+    b = torch.randn(3, dtype=torch.double, device=device, requires_grad=True)
+
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.softmax(F.conv2d(x, w, b, padding=1), 1)
+
+    with enabled():
+        # On a GPU the default algorithms need not repeat bit for bit.
+        assert torch.autograd.gradcheck(function, (x, w, b), nondet_tol=1e-10)
+        assert torch.autograd.gradgradcheck(function, (x, w, b), nondet_tol=1e-10)
+
+
+def test_checkpoint_and_gradient_accumulation(net: Net, device: str) -> None:
+    x, pin = images(device), OTHER[device]
+
+    def accumulate(forward: Callable[[Tensor], Any]) -> list[Tensor]:
+        net.zero_grad()
+        for part in (x[:1], x[1:]):
+            forward(part).square().sum().backward()
+        return [p.grad for p in net.parameters() if p.grad is not None]
+
+    plain = accumulate(net)
+    for reentrant in (False, True):
+        with enabled(f"fwd={pin}"):
+            ours = accumulate(
+                lambda part, reentrant=reentrant: checkpoint(  # type: ignore[misc]
+                    net, part.requires_grad_(), use_reentrant=reentrant
+                )
+            )
+            assert ran().startswith(pin)
+        check_equal(ours, plain)
+
+
+def test_distributed_data_parallel(device: str, tmp_path: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        net = Net().to(device)
+        x, pin = images(device), OTHER[device]
+        plain = run(net, x)
+        wrapped = nn.parallel.DistributedDataParallel(net)
+        with enabled(f"fwd={pin}"):
+            check_equal(run(wrapped, x), plain)
+            assert ran().startswith(pin)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_off_means_off(net: Net, device: str) -> None:
+    before, x = dispatch_tables(), images(device)
+    plain = run(net, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enable()
+    assert dispatch_tables() != before
+    run(net, x)
+    disable()
+    assert dispatch_tables() == before
+    assert all(torch.equal(a, b) for a, b in zip(run(net, x), plain, strict=True))
+    assert "TorchCudnnExt" not in F.conv2d(x, net.first.weight).grad_fn.name()  # type: ignore[union-attr]
+    for name in ("conv_fwd_algo", "conv_bwd_data_algo", "conv_bwd_filter_algo"):
+        assert not hasattr(torch.backends.cudnn, name)
+    assert "flags" not in vars(torch.backends.cudnn)
+
+
+def test_twice_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="disable.*not enabled"):
+        disable()
+    enable()
+    with pytest.raises(RuntimeError, match="enabled already"):
+        enable()
+    assert is_enabled()
+    disable()
+    with pytest.raises(RuntimeError, match="not enabled"):
+        disable()
+
+
+@pytest.mark.parametrize("policy", ["fwd=nonsense", "backends=rocm", "time_once"])
+def test_a_bad_policy_leaves_pytorch_as_it_was(policy: str) -> None:
+    before = dispatch_tables()
+    with pytest.raises(ValueError):
+        enable(policy)
+    assert not is_enabled()
+    assert dispatch_tables() == before
+
+
+def test_enabled_ends_with_an_exception() -> None:
+    with pytest.raises(KeyError), enabled():
+        raise KeyError
+    assert not is_enabled()
+
+
+def test_what_is_not_ours_is_declined_and_counted(device: str) -> None:
+    x = torch.randn(2, 4, device=device)
+    tangent = torch.randn(2, 4, device=device)
+    with enabled():
+        if device == "cpu":
+            integers = torch.ones(1, 1, 4, 4, dtype=torch.int64)
+            assert F.conv2d(integers, integers[..., :2, :2]).sum() == 36
+            assert declined() == {"convolution: input is Long": 1}
+        forward_ad: Any = torch.autograd.forward_ad
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, tangent)
+            found = forward_ad.unpack_dual(F.softmax(dual, 1)).tangent
+    y = x.softmax(1)
+    check_equal([found], [y * (tangent - (y * tangent).sum(1, True))])
+    counts = declined(reset=True)
+    assert counts["_softmax: input has a tangent (forward-mode AD)"] == 1
+    assert declined() == {}
+
+
+def test_subclasses_that_know_only_pytorchs_operators() -> None:
+    from torch.testing._internal import two_tensor
+
+    TwoTensor: Any = two_tensor.TwoTensor
+    one, two = torch.randn(1, 2, 5, 5), torch.randn(1, 2, 5, 5)
+    w = torch.randn(3, 2, 3, 3)
+    with enabled():
+        both = F.conv2d(TwoTensor(one, two), TwoTensor(w, w))
+    assert isinstance(both, TwoTensor)
+    torch.testing.assert_close(both.b, F.conv2d(two, w))
+    assert any("__torch_dispatch__" in reason for reason in declined())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weight"), [((1, 3, 5, 5), (4, 2, 3, 3)), ((1, 2, 2, 2), (4, 2, 3, 3))]
+)
+def test_what_pytorch_refuses_is_refused_in_its_words(
+    device: str, sizes: tuple[int, ...], weight: tuple[int, ...]
+) -> None:
+    x, w = torch.randn(sizes, device=device), torch.randn(weight, device=device)
+    messages = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            F.conv2d(x, w)
+        messages.append(str(caught.value).splitlines()[0])
+        if not is_enabled():
+            enable()
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (2, 5, 5)])
+def test_empty_and_unbatched(device: str, sizes: tuple[int, ...]) -> None:
+    x, w = torch.randn(sizes, device=device), torch.randn(3, 2, 3, 3, device=device)
+    plain = F.conv2d(x, w)
+    with enabled():
+        ours = F.conv2d(x, w)
+    assert ours.shape == plain.shape
+    assert ours.stride() == plain.stride()
+    torch.testing.assert_close(ours, plain)
+
+
+def test_measuring_and_references_are_pytorchs_own(device: str) -> None:
+    problem = "conv_fwd x=f32[1,2,5,5]:nchw w=f32[3,2,3,3]:nchw"
+    with enabled("fwd=" + OTHER[device]):
+        tensors = _C.scratch(problem, device)
+        reference = _C.reference(problem, tensors)["y"]
+        result = _C.run(problem, "aten:default", tensors)["y"]
+        assert _C.relative_error(result, reference) < 1e-5
+        rows = _C.measure(problem, device, algorithms=["aten:default"], min_samples=1)
+    assert rows[0]["status"] == "ok"
+
+
+def test_functorch(device: str) -> None:
+    x, w = torch.randn(4, 1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return F.conv2d(x, w).square().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    plain = per_sample(w, x)
+    with enabled():
+        check_equal([per_sample(w, x)], [plain])
+    assert declined()["convolution: a transform of torch.func"] > 0
+
+
+def test_threads(net: Net, device: str) -> None:
+    x = images(device)
+    plain = run(copy.deepcopy(net), x)
+    results: list[list[Tensor]] = []
+    with enabled(AUTOTUNE[device]):
+        copies = [copy.deepcopy(net) for _ in range(4)]
+
+        def work(model: Net) -> None:
+            for _ in range(3):
+                result = run(model, x)
+            results.append(result)
+
+        threads = [threading.Thread(target=work, args=(model,)) for model in copies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 4
+    for result in results:
+        check_equal(result, plain)
+
+
+# Rules by problem.
+
+
+def test_a_rule_chooses_for_the_problems_that_match(device: str) -> None:
+    pin = OTHER[device]
+    small, large = (torch.randn(1, 2, n, n, device=device) for n in (5, 9))
+    w = torch.randn(3, 2, 3, 3, device=device)
+    rule = when("conv_fwd x=*[1,2,5,5]* pad=0 align=16", use=pin)
+    torch_cudnn_ext.ops.conv2d(small, w)
+    choice = torch_cudnn_ext.last_choice("conv_fwd")
+    assert choice is not None
+    assert choice.algorithm.startswith(pin)
+    assert choice.why == 'pinned by when("conv_fwd x=*[1,2,5,5]* pad=0 align=16")'
+    torch_cudnn_ext.ops.conv2d(large, w, policy="aten:default")
+    assert ran() == "aten:default"
+    torch_cudnn_ext.ops.conv2d(small, w, policy="fwd=aten:default")  # a call is stronger
+    assert ran() == "aten:default"
+    knobs.conv_fwd_algo = "aten:default"  # a knob is weaker
+    torch_cudnn_ext.ops.conv2d(small, w)
+    assert ran().startswith(pin)
+    newer = when("conv_fwd", use="aten:default")
+    torch_cudnn_ext.ops.conv2d(small, w)
+    assert ran() == "aten:default"
+    newer.remove()
+    rule.remove()
+    torch_cudnn_ext.ops.conv2d(small, w)
+    assert ran() == "aten:default"  # the knob's
+    with pytest.raises(ValueError, match="removed before"):
+        rule.remove()
+
+
+def test_a_rule_reaches_the_backward_that_saved_its_policy(device: str) -> None:
+    pin = "cpu:direct" if device == "cpu" else "legacy:algo_0"
+    x = torch.randn(1, 2, 5, 5, device=device, requires_grad=True)
+    w = torch.randn(3, 2, 3, 3, device=device, requires_grad=True)
+    knobs.conv_bwd_filter_algo = "aten:default"
+    y: Any = torch_cudnn_ext.ops.conv2d(x, w).sum()
+    with when("conv_bwd_filter", use=pin):
+        y.backward()
+    assert ran("conv_bwd_filter").startswith(pin)
+    y = torch_cudnn_ext.ops.conv2d(x, w, policy="bwd_filter=aten:default").sum()
+    with when("conv_bwd_filter", use=pin):
+        y.backward()
+    assert ran("conv_bwd_filter") == "aten:default"
+
+
+def test_a_rule_costs_nothing_on_warm_calls(device: str) -> None:
+    x, w = torch.randn(1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+    with when("conv_fwd", use="aten:default"):
+        torch_cudnn_ext.ops.conv2d(x, w)
+        misses = _C.plan_cache_info()["misses"]
+        torch_cudnn_ext.ops.conv2d(x, w)
+        assert _C.plan_cache_info()["misses"] == misses
+
+
+@pytest.mark.parametrize(
+    ("matcher", "use", "wanted"),
+    [
+        ("", "autotune", "empty"),
+        ("conv_forward", "autotune", "conv_fwd"),
+        ("conv_fwd widht=3", "autotune", "no field 'widht'.*pad"),
+        ("conv_fwd 3x3", "autotune", "key=glob"),
+        ("conv_fwd", "nonsense", "nonsense"),
+        ("conv_fwd", "bwd_data=autotune", "rule is for conv_fwd"),
+        ("conv_fwd", "compute=f64", "compute"),
+        ("softmax_fwd", "legacy:fft/math", "math"),
+    ],
+)
+def test_a_wrong_rule_is_an_error(matcher: str, use: str, wanted: str) -> None:
+    with pytest.raises(ValueError, match=wanted):
+        when(matcher, use)
+
+
+# torch.backends.cudnn.
+
+
+def chosen(op: str = "conv_fwd") -> str:
+    """What a GPU that need not be there would run, or be told to."""
+    problem = f"{op} x=f32[8,64,28,28]:nchw w=f32[64,64,3,3]:nchw pad=1"
+    try:
+        return _C.choose(problem, "target:h200")["algorithm"]
+    except RuntimeError as error:  # the classic API answers only with a GPU at hand
+        pinned = re.search("the pinned algorithm (legacy:.*) cannot run", str(error))
+        assert pinned is not None, error
+        return pinned[1]
+
+
+def test_attributes_of_torch_backends_cudnn() -> None:
+    cudnn: Any = torch.backends.cudnn
+    with enabled():
+        assert (cudnn.conv_fwd_algo, cudnn.conv_bwd_data_algo, cudnn.conv_bwd_filter_algo) == (
+            -1,
+            -1,
+            -1,
+        )
+        cudnn.conv_fwd_algo = 1
+        cudnn.conv_bwd_filter_algo = "algo_1"
+        assert chosen().startswith("legacy:implicit_precomp_gemm")
+        assert chosen("conv_bwd_filter").startswith("legacy:algo_1")
+        cudnn.conv_fwd_algo = 0  # a seen shape
+        assert chosen().startswith("legacy:implicit_gemm")
+        knobs.conv_fwd_algo = "implicit_precomp_gemm"  # stronger
+        assert chosen().startswith("legacy:implicit_precomp_gemm")
+        knobs.conv_fwd_algo = None
+        cudnn.conv_fwd_algo = -1
+        cudnn.conv_bwd_filter_algo = -1
+        assert not chosen().startswith("legacy:implicit_gemm")
+        for wrong, kind in (("nonsense", ValueError), (99, ValueError), (1.5, TypeError)):
+            with pytest.raises(kind, match="torch.backends.cudnn.conv_fwd_algo"):
+                cudnn.conv_fwd_algo = wrong
+        assert cudnn.conv_fwd_algo == -1
+
+
+def test_a_value_set_before_is_adopted_and_kept() -> None:
+    cudnn: Any = torch.backends.cudnn
+    cudnn.conv_fwd_algo = 0
+    assert not chosen().startswith("legacy:implicit_gemm")
+    try:
+        with enabled():
+            assert cudnn.conv_fwd_algo == 0
+            assert chosen().startswith("legacy:implicit_gemm")
+        assert cudnn.conv_fwd_algo == 0
+        assert not chosen().startswith("legacy:implicit_gemm")
+        cudnn.conv_fwd_algo = "nonsense"
+        before = dispatch_tables()
+        with pytest.raises(ValueError, match="conv_fwd_algo"):
+            enable()
+        assert not is_enabled()
+        assert dispatch_tables() == before
+    finally:
+        del cudnn.conv_fwd_algo
+
+
+def test_flags_leave_what_they_do_not_name() -> None:
+    cudnn: Any = torch.backends.cudnn
+    cudnn.benchmark, cudnn.deterministic = True, True
+    with enabled():
+        with cudnn.flags(conv_fwd_algo=0):
+            assert cudnn.conv_fwd_algo == 0
+            assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) == (True, True, True)
+            with cudnn.flags(conv_fwd_algo=1, benchmark=False):
+                assert (cudnn.conv_fwd_algo, cudnn.benchmark) == (1, False)
+                assert cudnn.deterministic
+            assert (cudnn.conv_fwd_algo, cudnn.benchmark) == (0, True)
+        assert cudnn.conv_fwd_algo == -1
+        with cudnn.flags(enabled=True):  # PyTorch's own
+            assert (cudnn.benchmark, cudnn.deterministic) == (False, False)
+        with (
+            pytest.raises(TypeError, match="benchmrk"),
+            cudnn.flags(conv_fwd_algo=0, benchmrk=True),
+        ):
+            pass
+        with pytest.raises(ValueError, match="conv_fwd_algo"), cudnn.flags(conv_fwd_algo="x"):
+            pass
+        assert cudnn.conv_fwd_algo == -1
+
+
+def test_a_cudnn_pin_leaves_the_cpu_alone() -> None:
+    cudnn: Any = torch.backends.cudnn
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    with enabled():
+        cudnn.conv_fwd_algo = 1
+        F.conv2d(x, w)
+        assert ran() == "aten:default"
+        cudnn.conv_fwd_algo = -1
+
+
+def test_autotune_for_all_operators(device: str) -> None:
+    with enabled(Policy("autotune")):
+        assert Policy.parse(_C.resolved_policy(None, "softmax"), "softmax").get("fwd") is None
+    with enabled("autotune"):
+        for family, name in (("conv", "bwd_data"), ("softmax", "fwd")):
+            policy = Policy.parse(_C.resolved_policy(None, family), family)
+            assert policy.get(name) == "autotune"

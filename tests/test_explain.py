@@ -1,0 +1,166 @@
+"""What every layer of a model runs, and why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import torch_cudnn_ext
+from torch_cudnn_ext import __main__, enabled, explain, is_enabled, pinned, trace, when
+from torch_cudnn_ext.workload import read_problems
+
+PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
+
+
+class Net(nn.Module):
+    """Layers, a function call, and a layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.twice = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.soft = nn.Softmax(1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.norm(self.conv(x)).relu_()
+        x = self.twice(self.twice(x))
+        x = nn.functional.conv2d(x, self.twice.weight)
+        return {"out": self.soft(x)}
+
+
+@pytest.fixture
+def net(device: str) -> Net:
+    """A small model."""
+    return Net().to(device)
+
+
+def images(device: str) -> Tensor:
+    return torch.randn(2, 3, 6, 6, device=device)
+
+
+def test_every_call_in_order_with_its_layer(net: Net, device: str) -> None:
+    explanation = explain(net, images(device), measure=False)
+    ours = [
+        (call.layer, call.op)
+        for call in explanation.calls
+        if call.op.startswith(("conv", "softmax"))
+    ]
+    assert ours == [
+        ("conv", "conv_fwd"),
+        ("twice", "conv_fwd"),
+        ("twice", "conv_fwd"),
+        ("", "conv_fwd"),
+        ("soft", "softmax_fwd"),
+    ]
+    first = explanation.calls[0]
+    assert first.kind == "Conv2d"
+    assert first.problem.startswith("conv_fwd x=f32[2,3,6,6]:nchw w=f32[4,3,3,3]:nchw pad=1")
+    assert first.why == "heuristic"
+    assert not is_enabled()
+
+
+def test_backward_is_attributed_to_its_layer(net: Net, device: str) -> None:
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    calls = explain(net, images(device), train=True, measure=False).calls
+    backward = sorted((call.layer, call.op) for call in calls if "bwd" in call.op)
+    conv = ["conv_bwd_data", "conv_bwd_filter"]
+    assert [pair for pair in backward if pair[1].startswith(("conv", "softmax"))] == [
+        *(("", op) for op in conv),
+        ("conv", "conv_bwd_filter"),
+        ("soft", "softmax_bwd"),
+        *(("twice", op) for op in conv for _ in range(2)),
+    ]
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in net.parameters())
+    assert net.training
+
+
+def test_why(net: Net, device: str) -> None:
+    pin, x = PIN[device], images(device)
+    with pinned(net, {"tw*": f"fwd={pin}"}), when("conv_fwd x=*[2,3,6,6]*", use="aten:default"):
+        why = {call.layer: (call.algorithm, call.why) for call in explain(net, x).calls}
+    assert why["conv"] == ("aten:default", 'pinned by when("conv_fwd x=*[2,3,6,6]*")')
+    assert why["twice"][0].startswith(pin)
+    assert why["twice"][1] == "pinned by 'tw*'"
+    with enabled("autotune" if device == "cpu" else "autotune;backends=legacy,aten"):
+        calls = explain(net, x, measure=False).calls
+    assert {call.why for call in calls if call.op} <= {"tuned", "cached"}
+
+
+def test_times_and_workspaces(net: Net, device: str) -> None:
+    explanation = explain(net, images(device))
+    for call in explanation.calls:
+        assert (call.ms is not None and call.ms > 0) == bool(call.op)
+    text = str(explanation)
+    assert "| twice | Conv2d | conv_fwd |" in text
+    assert "calls took our way" in text
+    assert explanation.to_csv().startswith("layer,kind,op,problem,algorithm,why")
+
+
+def test_what_did_not_take_our_way_says_why() -> None:
+    model = nn.Sequential(nn.Softmax(1))
+    x = torch.randn(2, 3)
+    forward_ad: Any = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        explanation = explain(model, dual, measure=False)
+    (call,) = explanation.calls
+    assert (call.layer, call.op, call.algorithm) == ("0", "", "")
+    assert "forward-mode AD" in call.why
+    assert explanation.share == 0
+
+
+def test_a_model_that_fails_leaves_nothing_behind(net: Net, device: str) -> None:
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()]
+    with pytest.raises(RuntimeError):
+        explain(net, torch.randn(2, 5, 6, 6, device=device))
+    assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()]
+    assert net.training
+    assert not is_enabled()
+    with pytest.raises(ValueError, match="gradient"):
+        explain(nn.ReLU(), torch.randn(3), train=True)
+
+
+def test_trace_writes_what_profile_reads(net: Net, device: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.txt"
+    lines = trace(net, images(device), path)
+    assert path.read_text().splitlines() == lines
+    layers = {layer.problem: layer for layer in read_problems(path)}
+    assert len(layers) == len(lines)
+    twice = [layer for layer in layers.values() if layer.names == ("twice",)]
+    assert {layer.count for layer in twice if "conv_fwd" in layer.problem} == {2}
+    assert any(problem.startswith("conv_bwd_data") for problem in layers)
+    assert not any("bwd" in line for line in trace(net, images(device), train=False))
+
+
+def test_resnet18_takes_our_way(device: str) -> None:
+    model = torchvision.models.resnet18().to(device)
+    calls = explain(model, torch.randn(2, 3, 64, 64, device=device), measure=False).calls
+    convolutions = {name for name, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    assert {call.layer for call in calls if call.op == "conv_fwd"} == convolutions
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    arguments = ["explain", "--model", "resnet18", "--device", device, "--batch", "1"]
+    arguments += ["--image-size", "32", "--no-measure"]
+    assert __main__.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "layer4.1.conv2" in out
+    assert "conv_fwd" in out
+    assert __main__.main([*arguments, "--format", "json", "--policy", "fwd=aten:default"]) == 0
+    assert '"algorithm": "aten:default"' in capsys.readouterr().out
+    assert __main__.main([*arguments, "--policy", "fwd=nonsense"]) == 2
+    assert "--policy" in capsys.readouterr().err
+    assert __main__.main(["explain", "--model", "no_such_net"]) == 2
+
+
+def test_recording_costs_nothing_when_off(net: Net, device: str) -> None:
+    explain(net, images(device), measure=False)
+    net(images(device))
+    recorded: list[Any] = torch_cudnn_ext._C.recorded()
+    assert recorded == []

@@ -1,0 +1,229 @@
+"""Local response and divisive normalisation: values, gradients, windows and errors."""
+
+import copy
+import pickle
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_cudnn_ext import _C, Policy, ops
+from torch_cudnn_ext import nn as ours
+
+OPS = torch.ops.torch_cudnn_ext
+
+
+def _leaf(*sizes: int, device: str) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("sizes", [(2, 7, 5), (2, 7, 4, 3), (1, 6, 2, 3, 2)], ids=str)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9])
+def test_values_and_gradients_are_pytorchs(
+    size: int, sizes: tuple[int, ...], layout: str, device: str
+) -> None:
+    x = torch.randn(sizes, device=device, dtype=torch.float64)
+    if layout == "sliced":
+        x = torch.cat([x, x], 2)[:, :, ::2]
+    if layout == "channels_last" and len(sizes) > 3:
+        last = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+        x = x.contiguous(memory_format=last)
+    x = x.detach().requires_grad_()
+    got = ops.local_response_norm(x, size, 2.0, 0.6, 1.5)
+    wanted = F.local_response_norm(x, size, 2.0, 0.6, 1.5)
+    torch.testing.assert_close(got, wanted)
+    assert got.stride() == wanted.stride()
+    grad = torch.randn_like(wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, x, grad), torch.autograd.grad(wanted, x, grad)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_lower_precision(dtype: torch.dtype, device: str) -> None:
+    x = torch.randn(2, 9, 20, device=device).to(dtype)
+    torch.testing.assert_close(ops.local_response_norm(x, 5), F.local_response_norm(x, 5))
+    volume = torch.randn(1, 2, 3, 5, 4, device=device).to(dtype)
+    got = ops.divisive_norm(volume, 3)
+    torch.testing.assert_close(got, ops.divisive_norm(volume.float(), 3).to(dtype))
+
+
+def _by_hand(x: Tensor, size: int, window: Literal["torch", "cudnn"]) -> Tensor:
+    behind = size // 2 if window == "torch" else (size - 1) // 2
+    rows = []
+    for c in range(x.shape[1]):
+        near = x[:, max(c - behind, 0) : c + size - behind].square().sum(1)
+        rows.append(x[:, c] / (1.5 + 2.0 / size * near) ** 0.6)
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("window", ["torch", "cudnn"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_windows(size: int, window: Literal["torch", "cudnn"], device: str) -> None:
+    x = _leaf(2, 6, 5, device=device)
+    got = ops.local_response_norm(x, size, 2.0, 0.6, 1.5, window)
+    torch.testing.assert_close(got, _by_hand(x, size, window))
+    different = _by_hand(x, size, "cudnn" if window == "torch" else "torch")
+    assert torch.allclose(got, different) == (size % 2 == 1)
+
+
+def test_windows_are_one_problem_where_they_agree() -> None:
+    canonical = _C.canonical_problem
+    for size, same in ((3, True), (4, False)):
+        line = f"lrn_fwd x=f32[2,6,5]:nchw kind=cross_channel size={size}"
+        assert (canonical(line) == canonical(f"{line} window=cudnn")) == same
+
+
+def test_cudnn_says_what_it_refuses() -> None:
+    for line, reason in (
+        ("x=f32[2,6,5]:nchw kind=cross_channel size=4", "window=cudnn asks for the former"),
+        ("x=f32[2,6,5]:nchw kind=cross_channel size=17", "1 to 16 elements, not 17"),
+        ("x=f32[2,6,5]:nchw kind=cross_channel size=3 k=0", "k of at least"),
+        ("x=f32[2,6,5]:nchw kind=cross_channel size=3 beta=0", "beta of at least"),
+        ("x=bf16[2,6,5,5]:nchw kind=divisive size=3", "documents this for float64"),
+    ):
+        found = _C.candidates(f"lrn_fwd {line}", "target:h200", "")
+        (refused,) = (c for c in found if c["algorithm"].startswith("legacy:"))
+        assert reason in refused["reason"]
+
+
+def _divisive_by_hand(x: Tensor, size: int, means: Tensor | None) -> Tensor:
+    behind = (size - 1) // 2
+    squares = (x if means is None else x - means).square()
+    scale = torch.zeros_like(x)
+    height, width = x.shape[2:]
+    for i in range(height):
+        for j in range(width):
+            rows = slice(max(i - behind, 0), i + size - behind)
+            columns = slice(max(j - behind, 0), j + size - behind)
+            scale[:, :, i, j] = squares[:, :, rows, columns].sum((2, 3))
+    return x / (1.5 + 2.0 / size**2 * scale) ** 0.6
+
+
+@pytest.mark.parametrize("has_means", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_divisive_norm_is_its_formula(size: int, has_means: bool, device: str) -> None:
+    x = torch.randn(2, 3, 5, 4, device=device, dtype=torch.float64)
+    means = F.avg_pool2d(x, 3, 1, 1) if has_means else None
+    got = ops.divisive_norm(x, size, 2.0, 0.6, 1.5, means)
+    torch.testing.assert_close(got, _divisive_by_hand(x, size, means))
+
+
+def test_gradients_of_gradients(device: str) -> None:
+    x, plane = _leaf(2, 4, 3, device=device), _leaf(1, 2, 3, 4, device=device)
+    means = _leaf(1, 2, 3, 4, device=device)
+
+    def cross(x: Tensor) -> Tensor:
+        return ops.local_response_norm(x, 2, 1.0, 0.7, 1.0)
+
+    def divisive(x: Tensor, means: Tensor | None = None) -> Tensor:
+        return ops.divisive_norm(x, 3, 1.0, 0.7, 1.0, means)
+
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(cross, (x,))
+        assert check(divisive, (plane,))
+        assert check(divisive, (plane, means))
+        assert check(divisive, (plane.detach(), means))
+
+
+PINS = {
+    "cross": ("lrn_fwd x=f32[2,6,20]:nchw kind=cross_channel size=3 alpha=1", (2, 6, 4, 5)),
+    "divisive": ("lrn_fwd x=f32[2,6,4,5]:nchw kind=divisive size=3 alpha=1", (2, 6, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", PINS)
+def test_pins_are_obeyed(kind: str, device: str) -> None:
+    line, sizes = PINS[kind]
+    function = ops.local_response_norm if kind == "cross" else ops.divisive_norm
+    x = torch.randn(sizes, device=device, requires_grad=True)
+    found = [c["algorithm"] for c in _C.candidates(line, device, "") if c["status"] == "ok"]
+    assert len(found) >= 2
+    for pin in found:
+        torch.autograd.backward(
+            function(x, 3, 1.0, policy=Policy(family="lrn", fwd=pin, bwd=pin)).sum()
+        )
+        for op in ("lrn_fwd", "lrn_bwd"):
+            choice = ops.last_choice(op)
+            assert choice is not None
+            assert (choice.algorithm, choice.why) == (pin, "pinned")
+
+
+def test_empty_tensors(device: str) -> None:
+    for sizes in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
+        x = torch.randn(sizes, device=device, requires_grad=True)
+        y = ops.local_response_norm(x, 3)
+        assert y.shape == x.shape
+        torch.autograd.backward(y.sum())
+        assert x.grad is not None and x.grad.shape == x.shape
+
+
+def test_opcheck_of_the_inner_operators(device: str) -> None:
+    x, m, dy = (_leaf(2, 3, 4, 5, device=device) for _ in range(3))
+    form = ("divisive", 3, 1.0, 0.5, 1.0, "cudnn")
+    torch.library.opcheck(OPS._lrn.default, (x, m, *form))
+    y = OPS._lrn.default(x.detach(), None, *form)
+    torch.library.opcheck(OPS._lrn_backward.default, (dy, x, y, m, *form))
+    torch.library.opcheck(OPS._lrn_backward.default, (dy, x, y, None, *form))
+
+
+def test_autocast_gives_pytorchs_dtype(device: str) -> None:
+    lower = torch.bfloat16 if device == "cpu" else torch.float16
+    x = torch.randn(2, 4, 3, device=device, dtype=lower)
+    with torch.autocast(device, lower):
+        assert ops.local_response_norm(x, 3).dtype == F.local_response_norm(x, 3).dtype
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_whole(dynamic: bool, device: str) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return ops.divisive_norm(ops.local_response_norm(x, 3, 1.0), 3, 1.0).pow(3).sum()
+
+    x = _leaf(2, 4, 5, 3, device=device)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(loss(x), x))
+
+
+_X = torch.zeros(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("local_response_norm", (_X[0, 0], 3), "wanted at least 3 dimensions"),
+        ("local_response_norm", (_X, 0), "size is 0, wanted at least 1"),
+        ("local_response_norm", (_X.int(), 3), "input is Int, wanted Float"),
+        ("local_response_norm", (_X, 3, 1.0, 1.0, 1.0, "left"), "window is 'left', wanted one of"),
+        ("divisive_norm", (_X[0], 3), "wanted 4 or 5 dimensions"),
+        ("divisive_norm", (_X, 3, 1.0, 1.0, 1.0, _X[:1]), "means has sizes"),
+        ("divisive_norm", (_X, 3, 1.0, 1.0, 1.0, _X.double()), "means is Double"),
+    ],
+)
+def test_errors_name_the_argument(name: str, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(ops, name)(*arguments)
+
+
+def test_modules(device: str) -> None:
+    x = torch.randn(2, 5, 4, 3, device=device)
+    module = ours.LocalResponseNorm(3, 1.0, policy="autotune")
+    parent = torch.nn.LocalResponseNorm(3, 1.0)
+    divisive = ours.DivisiveNorm(3, alpha=1.0, policy="fwd=cpu:prefix")
+    assert type(parent) is module.replaces
+    torch.testing.assert_close(module(x), parent(x))
+    if device == "cpu":
+        torch.testing.assert_close(divisive(x), ops.divisive_norm(x, 3, 1.0))
+        torch.testing.assert_close(divisive(x, x), x)
+        choice = ops.last_choice("lrn_fwd")
+        assert choice is not None and choice.algorithm == "cpu:prefix"
+    for tunable in (module, divisive):
+        assert not tunable.state_dict()
+        for copied in (copy.deepcopy(tunable), pickle.loads(pickle.dumps(tunable))):
+            assert copied.policy == tunable.policy
+            assert str(copied) == str(tunable)
+    assert "policy='fwd=autotune;bwd=autotune'" in str(module)
+    assert str(divisive).startswith("DivisiveNorm(3, alpha=1.0")
+    assert module.reset_mode().policy is None

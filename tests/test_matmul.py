@@ -1,0 +1,265 @@
+"""Matrix products: PyTorch's values and gradients in every form, epilogues, modules and errors."""
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext import _C, Policy, ops
+from torch_cudnn_ext import nn as ours
+
+SHAPES = [
+    ((3, 4), (4, 5)),
+    ((1, 4), (4, 1)),
+    ((2, 3, 4), (4, 5)),
+    ((2, 3, 4), (2, 4, 5)),
+    ((3, 4), (2, 4, 5)),
+    ((2, 1, 3, 4), (3, 4, 5)),
+    ((2, 3, 3, 4), (1, 3, 4, 2)),
+    ((1, 3, 4), (6, 4, 5)),
+    ((4,), (4, 5)),
+    ((3, 4), (4,)),
+    ((4,), (4,)),
+    ((2, 3, 4), (4,)),
+    ((4,), (2, 4, 5)),
+    ((0, 4), (4, 5)),
+    ((3, 0), (0, 5)),
+    ((2, 3, 4), (2, 4, 0)),
+    ((0, 3, 4), (4, 5)),
+]
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,
+    "sliced": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],
+    "strided": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "batch_last": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
+    "expanded": lambda t: t[:1].expand_as(t) if t.dim() > 2 else t,
+}
+
+
+def _leaf(*sizes: int, device: str, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("first", "second"), SHAPES, ids=str)
+def test_values_and_gradients_are_pytorchs(
+    first: tuple[int, ...], second: tuple[int, ...], view: str, device: str
+) -> None:
+    a = VIEWS[view](torch.randn(first, dtype=torch.float64, device=device)).detach()
+    b = VIEWS[view](torch.randn(second, dtype=torch.float64, device=device)).detach()
+    a.requires_grad_()
+    b.requires_grad_()
+    got, wanted = ops.matmul(a, b), torch.matmul(a, b)
+    torch.testing.assert_close(got, wanted)
+    assert got.is_contiguous()
+    grad = torch.randn_like(wanted)
+    for mine, theirs in zip(
+        torch.autograd.grad(got, (a, b), grad),
+        torch.autograd.grad(wanted, (a, b), grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_lower_precision(dtype: torch.dtype, device: str) -> None:
+    a, b = (torch.randn(s, device=device).to(dtype) for s in ((2, 17, 33), (33, 9)))
+    wanted = (a.double() @ b.double()).to(dtype)
+    torch.testing.assert_close(ops.matmul(a, b), wanted, rtol=0.01, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("transpose_a", "transpose_b", "bias", "z", "activation"),
+    list(
+        product([False, True], [False, True], [False, True], [None, (3, 5), (5,)], ["none", "relu"])
+    ),
+)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["single", "batch"])
+def test_gemm_is_the_formula(
+    batch: tuple[int, ...],
+    transpose_a: bool,
+    transpose_b: bool,
+    bias: bool,
+    z: tuple[int, ...] | None,
+    activation: str,
+    device: str,
+) -> None:
+    a = _leaf(*batch, *((4, 3) if transpose_a else (3, 4)), device=device)
+    b = _leaf(*((5, 4) if transpose_b else (4, 5)), device=device)
+    c = _leaf(5, device=device) if bias else None
+    added = _leaf(*z, device=device) if z else None
+    leaves = [t for t in (a, b, c, added) if t is not None]
+    for alpha, beta in ((1.0, 1.0), (0.5, -2.0), (0.5, 0.0)):
+        got = ops.gemm(
+            a,
+            b,
+            c,
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            alpha=alpha,
+            beta=beta if added is not None else 0.0,
+            z=added,
+            activation=activation,
+        )
+        wanted = alpha * ((a.mT if transpose_a else a) @ (b.mT if transpose_b else b))
+        if added is not None:
+            wanted = wanted + beta * added
+        if c is not None:
+            wanted = wanted + c
+        if activation == "relu":
+            wanted = wanted.relu()
+        torch.testing.assert_close(got, wanted)
+        grad = torch.randn_like(wanted)
+        mine = torch.autograd.grad(got, leaves, grad)
+        theirs = torch.autograd.grad(wanted, leaves, grad)
+        for first, second in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize(
+    "sizes", [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 1, 3, 4), (3, 4, 5))]
+)
+def test_gradients_of_gradients(
+    sizes: tuple[tuple[int, ...], tuple[int, ...]], activation: str, device: str
+) -> None:
+    a, b = (_leaf(*s, device=device) for s in sizes)
+    bias, z = _leaf(5, device=device), _leaf(3, 5, device=device)
+
+    def f(a: Tensor, b: Tensor, bias: Tensor, z: Tensor) -> Tensor:
+        return ops.gemm(a, b, bias, alpha=0.5, beta=1.5, z=z, activation=activation)
+
+    assert torch.autograd.gradcheck(f, (a, b, bias, z))
+    assert torch.autograd.gradgradcheck(f, (a, b, bias, z))
+
+
+def test_pins_are_obeyed_in_forward_and_gradients(device: str) -> None:
+    a, b = (_leaf(6, 6, device=device, dtype=torch.float32) for _ in range(2))
+    line = "matmul_fwd x=f32[1,6,6]:nchw w=f32[1,6,6]:nchw"
+    found = [
+        c["algorithm"] for c in _C.candidates(line, device, "allow_tf32") if c["status"] == "ok"
+    ]
+    assert found
+    assert device == "cuda" or len(found) >= 3
+    for pin in found:
+        policy = Policy(family="matmul", fwd=pin, allow_tf32=True)
+        y = ops.matmul(a, b, policy=policy)
+        for step in ("forward", "backward"):
+            if step == "backward":
+                torch.autograd.grad(y.sum(), (a, b))
+            choice = ops.last_choice("matmul_fwd")
+            assert choice is not None
+            assert (choice.algorithm, choice.why) == (pin, "pinned"), step
+        torch.testing.assert_close(y, a @ b, rtol=5e-3, atol=5e-3)
+
+
+def test_rows_of_one_matrix_are_one_product(device: str) -> None:
+    x = _leaf(2, 3, 4, device=device)
+    weight = _leaf(5, 4, device=device)
+    y = ops.linear(x, weight, policy="fwd=aten:default")
+    choice = ops.last_choice("matmul_fwd")
+    assert choice is not None and "x=f64[1,6,4]" in choice.problem
+    torch.autograd.grad(y.sum(), weight)
+    choice = ops.last_choice("matmul_fwd")
+    assert choice is not None and "x=f64[1,5,6]" in choice.problem
+
+
+def test_autocast_is_pytorchs(device: str) -> None:
+    lower = torch.bfloat16 if device == "cpu" else torch.float16
+    a, b = _leaf(3, 4, device=device, dtype=torch.float32), torch.randn(4, 5, device=device)
+    with torch.autocast(device, lower):
+        y = ops.matmul(a, b)
+        assert y.dtype == torch.matmul(a, b).dtype == lower
+        assert ops.linear(a.to(lower), b.T, torch.randn(5, device=device)).dtype == lower
+    (grad,) = torch.autograd.grad(y.float().sum(), a)
+    assert grad.dtype == torch.float32
+
+
+def test_compiles_whole(device: str) -> None:
+    weight, bias = _leaf(5, 4, device=device), _leaf(5, device=device)
+
+    def loss(x: Tensor) -> Tensor:
+        y = ops.linear(x, weight, bias)
+        return ops.gemm(y, y, transpose_a=True, alpha=0.5, activation="relu").square().sum()
+
+    torch.compiler.reset()
+    x = _leaf(2, 3, 4, device=device)
+    wanted = torch.autograd.grad(loss(x), (x, weight, bias))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(x), (x, weight, bias))
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(4, 5)), r"b has sizes \[4, 5\]"),
+        (lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(3, 5).double()), "b is Double, wanted"),
+        (lambda: ops.matmul(torch.zeros(2, 3).long(), torch.zeros(3, 5)), "a is Long, wanted"),
+        (lambda: ops.matmul(torch.tensor(1.0), torch.zeros(3)), "input: got a scalar"),
+        (lambda: ops.matmul(torch.zeros(2, 2, 3), torch.zeros(3, 3, 5)), "must match the size"),
+        (lambda: ops.gemm(torch.zeros(2, 3), torch.zeros(3, 5), torch.zeros(4)), "bias has sizes"),
+        (lambda: ops.gemm(torch.zeros(2, 3), torch.zeros(3, 5), beta=1.0), "beta is 1, wanted 0"),
+        (
+            lambda: ops.gemm(torch.zeros(2, 3), torch.zeros(3, 5), beta=1.0, z=torch.zeros(3, 5)),
+            "z has sizes",
+        ),
+        (
+            lambda: ops.gemm(torch.zeros(2, 3), torch.zeros(3, 5), activation="gelu"),
+            "activation is 'gelu', wanted one of none, relu",
+        ),
+        (lambda: ops.linear(torch.zeros(2, 3), torch.zeros(1, 2, 3)), "wanted .* and"),
+        (
+            lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(3, 5), policy="fwd=cpu:tree"),
+            "only cpu:blocked and cpu:dot",
+        ),
+    ],
+)
+def test_errors_name_the_argument(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("matmul_fwd x=f64[1,64,64]:nchw w=f64[1,64,64]:nchw", "no float64"),
+        ("matmul_fwd x=f16[1,64,64]:nchw w=f16[1,64,64]:nchw", "driver|3008"),
+    ],
+)
+def test_graph_says_why_on_a_target(line: str, reason: str) -> None:
+    found = [
+        c
+        for c in _C.candidates(line, "target:h200", "")
+        if c["algorithm"].startswith("graph") and c["status"] != "ok"
+    ]
+    assert found
+    assert any(re.search(reason, c["reason"]) for c in found), found
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_module(bias: bool, device: str) -> None:
+    theirs = torch.nn.Linear(4, 5, bias=bias, device=device)
+    mine = ours.Linear(4, 5, bias=bias, device=device, policy="autotune")
+    mine.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(mine.state_dict())
+    for sizes in ((3, 4), (4,), (2, 3, 4), (0, 4)):
+        x = torch.randn(sizes, device=device)
+        torch.testing.assert_close(mine(x), theirs(x))
+    x = torch.randn(3, 4, device=device)
+    for copied in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+        assert copied.policy == mine.policy == "fwd=autotune"
+        torch.testing.assert_close(copied(x), theirs(x))
+    mine.set_mode("aten:default")
+    assert mine.policy == "fwd=aten:default"
+    arguments: dict[str, Any] = {"bwd": "autotune"}
+    with pytest.raises(TypeError, match="wanted each of fwd"):
+        mine.set_mode(**arguments)

@@ -1,0 +1,349 @@
+"""Pooling: PyTorch's values, gradients, layouts and errors."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_cudnn_ext import _C, ops
+from torch_cudnn_ext import nn as ours
+
+Function = Callable[..., Any]
+# Sizes with batch and channels, by the number of dimensions of space.
+SIZES = {1: (3, 4, 11), 2: (3, 4, 9, 8), 3: (2, 3, 6, 7, 5)}
+WINDOWS: tuple[dict[str, Any], ...] = (
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+    {"kernel_size": 2, "stride": 3},
+    {"kernel_size": 4, "stride": 1, "padding": 2},
+)
+
+
+def _last(t: Tensor) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return t.contiguous(memory_format=formats.get(t.dim(), torch.contiguous_format))
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "channels_last": _last,
+    "sliced": lambda t: t[:, 1:],
+    "unbatched": lambda t: t[0],
+    "one_batch": lambda t: _last(t[:1]),
+    "empty": lambda t: t[:0],
+}
+
+
+def _same(mine: Function, theirs: Function, x: Tensor, **how: Any) -> None:
+    x = x.detach().requires_grad_()
+    got, wanted = mine(x, **how), theirs(x, **how)
+    torch.testing.assert_close(got, wanted)
+    if x.numel() > 0 and x.dim() > 3:
+        matters = [n > 1 for n in got.shape]
+        strides = zip(got.stride(), wanted.stride(), matters, strict=True)
+        assert all(a == b for a, b, matter in strides if matter)
+    grad = torch.randn_like(wanted)
+    # PyTorch 2.11's own gradient of an average over channels_last planes is wrong on CUDA.
+    plain = x.detach().contiguous().requires_grad_()
+    (wanted_grad,) = torch.autograd.grad(theirs(plain, **how), plain, grad.contiguous())
+    torch.testing.assert_close(torch.autograd.grad(got, x, grad)[0], wanted_grad)
+    with torch.no_grad():
+        torch.testing.assert_close(mine(x, **how), wanted)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("kind", ["max", "avg", "avg_exclude", "divisor", "sum"])
+def test_plain_windows_are_pytorchs(kind: str, dims: int, view: str, device: str) -> None:
+    x = VIEWS[view](torch.randn(SIZES[dims], dtype=torch.float64, device=device))
+    name = f"max_pool{dims}d" if kind == "max" else f"avg_pool{dims}d"
+    for window in WINDOWS:
+        how = dict(window)
+        if kind == "avg_exclude":
+            how["count_include_pad"] = False
+        if kind == "max":
+            _same(getattr(ops, name), getattr(F, name), x, dilation=1, **how)
+        elif kind in ("divisor", "sum") and dims == 1:
+            continue
+        elif kind == "divisor":
+            _same(getattr(ops, name), getattr(F, name), x, divisor_override=-5, **how)
+        elif kind == "sum":
+
+            def theirs(x: Tensor, how: dict[str, Any] = how) -> Tensor:
+                result: Tensor = getattr(F, name)(x, divisor_override=1, **how)
+                return result
+
+            def mine(x: Tensor, how: dict[str, Any] = how) -> Tensor:
+                result: Tensor = getattr(ops, f"sum_pool{dims}d")(x, **how)
+                return result
+
+            _same(mine, theirs, x)
+        else:
+            _same(getattr(ops, name), getattr(F, name), x, **how)
+
+
+@pytest.mark.parametrize("dims", SIZES)
+def test_dilation_and_indices(dims: int, device: str) -> None:
+    name = f"max_pool{dims}d"
+    x = torch.randn(SIZES[dims], device=device)
+    how: dict[str, Any] = {"kernel_size": 2, "stride": 1, "padding": 1, "dilation": 2}
+    _same(getattr(ops, name), getattr(F, name), x, **how)
+    got = getattr(ops, name)(x, return_indices=True, **how)
+    wanted = getattr(F, name)(x, return_indices=True, **how)
+    assert torch.equal(got[0], wanted[0])
+    assert torch.equal(got[1], wanted[1])
+    with pytest.raises(ValueError, match="no other algorithm gives indices"):
+        getattr(ops, name)(x, 2, return_indices=True, policy="legacy:max")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dims", SIZES)
+def test_adaptive_windows_are_pytorchs(dims: int, view: str, device: str) -> None:
+    x = VIEWS[view](torch.randn(SIZES[dims], dtype=torch.float64, device=device))
+    outputs: list[Any] = [1, 2, 3, *([(None,) * (dims - 1) + (2,)] if dims > 1 else [])]
+    for output in outputs:
+        for kind in ("avg", "max"):
+            name = f"adaptive_{kind}_pool{dims}d"
+            if view == "empty" and kind == "max" and dims == 1:
+                continue  # PyTorch's own refuses it
+            _same(getattr(ops, name), getattr(F, name), x, output_size=output)
+    if x.numel() > 0:
+        got = getattr(ops, f"adaptive_max_pool{dims}d")(x, 2, return_indices=True)
+        wanted = getattr(F, f"adaptive_max_pool{dims}d")(x, 2, return_indices=True)
+        assert torch.equal(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("norm", [1, 2, 3.0])
+@pytest.mark.parametrize("dims", SIZES)
+def test_norms_are_pytorchs(dims: int, norm: float, device: str) -> None:
+    x = torch.rand(SIZES[dims], dtype=torch.float64, device=device)
+    x.flatten(2)[0, 0] = 0
+    name = f"lp_pool{dims}d"
+    for how in ({"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "ceil_mode": True}):
+        _same(getattr(ops, name), getattr(F, name), x, norm_type=norm, **how)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_lower_precision(layout: str, dtype: torch.dtype, device: str) -> None:
+    x = VIEWS[layout](torch.randn(2, 8, 12, 10, device=device).to(dtype))
+    torch.testing.assert_close(ops.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 3, 2, 1))
+    torch.testing.assert_close(ops.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1))
+
+
+def test_half_averages_over_volumes_that_pytorch_refuses_on_the_cpu() -> None:
+    x = torch.randn(1, 2, 4, 4, 4)
+    got = ops.avg_pool3d(x.half(), 2)
+    torch.testing.assert_close(got.float(), F.avg_pool3d(x, 2), rtol=2e-3, atol=2e-3)
+
+
+def test_nan_and_infinities(device: str) -> None:
+    x = torch.tensor([[[[1.0, torch.nan, -torch.inf, -torch.inf]]]], device=device)
+    wanted = F.max_pool2d(x, (1, 2))
+    # cuDNN's maximum of a window that is all -inf is the lowest finite number.
+    pin = "fwd=aten:default" if device == "cuda" else None
+    torch.testing.assert_close(ops.max_pool2d(x, (1, 2), policy=pin), wanted, equal_nan=True)
+    if device == "cpu":
+        for pin in ("cpu:taps", "cpu:unfold"):
+            got = ops.max_pool2d(x, (1, 2), policy=f"fwd={pin}")
+            torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Any]] = {
+    "max": lambda t: ops.max_pool2d(t, 3, 2, 1, ceil_mode=True),
+    "max_dilated": lambda t: ops.max_pool2d(t, 2, 1, 1, 2),
+    "max_1d": lambda t: ops.max_pool1d(t[0], 3, 2),
+    "avg": lambda t: ops.avg_pool2d(t, 3, 2, 1, count_include_pad=False),
+    "avg_ceil": lambda t: ops.avg_pool2d(t, 2, 2, 1, ceil_mode=True),
+    "sum": lambda t: ops.sum_pool2d(t, 3, 1),
+    "norm": lambda t: ops.lp_pool2d(t, 2, 2),
+    "adaptive_avg": lambda t: ops.adaptive_avg_pool2d(t, 3),
+    "adaptive_max": lambda t: ops.adaptive_max_pool2d(t, (3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_gradients(name: str, device: str) -> None:
+    # Far apart, so that no small step changes which is the largest.
+    x = torch.randperm(2 * 2 * 5 * 4, device=device).double().view(2, 2, 5, 4).div(8)
+    x.add_(1).requires_grad_()
+    assert torch.autograd.gradcheck(GRADIENTS[name], (x,))
+    assert torch.autograd.gradgradcheck(GRADIENTS[name], (x,))
+
+
+@pytest.mark.parametrize("mode", ["max", "avg_include"])
+def test_pins_are_obeyed_by_both_passes(mode: str, device: str) -> None:
+    train = " train=true" if mode == "max" else ""
+    line = f"pool_fwd x=f32[2,4,8,6]:nchw window=3 pad=1 stride=2 mode={mode}{train}"
+    found = [c for c in _C.candidates(line, device, "") if c["status"] == "ok"]
+    assert len(found) >= 2
+    function = ops.max_pool2d if mode == "max" else ops.avg_pool2d
+    for candidate in found:
+        pin = candidate["algorithm"]
+        x = torch.randn(2, 4, 8, 6, device=device, requires_grad=True)
+        # A maximum's backward follows its forward.
+        policy = f"fwd={pin}" if mode == "max" else f"fwd={pin};bwd={pin}"
+        if mode != "max" and pin.startswith("graph"):
+            continue  # these have no backward
+        y = function(x, 3, 2, 1, policy=policy)
+        assert isinstance(y, Tensor)
+        torch.autograd.backward(y.sum())
+        for op in ("pool_fwd", "pool_bwd"):
+            choice = ops.last_choice(op)
+            assert choice is not None
+            assert (choice.algorithm, choice.why) == (pin, "pinned")
+
+
+def test_coupled_passes_refuse_different_pins() -> None:
+    x = torch.randn(1, 2, 4, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="these passes are coupled"):
+        ops.max_pool2d(x, 2, policy="fwd=cpu:taps;bwd=cpu:unfold")
+    y = ops.avg_pool2d(x, 2, policy="fwd=cpu:taps;bwd=cpu:unfold")
+    torch.autograd.backward(y.sum())
+    choice = ops.last_choice("pool_bwd")
+    assert choice is not None
+    assert choice.algorithm == "cpu:unfold"
+
+
+def test_autotuned_training_and_inference(device: str) -> None:
+    x = torch.randn(2, 4, 9, 9, device=device, requires_grad=True)
+    for function in (ops.max_pool2d, ops.avg_pool2d):
+        y = function(x, 3, 2, policy="autotune")
+        assert isinstance(y, Tensor)
+        torch.autograd.backward(y.sum())
+        forward, backward = ops.last_choice("pool_fwd"), ops.last_choice("pool_bwd")
+        assert forward is not None
+        assert backward is not None
+        assert forward.why == "tuned"
+        if function is ops.max_pool2d:
+            assert forward.algorithm == backward.algorithm
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("kind", ["max", "avg", "lp", "adaptive_avg", "adaptive_max"])
+def test_autocast_gives_pytorchs_dtype(kind: str, dims: int, device: str) -> None:
+    name = f"{kind}_pool{dims}d"
+    lower = torch.bfloat16 if device == "cpu" else torch.float16
+    arguments = (2.0, 2) if kind == "lp" else (2,)
+    for dtype in (torch.float32, lower):
+        x = torch.rand(SIZES[dims], device=device, dtype=dtype)
+        with torch.autocast(device, lower):
+            got = getattr(ops, name)(x, *arguments)
+            assert got.dtype == getattr(F, name)(x, *arguments).dtype
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiles_whole(backend: str, device: str) -> None:
+    def loss(x: Tensor) -> Tensor:
+        y = ops.max_pool2d(x, 3, 2, 1)
+        assert isinstance(y, Tensor)
+        return ops.adaptive_avg_pool2d(ops.avg_pool2d(y, 2), 1).square().sum()
+
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64, device=device, requires_grad=True)
+    (wanted,) = torch.autograd.grad(loss(x), x)
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    (got,) = torch.autograd.grad(compiled(x), x)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_equal_problems_have_one_text() -> None:
+    def same(a: str, b: str) -> None:
+        assert _C.canonical_problem(a) == _C.canonical_problem(b)
+
+    x = "pool_fwd x=f32[2,4,8,6]:nchw"
+    same(f"{x} window=4,2 adaptive=true", f"{x} window=2,3 stride=2,3")
+    same(f"{x} window=2 ceil=true", f"{x} window=2")
+    same(f"{x} window=2 mode=avg_exclude", f"{x} window=2 mode=avg_include")
+    same(f"{x} window=2 mode=sum divisor=4", f"{x} window=2 mode=avg_include")
+    same(f"{x} window=1 dilation=3", f"{x} window=1")
+    same(f"{x.replace('fwd', 'bwd')} window=2", f"{x.replace('fwd', 'bwd')} window=2 train=true")
+
+
+@pytest.mark.parametrize(
+    ("problem", "algorithm", "reason"),
+    [
+        ("window=3 stride=2 ceil=true", "legacy:max", "rounds sizes down"),
+        ("window=3 dilation=2", "legacy:max", "no dilation"),
+        ("window=3 dilation=2", "graph:eng0", "no dilation"),
+        ("window=3 adaptive=true", "legacy:max", "do not divide"),
+        ("window=3 mode=sum", "graph:eng0", "does not sum"),
+        ("window=3 stride=2 mode=avg_include ceil=true", "graph:eng0", "beyond the padding"),
+    ],
+)
+def test_refusals_have_reasons(problem: str, algorithm: str, reason: str) -> None:
+    line = f"pool_fwd x=f32[2,4,8,8]:nchw {problem}"
+    found = {c["algorithm"]: c["reason"] for c in _C.candidates(line, "target:h200", "")}
+    assert reason in found[algorithm]
+
+
+def test_precompiled_engines_are_listed_without_a_gpu() -> None:
+    for mode in ("max", "avg_include", "avg_exclude"):
+        # The backward of an average is listed by cuDNN, and fails at the run.
+        for op in ("pool_fwd", "pool_bwd") if mode == "max" else ("pool_fwd",):
+            line = f"{op} x=f16[2,8,12,12]:nchw window=3 pad=1 stride=2 mode={mode}"
+            found = {c["algorithm"]: c["status"] for c in _C.candidates(line, "target:h200", "")}
+            assert found["graph:eng1"] == "ok"
+
+
+X = torch.zeros(1, 2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.max_pool2d(cast(Any, [1.0]), 2), "argument input: got .*, wanted a Tensor"),
+        (lambda: ops.max_pool2d(X, cast(Any, "2")), "argument kernel_size: got '2'"),
+        (lambda: ops.max_pool2d(X, (2, 2, 2)), "argument kernel_size: got 3 numbers"),
+        (lambda: ops.max_pool2d(X, 0), "kernel_size is 0, wanted at least 1"),
+        (lambda: ops.max_pool2d(X, 2, 0), "stride is 0, wanted at least 1"),
+        (lambda: ops.avg_pool2d(X, 3, 1, 2), "padding is 2, wanted at most half of kernel_size"),
+        (lambda: ops.max_pool2d(X, 5), "kernel_size is 5 with dilation 1, wanted no more than"),
+        (lambda: ops.max_pool2d(X[0, 0], 2), "input has sizes .*, wanted 4 dimensions, or 3"),
+        (lambda: ops.max_pool2d(X[:, :0], 2), "wanted at least 1 in all dimensions but the batch"),
+        (lambda: ops.avg_pool2d(X, 2, divisor_override=0), "divisor_override is 0"),
+        (lambda: ops.max_pool2d(X.long(), 2), "input is Long, wanted Float"),
+        (lambda: ops.adaptive_avg_pool2d(X, 0), "output_size is 0, wanted at least 1"),
+        (lambda: ops.lp_pool2d(X, 0, 2), "norm_type: got 0"),
+        (lambda: ops.max_pool2d(X, 2, policy="fwd=fft"), "it is one of conv_fwd"),
+        (lambda: ops.avg_pool2d(X, 2, policy="fwd=max"), "legacy:max cannot run"),
+    ],
+)
+def test_errors_name_the_argument(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        call()
+
+
+MODULES: dict[str, tuple[dict[str, Any], ...]] = {
+    "MaxPool": ({"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2}),
+    "AvgPool": ({"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False},),
+    "LPPool": ({"norm_type": 2, "kernel_size": 2},),
+    "AdaptiveAvgPool": ({"output_size": 2}, {"output_size": 1}),
+    "AdaptiveMaxPool": ({"output_size": 2}, {"output_size": 2, "return_indices": True}),
+}
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules(kind: str, dims: int, device: str) -> None:
+    x = torch.rand(SIZES[dims], device=device)
+    for arguments in MODULES[kind]:
+        cls = getattr(ours, f"{kind}{dims}d")
+        module = cls(**arguments, policy="heuristic")
+        parent = cls.replaces(**arguments)
+        assert cls.replaces is getattr(torch.nn, f"{kind}{dims}d")
+        wanted = parent(x)
+        for copied in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert copied.policy == module.policy
+            torch.testing.assert_close(copied(x), wanted)
+        assert module.state_dict() == parent.state_dict()
+        assert module.set_mode("max", bwd="max_deterministic").policy == (
+            "fwd=legacy:max;bwd=legacy:max_deterministic"
+        )
+        assert module.reset_mode().policy is None

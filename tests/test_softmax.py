@@ -1,0 +1,154 @@
+"""Softmax and log-softmax: PyTorch's values, gradients, layouts and errors."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext import _C, Policy, ops
+from torch_cudnn_ext import nn as ours
+
+Function = Callable[..., Tensor]
+BOTH: dict[str, tuple[Function, Function]] = {
+    "softmax": (ops.softmax, torch.softmax),
+    "log_softmax": (ops.log_softmax, torch.log_softmax),
+}
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(1, 3),
+    "sliced": lambda t: t[:, :, ::2],
+    "expanded": lambda t: t[:1].expand(3, -1, -1, -1),
+    "one_batch": lambda t: t[:1],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dim", [0, 1, 2, 3, -1])
+@pytest.mark.parametrize("name", BOTH)
+def test_values_and_gradients_are_pytorchs(name: str, dim: int, view: str, device: str) -> None:
+    mine, theirs = BOTH[name]
+    x = torch.randn(3, 5, 6, 4, dtype=torch.float64, device=device)
+    x = VIEWS[view](x).detach().requires_grad_()
+    got, wanted = mine(x, dim), theirs(x, dim)
+    torch.testing.assert_close(got, wanted)
+    assert got.stride() == wanted.stride()
+    for grad in (torch.randn_like(wanted), torch.ones((), device=device).double().expand_as(got)):
+        torch.testing.assert_close(
+            torch.autograd.grad(got, x, grad, retain_graph=True),
+            torch.autograd.grad(wanted, x, grad, retain_graph=True),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BOTH)
+def test_lower_precision(name: str, dtype: torch.dtype, device: str) -> None:
+    mine, theirs = BOTH[name]
+    x = torch.randn(8, 21, 9, 9, device=device).to(dtype)
+    torch.testing.assert_close(mine(x, 1), theirs(x, 1))
+    torch.testing.assert_close(mine(x, 1, torch.float32), theirs(x, 1, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_scalars_and_empty_tensors(name: str, device: str) -> None:
+    mine, theirs = BOTH[name]
+    for sizes in ((), (0,), (3, 0), (0, 4), (2, 0, 3)):
+        x = torch.randn(sizes, device=device, requires_grad=True)
+        dim = -1
+        got = mine(x, dim)
+        torch.testing.assert_close(got, theirs(x, dim))
+        got.sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape
+
+
+def test_large_inputs_do_not_overflow(device: str) -> None:
+    x = torch.tensor([[1000.0, 999.0, -1000.0]], device=device)
+    torch.testing.assert_close(ops.softmax(x, 1), torch.softmax(x, 1))
+    torch.testing.assert_close(ops.log_softmax(x, 1), torch.log_softmax(x, 1))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_gradients_of_gradients(name: str, device: str) -> None:
+    mine, _ = BOTH[name]
+    x = torch.randn(2, 3, 4, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: mine(t, 1), (x,))
+    assert torch.autograd.gradgradcheck(lambda t: mine(t, 1), (x,))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_pins_are_obeyed(name: str, device: str) -> None:
+    x = torch.randn(4, 6, 5, device=device, requires_grad=True)
+    line = f"softmax_fwd x=f32[4,6,5]:nchw log={'true' if name == 'log_softmax' else 'false'}"
+    found = [c for c in _C.candidates(line, device, "") if c["status"] == "ok"]
+    assert len(found) >= 2
+    for candidate in found:
+        pin = candidate["algorithm"]
+        y = BOTH[name][0](x, 1, policy=Policy(family="softmax", fwd=pin, bwd=pin))
+        y.sum().backward()
+        for op in ("softmax_fwd", "softmax_bwd"):
+            choice = ops.last_choice(op)
+            assert choice is not None
+            assert (choice.algorithm, choice.why) == (pin, "pinned")
+
+
+def test_autocast_gives_pytorchs_dtype(device: str) -> None:
+    lower = torch.bfloat16 if device == "cpu" else torch.float16
+    x = torch.randn(3, 4, device=device, dtype=lower)
+    with torch.autocast(device, lower):
+        assert ops.softmax(x, 1).dtype == torch.softmax(x, 1).dtype
+
+
+def test_compiles_whole(device: str) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return ops.log_softmax(ops.softmax(x, 1), 2).square().sum()
+
+    x = torch.randn(3, 4, 5, dtype=torch.float64, device=device, requires_grad=True)
+    (wanted,) = torch.autograd.grad(loss(x), x)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    (got,) = torch.autograd.grad(compiled(x), x)
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(2, 3), 2), "dim is 2, wanted at least -2 and less than 2"),
+        ((torch.zeros(2, 3, dtype=torch.int64), 1), "input is Long, wanted Float"),
+        ((torch.zeros(2, 3), 1, None, "fwd=slow"), "'slow' is not one of softmax_fwd"),
+        ((torch.zeros(2, 3), 1, None, "fwd=fft"), "it is one of conv_fwd, conv_bwd_data"),
+        ((torch.zeros(2, 3), 1, None, "fwd=accurate"), "softmax_fwd: the pinned algorithm"),
+    ],
+)
+def test_errors_name_the_argument(arguments: tuple[Any, ...], message: str) -> None:
+    tensor, dim, *rest = arguments
+    dtype, policy = rest or (None, None)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        ops.softmax(tensor, dim, dtype, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes"),
+    [
+        (ours.Softmax(1), (2, 3, 4)),
+        (ours.LogSoftmax(-1, policy="autotune"), (2, 3)),
+        (ours.Softmax2d(), (2, 3, 4, 5)),
+    ],
+)
+def test_modules(module: ours.Tunable, sizes: tuple[int, ...], device: str) -> None:
+    x = torch.randn(sizes, device=device)
+    parent = module.replaces(*([] if isinstance(module, ours.Softmax2d) else [module.dim]))
+    torch.testing.assert_close(module(x), parent(x))
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.policy == module.policy
+        torch.testing.assert_close(copied(x), parent(x))
+    module.set_mode("cpu:online", bwd="cpu:three_pass")
+    assert module.policy == "fwd=cpu:online;bwd=cpu:three_pass"
+    assert module.reset_mode().policy is None
+    with pytest.raises(TypeError, match="wanted each of fwd, bwd"):
+        module.set_mode(bwd_data="aten:default")
+    with pytest.raises(ValueError, match="convolutions alone"):
+        module.policy = "fwd=time_once"

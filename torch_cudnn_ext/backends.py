@@ -1,0 +1,131 @@
+"""``torch.backends.cudnn.conv_fwd_algo`` and its like, which `enable` installs.
+
+Each is cuDNN's integer or name of an algorithm of its pass; -1 is off. They pin what nothing
+stronger pins, on GPUs alone, and a pin that cannot run is an error. Like PyTorch's other switches
+they are of the whole process and read when a pass runs. ``torch.backends.cudnn.flags`` takes them
+by keyword: then it leaves every flag that is not named as it is, while PyTorch's own resets it. A
+value that was assigned before `enable` is adopted.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.policy import field_text, not_pinned
+
+_PASSES = {
+    "conv_fwd_algo": "conv_fwd",
+    "conv_bwd_data_algo": "conv_bwd_data",
+    "conv_bwd_filter_algo": "conv_bwd_filter",
+}
+_OFF = -1
+
+_pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
+_plain_flags: Callable[..., AbstractContextManager[None]] | None = None
+
+
+def install() -> None:
+    """Give ``torch.backends.cudnn`` the attributes, adopting what was assigned to their names.
+
+    Raises:
+        TypeError: What was assigned has a type that names no algorithm.
+        ValueError: What was assigned names no algorithm.
+    """
+    global _plain_flags
+    cudnn: Any = torch.backends.cudnn
+    before = {name: vars(cudnn)[name] for name in _PASSES if name in vars(cudnn)}
+    _set(before)
+    for name in before:
+        delattr(cudnn, name)
+    for name in _PASSES:
+        setattr(type(cudnn), name, _Pin(name))
+    _plain_flags = cudnn.m.flags
+    cudnn.flags = _flags
+
+
+def uninstall() -> None:
+    """Take the attributes back. What they were set to is kept as plain values, for `install`."""
+    cudnn: Any = torch.backends.cudnn
+    del cudnn.flags
+    for name in _PASSES:
+        delattr(type(cudnn), name)
+        if _pins[name] != _OFF:
+            setattr(cudnn, name, _pins[name])
+    _set({})
+
+
+class _Pin:
+    """One of the attributes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: object, owner: type) -> str | int:
+        return _pins[self._name]
+
+    def __set__(self, module: object, value: object) -> None:
+        _set({**_pins, self._name: value})
+
+
+def _set(values: Mapping[str, object]) -> None:
+    """Make these the pins, all others off; raises before anything is changed."""
+    parts = []
+    pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
+    for name, value in values.items():
+        if not_pinned(value) or (isinstance(value, int) and value < 0):
+            continue
+        op = _PASSES[name]
+        parts.append(field_text(f"torch.backends.cudnn.{name}", op, value))
+        assert isinstance(value, str | int)
+        pins[name] = value
+    _C.set_cudnn_pins(";".join(parts))
+    _pins.update(pins)
+
+
+@functools.cache
+def _plain_parameters() -> list[str]:
+    assert _plain_flags is not None
+    return list(inspect.signature(_plain_flags).parameters)
+
+
+def _flags(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+    """PyTorch's ``flags``, and ours by keyword."""
+    ours = {name: kwargs.pop(name) for name in _PASSES if name in kwargs}
+    assert _plain_flags is not None
+    if not ours:
+        return _plain_flags(*args, **kwargs)
+    return _flags_of_ours(ours, dict(zip(_plain_parameters(), args, strict=False)) | kwargs)
+
+
+@contextmanager
+def _flags_of_ours(ours: dict[str, object], theirs: dict[str, Any]) -> Iterator[None]:
+    pins = dict(_pins)
+    settings = _change_settings(theirs)
+    try:
+        _set({**_pins, **ours})
+        yield
+    finally:
+        _set(pins)
+        _change_settings(settings)
+
+
+def _change_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Set PyTorch's own flags that are named; gives what they were."""
+    cudnn: Any = torch.backends.cudnn
+    unknown = sorted(values.keys() - set(_plain_parameters()))
+    if unknown:
+        raise TypeError(
+            f"torch.backends.cudnn.flags: got the keyword {unknown[0]!r}, wanted some of "
+            f"{', '.join([*_plain_parameters(), *_PASSES])}"
+        )
+    before = {name: getattr(cudnn, name) for name in values}
+    # As PyTorch's own flags(), also where bare assignment was forbidden.
+    with getattr(torch.backends, "__allow_nonbracketed_mutation")():  # noqa: B009
+        for name, value in values.items():
+            setattr(cudnn, name, value)
+    return before

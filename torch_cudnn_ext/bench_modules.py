@@ -1,0 +1,256 @@
+"""Side by side with PyTorch's modules: what tuning gains beyond convolution.
+
+Each row is a module of ``torch.nn`` with its drop-in, on the same input and parameters: the
+forward, without gradients, and the gradients alone. On a GPU it is the GPU's time that counts: the
+host is given a head start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _C, nn, report
+from .bench import TARGET_RATIO, csv_text, rounds, samplers, tables
+from .profiling import Progress
+from .workload import DTYPES
+
+__all__ = ["CASES", "Case", "ModuleComparison", "compare_modules", "comparison_text"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module and the sizes of its input.
+
+    Attributes:
+        family: What the geometric means are taken over.
+        module: The class, in ``torch.nn`` and in `nn`.
+        arguments: Of both constructors.
+        sizes: Of the input.
+        training: Whether the modules are in training mode.
+    """
+
+    family: str
+    module: str
+    arguments: dict[str, Any]
+    sizes: tuple[int, ...]
+    training: bool = True
+
+    @property
+    def text(self) -> str:
+        """``BatchNorm2d(num_features=64) on [64,64,56,56]``."""
+        arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        return f"{self.module}({arguments}) on [{','.join(map(str, self.sizes))}]"
+
+
+def _pool(module: str, kernel: int, stride: int, padding: int, *sizes: int) -> Case:
+    arguments = {"kernel_size": kernel, "stride": stride, "padding": padding}
+    return Case("pooling", module, arguments, sizes)
+
+
+def _lstm(steps: int, batch: int, hidden: int, layers: int) -> Case:
+    arguments = {"input_size": hidden, "hidden_size": hidden, "num_layers": layers}
+    return Case("rnn", "LSTM", arguments, (steps, batch, hidden))
+
+
+CASES: tuple[Case, ...] = (
+    Case("batch_norm", "BatchNorm2d", {"num_features": 64}, (64, 64, 112, 112)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 64}, (32, 64, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 256}, (32, 256, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 512}, (64, 512, 14, 14)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 48}, (16, 48, 75, 91)),
+    Case("batch_norm", "BatchNorm3d", {"num_features": 32}, (4, 32, 16, 28, 28)),
+    _pool("MaxPool2d", 3, 2, 1, 64, 64, 112, 112),
+    _pool("MaxPool2d", 2, 2, 0, 32, 128, 56, 56),
+    _pool("MaxPool2d", 3, 1, 1, 32, 192, 28, 28),
+    _pool("AvgPool2d", 3, 2, 1, 64, 64, 112, 112),
+    _pool("AvgPool2d", 2, 2, 0, 32, 256, 28, 28),
+    _pool("AvgPool2d", 7, 7, 0, 64, 512, 7, 7),
+    Case("softmax", "Softmax", {"dim": 1}, (64, 21, 256, 256)),
+    Case("softmax", "Softmax", {"dim": 1}, (8, 150, 128, 128)),
+    Case("softmax", "LogSoftmax", {"dim": 1}, (16, 19, 128, 256)),
+    Case("softmax rows", "Softmax", {"dim": 1}, (256, 1000)),
+    Case("softmax rows", "Softmax", {"dim": -1}, (8, 12, 512, 512)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 768}, (32, 197, 768)),
+    Case("layer_norm", "GroupNorm", {"num_groups": 32, "num_channels": 256}, (16, 256, 32, 32)),
+    Case("layer_norm", "InstanceNorm2d", {"num_features": 64}, (8, 64, 128, 128)),
+    _lstm(50, 1, 256, 1),
+    _lstm(64, 32, 512, 4),
+    _lstm(128, 64, 1024, 2),
+    _lstm(30, 16, 384, 2),
+    _lstm(100, 8, 200, 1),
+    Case("rnn", "GRU", {"input_size": 512, "hidden_size": 512}, (64, 32, 512)),
+)
+
+
+@dataclass
+class ModuleComparison:
+    """One pass of one module, tuned here and as PyTorch runs it.
+
+    ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval.
+    """
+
+    family: str
+    module: str
+    layout: str
+    dtype: str
+    pass_name: str  # "fwd" or "bwd"
+    algorithm: str
+    ours_ms: float
+    pytorch_ms: float
+    compiled_ms: float | None  # torch.compile's, where asked for
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+def compare_modules(
+    cases: Sequence[Case],
+    dtypes: Sequence[str],
+    channels_last: Sequence[bool],
+    device: str,
+    policy: str = "autotune",
+    compiled: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[ModuleComparison]:
+    """Compare module by module, forward and backward.
+
+    Args:
+        cases: What to compare; those whose class is not in `nn` are an error.
+        dtypes: ``f32``, ``f16``, ``bf16``.
+        channels_last: Layouts of 4-D and 5-D inputs; others have one.
+        device: ``cpu`` or ``cuda``.
+        policy: Of our modules.
+        compiled: Also time ``torch.compile`` of PyTorch's module.
+        progress: Told of every case.
+    """
+    work = [
+        (case, dtype, last)
+        for case in cases
+        for dtype in dtypes
+        for last in channels_last
+        if not last or len(case.sizes) in (4, 5)
+    ]
+    for done, (case, dtype, last) in enumerate(work):
+        if progress is not None:
+            progress.problem(done, len(work), case.text)
+        yield from _compare(case, dtype, last, device, policy, compiled)
+
+
+def _compare(
+    case: Case, dtype: str, last: bool, device: str, policy: str, compiled: bool
+) -> Iterator[ModuleComparison]:
+    torch.manual_seed(0)
+    data_type = DTYPES[dtype]
+    theirs = getattr(torch.nn, case.module)(**case.arguments).to(device).train(case.training)
+    ours = getattr(nn, case.module)(**case.arguments, policy=policy).to(device)
+    ours.load_state_dict(theirs.state_dict())
+    ours.train(case.training)
+    if case.family != "batch_norm":  # batch norm keeps float32 parameters for half data
+        theirs, ours = theirs.to(data_type), ours.to(data_type)
+    x = torch.randn(case.sizes, device=device).to(data_type)
+    if last:
+        format = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        x = x.contiguous(memory_format=format)
+    for pass_name, make in (("fwd", _forward), ("bwd", _backward)):
+        sides = [make(ours, x)]
+        choice = _C.last_choice()
+        algorithm = choice["algorithm"] if choice is not None else ""
+        sides.append(make(theirs, x))
+        if compiled:
+            sides.append(make(torch.compile(theirs), x))
+        timers = samplers([(side, _call) for side in sides], device)
+        result = rounds(timers[:2])
+        if result.high < TARGET_RATIO:
+            result = rounds(timers[:2])
+        yield ModuleComparison(
+            family=case.family,
+            module=case.text,
+            layout="nhwc" if last else "nchw",
+            dtype=dtype,
+            pass_name=pass_name,
+            algorithm=algorithm,
+            ours_ms=result.medians[0],
+            pytorch_ms=result.medians[1],
+            compiled_ms=statistics.median(timers[2]() for _ in range(11)) if compiled else None,
+            ratio=result.ratio,
+            ratio_low=result.low,
+            ratio_high=result.high,
+        )
+
+
+def _call(work: Callable[[], object]) -> Any:
+    return work()
+
+
+def _forward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    run()
+    return run
+
+
+def _backward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
+    """The gradients of the input and all parameters, of one forward that is kept."""
+    x = x.detach().requires_grad_()
+    y = module(x)
+    y = y[0] if isinstance(y, tuple) else y
+    grad = torch.randn_like(y)
+    inputs = [x, *(p for p in getattr(module, "parameters", list)() if p.requires_grad)]
+
+    def run() -> object:
+        return torch.autograd.grad(y, inputs, grad, retain_graph=True)
+
+    run()
+    return run
+
+
+COLUMNS = (
+    report.Column("module", lambda r: r["module"], False),
+    report.Column("dtype", lambda r: f"{r['dtype']} {r['layout']}", False),
+    report.Column("pass", lambda r: r["pass_name"], False),
+    report.Column("tuned", lambda r: r["algorithm"], False),
+    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
+    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
+    report.Column(
+        "compiled ms",
+        lambda r: "" if r["compiled_ms"] is None else report.milliseconds(r["compiled_ms"]),
+        True,
+    ),
+    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
+    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
+)
+
+
+def geometric_means(comparisons: Sequence[ModuleComparison]) -> dict[str, float]:
+    """Of the ratios, by family and pass."""
+    groups: dict[str, list[float]] = {}
+    for comparison in comparisons:
+        name = f"{comparison.family} {comparison.pass_name} {comparison.layout}"
+        groups.setdefault(name, []).append(comparison.ratio)
+    return {name: statistics.geometric_mean(ratios) for name, ratios in groups.items()}
+
+
+def comparison_text(
+    comparisons: Sequence[ModuleComparison], format: str
+) -> str | list[report.Table]:
+    """Comparisons in a format: tables for ``table``, text for ``json``, ``csv``, ``markdown``."""
+    records = [dataclasses.asdict(comparison) for comparison in comparisons]
+    means = geometric_means(comparisons)
+    if format == "json":
+        return json.dumps({"comparisons": records, "geometric_means": means}, indent=1)
+    if format == "csv":
+        return csv_text(records)
+    words = [f"{name}: {mean:.3f}" for name, mean in means.items()]
+    footer = f"geometric means: {'; '.join(words)}"
+    made = tables("modules, tuned against PyTorch's", COLUMNS, records, footer)
+    return report.tables_markdown(made) if format == "markdown" else made

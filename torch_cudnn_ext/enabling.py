@@ -1,0 +1,197 @@
+"""Plain PyTorch code on our operators: `enable`, `disable`, and rules by problem.
+
+    >>> torch_cudnn_ext.enable("autotune")
+    >>> loss = torchvision.models.resnet50().cuda()(images).sum()  # chosen here, layer by layer
+    >>> loss.backward()
+    >>> torch_cudnn_ext.disable()
+
+While enabled, what PyTorch's own operators are called for (``F.conv2d``, ``nn.Conv2d``,
+``F.softmax``, ...) is run by ours, forward and backward, in eager mode, under autocast, in
+inference mode and under ``torch.compile``. A dtype or tensor that ours do not take goes to
+PyTorch's own kernel, and is counted with the reason in `declined`.
+
+Whether a model is compiled before or after makes no difference: enabling and disabling drop what
+``torch.compile`` has made and kept, so that it compiles anew at its next call. Programs exported to
+files keep the operators that they were exported with.
+
+PyTorch's dispatcher is changed for the whole process: do not enable or disable while other threads
+run operators.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch.compiler import config
+
+from torch_cudnn_ext import _C, backends
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+_lock = threading.Lock()  # one change of the dispatcher at a time
+_TAG = "torch_cudnn_ext"
+
+
+def enable(policy: PolicyLike = None) -> None:
+    """Run PyTorch's own operators by ours from now on, in all threads.
+
+    Args:
+        policy: How to choose what no call, module or `when` rule chooses; stronger than `knobs`. In
+            a text, the single words ``autotune`` and ``heuristic`` are for all operators, any
+            other for convolution, unless it says which: ``autotune;softmax=heuristic``.
+
+    Raises:
+        RuntimeError: It is enabled already.
+        TypeError: ``policy`` has a type that stands for no policy.
+        ValueError: ``policy`` is no policy.
+    """
+    text = _for_all_operators(policy_text(policy) or "")
+    _C.canonical_policy(text)
+    with _lock:
+        _C.enable_overrides()
+        try:
+            _C.set_enabled_policy(text)
+            backends.install()
+        except (TypeError, ValueError):
+            _C.set_enabled_policy("")
+            _C.disable_overrides()
+            raise
+        _forget_compiled()
+        config.cache_key_tag += _TAG
+
+
+def disable() -> None:
+    """Give PyTorch its own operators back.
+
+    The dispatch table and the results are PyTorch's own again, bit for bit. A backward whose
+    forward ran while enabled still runs ours.
+
+    Raises:
+        RuntimeError: It is not enabled.
+    """
+    with _lock:
+        _C.disable_overrides()
+        _C.set_enabled_policy("")
+        backends.uninstall()
+        _forget_compiled()
+        config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
+
+
+def is_enabled() -> bool:
+    """Whether PyTorch's own operators are run by ours."""
+    return _C.overrides_enabled()
+
+
+@contextmanager
+def enabled(policy: PolicyLike = None) -> Iterator[None]:
+    """`enable` inside a ``with`` block, `disable` behind it; in all threads.
+
+    Raises:
+        RuntimeError: It is enabled already.
+        TypeError: ``policy`` has a type that stands for no policy.
+        ValueError: ``policy`` is no policy.
+    """
+    enable(policy)
+    try:
+        yield
+    finally:
+        disable()
+
+
+def declined(reset: bool = False) -> dict[str, int]:
+    """Calls that went to PyTorch's own kernel while enabled, counted by operator and reason.
+
+    Args:
+        reset: Count from zero again afterwards.
+    """
+    counts = _C.declined()
+    if reset:
+        _C.reset_declined()
+    return counts
+
+
+class Rule:
+    """A rule of `when`; ends with `remove`, or with its ``with`` block."""
+
+    def __init__(self, matcher: str, use: str) -> None:
+        """Make it hold."""
+        self.matcher, self.use = matcher, use
+        self._id = _C.add_rule(matcher, use)
+
+    def remove(self) -> None:
+        """Take the rule back.
+
+        Raises:
+            ValueError: That was done before.
+        """
+        _C.remove_rule(self._id)
+
+    def __enter__(self) -> Self:
+        """The rule, which holds already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the rule back."""
+        self.remove()
+
+    def __repr__(self) -> str:
+        """The call that makes an equal rule."""
+        return f"when({self.matcher!r}, use={self.use!r})"
+
+
+def when(matcher: str, use: PolicyLike) -> Rule:
+    """Choose for every problem that matches, in all threads.
+
+    A rule is weaker than a call's ``policy=`` and a module's pin, and stronger than all else. Of
+    two that match, the newer is the stronger. Calls that were seen before pay nothing for it.
+
+    Example:
+        >>> rule = when("conv_fwd w=*[64,64,3,3]* pad=1", use="winograd_nonfused")
+        >>> rule.remove()
+
+    Args:
+        matcher: The first word of problem lines (``conv_fwd``), then fields of the line as
+            ``key=glob`` in any order. ``*`` stands for any text and ``?`` for any character; all
+            else, brackets too, for itself. Fields that a line leaves out have their defaults, so
+            that ``align=16`` matches.
+        use: ``autotune``, ``heuristic``, an algorithm of that pass, or a policy.
+
+    Raises:
+        TypeError: ``use`` has a type that stands for no policy.
+        ValueError: There is no such operator or field, or ``use`` does not fit the operator.
+    """
+    family = next((op["family"] for op in _C.operators() if matcher.startswith(op["family"])), None)
+    return Rule(matcher, policy_text(use, family or "conv") or "")
+
+
+def _for_all_operators(text: str) -> str:
+    """The policy text with ``autotune`` and ``heuristic`` written out for every family."""
+    families = [op["family"] for op in _C.operators()]
+    parts = []
+    for part in text.split(";"):
+        word = part.strip()
+        for_all = word in ("autotune", "heuristic", "time_on_shape_change", "guess_on_shape_change")
+        parts += [f"{family}={word}" for family in families] if for_all else [word]
+    return ";".join(parts)
+
+
+def _forget_compiled() -> None:
+    """Drop what was decided while the dispatcher was another.
+
+    That is the dispatch caches of the overridden operators in Python, and what ``torch.compile``
+    has compiled. AOTAutograd's cache on disk is told apart by ``cache_key_tag``.
+    """
+    for name in _C.overridden_ops():
+        packet, _, overload = name.partition(".")
+        getattr(getattr(torch.ops.aten, packet), overload or "default")._dispatch_cache.clear()
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

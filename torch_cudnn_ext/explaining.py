@@ -1,0 +1,293 @@
+"""What every layer of a model runs, and why; and the problems that it meets.
+
+>>> print(explain(model, images, train=True))
+>>> trace(model, images, "model.txt")  # for: python -m torch_cudnn_ext profile --problems model.txt
+"""
+
+import copy
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from torch_cudnn_ext import _C, report
+from torch_cudnn_ext.enabling import enabled, is_enabled
+from torch_cudnn_ext.pins import clear_pins, pin_of, standing_for
+from torch_cudnn_ext.workload import Layer, call_model, merge
+
+_NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of one operator in one layer.
+
+    Attributes:
+        layer: The innermost module that made the call, by name; empty for the model itself.
+        kind: Its class.
+        op: The operator and pass, such as ``conv_bwd_data``; empty where PyTorch's own kernel ran.
+        problem: The problem line; empty likewise.
+        algorithm: What ran; empty likewise.
+        why: Why that one: ``pinned`` and by what, ``tuned``, ``heuristic``, ...; or the reason why
+            PyTorch's own kernel ran.
+        workspace_bytes: Its workspace; ``None`` where unknown.
+        ms: Its time on scratch tensors, in milliseconds; ``None`` where not measured.
+        device: Where it ran.
+        policy: The policy, with all its levels merged.
+    """
+
+    layer: str
+    kind: str
+    op: str
+    problem: str
+    algorithm: str
+    why: str
+    workspace_bytes: int | None = None
+    ms: float | None = None
+    device: str = ""
+    policy: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The calls of one run of a model, in order; printed as a table."""
+
+    calls: list[LayerCall]
+    title: str = ""
+
+    @property
+    def share(self) -> float:
+        """How many of the calls took our way, from 0 to 1."""
+        return sum(bool(call.op) for call in self.calls) / max(1, len(self.calls))
+
+    def table(self) -> report.Table:
+        """The calls as cells."""
+        headings = ("layer", "kind", "op", "algorithm", "why", "ms", "workspace", "problem")
+        rows = [
+            [
+                call.layer,
+                call.kind,
+                call.op or "-",
+                call.algorithm or "PyTorch's own",
+                call.why,
+                report.milliseconds(call.ms),
+                report.bytes_text(call.workspace_bytes),
+                call.problem.partition(" ")[2],
+            ]
+            for call in self.calls
+        ]
+        columns = [report.Column(h, lambda _: "", right=h in ("ms", "workspace")) for h in headings]
+        ours = sum(bool(call.op) for call in self.calls)
+        footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
+        return report.Table(self.title, columns, rows, footer)
+
+    def to_csv(self) -> str:
+        """The calls as comma-separated values with a header line."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, [f.name for f in fields(LayerCall)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(call) for call in self.calls)
+        return out.getvalue()
+
+    def __str__(self) -> str:
+        """The table as Markdown."""
+        return report.tables_markdown([self.table()])
+
+
+def explain(
+    model: nn.Module, inputs: Any, *, train: bool = False, measure: bool = True
+) -> Explanation:
+    """Run a model once, and tell for every call of its layers what ran and why.
+
+    Nothing of the model changes: without ``train`` it runs in eval mode and without gradients, with
+    ``train`` it is a copy that runs forward and backward. Where `enable` was not called, it is
+    enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds
+    there. The model must run in eager mode, and in one thread.
+
+    Args:
+        model: Any module.
+        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        train: Also run the backward of the sum of the outputs, in training mode.
+        measure: Also time every distinct algorithm, on scratch tensors.
+    """
+    runner = copy.deepcopy(model) if train else model
+    try:
+        with enabled() if not is_enabled() else nullcontext():
+            calls = _record(runner, inputs, train)
+    finally:
+        if train:
+            clear_pins(runner)  # of the copy
+    if measure:
+        calls = _with_times(calls)
+    return Explanation(calls, type(model).__name__)
+
+
+def trace(
+    model: nn.Module, inputs: Any, path: str | Path | None = None, *, train: bool = True
+) -> list[str]:
+    """The problem lines that a model meets, each with its layers and how often it occurs.
+
+    Args:
+        model: As for `explain`, like all that follow.
+        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        path: A file to write them to, as ``profile --problems`` reads it.
+        train: Also the problems of the backward.
+    """
+    calls = explain(model, inputs, train=train, measure=False).calls
+    layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
+    lines = [f"{one.problem}  # {', '.join(one.names)} x{one.count}" for one in layers]
+    if path is not None:
+        Path(path).write_text("\n".join(lines) + "\n")
+    return lines
+
+
+class _Recorder:
+    """Which layer made which call.
+
+    Calls are recorded in order, so a layer's own are those between its pre-hook and its hook that
+    no inner layer had; those of a backward are between the hooks of the layer's autograd nodes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+        self._events: list[Any] = []
+        self._owners: dict[int, nn.Module] = {}
+        self._open: list[tuple[int, set[Any]]] = []  # calls: first event, nodes of the inputs
+        self._nodes: dict[
+            Any, None
+        ] = {}  # also keeps them alive, so that none is taken for another
+        self._called: dict[nn.Module, int] = {}  # where its first call would stand
+
+    def _count(self) -> int:
+        self._events += _C.recorded(len(self._events))
+        return len(self._events)
+
+    def _claim(self, begin: int, module: nn.Module) -> None:
+        for i in range(begin, self._count()):
+            self._owners.setdefault(i, module)
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._open.append((self._count(), set(_nodes_of((args, kwargs)))))
+        self._called.setdefault(module, self._open[-1][0])
+
+    def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        begin, earlier = self._open.pop()
+        self._claim(begin, module)
+        waiting = _nodes_of(output)
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in self._nodes or node in earlier:
+                continue
+            self._nodes[node] = None
+            if node.name().startswith(_NODE):
+                self._watch(node, module)
+            waiting += [following for following, _ in node.next_functions]
+
+    def _watch(self, node: Any, module: nn.Module) -> None:
+        begins: list[int] = []
+        node.register_prehook(lambda grads: begins.append(self._count()))
+        node.register_hook(lambda results, grads: self._claim(begins.pop(), module))
+
+    def calls(self) -> Iterator[LayerCall]:
+        """One for each event, and one for each layer that should have had some."""
+        count = self._count()
+        busy = set(self._owners.values())
+        idle: dict[int, list[nn.Module]] = {}
+        for module, place in self._called.items():
+            if module not in busy and standing_for(module) is not None:
+                idle.setdefault(place, []).append(module)
+        for i in range(count + 1):
+            for module in idle.get(i, []):
+                reason = "its operator is not among those that enable() overrides"
+                yield LayerCall(self._names[module], type(module).__name__, "", "", "", reason)
+            if i < count:
+                yield self._call(self._events[i], self._owners.get(i))
+
+    def _call(self, event: Any, module: nn.Module | None) -> LayerCall:
+        layer = "" if module is None else self._names[module]
+        kind = "" if module is None else type(module).__name__
+        if isinstance(event, str):
+            return LayerCall(layer, kind, "", "", "", event)
+        pin = None if module is None else pin_of(module)
+        why = event["why"]
+        if why == "pinned" and pin is not None:
+            why = f"pinned by {', '.join(map(repr, pin.patterns))}"
+        return LayerCall(
+            layer,
+            kind,
+            event["op"],
+            event["problem"],
+            event["algorithm"],
+            why,
+            event["workspace_bytes"],
+            None,
+            event["device"],
+            event["policy"],
+        )
+
+
+def _nodes_of(values: Any) -> list[Any]:
+    return [t.grad_fn for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+
+
+def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
+    recorder = _Recorder(model)
+    handles: list[Any] = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(recorder.before, with_kwargs=True))
+        handles.append(module.register_forward_hook(recorder.after, with_kwargs=True))
+    try:
+        with _mode(model, train), torch.set_grad_enabled(train):
+            _C.set_recording(True)
+            output = call_model(model, inputs)
+            if train:
+                torch.autograd.backward(_loss(output))
+        return list(recorder.calls())
+    finally:
+        _C.set_recording(False)
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _mode(model: nn.Module, train: bool) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(train)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _loss(output: Any) -> Tensor:
+    tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+    if not tensors:
+        raise ValueError("train: no output of the model has a gradient, wanted at least one")
+    return torch.stack([t.float().sum() for t in tensors]).sum()
+
+
+def _with_times(calls: list[LayerCall]) -> list[LayerCall]:
+    """Each distinct algorithm on its problem is timed once."""
+    times: dict[tuple[str, str, str], float | None] = {}
+    timed = []
+    for call in calls:
+        key = (call.problem, call.algorithm, call.device)
+        if call.problem and key not in times:
+            rows = _C.measure(
+                call.problem,
+                call.device,
+                call.policy,
+                algorithms=[call.algorithm],
+                record=False,
+            )
+            times[key] = next((row["median_ms"] for row in rows), None)
+        timed.append(replace(call, ms=times.get(key)))
+    return timed

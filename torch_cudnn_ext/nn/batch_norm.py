@@ -1,0 +1,51 @@
+"""Batch normalisation modules."""
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops.batch_norm import batch_norm
+
+
+class _TunableBatchNorm(Tunable, _BatchNorm):
+    family = "batch_norm"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise each channel; sizes as the input's."""
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        momentum = self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if momentum is None:  # the average over all batches
+                momentum = 1 / float(self.num_batches_tracked)
+        keeps = not self.training or self.track_running_stats
+        return batch_norm(
+            input,
+            self.running_mean if keeps else None,
+            self.running_var if keeps else None,
+            self.weight,
+            self.bias,
+            self.training or (self.running_mean is None and self.running_var is None),
+            0.0 if momentum is None else momentum,
+            self.eps,
+            policy=self._running,
+        )
+
+
+class BatchNorm1d(_TunableBatchNorm, torch.nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.BatchNorm1d
+
+
+class BatchNorm2d(_TunableBatchNorm, torch.nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.BatchNorm2d
+
+
+class BatchNorm3d(_TunableBatchNorm, torch.nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.BatchNorm3d

@@ -1,0 +1,26 @@
+"""Cross-entropy module."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops import cross_entropy
+
+
+class CrossEntropyLoss(Tunable, torch.nn.CrossEntropyLoss):
+    """``torch.nn.CrossEntropyLoss`` with a choice of log-softmax, by keyword ``policy``."""
+
+    replaces = torch.nn.CrossEntropyLoss
+    family = "softmax"
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss of logits ``[N, C, *space]`` against indices or probabilities."""
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            policy=self._running,
+        )

@@ -1,0 +1,29 @@
+"""CTC loss module."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops import ctc_loss
+
+
+class CTCLoss(Tunable, torch.nn.CTCLoss):
+    """``torch.nn.CTCLoss`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.CTCLoss
+    family = "ctc"
+
+    def forward(
+        self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
+    ) -> Tensor:
+        """The loss of ``[T, N, C]`` log-probabilities against targets of class indices."""
+        return ctc_loss(
+            log_probs,
+            targets,
+            input_lengths,
+            target_lengths,
+            self.blank,
+            self.reduction,
+            self.zero_infinity,
+            policy=self._running,
+        )

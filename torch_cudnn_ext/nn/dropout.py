@@ -1,0 +1,18 @@
+"""Dropout module."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops.dropout import dropout
+
+
+class Dropout(Tunable, torch.nn.Dropout):
+    """``torch.nn.Dropout`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.Dropout
+    family = "dropout"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Dropout in training; the input itself in evaluation."""
+        return dropout(input, self.p, self.training, self.inplace, policy=self._running)

@@ -1,0 +1,81 @@
+"""Modules of layer, RMS, instance and group norm."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops import group_norm, instance_norm, layer_norm, rms_norm
+
+
+class LayerNorm(Tunable, torch.nn.LayerNorm):
+    """``torch.nn.LayerNorm`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.LayerNorm
+    family = "layer_norm"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised over the last dimensions; sizes as the input's."""
+        return layer_norm(
+            input, self.normalized_shape, self.weight, self.bias, self.eps, policy=self._running
+        )
+
+
+class RMSNorm(Tunable, torch.nn.RMSNorm):
+    """``torch.nn.RMSNorm`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.RMSNorm
+    family = "layer_norm"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Divided by the root mean square over the last dimensions; sizes as the input's."""
+        return rms_norm(input, self.normalized_shape, self.weight, self.eps, policy=self._running)
+
+
+class GroupNorm(Tunable, torch.nn.GroupNorm):
+    """``torch.nn.GroupNorm`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.GroupNorm
+    family = "layer_norm"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Groups of channels normalised; sizes as the input's."""
+        return group_norm(
+            input, self.num_groups, self.weight, self.bias, self.eps, policy=self._running
+        )
+
+
+class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
+    """The parent checks sizes and adds the batch dimension where there is none."""
+
+    family = "layer_norm"
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return instance_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            self.momentum if self.momentum is not None else 0.0,
+            self.eps,
+            policy=self._running,
+        )
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    """``torch.nn.InstanceNorm1d`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.InstanceNorm1d
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    """``torch.nn.InstanceNorm2d`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.InstanceNorm2d
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    """``torch.nn.InstanceNorm3d`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.InstanceNorm3d

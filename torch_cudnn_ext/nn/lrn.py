@@ -1,0 +1,54 @@
+"""Modules of local response and divisive normalisation."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops import divisive_norm, local_response_norm
+from torch_cudnn_ext.policy import PolicyLike
+
+
+class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
+    """``torch.nn.LocalResponseNorm`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.LocalResponseNorm
+    family = "lrn"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised over neighbouring channels; sizes as the input's."""
+        return local_response_norm(
+            input, self.size, self.alpha, self.beta, self.k, policy=self._running
+        )
+
+
+class DivisiveNorm(Tunable):
+    """`torch_cudnn_ext.ops.divisive_norm` as a module; ``torch.nn`` has none, so it replaces none.
+
+    ``y = x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``, where the window has
+    ``size`` elements in each of the ``d`` spatial dimensions.
+    """
+
+    family = "lrn"
+
+    def __init__(
+        self,
+        size: int,
+        alpha: float = 1e-4,
+        beta: float = 0.75,
+        k: float = 1.0,
+        policy: PolicyLike = None,
+    ) -> None:
+        """Take the arguments of the function but its tensors."""
+        super().__init__(policy=policy)
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def forward(self, input: Tensor, means: Tensor | None = None) -> Tensor:
+        """Divided by a measure of each element's neighbourhood; sizes as the input's."""
+        return divisive_norm(
+            input, self.size, self.alpha, self.beta, self.k, means, policy=self._running
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments, and the policy."""
+        line = f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
+        return f"{line}, policy={self._policy!r}" if self._policy else line

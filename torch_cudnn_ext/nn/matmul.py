@@ -1,0 +1,18 @@
+"""The linear layer."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops import linear
+
+
+class Linear(Tunable, torch.nn.Linear):
+    """``torch.nn.Linear`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.Linear
+    family = "matmul"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``."""
+        return linear(input, self.weight, self.bias, policy=self._running)

@@ -1,0 +1,219 @@
+"""Recurrent modules."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_relu, rnn_tanh
+
+States: TypeAlias = Tensor | tuple[Tensor, Tensor]
+
+_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "LSTM": lstm,
+    "GRU": gru,
+    "RNN_TANH": rnn_tanh,
+    "RNN_RELU": rnn_relu,
+}
+
+
+class Recurrent(Tunable, torch.nn.RNNBase):
+    """What the recurrent modules have beyond their parents in ``torch.nn``.
+
+    Attributes:
+        skip_input: Whether the first layer adds its input to every gate as it is. It then has no
+            ``weight_ih_l0``, and ``input_size`` is ``hidden_size``.
+        remember_states: Whether a call without ``hx`` begins with the states that the last one
+            ended with, cut off from its graph.
+    """
+
+    gates: ClassVar[int]
+    family = "rnn"
+    skip_input: bool = False
+    remember_states: bool = False
+    _states: tuple[Tensor, ...] = ()
+
+    def __init__(
+        self, *args: Any, skip_input: bool = False, remember_states: bool = False, **kwargs: Any
+    ) -> None:
+        """Take the arguments of the class that this one replaces, and those named here."""
+        super().__init__(*args, **kwargs)
+        self.remember_states = remember_states
+        self.skip_input = skip_input
+        if skip_input:
+            self._drop_input_matrices()
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: States | None = None
+    ) -> tuple[Tensor | PackedSequence, States]:
+        """Run over whole sequences.
+
+        Args:
+            input: ``[T, B, I]`` (``[B, T, I]`` with ``batch_first``), ``[T, I]`` for one sequence,
+                or a packed batch.
+            hx: States at the start, as PyTorch's module takes them.
+
+        Returns:
+            Outputs in the form of the input, and states at the end.
+        """
+        self._update_flat_weights()
+        if isinstance(input, PackedSequence):
+            data, batch_sizes, order, order_back = input
+            batched = True
+        else:
+            data, batch_sizes, order, order_back = input, None, None, None
+            batched = input.dim() == 3
+            if input.dim() not in (2, 3):
+                raise ValueError(
+                    f"{type(self).__name__}: argument input: got sizes {list(input.shape)}, "
+                    "wanted 3 dimensions, or 2 without a batch"
+                )
+            if not batched:
+                data = input.unsqueeze(0 if self.batch_first else 1)
+        states = self._states_at_start(hx, batched)
+        self._check(data, batch_sizes, states)
+        states = tuple(_permuted(state, order) for state in states)
+        y, *ends = _FUNCTIONS[self.mode](
+            data,
+            states if self.mode == "LSTM" else (states[0] if states else None),
+            self._flat_weights,
+            self.bias,
+            self.num_layers,
+            self.dropout,
+            self.training,
+            self.bidirectional,
+            self.batch_first and batch_sizes is None,
+            batch_sizes=batch_sizes,
+            skip_input=self.skip_input,
+            policy=self._running,
+        )
+        ends = [_permuted(state, order_back) for state in ends]
+        if self.remember_states:
+            self._states = tuple(state.detach() for state in ends)
+        if batch_sizes is not None:
+            packed = PackedSequence(y, batch_sizes, order, order_back)
+            return packed, self._as_given(ends)
+        if batched:
+            return y, self._as_given(ends)
+        y = y.squeeze(0 if self.batch_first else 1)
+        return y, self._as_given([state.squeeze(1) for state in ends])
+
+    def reset_states(self) -> Self:
+        """Forget the remembered states: the next call begins with zeros.
+
+        Returns:
+            The module.
+        """
+        self._states = ()
+        return self
+
+    def weight_views(self) -> list[list[Tensor]]:
+        """Matrices by layer and gate, as views of the parameters.
+
+        A layer that runs both ways counts twice. Gates are in cuDNN's order (``linLayerID``), which
+        is PyTorch's: first those of the input, then those of the hidden state, then the projection.
+        A first layer that skips its input has none of the former. Writing to a view writes to the
+        parameter.
+        """
+        return self._views("weight")
+
+    def bias_views(self) -> list[list[Tensor]]:
+        """Biases by layer and gate, as `weight_views` has the matrices."""
+        return self._views("bias")
+
+    def flatten_parameters(self) -> None:
+        """Lay the parameters side by side on a GPU, as the parent does.
+
+        Without the first layer's matrices PyTorch cannot: each call then copies the parameters.
+        """
+        if not self.skip_input:
+            super().flatten_parameters()
+
+    def extra_repr(self) -> str:
+        """The parent's line, the policy, and what else is not as usual."""
+        words = [super().extra_repr()]
+        words += [f"{name}=True" for name in ("skip_input", "remember_states") if self._is(name)]
+        return ", ".join(words)
+
+    def _is(self, name: str) -> bool:
+        return bool(getattr(self, name))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._states = ()  # of another device or dtype, maybe
+        result: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return result
+
+    def _drop_input_matrices(self) -> None:
+        if self.input_size != self.hidden_size:
+            raise ValueError(
+                f"{type(self).__name__}: argument skip_input: got input_size={self.input_size}, "
+                f"wanted hidden_size={self.hidden_size}"
+            )
+        for direction, suffix in enumerate(("", "_reverse")[: 1 + int(self.bidirectional)]):
+            name = f"weight_ih_l0{suffix}"
+            delattr(self, name)
+            self._flat_weights_names.remove(name)
+            self._all_weights[direction].remove(name)
+        self._init_flat_weights()
+
+    def _views(self, kind: str) -> list[list[Tensor]]:
+        layers = []
+        for names in self._all_weights:
+            views: list[Tensor] = []
+            for name in names:
+                if name.startswith(kind):
+                    parameter = getattr(self, name).detach()
+                    views += parameter.chunk(1 if "_hr_" in name else self.gates)
+            layers.append(views)
+        return layers
+
+    def _states_at_start(self, hx: States | None, batched: bool) -> tuple[Tensor, ...]:
+        if hx is None:
+            return self._states if self.remember_states else ()
+        states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        dims = 3 if batched else 2
+        for state in states:
+            if state.dim() != dims:
+                raise RuntimeError(
+                    f"{type(self).__name__}: argument hx: got sizes {list(state.shape)}, "
+                    f"wanted {dims} dimensions, as the input is {'' if batched else 'un'}batched"
+                )
+        return states if batched else tuple(state.unsqueeze(1) for state in states)
+
+    def _check(self, data: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...]) -> None:
+        if not states:
+            self.check_input(data, batch_sizes)
+            return
+        hidden: Any = states if self.mode == "LSTM" else states[0]
+        self.check_forward_args(data, hidden, batch_sizes)
+
+    def _as_given(self, states: list[Tensor]) -> States:
+        return (states[0], states[1]) if self.mode == "LSTM" else states[0]
+
+
+class RNN(Recurrent, torch.nn.RNN):
+    """``torch.nn.RNN`` with a choice of algorithm; see `Recurrent` for what else it takes."""
+
+    replaces = torch.nn.RNN
+    gates = 1
+
+
+class LSTM(Recurrent, torch.nn.LSTM):
+    """``torch.nn.LSTM`` with a choice of algorithm; see `Recurrent` for what else it takes."""
+
+    replaces = torch.nn.LSTM
+    gates = 4
+
+
+class GRU(Recurrent, torch.nn.GRU):
+    """``torch.nn.GRU`` with a choice of algorithm; see `Recurrent` for what else it takes."""
+
+    replaces = torch.nn.GRU
+    gates = 3
+
+
+def _permuted(state: Tensor, order: Tensor | None) -> Tensor:
+    return state if order is None else state.index_select(1, order)

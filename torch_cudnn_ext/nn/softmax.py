@@ -1,0 +1,56 @@
+"""Softmax modules."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops import log_softmax, softmax
+
+
+class Softmax(Tunable, torch.nn.Softmax):
+    """``torch.nn.Softmax`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.Softmax
+    family = "softmax"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Softmax along ``dim``; sizes as the input's."""
+        dim = _dim_of(self, "softmax", input)
+        return softmax(input, dim, policy=self._running)
+
+
+class LogSoftmax(Tunable, torch.nn.LogSoftmax):
+    """``torch.nn.LogSoftmax`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.LogSoftmax
+    family = "softmax"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Log-softmax along ``dim``; sizes as the input's."""
+        dim = _dim_of(self, "log_softmax", input)
+        return log_softmax(input, dim, policy=self._running)
+
+
+class Softmax2d(Tunable, torch.nn.Softmax2d):
+    """``torch.nn.Softmax2d`` with a choice of algorithm, by keyword ``policy``."""
+
+    replaces = torch.nn.Softmax2d
+    family = "softmax"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Softmax over the channels of ``[N, C, H, W]`` or ``[C, H, W]``."""
+        if input.dim() not in (3, 4):
+            raise ValueError(
+                f"Softmax2d: argument input: got sizes {list(input.shape)}, "
+                "wanted 3 or 4 dimensions"
+            )
+        return softmax(input, -3, policy=self._running)
+
+
+def _dim_of(module: torch.nn.Softmax | torch.nn.LogSoftmax, name: str, input: Tensor) -> int:
+    """The module's dim, or PyTorch's own (deprecated, and warned of) choice where it has none."""
+    if module.dim is not None:
+        return module.dim
+    dim: int = F._get_softmax_dim(name, input.dim(), 5)  # type: ignore[attr-defined]
+    return dim

@@ -1,0 +1,156 @@
+"""What every module of this package has beyond its parent in ``torch.nn``: a policy."""
+
+from typing import Any, ClassVar, Self
+
+import torch
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.policy import AlgorithmChoice, Policy, PolicyLike, as_policy, not_pinned
+
+_ONCE = ("guess_once", "time_once")
+
+
+class Tunable(torch.nn.Module):
+    """Policy of a module; a mixin that stands before the class of ``torch.nn``.
+
+    The policy is kept as text, so that a module pickles and compiles like its parent.
+    ``_policy`` is what was asked for, ``_running`` is what the operator gets. `convert` makes a
+    PyTorch module one of this package's by changing its class: whatever a subclass adds to a module
+    has its default in the class.
+
+    Attributes:
+        replaces: The class of ``torch.nn`` that this one stands for.
+        family: The family of operators that its passes belong to.
+    """
+
+    replaces: ClassVar[type[torch.nn.Module]]
+    family: ClassVar[str]
+    _policy: str = ""
+    _running: str | None = None
+
+    def __init__(self, *args: Any, policy: PolicyLike = None, **kwargs: Any) -> None:
+        """Take the arguments of the class that this one replaces, and a policy."""
+        super().__init__(*args, **kwargs)
+        self.policy = policy
+
+    @property
+    def policy(self) -> str | None:
+        """The policy's canonical text; ``None`` where nothing is set.
+
+        Set it to a policy text, a `Policy`, a mapping of its keywords, or ``None``. For transposed
+        convolutions the passes name the cuDNN primitive that runs: their forward runs ``bwd_data``,
+        their data gradient ``fwd``.
+
+        Raises:
+            TypeError: On setting: the value has a type that stands for no policy.
+            ValueError: On setting: the value is no policy.
+        """
+        return self._policy or None
+
+    @policy.setter
+    def policy(self, policy: PolicyLike) -> None:
+        self._policy = as_policy(policy, self.family).text
+        self._policy_changed()
+
+    def set_mode(self, *choices: AlgorithmChoice, **named: AlgorithmChoice) -> Self:
+        """Choose the algorithm of each pass, in order or by name.
+
+        The passes are those of the family: ``fwd``, ``bwd_data`` and ``bwd_filter`` of convolution,
+        ``fwd`` and ``bwd`` of others. An algorithm that cannot run is an error at the call, unless
+        the policy says otherwise. Convolutions also take ``guess_once`` and ``time_once``, which
+        keep what the first call's heuristic or tuning chooses, for whatever shapes come later; a
+        copied, unpickled, moved or cast module chooses anew. For transposed convolutions the passes
+        name the cuDNN primitive that runs: the forward runs ``bwd_data``, the data gradient
+        ``fwd``.
+
+        Args:
+            *choices: ``autotune``, ``heuristic``, or an algorithm: its text, or cuDNN's integer or
+                name for this pass. ``None`` leaves the pass as it is; ``""`` or -1 unpins it.
+            **named: The same by the name of the pass.
+
+        Returns:
+            The module.
+
+        Raises:
+            TypeError: A choice has a wrong type, or there is no such pass.
+            ValueError: A choice is none of the above; then no pass has been changed.
+        """
+        passes = self._passes()
+        name = type(self).__name__
+        if len(choices) > len(passes):
+            raise TypeError(f"{name}.set_mode: got {len(choices)} choices, wanted {len(passes)}")
+        for key in named:
+            if key not in passes or key in passes[: len(choices)]:
+                raise TypeError(
+                    f"{name}.set_mode: got the keyword {key!r}, wanted each of "
+                    f"{', '.join(passes)} at most once"
+                )
+        given = {
+            key: None if not_pinned(choice) else choice
+            for key, choice in (dict(zip(passes, choices, strict=False)) | named).items()
+            if choice is not None
+        }
+        self.policy = Policy.parse(self._policy, self.family).replace(**given)
+        return self
+
+    def reset_mode(self) -> Self:
+        """Take back all that chooses: pins, tuning, `fastest` and ``prefer``.
+
+        The constraints stay, `workspace_limit` among them.
+
+        Returns:
+            The module.
+        """
+        self.policy = self._unchosen()
+        return self
+
+    def fastest(self) -> Self:
+        """Autotune all passes for time alone; drops the pins and the `workspace_limit`.
+
+        Returns:
+            The module.
+        """
+        self.policy = self._unchosen().replace(max_workspace=None, fastest=True)
+        return self
+
+    @property
+    def workspace_limit(self) -> int | str | None:
+        """The largest workspace in bytes; ``None`` without a limit of this module.
+
+        Also set and given as text where it is a share of the GPU's memory (``20%``).
+
+        Raises:
+            TypeError: On setting: the limit is neither an integer, a text nor ``None``.
+            ValueError: On setting: the limit is negative, or a text that is no size.
+        """
+        return Policy.parse(self._policy, self.family).max_workspace
+
+    @workspace_limit.setter
+    def workspace_limit(self, limit: int | str | None) -> None:
+        policy = Policy.parse(self._policy, self.family).replace(max_workspace=None)
+        self.policy = policy | Policy(family=self.family, max_workspace=limit)
+
+    def extra_repr(self) -> str:
+        """The parent's line, and the policy."""
+        line: str = super().extra_repr()
+        if not self._policy:
+            return line
+        return f"{line}{', ' if line else ''}policy={self._policy!r}"
+
+    def _policy_changed(self) -> None:
+        policy = Policy.parse(self._policy, self.family)
+        once = [name for name in self._passes() if policy.get(name) in _ONCE]
+        if once:
+            raise ValueError(
+                f"policy: got {once[0]}={policy.get(once[0])}, which convolutions alone take, "
+                "wanted 'heuristic', 'autotune' or an algorithm"
+            )
+        self._running = self._policy or None
+
+    @classmethod
+    def _passes(cls) -> list[str]:
+        return next(op["passes"] for op in _C.operators() if op["family"] == cls.family)
+
+    def _unchosen(self) -> Policy:
+        chosen = (*self._passes(), "benchmark", "fastest", "prefer")
+        return Policy.parse(self._policy, self.family).replace(**dict.fromkeys(chosen))

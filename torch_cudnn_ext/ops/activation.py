@@ -1,0 +1,102 @@
+"""Elementwise activations as functions."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+
+def relu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
+    """Elements below zero become zero, as ``torch.nn.functional.relu``.
+
+    cuDNN's entry points are ``cudnnActivationForward`` and ``cudnnActivationBackward``
+    (``legacy:default``) and the graph API's elementwise operations (``graph:engN``, compiled at
+    run time). On the CPU there are ``cpu:exponential`` and ``cpu:hyperbolic``, and everywhere
+    ``aten:default``. All functions of this module have these, and the arguments below.
+
+    Args:
+        input: Any sizes and strides; float64, float32, float16 or bfloat16.
+        inplace: The result overwrites the input, and in backward the gradient with respect to the
+            input overwrites that of the output, wherever nothing else can see that memory. With
+            ``torch.ops.torch_cudnn_ext.activation_backward_`` it always does.
+        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+
+    Returns:
+        A tensor of the input's sizes and memory format, or the input. Differentiable twice.
+
+    Raises:
+        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: The dtype is not supported, or the policy is wrong.
+        RuntimeError: In place, the input is a leaf that requires a gradient, or overlaps itself.
+    """
+    return _activation("relu", input, "relu", 1.0, inplace, policy)
+
+
+def relu6(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
+    """`clipped_relu` with a ceiling of 6, as ``torch.nn.functional.relu6``."""
+    return _activation("relu6", input, "clipped_relu", 6.0, inplace, policy)
+
+
+def clipped_relu(
+    input: Tensor, ceiling: float, inplace: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """Elements are kept between zero and the ceiling, ``min(max(x, 0), ceiling)``.
+
+    The gradient is zero at both ends. In place it is computed from the output. All else is as in
+    `relu`.
+
+    Raises:
+        ValueError: Also where the ceiling is not above zero.
+    """
+    return _activation("clipped_relu", input, "clipped_relu", ceiling, inplace, policy)
+
+
+def tanh(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
+    """The hyperbolic tangent, as ``torch.tanh``; all else is as in `relu`."""
+    return _activation("tanh", input, "tanh", 1.0, inplace, policy)
+
+
+def sigmoid(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
+    """The logistic function ``1 / (1 + exp(-x))``, as ``torch.sigmoid``.
+
+    All else is as in `relu`.
+    """
+    return _activation("sigmoid", input, "sigmoid", 1.0, inplace, policy)
+
+
+def elu(
+    input: Tensor, alpha: float = 1.0, inplace: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """``x`` where it is positive, else ``alpha (exp(x) - 1)``, as ``torch.nn.functional.elu``.
+
+    All else is as in `relu`. In place the gradient is computed from the output, so that ``alpha``
+    must not be negative (ValueError).
+    """
+    return _activation("elu", input, "elu", alpha, inplace, policy)
+
+
+def silu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
+    """`swish` with a ``beta`` of 1, as ``torch.nn.functional.silu``."""
+    return _activation("silu", input, "swish", 1.0, inplace, policy)
+
+
+def swish(
+    input: Tensor, beta: float = 1.0, inplace: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """``x sigmoid(beta x)`` (Ramachandran et al. 2017); all else is as in `relu`.
+
+    In place, a copy of the input is kept where a gradient is wanted.
+    """
+    return _activation("swish", input, "swish", beta, inplace, policy)
+
+
+def _activation(
+    function: str, input: Tensor, kind: str, coefficient: float, inplace: bool, policy: PolicyLike
+) -> Tensor:
+    check_tensor(function, "input", input)
+    text = policy_text(policy, "activation")
+    if not inplace:
+        return call("activation", input, kind, coefficient, policy=text)
+    torch.ops.torch_cudnn_ext.activation_.default(input, kind, coefficient, policy=text)
+    return input

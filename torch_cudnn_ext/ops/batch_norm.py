@@ -1,0 +1,134 @@
+"""Batch normalisation as functions."""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+NormMode: TypeAlias = Literal["spatial", "per_activation"]
+NormActivation: TypeAlias = Literal["none", "relu"]
+
+
+class BatchNormTrained(NamedTuple):
+    """What `batch_norm_train` gives."""
+
+    output: Tensor
+    mean: Tensor
+    invstd: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    mode: NormMode = "spatial",
+    z: Tensor | None = None,
+    activation: NormActivation = "none",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """``(input - mean) / sqrt(variance + eps) * weight + bias``, as PyTorch's ``batch_norm``.
+
+    With ``z`` and ``activation="relu"`` it is ``relu(batch_norm(input) + z)``.
+
+    cuDNN's algorithms (``cudnnBatchNormalizationForwardTraining``, ``...ForwardInference``,
+    ``...Backward``) are ``legacy:spatial``, ``legacy:spatial_persistent``, which limits the range
+    of values (PyTorch itself takes it for channels_last training), and ``legacy:per_activation``
+    where there is one value a sample for each statistic; those of the graph API are ``graph:eng0``
+    with its knobs (not for float64). On the CPU there are ``cpu:two_pass`` and ``cpu:chunked``, and
+    everywhere ``aten:default``. cuDNN has no backward with running statistics.
+
+    Args:
+        input: ``[N, C, ...]`` of two or more dimensions; float64, float32, float16 or bfloat16.
+        running_mean: Of a channel's values, ``[C]`` (``per_activation``: the sizes of one sample),
+            in float32 (float64 for float64 input) or the input's dtype. Changed when training.
+        running_var: The same of their variance.
+        weight: Scale of each channel; ones where there is none.
+        bias: Shift of each channel; zeros where there is none.
+        training: Whether the statistics are those of ``input``, and the running ones are updated.
+        momentum: Share of the new value in the running statistics.
+        eps: Added to the variance.
+        mode: ``spatial`` has statistics of each channel, ``per_activation`` of each element of a
+            sample.
+        z: Of the input's sizes and dtype, added before the activation.
+        activation: ``none`` or ``relu``.
+        policy: How to choose the algorithms of the passes ``fwd`` (training), ``infer`` and
+            ``bwd``.
+
+    Returns:
+        A tensor of the input's sizes, dtype and memory format. Twice differentiable in ``input``,
+        ``weight``, ``bias`` and ``z``, with ``training`` and without.
+
+    Raises:
+        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: Sizes or dtypes do not fit, there is one value a channel in training, or running
+            statistics are missing without training; or the policy is wrong.
+    """
+    check_tensor("batch_norm", "input", input)
+    return call(
+        "batch_norm",
+        input,
+        running_mean,
+        running_var,
+        weight,
+        bias,
+        training,
+        momentum,
+        eps,
+        mode=mode,
+        z=z,
+        activation=activation,
+        policy=policy_text(policy, "batch_norm"),
+    )
+
+
+def batch_norm_train(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    mode: NormMode = "spatial",
+    z: Tensor | None = None,
+    activation: NormActivation = "none",
+    policy: PolicyLike = None,
+) -> BatchNormTrained:
+    """`batch_norm` in training with its statistics, and no tensor changed.
+
+    Arguments and errors are as there.
+
+    Returns:
+        The output; mean and inverse standard deviation (biased, with ``eps``) of each channel,
+        float32 or float64, without gradients; and new running statistics (the variance unbiased),
+        ``None`` where none were given.
+    """
+    check_tensor("batch_norm_train", "input", input)
+    mean = None if running_mean is None else running_mean.detach().clone()
+    var = None if running_var is None else running_var.detach().clone()
+    output, batch_mean, invstd = torch.ops.torch_cudnn_ext.batch_norm_train.default(
+        input,
+        mean,
+        var,
+        weight,
+        bias,
+        momentum,
+        eps,
+        mode=mode,
+        z=z,
+        activation=activation,
+        policy=policy_text(policy, "batch_norm"),
+    )
+    return BatchNormTrained(output, batch_mean, invstd, mean, var)

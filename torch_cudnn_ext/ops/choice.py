@@ -1,0 +1,71 @@
+"""What operators ran, and why."""
+
+from dataclasses import dataclass
+
+from torch_cudnn_ext import _C
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an operator ran, and why.
+
+    Attributes:
+        op: The operator and pass, such as ``conv_bwd_data``.
+        problem: The problem line.
+        algorithm: The algorithm's text.
+        why: ``pinned``, ``tuned``, ``cached``, ``heuristic``, ``coupled with its forward``, or
+            ``fallback: <reason>``.
+        workspace_bytes: Its workspace; ``None`` where it is not known before a run.
+        choosing_ms: Host time spent on choosing, in milliseconds.
+        device: Where it ran.
+        policy: The policy, with all its levels merged.
+    """
+
+    op: str
+    problem: str
+    algorithm: str
+    why: str
+    workspace_bytes: int | None
+    choosing_ms: float
+    device: str
+    policy: str
+
+
+def last_choice(op: str | None = None, pass_name: str | None = None) -> Choice | None:
+    """The newest choice, over all threads, since the process began.
+
+    Args:
+        op: An operator (``conv_fwd``), or a family (``conv``) together with ``pass_name``. ``None``
+            for any.
+        pass_name: ``fwd``, ``bwd_data`` or ``bwd_filter``. For a transposed convolution this is the
+            cuDNN primitive that ran: its forward is ``bwd_data``.
+
+    Returns:
+        The choice; ``None`` where the operator has not run yet.
+
+    Raises:
+        ValueError: No operator is called so, or more than one.
+    """
+    if op is not None or pass_name is not None:
+        op = _operator_called(op, pass_name)
+    choice = _C.last_choice(op)
+    return None if choice is None else Choice(**choice)
+
+
+def _operator_called(op: str | None, pass_name: str | None) -> str:
+    known = [
+        (family["family"], name, f"{family['family']}_{name}")
+        for family in _C.operators()
+        for name in family["passes"]
+    ]
+    found = [
+        full
+        for family, name, full in known
+        if op in (None, family, full) and pass_name in (None, name)
+    ]
+    if len(found) != 1:
+        raise ValueError(
+            f"last_choice: got op={op!r}, pass_name={pass_name!r}, "
+            f"wanted one of {', '.join(full for _, _, full in known)}"
+        )
+    return found[0]

@@ -1,0 +1,113 @@
+"""Cross-entropy as a function."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torch_cudnn_ext.ops._arguments import check_tensor
+from torch_cudnn_ext.ops.softmax import log_softmax
+from torch_cudnn_ext.policy import PolicyLike
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Cross-entropy between logits and a target, as ``torch.nn.functional.cross_entropy``.
+
+    Its log-softmax is the one whose algorithm is chosen (family ``softmax``); cuDNN has nothing for
+    the rest, which is PyTorch's.
+
+    Args:
+        input: Logits ``[N, C]``, ``[C]``, or class maps ``[N, C, d1, ...]``.
+        target: Class indices ``[N]``, ``[]`` or ``[N, d1, ...]`` (int64 or uint8), or probabilities
+            of the input's sizes.
+        weight: One factor for each class, ``[C]``.
+        size_average: Deprecated in PyTorch; see ``reduction``.
+        ignore_index: The class index that does not count.
+        reduce: Deprecated in PyTorch; see ``reduction``.
+        reduction: ``none``, ``mean`` or ``sum``. The mean is weighted, and over what counts.
+        label_smoothing: The share, 0 to 1, that all classes get alike.
+        policy: How to choose log-softmax's algorithms of the passes ``fwd`` and ``bwd``.
+
+    Returns:
+        A scalar, or with ``none`` a loss for each index. Differentiable twice.
+
+    Raises:
+        TypeError: ``input`` or ``target`` is no tensor, or ``policy`` none of what stands for one.
+        RuntimeError: As PyTorch's, of arguments that do not fit together.
+        ValueError: ``reduction``, the input's dtype or the policy is wrong.
+    """
+    check_tensor("cross_entropy", "input", input)
+    check_tensor("cross_entropy", "target", target)
+    if size_average is not None or reduce is not None:
+        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+    torch.nn._reduction.get_enum(reduction)  # raises on any other word
+    soft = input.shape == target.shape
+    class_dim = 0 if input.dim() == 1 else 1
+    classes = input.size(class_dim)
+    if label_smoothing > 1 or (soft and not _fit(target, weight, ignore_index, classes)):
+        # Raises, in PyTorch's own words.
+        return F.cross_entropy(
+            input,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
+    if input.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        # PyTorch's CPU autocast casts all of the loss; that of CUDA its parts, as ours do.
+        input, target = _widened(input), _widened(target)
+        weight = None if weight is None else _widened(weight)
+    log_probabilities = log_softmax(input, class_dim, policy=policy)
+    if soft:
+        if label_smoothing > 0:
+            target = target * (1 - label_smoothing) + label_smoothing / classes
+        loss = -_weighted(log_probabilities * target, weight, class_dim)
+        if reduction == "mean":
+            return loss.sum() / (input.numel() // max(classes, 1))
+        return loss.sum() if reduction == "sum" else loss.sum(class_dim)
+    loss = F.nll_loss(
+        log_probabilities, target, weight, ignore_index=ignore_index, reduction=reduction
+    )
+    if label_smoothing <= 0:
+        return loss
+    smooth = -_weighted(log_probabilities, weight, class_dim).sum(class_dim)
+    ignored = target == ignore_index
+    smooth = smooth.masked_fill(ignored, 0)
+    if reduction == "mean":
+        counted = ~ignored
+        if weight is not None:
+            indices = target.masked_fill(ignored, 0).flatten()
+            counted = weight.gather(0, indices).masked_fill(ignored.flatten(), 0)
+        smooth = smooth.sum() / counted.sum()
+    elif reduction == "sum":
+        smooth = smooth.sum()
+    return (1 - label_smoothing) * loss + smooth * (label_smoothing / classes)
+
+
+def _weighted(values: Tensor, weight: Tensor | None, class_dim: int) -> Tensor:
+    if weight is None:
+        return values
+    sizes = [1] * values.dim()
+    sizes[class_dim] = weight.shape[0]
+    return values * weight.view(sizes)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _fit(target: Tensor, weight: Tensor | None, ignore_index: int, classes: int) -> bool:
+    """PyTorch's own conditions on probabilities as targets."""
+    fits = weight is None or (weight.dim() == 1 and weight.numel() == classes)
+    return fits and target.is_floating_point() and ignore_index < 0

@@ -1,0 +1,83 @@
+"""The CTC loss as a function."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+Lengths: TypeAlias = Tensor | Sequence[int] | int
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Connectionist temporal classification, as ``torch.nn.functional.ctc_loss``.
+
+    cuDNN's algorithms (``cudnnCTCLoss_v8``) are ``legacy:deterministic`` and
+    ``legacy:non_deterministic``: float32, blank 0, no empty target, and inputs long enough for a
+    blank between any two labels. On the CPU there are ``cpu:forward_backward`` and
+    ``cpu:rescaled``; the latter has a reduced range and is admitted with ``allow_reduced_range``
+    only. Everywhere there is ``aten:default``.
+
+    Where a gradient is wanted the forward computes it. As PyTorch's, with and without cuDNN, it is
+    the gradient by the logits whose log-softmax ``log_probs`` must be: probabilities less
+    posteriors. Log-softmax's own backward leaves it as it is, so that the logits' gradient is
+    right; that of ``log_probs`` taken alone is not.
+
+    Args:
+        log_probs: Logarithms of probabilities, ``[T, N, C]``, or ``[T, C]`` without a batch;
+            float32 or float64.
+        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``.
+        input_lengths: Of each sequence, ``[N]``, at most ``T``. On the CPU they cost no waiting
+            for the device.
+        target_lengths: Of each target, ``[N]``.
+        blank: The class that stands for no label.
+        reduction: ``none``, ``mean`` (each loss over its target's length, then over the batch) or
+            ``sum``.
+        zero_infinity: Whether the loss and gradient of a target that does not fit are zero.
+        policy: How to choose the algorithm of the pass ``fwd``.
+
+    Returns:
+        A scalar, or with ``none`` ``[N]``, or ``[]`` without a batch. Differentiable once.
+
+    Raises:
+        TypeError: ``log_probs`` or ``targets`` is no tensor, or ``policy`` none of what stands for
+            one.
+        ValueError: Sizes, lengths, dtypes or devices do not fit together, a word is unknown, or the
+            policy is wrong.
+    """
+    check_tensor("ctc_loss", "log_probs", log_probs)
+    check_tensor("ctc_loss", "targets", targets)
+    torch.nn._reduction.get_enum(reduction)  # raises on any other word
+    inputs, lengths = torch.as_tensor(input_lengths), torch.as_tensor(target_lengths)
+    batched = log_probs.dim() != 2
+    if not batched:
+        log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)
+        inputs, lengths = inputs.reshape(1), lengths.reshape(1)
+    losses = call(
+        "ctc_loss",
+        log_probs,
+        targets,
+        inputs,
+        lengths,
+        blank,
+        zero_infinity,
+        policy=policy_text(policy, "ctc"),
+    )
+    if reduction == "mean":
+        return (losses / lengths.to(losses).clamp_min(1)).mean()
+    if reduction == "sum":
+        return losses.sum()
+    return losses if batched else losses.squeeze(0)

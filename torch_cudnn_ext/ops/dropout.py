@@ -1,0 +1,52 @@
+"""Dropout as a function."""
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+
+def dropout(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Zeros with probability ``p``, and what is kept divided by ``1 - p``.
+
+    As ``torch.nn.functional.dropout``. ``aten:default`` gives PyTorch's own mask for a seed; each
+    other algorithm gives another one, which ``torch.manual_seed`` repeats too: ``cpu:threshold``
+    and ``cpu:geometric`` on the CPU, ``legacy:default`` (``cudnnDropoutForward``,
+    ``cudnnDropoutBackward``; no bfloat16) on CUDA. Random numbers are cuDNN's only where the policy
+    pins its algorithm or admits no other backend (``backends=cudnn``); that choice has no fallback.
+    Both passes run one algorithm.
+
+    Args:
+        input: Any sizes and strides; float64, float32, float16 or bfloat16.
+        p: The probability of a zero, 0 to 1.
+        training: Whether to drop anything.
+        inplace: Whether to write the result into the input.
+        policy: How to choose the algorithm, for the passes ``fwd`` and ``bwd`` together.
+
+    Returns:
+        A tensor of the input's sizes and memory format; the input itself where nothing is dropped.
+        Differentiable any number of times.
+
+    Raises:
+        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: ``p`` is out of range, the dtype is not supported, or the policy is wrong.
+    """
+    check_tensor("dropout", "input", input)
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout: argument p: got {p}, wanted a probability from 0 to 1")
+    text = policy_text(policy, "dropout")
+    if not training or p == 0 or input.numel() == 0:
+        return input
+    if p == 1:
+        result = input * torch.zeros((), dtype=input.dtype, device=input.device)
+    else:
+        result = call("dropout", input, p, policy=text)
+    return input.copy_(result) if inplace else result

@@ -1,0 +1,99 @@
+"""Local response and divisive normalisation as functions."""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+LrnWindow: TypeAlias = Literal["torch", "cudnn"]
+
+
+def local_response_norm(
+    input: Tensor,
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    window: LrnWindow = "torch",
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Normalise over neighbouring channels, as ``torch.nn.functional.local_response_norm``.
+
+    ``x / (k + alpha / size * sum(x^2 over the window))^beta``, where the window has ``size``
+    channels, and channels beyond the first and last count as zeros (Krizhevsky et al. 2012). Of an
+    even window PyTorch has ``size // 2`` channels before the middle, cuDNN one less. So
+    ``legacy:cross_channel`` (``cudnnLRNCrossChannelForward``, ``...Backward``) takes odd sizes, and
+    even ones with ``window="cudnn"`` alone, which all backends then compute alike. It wants
+    ``size <= 16``, ``k >= 1e-5`` and ``beta >= 0.01``, and takes no bfloat16. On the CPU there are
+    ``cpu:shifted`` and ``cpu:prefix``, and everywhere ``aten:default``.
+
+    Args:
+        input: ``[batch, channels, ...]`` of three or more dimensions; float64, float32, float16 or
+            bfloat16.
+        size: Of the window, in channels.
+        alpha: Share of the mean square.
+        beta: The exponent.
+        k: What is added to the mean square.
+        window: Which middle an even window has.
+        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+
+    Returns:
+        A tensor of the input's sizes, dtype and memory format. Differentiable twice.
+
+    Raises:
+        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: An argument is out of range, or the policy is wrong.
+    """
+    check_tensor("local_response_norm", "input", input)
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        input = input.float()  # PyTorch's is made of operators that autocast runs in float32
+    text = policy_text(policy, "lrn")
+    return call("local_response_norm", input, size, alpha, beta, k, window, policy=text)
+
+
+def divisive_norm(
+    input: Tensor,
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    means: Tensor | None = None,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Divide each element by a measure of its neighbourhood in space (Jarrett et al. 2009).
+
+    ``x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``, where the window has
+    ``size`` elements in each of the ``d`` spatial dimensions, ``(size - 1) // 2`` of them before
+    its middle, and all beyond the edges counts as zero. Without ``means`` these are zeros. Local
+    contrast normalisation is this of ``x`` less its local mean, by average pooling for instance.
+
+    cuDNN's algorithm is ``legacy:precomputed_means`` (``cudnnDivisiveNormalizationForward``,
+    ``...Backward``); its two temporary tensors are the workspace. Its limits, and the algorithms on
+    the CPU, are those of `local_response_norm`. PyTorch has no such function: ``aten:default`` is
+    the formula in its operators.
+
+    Args:
+        input: ``[batch, channels, height, width]`` or ``[batch, channels, depth, height, width]``;
+            float64, float32, float16 or bfloat16.
+        size: Of the window in each spatial dimension.
+        alpha: Share of the mean square.
+        beta: The exponent.
+        k: What is added to the mean square.
+        means: Of the input's sizes and dtype; has a gradient of its own.
+        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+
+    Returns:
+        A tensor of the input's sizes, dtype and memory format. Differentiable twice.
+
+    Raises:
+        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: An argument is out of range, or the policy is wrong.
+    """
+    check_tensor("divisive_norm", "input", input)
+    text = policy_text(policy, "lrn")
+    return call("divisive_norm", input, size, alpha, beta, k, means, policy=text)

@@ -1,0 +1,122 @@
+"""Matrix products as functions."""
+
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+
+def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor:
+    """The matrix product, as ``torch.matmul``: vectors, matrices and batches that broadcast.
+
+    cuDNN has products in its graph API alone (``graph:engN``, compiled at run time): for float16
+    and bfloat16, and for float32 where TF32 is allowed; none for float64. On the CPU there are
+    ``cpu:blocked`` and ``cpu:dot``, and everywhere ``aten:default``.
+
+    Args:
+        input: ``[..., m, k]`` or ``[k]``; float64, float32, float16 or bfloat16.
+        other: ``[..., k, n]`` or ``[k]``, of the input's dtype.
+        policy: How to choose the algorithm of the pass ``fwd``; gradients are products themselves,
+            and are chosen for by the same.
+
+    Returns:
+        ``[..., m, n]``, contiguous, without the dimensions that a vector lacks. Differentiable to
+        any order.
+
+    Raises:
+        TypeError: An argument is no tensor, or ``policy`` none of what stands for one.
+        ValueError: Sizes do not fit, dtypes differ or are not supported, or the policy is wrong.
+        RuntimeError: Batch sizes do not broadcast.
+    """
+    check_tensor("matmul", "input", input)
+    check_tensor("matmul", "other", other)
+    for name, tensor in (("input", input), ("other", other)):
+        if tensor.dim() == 0:
+            raise ValueError(f"matmul: argument {name}: got a scalar, wanted at least a vector")
+    left = input.unsqueeze(0) if input.dim() == 1 else input
+    right = other.unsqueeze(1) if other.dim() == 1 else other
+    result = call("matmul", left, right, policy=policy_text(policy, "matmul"))
+    if other.dim() == 1:
+        result = result.squeeze(-1)
+    return result.squeeze(-1 if other.dim() == 1 else -2) if input.dim() == 1 else result
+
+
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, policy: PolicyLike = None
+) -> Tensor:
+    """``input weight^T + bias``, as ``torch.nn.functional.linear``.
+
+    Algorithms and errors are those of `matmul`; the bias is part of the algorithm.
+
+    Args:
+        input: ``[..., k]``.
+        weight: ``[n, k]``, or ``[k]``.
+        bias: ``[n]``.
+        policy: How to choose the algorithm of the pass ``fwd``.
+
+    Returns:
+        ``[..., n]``, or ``[...]`` where the weight is a vector.
+    """
+    check_tensor("linear", "input", input)
+    check_tensor("linear", "weight", weight)
+    if weight.dim() not in (1, 2) or input.dim() == 0:
+        raise ValueError(
+            f"linear: got an input of sizes {list(input.shape)} and a weight of sizes "
+            f"{list(weight.shape)}, wanted [..., k] and [n, k] or [k]"
+        )
+    if weight.dim() == 1:
+        result = matmul(input, weight, policy=policy)
+        return result if bias is None else result + bias
+    rows = input.unsqueeze(0) if input.dim() == 1 else input
+    text = policy_text(policy, "matmul")
+    result = call("matmul", rows, weight, bias, transpose_b=True, policy=text)
+    return result.squeeze(0) if input.dim() == 1 else result
+
+
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    z: Tensor | None = None,
+    activation: str = "none",
+    policy: PolicyLike = None,
+) -> Tensor:
+    """``activation(alpha a b + beta z + bias)`` in one operator, of matrices or batches of them.
+
+    Algorithms and errors are those of `matmul`. The graph API computes all of it in one kernel.
+
+    Args:
+        a: ``[..., m, k]``, or ``[..., k, m]`` with ``transpose_a``.
+        b: ``[..., k, n]``, or ``[..., n, k]`` with ``transpose_b``.
+        bias: ``[n]``.
+        transpose_a: Take the transpose of each matrix of ``a``.
+        transpose_b: Take the transpose of each matrix of ``b``.
+        alpha: Factor of the product.
+        beta: Factor of ``z``; 0 where there is none.
+        z: Sizes that broadcast to the result's.
+        activation: ``none`` or ``relu``.
+        policy: How to choose the algorithm of the pass ``fwd``.
+
+    Returns:
+        ``[..., m, n]``, contiguous. Differentiable to any order with respect to all tensors.
+    """
+    check_tensor("gemm", "a", a)
+    check_tensor("gemm", "b", b)
+    return call(
+        "matmul",
+        a,
+        b,
+        bias,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        alpha=alpha,
+        beta=beta,
+        z=z,
+        activation=activation,
+        policy=policy_text(policy, "matmul"),
+    )

@@ -1,0 +1,474 @@
+"""Pooling as functions, with PyTorch's argument names and a choice of algorithm.
+
+All take tensors with or without a batch, of any strides, in float64, float32, float16 or bfloat16;
+the result keeps ``channels_last`` as PyTorch's does. A stride of ``None`` is the kernel's size. The
+passes are ``fwd`` and ``bwd``; those of a maximum are coupled: its backward runs the algorithm of
+its forward, since it may read what that one left. All are differentiable twice.
+
+cuDNN's algorithms are ``legacy:max`` (whose gradient adds atomically, so that it may differ from
+run to run), ``legacy:max_deterministic`` and ``legacy:avg`` (``cudnnPoolingForward``,
+``cudnnPoolingBackward``), and the graph API's resampling engines, ``graph:eng1`` and others. They
+have no dilation and no adaptive windows of several sizes; ceil mode, where it has one more window,
+is the graph API's alone. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, and everywhere
+``aten:default``.
+
+All raise ``TypeError`` where an argument's type is wrong and ``ValueError`` where its value is.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torch_cudnn_ext.ops._arguments import Sizes, call, check_tensor, sizes_of
+from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
+
+OutputSizes: TypeAlias = int | None | Sequence[int | None]
+
+
+def max_pool1d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Take the maximum of windows of ``[N, C, L]`` or ``[C, L]``; see `max_pool2d`."""
+    return _max_pool(
+        1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
+    )
+
+
+def max_pool2d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Take the maximum of windows, as ``torch.nn.functional.max_pool2d``.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[C, H, W]``.
+        kernel_size: Of the window.
+        stride: From window to window.
+        padding: On either side, with negative infinity; at most half of ``kernel_size``.
+        dilation: Between the elements of a window.
+        ceil_mode: Whether a last window may reach beyond the padding.
+        return_indices: Give the places of the maxima as well, as PyTorch numbers them. No other
+            algorithm than PyTorch's own makes them, so that none can be pinned.
+        policy: How to choose the algorithms.
+
+    Returns:
+        The maxima, and with ``return_indices`` their indices.
+    """
+    return _max_pool(
+        2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
+    )
+
+
+def max_pool3d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Take the maximum of windows of ``[N, C, D, H, W]``; see `max_pool2d`."""
+    return _max_pool(
+        3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
+    )
+
+
+def avg_pool1d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Average windows of ``[N, C, L]`` or ``[C, L]``; see `avg_pool2d`."""
+    return _avg_pool(
+        "avg", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None, policy
+    )
+
+
+def avg_pool2d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Average windows, as ``torch.nn.functional.avg_pool2d``.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[C, H, W]``.
+        kernel_size: Of the window.
+        stride: From window to window.
+        padding: On either side, with zeros; at most half of ``kernel_size``.
+        ceil_mode: Whether a last window may reach beyond the padding.
+        count_include_pad: Whether padding counts in what sums are divided by.
+        divisor_override: What sums are divided by instead.
+        policy: How to choose the algorithms.
+    """
+    return _avg_pool(
+        "avg",
+        2,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+        policy,
+    )
+
+
+def avg_pool3d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Average windows of ``[N, C, D, H, W]``; see `avg_pool2d`. The result is contiguous."""
+    return _avg_pool(
+        "avg",
+        3,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+        policy,
+    )
+
+
+def sum_pool1d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Sum windows of ``[N, C, L]`` or ``[C, L]``; see `sum_pool2d`."""
+    return _avg_pool("sum", 1, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
+
+
+def sum_pool2d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Sum windows: `avg_pool2d` with a divisor of 1.
+
+    ``legacy:avg`` computes it as an average times the window's volume.
+    """
+    return _avg_pool("sum", 2, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
+
+
+def sum_pool3d(
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Sum windows of ``[N, C, D, H, W]``; see `sum_pool2d`."""
+    return _avg_pool("sum", 3, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
+
+
+def lp_pool1d(
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    ceil_mode: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Take the p-norm of windows of ``[N, C, L]`` or ``[C, L]``; see `lp_pool2d`."""
+    return _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode, policy)
+
+
+def lp_pool2d(
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    ceil_mode: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Take the p-norm of windows, as ``torch.nn.functional.lp_pool2d``.
+
+    The powers are averaged by the algorithm that ``policy`` chooses, so that every norm, L2 among
+    them, runs on cuDNN; power and root are PyTorch's. With ``ceil_mode`` windows at the end count
+    as if they were full, as PyTorch's do. Where the sum is zero, so is the gradient.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[C, H, W]``.
+        norm_type: The exponent p; not 0.
+        kernel_size: Of the window.
+        stride: From window to window.
+        ceil_mode: Whether a last window may reach beyond the input.
+        policy: How to choose the algorithms.
+    """
+    return _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, policy)
+
+
+def lp_pool3d(
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    ceil_mode: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Take the p-norm of windows of ``[N, C, D, H, W]``; see `lp_pool2d`."""
+    return _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, policy)
+
+
+def adaptive_avg_pool1d(
+    input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
+) -> Tensor:
+    """Average ``[N, C, L]`` or ``[C, L]`` to a size; see `adaptive_avg_pool2d`."""
+    return _adaptive_avg_pool(1, input, output_size, policy)
+
+
+def adaptive_avg_pool2d(
+    input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
+) -> Tensor:
+    """Average to a size, as ``torch.nn.functional.adaptive_avg_pool2d``.
+
+    Where the sizes divide the input's, this is plain pooling, which all algorithms can do.
+    Elsewhere windows differ in size, and ``aten:default`` alone takes them.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[C, H, W]``.
+        output_size: Of the result; ``None`` is the input's size.
+        policy: How to choose the algorithms.
+    """
+    return _adaptive_avg_pool(2, input, output_size, policy)
+
+
+def adaptive_avg_pool3d(
+    input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
+) -> Tensor:
+    """Average ``[N, C, D, H, W]`` to a size; see `adaptive_avg_pool2d`."""
+    return _adaptive_avg_pool(3, input, output_size, policy)
+
+
+def adaptive_max_pool1d(
+    input: Tensor,
+    output_size: OutputSizes,
+    return_indices: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Take maxima of ``[N, C, L]`` or ``[C, L]`` to a size; see `adaptive_max_pool2d`."""
+    return _adaptive_max_pool(1, input, output_size, return_indices, policy)
+
+
+def adaptive_max_pool2d(
+    input: Tensor,
+    output_size: OutputSizes,
+    return_indices: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Take maxima to a size, as ``torch.nn.functional.adaptive_max_pool2d``.
+
+    Windows are those of `adaptive_avg_pool2d`, ``return_indices`` is that of `max_pool2d`.
+    """
+    return _adaptive_max_pool(2, input, output_size, return_indices, policy)
+
+
+def adaptive_max_pool3d(
+    input: Tensor,
+    output_size: OutputSizes,
+    return_indices: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Take maxima of ``[N, C, D, H, W]`` to a size; see `adaptive_max_pool2d`."""
+    return _adaptive_max_pool(3, input, output_size, return_indices, policy)
+
+
+def _max_pool(
+    dims: int,
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    return_indices: bool,
+    policy: PolicyLike,
+) -> Tensor | tuple[Tensor, Tensor]:
+    name = f"max_pool{dims}d"
+    check_tensor(name, "input", input)
+    kernel = sizes_of(name, "kernel_size", kernel_size, dims)
+    arguments = (
+        _strides(name, stride, dims, kernel),
+        sizes_of(name, "padding", padding, dims),
+        sizes_of(name, "dilation", dilation, dims),
+    )
+    if return_indices:
+        _check_no_pin(name, policy)
+        found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(
+            input, kernel, *arguments, ceil_mode
+        )
+        return found
+    return call("max_pool", input, kernel, *arguments, ceil_mode, policy=_text(policy))
+
+
+def _avg_pool(
+    kind: str,
+    dims: int,
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    policy: PolicyLike,
+) -> Tensor:
+    name = f"{kind}_pool{dims}d"
+    check_tensor(name, "input", input)
+    kernel = sizes_of(name, "kernel_size", kernel_size, dims)
+    return call(
+        "avg_pool",
+        input,
+        kernel,
+        _strides(name, stride, dims, kernel),
+        sizes_of(name, "padding", padding, dims),
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+        policy=_text(policy),
+    )
+
+
+def _lp_pool(
+    dims: int,
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    ceil_mode: bool,
+    policy: PolicyLike,
+) -> Tensor:
+    check_tensor(f"lp_pool{dims}d", "input", input)
+    if norm_type == 0:
+        raise ValueError(f"lp_pool{dims}d: argument norm_type: got 0, wanted any other number")
+    mean = _avg_pool(
+        "lp",
+        dims,
+        input.pow(norm_type),
+        kernel_size,
+        stride,
+        0,
+        ceil_mode,
+        True,
+        None,
+        policy,
+    )
+    volume = 1
+    for size in sizes_of(f"lp_pool{dims}d", "kernel_size", kernel_size, dims):
+        volume *= size
+    # relu makes the gradient zero where the root's is infinite.
+    return (mean.sign() * mean.abs().relu()).mul(volume).pow(1 / norm_type)
+
+
+def _adaptive_avg_pool(
+    dims: int, input: Tensor, output_size: OutputSizes, policy: PolicyLike
+) -> Tensor:
+    name = f"adaptive_avg_pool{dims}d"
+    sizes = _output_sizes(name, input, output_size, dims)
+    empty: list[int] = []
+    return call("avg_pool", input, sizes, empty, empty, adaptive=True, policy=_text(policy))
+
+
+def _adaptive_max_pool(
+    dims: int,
+    input: Tensor,
+    output_size: OutputSizes,
+    return_indices: bool,
+    policy: PolicyLike,
+) -> Tensor | tuple[Tensor, Tensor]:
+    name = f"adaptive_max_pool{dims}d"
+    sizes = _output_sizes(name, input, output_size, dims)
+    if return_indices:
+        _check_no_pin(name, policy)
+        found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, sizes)
+        return found
+    empty: list[int] = []
+    return call("max_pool", input, sizes, empty, empty, empty, adaptive=True, policy=_text(policy))
+
+
+def _text(policy: PolicyLike) -> str | None:
+    return policy_text(policy, "pool")
+
+
+def _strides(name: str, stride: Sizes | None, dims: int, kernel: list[int]) -> list[int]:
+    return kernel if stride is None else sizes_of(name, "stride", stride, dims)
+
+
+def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> list[int]:
+    check_tensor(name, "input", input)
+    given = [sizes] * dims if sizes is None or isinstance(sizes, int | torch.SymInt) else sizes
+    if len(given) == dims <= input.dim():
+        own = input.shape[input.dim() - dims :]
+        given = [size if want is None else want for want, size in zip(given, own, strict=True)]
+    return sizes_of(name, "output_size", given, dims)  # type: ignore[arg-type]
+
+
+def _check_no_pin(name: str, policy: PolicyLike) -> None:
+    chosen = as_policy(policy, "pool")
+    for key in ("fwd", "bwd"):
+        algorithm = chosen.get(key)
+        if algorithm not in (None, "heuristic", "autotune", "aten:default"):
+            raise ValueError(
+                f"{name}: argument policy: got {key}={algorithm} with return_indices, wanted "
+                "aten:default or no pin, since no other algorithm gives indices"
+            )

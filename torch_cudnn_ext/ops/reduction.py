@@ -1,0 +1,156 @@
+"""Reductions as functions."""
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+Dim = int | Sequence[int] | None
+
+
+@overload
+def reduce(
+    input: Tensor,
+    kind: str,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    return_indices: Literal[False] = False,
+    policy: PolicyLike = None,
+) -> Tensor: ...
+@overload
+def reduce(
+    input: Tensor,
+    kind: str,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    return_indices: Literal[True],
+    policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]: ...
+def reduce(
+    input: Tensor,
+    kind: str,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    return_indices: bool = False,
+    policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Reduce dimensions to one value each.
+
+    cuDNN's entry points are ``cudnnReduceTensor`` (``legacy:default``, all kinds, in float32 at
+    least) and the graph API's reduction (``graph:engN``: add, mul, min, max and absmax over leading
+    dimensions or all). On the CPU there are ``cpu:serial`` and ``cpu:tree``, and everywhere
+    ``aten:default``.
+
+    Args:
+        input: Any sizes and strides; float64, float32, float16 or bfloat16.
+        kind: ``add``, ``mul``, ``min``, ``max``, ``absmax``, ``mean``, ``norm1``, ``norm2`` or
+            ``mul_no_zeros``, the product of what is not zero.
+        dim: The dimensions to reduce; ``None`` or none at all means all.
+        keepdim: Whether reduced dimensions stay, with a size of 1.
+        return_indices: Of ``min`` and ``max``, also give the place of one extreme, as int64,
+            counted over the reduced dimensions in their order (row-major).
+        policy: How to choose the algorithm of the pass ``fwd``.
+
+    Returns:
+        The values, or values and indices. Differentiable twice. Equal extremes share the gradient;
+        with indices it goes to the one that they name. The gradient of ``norm2`` at zero is zero.
+
+    Raises:
+        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: There is no such kind, ``dim`` is out of range or named twice, the dtype is not
+            supported, or the policy is wrong.
+        IndexError: An extreme of no elements.
+    """
+    check_tensor("reduce", "input", input)
+    dims = [dim] if isinstance(dim, int) else dim
+    text = policy_text(policy, "reduce")
+    if not return_indices:
+        return call("reduce", input, kind, dims, keepdim, policy=text)
+    values, indices = torch.ops.torch_cudnn_ext.reduce_with_indices.default(
+        input, kind, dims, keepdim, policy=text
+    )
+    return values, indices
+
+
+def sum(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The sum, as ``torch.sum``; arguments are those of `reduce`."""
+    return reduce(input, "add", dim, keepdim, policy=policy)
+
+
+def prod(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The product, as ``torch.prod`` over any dimensions; arguments are those of `reduce`."""
+    return reduce(input, "mul", dim, keepdim, policy=policy)
+
+
+def prod_nonzero(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The product of what is not zero; arguments are those of `reduce`."""
+    return reduce(input, "mul_no_zeros", dim, keepdim, policy=policy)
+
+
+def amin(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The minimum, as ``torch.amin``; arguments are those of `reduce`."""
+    return reduce(input, "min", dim, keepdim, policy=policy)
+
+
+def amax(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The maximum, as ``torch.amax``; arguments are those of `reduce`."""
+    return reduce(input, "max", dim, keepdim, policy=policy)
+
+
+def absmax(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The largest absolute value; arguments are those of `reduce`."""
+    return reduce(input, "absmax", dim, keepdim, policy=policy)
+
+
+def mean(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The mean, as ``torch.mean``; arguments are those of `reduce`."""
+    return reduce(input, "mean", dim, keepdim, policy=policy)
+
+
+def norm1(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The sum of absolute values; arguments are those of `reduce`."""
+    return reduce(input, "norm1", dim, keepdim, policy=policy)
+
+
+def norm2(
+    input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The root of the sum of squares; arguments are those of `reduce`."""
+    return reduce(input, "norm2", dim, keepdim, policy=policy)
+
+
+def argmin(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The place of a minimum, as ``torch.argmin``; arguments are those of `reduce`."""
+    return reduce(input, "min", dim, keepdim, return_indices=True, policy=policy)[1]
+
+
+def argmax(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
+) -> Tensor:
+    """The place of a maximum, as ``torch.argmax``; arguments are those of `reduce`."""
+    return reduce(input, "max", dim, keepdim, return_indices=True, policy=policy)[1]

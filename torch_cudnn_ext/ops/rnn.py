@@ -1,0 +1,186 @@
+"""Recurrent networks as functions, with the arguments of their namesakes in ``torch._VF``.
+
+All compute sequences of time-major (or, with ``batch_first``, batch-major) input, or, with
+``batch_sizes``, the data of a ``PackedSequence``. Parameters come in PyTorch's order, for each
+layer and direction: ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``, ``weight_hr``, as far
+as there are such. Where they lie side by side in memory as ``torch.nn.LSTM.flatten_parameters``
+leaves them, they are used in place; elsewhere they are copied at each call.
+
+cuDNN's algorithms (``cudnnRNNForward``, ``cudnnRNNBackwardData_v8``,
+``cudnnRNNBackwardWeights_v8``) are ``legacy:standard``, ``legacy:persist_static``,
+``legacy:persist_dynamic`` and ``legacy:persist_static_small_h``, each with a math type
+(``legacy:standard/math=fma``). On the CPU there are ``cpu:fused`` and ``cpu:unrolled``, and
+everywhere ``aten:default``. A backward runs the algorithm of its forward, so that both are chosen
+as one. Masks of dropout come from the algorithm that runs and repeat with ``torch.manual_seed``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import check_tensor
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+
+def lstm(
+    input: Tensor,
+    hx: Sequence[Tensor] | None,
+    params: Sequence[Tensor],
+    has_biases: bool = True,
+    num_layers: int = 1,
+    dropout: float = 0.0,
+    train: bool = False,
+    bidirectional: bool = False,
+    batch_first: bool = False,
+    *,
+    batch_sizes: Tensor | Sequence[int] | None = None,
+    skip_input: bool = False,
+    single_bias: bool = False,
+    policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Long short-term memory, with projection where ``params`` hold ``weight_hr``.
+
+    Args:
+        input: ``[T, B, I]``, ``[B, T, I]`` with ``batch_first``, or ``[sum of batch_sizes, I]``;
+            float64, float32, float16 or bfloat16.
+        hx: Hidden states ``[layers * directions, B, P]`` and cell states ``[layers * directions, B,
+            H]`` at the start; ``None`` or empty for zeros.
+        params: The parameters in PyTorch's order.
+        has_biases: Whether there are biases among them.
+        num_layers: The number of layers.
+        dropout: The share of a layer's output that is zeroed before the next one, if ``train``.
+        train: Whether there is dropout.
+        bidirectional: Whether a layer also runs backwards in time.
+        batch_first: Whether input and output are batch-major; not with ``batch_sizes``.
+        batch_sizes: The number of sequences in each time step of a packed batch, longest first.
+        skip_input: The first layer adds its input to every gate as it is (cuDNN's
+            ``CUDNN_SKIP_INPUT``): it has no ``weight_ih``, and the input has ``H`` features.
+        single_bias: There is a ``bias_ih`` but no ``bias_hh``.
+        policy: How to choose the algorithm of the passes ``fwd`` and ``bwd``.
+
+    Returns:
+        The last layer's outputs, sized as the input but for ``directions * P`` features, and hidden
+        and cell states at the end. Differentiable twice; twice without dropout only.
+
+    Raises:
+        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: Sizes, dtypes or devices do not fit, or the policy is wrong.
+    """
+    options = (has_biases, num_layers, dropout, train, bidirectional)
+    states = [] if hx is None else list(hx)
+    y, hy, cy = _run(
+        "lstm", input, states, params, options, batch_first, batch_sizes, skip_input, single_bias,
+        policy,
+    )  # fmt: skip
+    return y, hy, cy
+
+
+def gru(
+    input: Tensor,
+    hx: Tensor | None,
+    params: Sequence[Tensor],
+    has_biases: bool = True,
+    num_layers: int = 1,
+    dropout: float = 0.0,
+    train: bool = False,
+    bidirectional: bool = False,
+    batch_first: bool = False,
+    *,
+    batch_sizes: Tensor | Sequence[int] | None = None,
+    skip_input: bool = False,
+    single_bias: bool = False,
+    policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]:
+    """Gated recurrent units; as `lstm`, but with hidden states alone.
+
+    Returns:
+        The last layer's outputs, and hidden states at the end.
+    """
+    options = (has_biases, num_layers, dropout, train, bidirectional)
+    y, hy = _run(
+        "gru", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias, policy
+    )
+    return y, hy
+
+
+def rnn_tanh(
+    input: Tensor,
+    hx: Tensor | None,
+    params: Sequence[Tensor],
+    has_biases: bool = True,
+    num_layers: int = 1,
+    dropout: float = 0.0,
+    train: bool = False,
+    bidirectional: bool = False,
+    batch_first: bool = False,
+    *,
+    batch_sizes: Tensor | Sequence[int] | None = None,
+    skip_input: bool = False,
+    single_bias: bool = False,
+    policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]:
+    """Elman's network with tanh; arguments and results as of `gru`."""
+    options = (has_biases, num_layers, dropout, train, bidirectional)
+    y, hy = _run(
+        "rnn_tanh", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias,
+        policy,
+    )  # fmt: skip
+    return y, hy
+
+
+def rnn_relu(
+    input: Tensor,
+    hx: Tensor | None,
+    params: Sequence[Tensor],
+    has_biases: bool = True,
+    num_layers: int = 1,
+    dropout: float = 0.0,
+    train: bool = False,
+    bidirectional: bool = False,
+    batch_first: bool = False,
+    *,
+    batch_sizes: Tensor | Sequence[int] | None = None,
+    skip_input: bool = False,
+    single_bias: bool = False,
+    policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]:
+    """Elman's network with ReLU; arguments and results as of `gru`."""
+    options = (has_biases, num_layers, dropout, train, bidirectional)
+    y, hy = _run(
+        "rnn_relu", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias,
+        policy,
+    )  # fmt: skip
+    return y, hy
+
+
+def _run(
+    name: str,
+    input: Tensor,
+    hx: Tensor | list[Tensor] | None,
+    params: Sequence[Tensor],
+    options: tuple[bool, int, float, bool, bool],
+    batch_first: bool,
+    batch_sizes: Tensor | Sequence[int] | None,
+    skip_input: bool,
+    single_bias: bool,
+    policy: PolicyLike,
+) -> tuple[Tensor, ...]:
+    check_tensor(name, "input", input)
+    keywords: dict[str, Any] = {
+        "skip_input": skip_input,
+        "single_bias": single_bias,
+        "policy": policy_text(policy, "rnn"),
+    }
+    ops = torch.ops.torch_cudnn_ext
+    if batch_sizes is None:
+        op = getattr(ops, name).default
+        results = op(input, hx, list(params), *options, batch_first, **keywords)
+    else:
+        if batch_first:
+            raise ValueError(f"{name}: got batch_first with batch_sizes, wanted one of them")
+        sizes = batch_sizes.tolist() if isinstance(batch_sizes, Tensor) else list(batch_sizes)
+        op = getattr(ops, f"{name}_packed").default
+        results = op(input, sizes, hx, list(params), *options, **keywords)
+    return tuple(results)

@@ -1,0 +1,102 @@
+"""Spatial transformers as functions: a grid under affine maps, and a tensor read at its points."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from torch_cudnn_ext.ops._arguments import call, check_tensor, sizes_of
+from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+_MODES = ("bilinear", "nearest", "bicubic")
+_PADDINGS = ("zeros", "border", "reflection")
+
+
+def affine_grid(
+    theta: Tensor,
+    size: Sequence[int],
+    align_corners: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """Points of a regular grid under affine maps, as ``torch.nn.functional.affine_grid``.
+
+    cuDNN's algorithm (``cudnnSpatialTfGridGeneratorForward``, ``...Backward``) is
+    ``legacy:default``: 2-D, float64, float32 or float16, ``align_corners`` and at least two points
+    a dimension. On the CPU there are ``cpu:dense`` and ``cpu:separable``, and everywhere
+    ``aten:default``.
+
+    Args:
+        theta: Maps ``[N, 2, 3]``, or ``[N, 3, 4]`` in 3-D; float64, float32, float16 or bfloat16.
+        size: Of the tensor to be made, ``[N, C, H, W]`` or ``[N, C, D, H, W]``.
+        align_corners: Whether -1 and 1 are the centres of the outermost pixels, or their edges.
+        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+
+    Returns:
+        ``[N, H, W, 2]`` or ``[N, D, H, W, 3]``: x, y (, z) of each point. Differentiable twice.
+
+    Raises:
+        TypeError: ``theta`` is no tensor, ``size`` no integers, or ``policy`` none of what stands
+            for one.
+        ValueError: Sizes do not fit together, the dtype is not supported, or the policy is wrong.
+    """
+    check_tensor("affine_grid", "theta", theta)
+    sizes = sizes_of("affine_grid", "size", size, len(size) if isinstance(size, Sequence) else 4)
+    return call(
+        "affine_grid", theta, sizes, align_corners, policy=policy_text(policy, "affine_grid")
+    )
+
+
+def grid_sample(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+    *,
+    policy: PolicyLike = None,
+) -> Tensor:
+    """A tensor read at the points of a grid, as ``torch.nn.functional.grid_sample``.
+
+    cuDNN's algorithm (``cudnnSpatialTfSamplerForward``, ``...Backward``) is ``legacy:bilinear``:
+    2-D, contiguous float64, float32 or float16 input of at most 1024 channels, ``bilinear``,
+    ``zeros`` and ``align_corners``. Its gradient of the input is summed in no fixed order, on CUDA
+    like PyTorch's. On the CPU there are ``cpu:gather`` and ``cpu:dense`` for ``bilinear``, and
+    everywhere ``aten:default``.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[N, C, D, H, W]``; float64, float32, float16 or bfloat16.
+        grid: ``[N, H_out, W_out, 2]`` or ``[N, D_out, H_out, W_out, 3]`` of the input's dtype: x, y
+            (, z) of each point, where the input reaches from -1 to 1.
+        mode: ``bilinear`` (in 3-D, trilinear), ``nearest``, or in 2-D ``bicubic``.
+        padding_mode: What is read outside: ``zeros``, ``border`` or ``reflection``.
+        align_corners: Whether -1 and 1 are the centres of the outermost pixels, or their edges.
+        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+
+    Returns:
+        ``[N, C, H_out, W_out]`` or ``[N, C, D_out, H_out, W_out]``, contiguous. Differentiable
+        once.
+
+    Raises:
+        TypeError: ``input`` or ``grid`` is no tensor, or ``policy`` none of what stands for one.
+        ValueError: Sizes, dtypes or devices do not fit together, a word is unknown, or the policy
+            is wrong.
+    """
+    check_tensor("grid_sample", "input", input)
+    check_tensor("grid_sample", "grid", grid)
+    return call(
+        "grid_sample",
+        input,
+        grid,
+        _index("mode", mode, _MODES),
+        _index("padding_mode", padding_mode, _PADDINGS),
+        align_corners,
+        policy=policy_text(policy, "grid_sample"),
+    )
+
+
+def _index(argument: str, word: str, words: Sequence[str]) -> int:
+    if word not in words:
+        raise ValueError(
+            f"grid_sample: argument {argument}: got {word!r}, wanted one of {', '.join(words)}"
+        )
+    return words.index(word)
