@@ -626,6 +626,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("policy_text"));
   m.def("add_rule", add_rule, py::arg("matcher"), py::arg("use"));
+  m.def("check_rule", check_rule, py::arg("matcher"), py::arg("use"));
   m.def("remove_rule", remove_rule, py::arg("id"));
   m.def("enable_overrides", enable_overrides);
   m.def("disable_overrides", disable_overrides);

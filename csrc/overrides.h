@@ -4,6 +4,7 @@
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
 #include <initializer_list>
@@ -54,16 +55,21 @@ std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
 //   static constexpr const char* kOp;
 //   static std::optional<std::string> refusal(keys, args...)   why PyTorch's own kernel must run
 //   static R with_autograd(keys, args...)                      called at autograd's keys
-//   static R run(args...)                                      called below them: inference mode
-//   template <c10::DispatchKey key> static R plain(args...)    PyTorch's own kernel below autograd
+// and, where PyTorch has kernels of its own below them, which is where inference mode begins,
+//   static R run(args...)                                      called there
+//   template <c10::DispatchKey key> static R plain(args...)    PyTorch's own kernel
+// A composite, an operator that is made of others, is called the same way everywhere.
 // What PyTorch refuses as well, it refuses in its own words.
-template <class Ours, c10::DispatchKey key, class Signature>
+enum class OpKind { basic, composite };
+
+template <class Ours, OpKind kind, c10::DispatchKey key, class Signature>
 struct OverrideKernel;
 
-template <class Ours, c10::DispatchKey key, class R, class... Args>
-struct OverrideKernel<Ours, key, R(Args...)> {
+template <class Ours, OpKind kind, c10::DispatchKey key, class R, class... Args>
+struct OverrideKernel<Ours, kind, key, R(Args...)> {
   static constexpr bool kAutograd =
       key == c10::DispatchKey::AutogradCPU || key == c10::DispatchKey::AutogradCUDA;
+  static constexpr bool kComposite = kind == OpKind::composite;
   static inline FormerKernel former;
 
   static R call(c10::DispatchKeySet keys, Args... args) {
@@ -74,6 +80,9 @@ struct OverrideKernel<Ours, key, R(Args...)> {
     }
     try {
       if constexpr (kAutograd) {
+        return Ours::with_autograd(keys, args...);
+      } else if constexpr (kComposite) {
+        at::NoGradGuard below_autograd;
         return Ours::with_autograd(keys, args...);
       } else {
         return Ours::run(args...);
@@ -86,7 +95,7 @@ struct OverrideKernel<Ours, key, R(Args...)> {
 
   static R plain(c10::DispatchKeySet keys, Args... args) {
     PlainTorchGuard guard;
-    if constexpr (kAutograd) {
+    if constexpr (kAutograd || kComposite) {
       torch::jit::Stack stack = c10::impl::boxArgs<Args...>(args...);
       former->callBoxed(former->opHandle(), keys, &stack);
       return c10::impl::PopResult<R>::call(stack);
@@ -98,22 +107,24 @@ struct OverrideKernel<Ours, key, R(Args...)> {
   static torch::CppFunction kernel() { return torch::CppFunction(TORCH_FN(call)); }
 };
 
-// At autograd's keys, so that backward takes our way too, and at the backends' own, which is where
-// inference mode begins. An operator that is made of others has no backend's kernel.
-template <class Ours, class Signature, c10::DispatchKey... keys>
+// At autograd's keys, so that backward takes our way too, and at the backends' own.
+template <class Ours, class Signature, OpKind kind = OpKind::basic>
 struct RegisterOverride {
   explicit RegisterOverride(const char* op) {
-    (add_override({op, keys, &OverrideKernel<Ours, keys, Signature>::kernel,
-                   &OverrideKernel<Ours, keys, Signature>::former}),
-     ...);
+    add<c10::DispatchKey::AutogradCPU>(op);
+    add<c10::DispatchKey::AutogradCUDA>(op);
+    add<c10::DispatchKey::CPU>(op);
+    add<c10::DispatchKey::CUDA>(op);
+  }
+
+ private:
+  template <c10::DispatchKey key>
+  static void add(const char* op) {
+    using Kernel = OverrideKernel<Ours, kind, key, Signature>;
+    add_override({op, key, &Kernel::kernel, &Kernel::former});
   }
 };
 template <class Ours, class Signature>
-using RegisterOverrideEverywhere =
-    RegisterOverride<Ours, Signature, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
-                     c10::DispatchKey::CPU, c10::DispatchKey::CUDA>;
-template <class Ours, class Signature>
-using RegisterOverrideOfComposite = RegisterOverride<Ours, Signature, c10::DispatchKey::AutogradCPU,
-                                                     c10::DispatchKey::AutogradCUDA>;
+using RegisterOverrideOfComposite = RegisterOverride<Ours, Signature, OpKind::composite>;
 
 }  // namespace torch_cudnn_ext

@@ -233,7 +233,12 @@ def test_ctrl_c_prints_what_was_finished(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch_cudnn_ext", "profile", "--problems", str(file)]
     command += ["--device", "cpu", "--resume", str(finished)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Shells start what runs in the background with the signal ignored, and children inherit it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:

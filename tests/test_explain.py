@@ -96,10 +96,21 @@ def test_times_and_workspaces(net: Net, device: str) -> None:
     explanation = explain(net, images(device))
     for call in explanation.calls:
         assert (call.ms is not None and call.ms > 0) == bool(call.op)
+        assert bool(call.pytorch) == bool(call.op)
+    conv = " ".join(explanation.calls[0].pytorch)
+    assert "aten::mkldnn_convolution" in conv if device == "cpu" else "aten::" not in conv
+    assert not any(call.pytorch for call in explain(net, images(device), measure=False).calls)
     text = str(explanation)
     assert "| twice | Conv2d | conv_fwd |" in text
     assert "calls took our way" in text
     assert explanation.to_csv().startswith("layer,kind,op,problem,algorithm,why")
+
+
+def test_what_pytorch_runs_in_a_backward_that_reads_its_forward(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)).to(device)
+    calls = explain(model, images(device), train=True).calls
+    pool = next(call for call in calls if call.op == "pool_bwd")
+    assert any("max_pool" in name for name in pool.pytorch)
 
 
 def test_what_did_not_take_our_way_says_why() -> None:

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_cudnn_ext
-from torch_cudnn_ext import Policy, apply_pins, clear_pins, enabled, load_pins, pinned, save_pins
+from torch_cudnn_ext import (
+    Policy,
+    apply_pins,
+    apply_rules,
+    clear_pins,
+    enabled,
+    load_pins,
+    load_rules,
+    pinned,
+    save_pins,
+)
 from torch_cudnn_ext import nn as our_nn
 from torch_cudnn_ext.pins import pin_of
 
@@ -265,6 +275,33 @@ def test_a_file_holds_pins(tmp_path: Path) -> None:
     assert load_pins(path) == {}
 
 
+def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
+    path = tmp_path / "pins.toml"
+    softmax = {"cpu": "cpu:online", "cuda": "legacy:accurate"}[device]
+    rules: dict[str, Any] = {
+        "conv_fwd w=*[4,4,3,3]*": PIN[device],
+        "conv_fwd": {"fwd": "aten:default", "max_workspace": "1GiB"},
+        "softmax_fwd": Policy(family="softmax", fwd=softmax),
+    }
+    save_pins(path, {"*": "deterministic"}, rules)
+    assert load_pins(path) == {"*": "deterministic"}
+    read = load_rules(path)
+    assert list(read) == list(rules)
+    with apply_rules(read), enabled():
+        found = ran(net, images(device))
+    assert found["layer1.0.conv1", "conv_fwd"] == PIN[device]  # the upper one holds
+    assert found["soft", "softmax_fwd"] == softmax
+    with enabled():
+        net(images(device))
+        before = last()
+        with pytest.raises(ValueError, match="no field"):
+            apply_rules({"conv_fwd": "aten:default", "conv_fwd q=1": "autotune"})
+        net(images(device))
+        assert last() == before
+    with apply_rules({}):
+        pass
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -274,9 +311,12 @@ def test_a_file_holds_pins(tmp_path: Path) -> None:
         ('[layers]\n"a" = \n', "line 2"),
         (
             '[layers]\n[rules]\n"a" = "autotune"\n',
-            r"line 2: got the key 'rules', wanted \[layers\]",
+            r"line 2: got the key 'rules', wanted \[layers\] and \[problems\]",
         ),
         ('conv1 = "autotune"\n', "line 1: got the key 'conv1'"),
+        ("layers = 3\n", "line 1: got the key 'layers'"),
+        ('[problems]\n"conv_fwd q=1" = "autotune"\n', "line 2: 'conv_fwd q=1': .*no field 'q'"),
+        ('[problems]\n"conv_fwd" = "bwd_data=autotune"\n', "line 2: 'conv_fwd': .*bwd_data"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path, text: str, wanted: str) -> None:

@@ -175,6 +175,9 @@ def set_cudnn_pins(policy_text: str) -> None:
     """What torch.backends.cudnn.conv_fwd_algo and its like say: the weakest level."""
 
 def add_rule(matcher: str, use: str) -> int: ...
+def check_rule(matcher: str, use: str) -> None:
+    """ValueError where `add_rule` would raise it."""
+
 def remove_rule(id: int) -> None: ...
 def enable_overrides() -> None:
     """Put the overrides of PyTorch's operators into its dispatcher; RuntimeError when they are."""

@@ -4,7 +4,7 @@
 * `nn`: the modules; subclasses of PyTorch's
 * `Policy`, `knobs`: how an algorithm is chosen, for a call, a thread or the process
 * `enable`, `disable`, `enabled`: run PyTorch's own operators, in models that stay as they are
-* `pinned`, `apply_pins`, `when`: choices by a layer's name, or by the problem
+* `pinned`, `apply_pins`, `when`, `apply_rules`: choices by a layer's name, or by the problem
 * `last_choice`, `explain`, `declined`: what ran, and why
 * `profile`, `profile_model`, `profiling`: what every algorithm would cost
 * `convert`: a network's layers exchanged for those of `nn`, and back
@@ -29,10 +29,18 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
 # isort: split
 from torch_cudnn_ext import conversion, knobs, nn, ops, profiling, tuning
 from torch_cudnn_ext.conversion import convert
-from torch_cudnn_ext.enabling import declined, disable, enable, enabled, is_enabled, when
+from torch_cudnn_ext.enabling import (
+    apply_rules,
+    declined,
+    disable,
+    enable,
+    enabled,
+    is_enabled,
+    when,
+)
 from torch_cudnn_ext.explaining import explain, trace
 from torch_cudnn_ext.ops import last_choice
-from torch_cudnn_ext.pins import apply_pins, clear_pins, load_pins, pinned, save_pins
+from torch_cudnn_ext.pins import apply_pins, clear_pins, load_pins, load_rules, pinned, save_pins
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.profiling import profile, profile_model
 
@@ -43,6 +51,7 @@ __all__ = [
     "conversion",
     "convert",
     "apply_pins",
+    "apply_rules",
     "clear_pins",
     "declined",
     "disable",
@@ -53,6 +62,7 @@ __all__ = [
     "knobs",
     "last_choice",
     "load_pins",
+    "load_rules",
     "nn",
     "ops",
     "pinned",

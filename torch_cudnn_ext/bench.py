@@ -244,13 +244,13 @@ def _compare(
         count=layer.count,
         device=_C.device_fingerprint(device),
         algorithm=algorithm,
-        kernels=_kernel_names(ours, _here) if named else [],
+        kernels=kernel_names(ours, _here, device) if named else [],
         ours_ms=result.medians[0],
         pytorch_ms=result.medians[result.winner],
         pytorch_default_ms=result.medians[1],
         pytorch_benchmark_ms=result.medians[2],
         pytorch_setting=winner.setting,
-        pytorch_kernels=_kernel_names(pytorch, winner) if named else [],
+        pytorch_kernels=kernel_names(pytorch, winner, device) if named else [],
         ratio=result.ratio,
         ratio_low=result.low,
         ratio_high=result.high,
@@ -401,10 +401,20 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
 
 
-def _kernel_names(work: Callable[[], object], runner: _Runner) -> list[str]:
-    """The GPU kernels of one call, longest first."""
+def kernel_names(work: Callable[[], object], runner: _Runner, device: str) -> list[str]:
+    """What one call runs, longest first.
+
+    On a GPU its kernels; on the CPU the operators that took a tenth of the time or more.
+    """
+    activity = torch.profiler.ProfilerActivity
+    if not device.startswith("cuda"):
+        with torch.profiler.profile(activities=[activity.CPU], acc_events=True) as profiler:
+            runner(work)
+        times = {e.key: e.self_cpu_time_total for e in profiler.key_averages()}
+        longest = sorted(times, key=lambda name: -times[name])
+        return [name for name in longest if times[name] >= sum(times.values()) / 10]
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with torch.profiler.profile(activities=[activity.CUDA], acc_events=True) as profiler:
         runner(work)
         torch.cuda.synchronize()
     events = [e for e in profiler.key_averages() if e.device_type.name == "CUDA"]
@@ -508,7 +518,7 @@ def _overhead(problem: str, device: str) -> Overhead:
     if device.startswith("cuda"):
         # Kernels of the backward pass run on autograd's thread; the profiler sees them all.
         same = all(
-            sorted(_kernel_names(mine, _call)) == sorted(_kernel_names(theirs, _call))
+            sorted(kernel_names(mine, _call, device)) == sorted(kernel_names(theirs, _call, device))
             for mine, theirs in ((ours, pytorch), (ours_training, pytorch_training))
         )
     return Overhead(problem, pins["fwd"], pinned, same, *forward, *training)

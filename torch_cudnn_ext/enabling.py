@@ -20,8 +20,8 @@ run operators.
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -168,8 +168,32 @@ def when(matcher: str, use: PolicyLike) -> Rule:
         TypeError: ``use`` has a type that stands for no policy.
         ValueError: There is no such operator or field, or ``use`` does not fit the operator.
     """
+    return Rule(matcher, rule_text(matcher, use))
+
+
+def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
+    """`when` for each of several, such as `load_rules` reads from a file; or for none of them.
+
+    Args:
+        rules: By matcher, what to use. Of two that match, the earlier is the stronger.
+
+    Returns:
+        What takes all of them back by its ``close``, or with its ``with`` block.
+
+    Raises:
+        TypeError: A value has a type that stands for no policy.
+        ValueError: A rule is none; the message says which part.
+    """
+    with ExitStack() as made:
+        for matcher, use in reversed([*rules.items()]):
+            made.callback(when(matcher, use).remove)
+        return made.pop_all()
+
+
+def rule_text(matcher: str, use: PolicyLike) -> str:
+    """The policy of a rule as text; single words are of the matcher's operator."""
     family = next((op["family"] for op in _C.operators() if matcher.startswith(op["family"])), None)
-    return Rule(matcher, policy_text(use, family or "conv") or "")
+    return policy_text(use, family or "conv") or ""
 
 
 def _for_all_operators(text: str) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_cudnn_ext import _C, report
+from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.pins import clear_pins, pin_of, standing_for
 from torch_cudnn_ext.workload import Layer, call_model, merge
@@ -41,6 +42,9 @@ class LayerCall:
         ms: Its time on scratch tensors, in milliseconds; ``None`` where not measured.
         device: Where it ran.
         policy: The policy, with all its levels merged.
+        pytorch: What PyTorch itself runs for this problem: on a GPU the names of its kernels, on
+            the CPU those of its operators, longest first. Empty where not measured, and where
+            PyTorch cannot do it.
     """
 
     layer: str
@@ -53,6 +57,7 @@ class LayerCall:
     ms: float | None = None
     device: str = ""
     policy: str = ""
+    pytorch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Explanation:
 
     def table(self) -> report.Table:
         """The calls as cells."""
-        headings = ("layer", "kind", "op", "algorithm", "why", "ms", "workspace", "problem")
+        headings = "layer,kind,op,algorithm,why,ms,workspace,PyTorch runs,problem".split(",")
         rows = [
             [
                 call.layer,
@@ -79,6 +84,7 @@ class Explanation:
                 call.why,
                 report.milliseconds(call.ms),
                 report.bytes_text(call.workspace_bytes),
+                ", ".join(map(_short, call.pytorch)),
                 call.problem.partition(" ")[2],
             ]
             for call in self.calls
@@ -93,7 +99,7 @@ class Explanation:
         out = io.StringIO()
         writer = csv.DictWriter(out, [f.name for f in fields(LayerCall)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(call) for call in self.calls)
+        writer.writerows(asdict(c) | {"pytorch": "; ".join(c.pytorch)} for c in self.calls)
         return out.getvalue()
 
     def __str__(self) -> str:
@@ -115,7 +121,8 @@ def explain(
         model: Any module.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         train: Also run the backward of the sum of the outputs, in training mode.
-        measure: Also time every distinct algorithm, on scratch tensors.
+        measure: Also time every distinct algorithm, and see what PyTorch itself would run, on
+            scratch tensors.
     """
     runner = copy.deepcopy(model) if train else model
     try:
@@ -125,7 +132,7 @@ def explain(
         if train:
             clear_pins(runner)  # of the copy
     if measure:
-        calls = _with_times(calls)
+        calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
 
 
@@ -274,13 +281,17 @@ def _loss(output: Any) -> Tensor:
     return torch.stack([t.float().sum() for t in tensors]).sum()
 
 
-def _with_times(calls: list[LayerCall]) -> list[LayerCall]:
-    """Each distinct algorithm on its problem is timed once."""
+def _measured(calls: list[LayerCall]) -> list[LayerCall]:
+    """With the time of each distinct algorithm on its problem, and what PyTorch runs."""
     times: dict[tuple[str, str, str], float | None] = {}
-    timed = []
+    kernels: dict[tuple[str, str], tuple[str, ...]] = {}
+    done = []
     for call in calls:
-        key = (call.problem, call.algorithm, call.device)
-        if call.problem and key not in times:
+        if not call.problem:
+            done.append(call)
+            continue
+        key, place = (call.problem, call.algorithm, call.device), (call.problem, call.device)
+        if key not in times:
             rows = _C.measure(
                 call.problem,
                 call.device,
@@ -289,5 +300,29 @@ def _with_times(calls: list[LayerCall]) -> list[LayerCall]:
                 record=False,
             )
             times[key] = next((row["median_ms"] for row in rows), None)
-        timed.append(replace(call, ms=times.get(key)))
-    return timed
+        if place not in kernels:
+            kernels[place] = _kernels_of_pytorch(*place)
+        done.append(replace(call, ms=times[key], pytorch=kernels[place]))
+    return done
+
+
+def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
+    rows = _C.candidates(problem, device, "backends=aten")
+    if not any(row["status"] == "ok" for row in rows):
+        return ()
+    info = _C.problem_info(problem)
+    tensors = _C.scratch(problem, device)
+    if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward left
+        left = _C.run(info["coupled"][0], "aten:default", tensors)
+        tensors |= {role: left[role] for role in left.keys() & info["slots"].keys()}
+
+    def work() -> None:
+        _C.run(problem, "aten:default", dict(tensors))
+
+    work()
+    return tuple(kernel_names(work, lambda run: run(), device))
+
+
+def _short(kernel: str) -> str:
+    """The name of a kernel without its parameters."""
+    return kernel.removeprefix("void ").partition("(")[0].partition("<")[0]

@@ -27,6 +27,7 @@ from typing import Any
 from torch import nn as torch_nn
 
 from torch_cudnn_ext import _C, nn
+from torch_cudnn_ext.enabling import rule_text
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.policy import Policy, PolicyLike, merge_texts, policy_text
 
@@ -34,7 +35,7 @@ Pins = Mapping[str, PolicyLike]
 
 _MARK = "_torch_cudnn_ext_pin"
 _STATE = ("_running", "_once")  # what methods of `Tunable` classes read of an instance
-_TABLE = "layers"
+_LAYERS, _PROBLEMS = "layers", "problems"  # tables of a file
 
 _OURS: dict[type, type[Tunable]] = {
     ours.replaces: ours
@@ -122,15 +123,20 @@ def pin_of(module: torch_nn.Module) -> Pin | None:
 # Files.
 
 
-def save_pins(path: str | Path, pins: Pins) -> None:
-    """Write pins to a TOML file, in their order.
+def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | None = None) -> None:
+    """Write pins of layers, and rules by problem, to a TOML file, in their order.
+
+    Args:
+        path: Where; what is there is replaced.
+        pins: As `apply_pins` takes them.
+        rules: As `apply_rules` takes them.
 
     Raises:
         TypeError: A policy has a type that stands for none.
     """
     lines = [
         "# Algorithms of layers by name; of two that match, the upper one holds.",
-        f"[{_TABLE}]",
+        f"[{_LAYERS}]",
     ]
     for pattern, policy in pins.items():
         family = policy.family if isinstance(policy, Policy) else "conv"
@@ -138,42 +144,68 @@ def save_pins(path: str | Path, pins: Pins) -> None:
         if family != "conv":  # in a file nothing tells the family of a single "fwd"
             text = _C.canonical_policy(text, family, "conv")
         lines.append(f"{_toml_string(pattern)} = {_toml_string(text)}")
+    if rules:
+        lines += ["", "# And by problem, likewise.", f"[{_PROBLEMS}]"]
+        lines += [
+            f"{_toml_string(matcher)} = {_toml_string(rule_text(matcher, use))}"
+            for matcher, use in rules.items()
+        ]
     Path(path).write_text("\n".join(lines) + "\n")
 
 
 def load_pins(path: str | Path) -> dict[str, str]:
-    """Read pins that `save_pins`, or a person, wrote.
+    """Read the pins of layers that `save_pins`, or a person, wrote.
 
     Returns:
         Policy texts by pattern, in the order of the file.
 
     Raises:
-        ValueError: The file is no TOML, has another table, or a value that is no policy; the
-            message names the line and the key.
+        ValueError: The file is no TOML, has an unknown table, or a value that is no policy; the
+            message names the line and the key. Its rules are checked as well.
     """
+    return _load(path)[_LAYERS]
+
+
+def load_rules(path: str | Path) -> dict[str, str]:
+    """Read the rules by problem that `save_pins`, or a person, wrote, for `apply_rules`.
+
+    Returns:
+        Policy texts by matcher, in the order of the file.
+
+    Raises:
+        ValueError: As of `load_pins`.
+    """
+    return _load(path)[_PROBLEMS]
+
+
+def _load(path: str | Path) -> dict[str, dict[str, str]]:
+    """Both tables of a file, checked."""
     text = Path(path).read_text()
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
-    for name in tables:
-        if name != _TABLE:
+    found: dict[str, dict[str, str]] = {_LAYERS: {}, _PROBLEMS: {}}
+    for name, table in tables.items():
+        if name not in found or not isinstance(table, dict):
             raise ValueError(
                 f"{path}, line {_line_of(text, name)}: got the key {name!r}, "
-                f"wanted [{_TABLE}] alone"
+                f"wanted [{_LAYERS}] and [{_PROBLEMS}] alone"
             )
-    pins: dict[str, str] = {}
-    for pattern, value in tables.get(_TABLE, {}).items():
-        place = f"{path}, line {_line_of(text, pattern)}: {pattern!r}"
-        if not isinstance(value, str):
-            raise ValueError(f"{place} is {value!r}, wanted a policy text in quotes")
-        try:
-            _fitting_families(value)
-            _compiled(pattern)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        pins[pattern] = value
-    return pins
+        for key, value in table.items():
+            place = f"{path}, line {_line_of(text, key)}: {key!r}"
+            if not isinstance(value, str):
+                raise ValueError(f"{place} is {value!r}, wanted a policy text in quotes")
+            try:
+                if name == _PROBLEMS:
+                    _C.check_rule(key, value)
+                else:
+                    _fitting_families(value)
+                    _compiled(key)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            found[name][key] = value
+    return found
 
 
 def _toml_string(text: str) -> str:

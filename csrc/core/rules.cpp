@@ -51,9 +51,7 @@ bool matches(const Rule& rule, const std::string& op,
   });
 }
 
-}  // namespace
-
-int64_t add_rule(std::string_view matcher, std::string_view use) {
+Rule parse_rule(std::string_view matcher, std::string_view use) {
   std::string text(matcher);
   std::vector<std::string> words;
   for (size_t begin = 0; (begin = text.find_first_not_of(' ', begin)) != std::string::npos;) {
@@ -88,6 +86,13 @@ int64_t add_rule(std::string_view matcher, std::string_view use) {
                       "autotune");
   }
   rule.text = c10::Join(" ", words);
+  return rule;
+}
+
+}  // namespace
+
+int64_t add_rule(std::string_view matcher, std::string_view use) {
+  Rule rule = parse_rule(matcher, use);
   static int64_t next_id = 0;
   std::lock_guard<std::mutex> lock(mutex);
   rule.id = next_id++;
@@ -95,6 +100,8 @@ int64_t add_rule(std::string_view matcher, std::string_view use) {
   next_generation();
   return rules().back().id;
 }
+
+void check_rule(std::string_view matcher, std::string_view use) { parse_rule(matcher, use); }
 
 void remove_rule(int64_t id) {
   std::lock_guard<std::mutex> lock(mutex);

@@ -14,8 +14,9 @@ namespace torch_cudnn_ext {
 
 // A matcher is an operator and pass, then fields of the problem line as key=glob, in any order; `*`
 // stands for any text, `?` for any character. A word in `use` is for that pass alone. Of two rules
-// that match, the newer is the stronger. Both throw ValueError.
+// that match, the newer is the stronger. All throw ValueError.
 int64_t add_rule(std::string_view matcher, std::string_view use);
+void check_rule(std::string_view matcher, std::string_view use);  // adds nothing
 void remove_rule(int64_t id);
 
 struct RuledPolicy {

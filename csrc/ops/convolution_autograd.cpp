@@ -416,7 +416,7 @@ struct AtenConvolution {
   }
 };
 
-const RegisterOverrideEverywhere<
+const RegisterOverride<
     AtenConvolution, Tensor(const Tensor&, const Tensor&, const OptionalTensor&, SymIntArrayRef,
                             SymIntArrayRef, SymIntArrayRef, bool, SymIntArrayRef, SymInt)>
     overridden("convolution");

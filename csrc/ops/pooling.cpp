@@ -858,10 +858,9 @@ struct AtenAvgPool {
   }
 };
 
-// An output of one element is not computed by this, but as a mean.
 template <size_t dims>
 struct AtenAdaptiveAvgPool {
-  static constexpr const char* kOp = dims == 2 ? "_adaptive_avg_pool2d" : "_adaptive_avg_pool3d";
+  static constexpr const char* kOp = dims == 2 ? "adaptive_avg_pool2d" : "adaptive_avg_pool3d";
 
   static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
                                             SymIntArrayRef output_size) {
@@ -870,21 +869,9 @@ struct AtenAdaptiveAvgPool {
     }
     return refusal_of_pooling(keys, input, dims);
   }
-  static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
+  static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input,
                               SymIntArrayRef output_size) {
-    return avg_pool_autograd(keys, input, output_size, {}, {}, false, true, {}, true, {});
-  }
-  static Tensor run(const Tensor& input, SymIntArrayRef output_size) {
-    return avg_pool(input, output_size, {}, {}, false, true, {}, true, {});
-  }
-  template <c10::DispatchKey key>
-  static Tensor plain(const Tensor& input, SymIntArrayRef output_size) {
-    constexpr bool on_cpu = key == c10::DispatchKey::CPU;
-    auto pool = dims == 2 ? on_cpu ? at::cpu::_adaptive_avg_pool2d_symint
-                                   : at::cuda::_adaptive_avg_pool2d_symint
-                : on_cpu  ? at::cpu::_adaptive_avg_pool3d_symint
-                          : at::cuda::_adaptive_avg_pool3d_symint;
-    return pool(input, output_size);
+    return avg_pool_op().call(input, output_size, {}, {}, false, true, {}, true, {});
   }
 };
 
@@ -896,12 +883,12 @@ using AdaptiveSignature = Tensor(const Tensor&, SymIntArrayRef);
 const RegisterOverrideOfComposite<AtenMaxPool<1>, MaxPoolSignature> max_pool1d("max_pool1d");
 const RegisterOverrideOfComposite<AtenMaxPool<2>, MaxPoolSignature> max_pool2d("max_pool2d");
 const RegisterOverrideOfComposite<AtenMaxPool<3>, MaxPoolSignature> max_pool3d("max_pool3d");
-const RegisterOverrideEverywhere<AtenAvgPool<2>, AvgPoolSignature> avg_pool2d("avg_pool2d");
-const RegisterOverrideEverywhere<AtenAvgPool<3>, AvgPoolSignature> avg_pool3d("avg_pool3d");
-const RegisterOverrideEverywhere<AtenAdaptiveAvgPool<2>, AdaptiveSignature> adaptive_avg_pool2d(
-    "_adaptive_avg_pool2d");
-const RegisterOverrideEverywhere<AtenAdaptiveAvgPool<3>, AdaptiveSignature> adaptive_avg_pool3d(
-    "_adaptive_avg_pool3d");
+const RegisterOverride<AtenAvgPool<2>, AvgPoolSignature> avg_pool2d("avg_pool2d");
+const RegisterOverride<AtenAvgPool<3>, AvgPoolSignature> avg_pool3d("avg_pool3d");
+const RegisterOverrideOfComposite<AtenAdaptiveAvgPool<2>, AdaptiveSignature> adaptive_avg_pool2d(
+    "adaptive_avg_pool2d");
+const RegisterOverrideOfComposite<AtenAdaptiveAvgPool<3>, AdaptiveSignature> adaptive_avg_pool3d(
+    "adaptive_avg_pool3d");
 
 // --- what the core must know
 

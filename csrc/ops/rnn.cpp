@@ -704,6 +704,20 @@ std::optional<std::string> refusal_of_rnn(c10::DispatchKeySet keys, const Tensor
   return std::nullopt;
 }
 
+std::optional<std::string> refusal_of_packed(c10::DispatchKeySet keys, const Tensor& data,
+                                             const Tensor& batch_sizes, TensorList hx,
+                                             TensorList params) {
+  bool readable = batch_sizes.is_cpu() && batch_sizes.scalar_type() == at::kLong &&
+                  batch_sizes.is_contiguous() &&
+                  !batch_sizes.key_set().has(c10::DispatchKey::Python);
+  if (!readable) return "batch_sizes are no int64 numbers on the CPU";
+  return refusal_of_rnn(keys, data, hx, params);
+}
+
+IntArrayRef numbers_of(const Tensor& t) {
+  return {t.const_data_ptr<int64_t>(), static_cast<size_t>(t.numel())};
+}
+
 struct AtenLstm {
   static constexpr const char* kOp = "lstm";
 
@@ -723,8 +737,27 @@ struct AtenLstm {
   }
 };
 
-struct AtenGru {
-  static constexpr const char* kOp = "gru";
+struct AtenLstmPacked {
+  static constexpr const char* kOp = "lstm";
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& data,
+                                            const Tensor& batch_sizes, TensorList hx,
+                                            TensorList params, bool, int64_t, double, bool, bool) {
+    if (hx.size() != 2) return "hx does not hold two tensors";
+    return refusal_of_packed(keys, data, batch_sizes, hx, params);
+  }
+  static std::tuple<Tensor, Tensor, Tensor> with_autograd(
+      c10::DispatchKeySet, const Tensor& data, const Tensor& batch_sizes, TensorList hx,
+      TensorList params, bool has_biases, int64_t num_layers, double dropout, bool train,
+      bool bidirectional) {
+    return lstm_packed(data, numbers_of(batch_sizes), hx, params, has_biases, num_layers, dropout,
+                       train, bidirectional, false, false, {});
+  }
+};
+
+template <RnnCell cell>
+struct AtenRnn {
+  static constexpr const char* kOp = kNames[static_cast<int>(cell)];
 
   static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
                                             const Tensor& hx, TensorList params, bool, int64_t,
@@ -736,19 +769,54 @@ struct AtenGru {
                                                   bool has_biases, int64_t num_layers,
                                                   double dropout, bool train, bool bidirectional,
                                                   bool batch_first) {
-    return plain<RnnCell::gru>(input, hx, params, has_biases, num_layers, dropout, train,
-                               bidirectional, batch_first, false, false, {});
+    return plain<cell>(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
+                       batch_first, false, false, {});
   }
 };
 
+template <RnnCell cell>
+struct AtenRnnPacked {
+  static constexpr const char* kOp = kNames[static_cast<int>(cell)];
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& data,
+                                            const Tensor& batch_sizes, const Tensor& hx,
+                                            TensorList params, bool, int64_t, double, bool, bool) {
+    return refusal_of_packed(keys, data, batch_sizes, hx, params);
+  }
+  static std::tuple<Tensor, Tensor> with_autograd(c10::DispatchKeySet, const Tensor& data,
+                                                  const Tensor& batch_sizes, const Tensor& hx,
+                                                  TensorList params, bool has_biases,
+                                                  int64_t num_layers, double dropout, bool train,
+                                                  bool bidirectional) {
+    return plain_packed<cell>(data, numbers_of(batch_sizes), hx, params, has_biases, num_layers,
+                              dropout, train, bidirectional, false, false, {});
+  }
+};
+
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+using Two = std::tuple<Tensor, Tensor>;
 const RegisterOverrideOfComposite<
-    AtenLstm, std::tuple<Tensor, Tensor, Tensor>(const Tensor&, TensorList, TensorList, bool,
-                                                 int64_t, double, bool, bool, bool)>
+    AtenLstm, Three(const Tensor&, TensorList, TensorList, bool, int64_t, double, bool, bool, bool)>
     lstm_overridden("lstm.input");
-const RegisterOverrideOfComposite<AtenGru, std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                                      TensorList, bool, int64_t,
-                                                                      double, bool, bool, bool)>
-    gru_overridden("gru.input");
+const RegisterOverrideOfComposite<AtenLstmPacked,
+                                  Three(const Tensor&, const Tensor&, TensorList, TensorList, bool,
+                                        int64_t, double, bool, bool)>
+    lstm_packed_overridden("lstm.data");
+
+template <RnnCell cell>
+struct RegisterCell {
+  const RegisterOverrideOfComposite<AtenRnn<cell>,
+                                    Two(const Tensor&, const Tensor&, TensorList, bool, int64_t,
+                                        double, bool, bool, bool)>
+      input{c10::str(kNames[static_cast<int>(cell)], ".input").c_str()};
+  const RegisterOverrideOfComposite<AtenRnnPacked<cell>,
+                                    Two(const Tensor&, const Tensor&, const Tensor&, TensorList,
+                                        bool, int64_t, double, bool, bool)>
+      packed{c10::str(kNames[static_cast<int>(cell)], ".data").c_str()};
+};
+const RegisterCell<RnnCell::gru> gru_overridden;
+const RegisterCell<RnnCell::tanh> tanh_overridden;
+const RegisterCell<RnnCell::relu> relu_overridden;
 
 // --- what the core must know
 

@@ -245,9 +245,9 @@ struct AtenSoftmax {
   }
 };
 
-const RegisterOverrideEverywhere<AtenSoftmax<false>, Tensor(const Tensor&, int64_t, bool)>
+const RegisterOverride<AtenSoftmax<false>, Tensor(const Tensor&, int64_t, bool)>
     softmax_overridden("_softmax");
-const RegisterOverrideEverywhere<AtenSoftmax<true>, Tensor(const Tensor&, int64_t, bool)>
+const RegisterOverride<AtenSoftmax<true>, Tensor(const Tensor&, int64_t, bool)>
     log_softmax_overridden("_log_softmax");
 
 // --- what the core must know

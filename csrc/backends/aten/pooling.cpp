@@ -1,4 +1,6 @@
 // PyTorch's own pooling. A maximum leaves its indices for the backward.
+#include <numeric>
+
 #include "backends/aten/plan.h"
 
 namespace torch_cudnn_ext::aten {
@@ -32,7 +34,20 @@ Tensor max_backward(const PoolingProblem& p, const Bindings& b) {
   return pool(dy, x, p.window, p.stride, p.padding, p.dilation, p.ceil, indices);
 }
 
+// One average of all elements, which PyTorch's adaptive pooling computes as a mean.
+bool is_global_average(const PoolingProblem& p) {
+  int dims = p.spatial_dims();
+  bool average = p.mode == PoolingMode::avg_include || p.mode == PoolingMode::avg_exclude;
+  return average && !p.adaptive && p.padding == Dims(dims, 0) && p.dilation == Dims(dims, 1) &&
+         std::equal(p.window.begin(), p.window.end(), p.x.sizes.begin() + 2);
+}
+
 Tensor average(const PoolingProblem& p, const Tensor& x) {
+  if (is_global_average(p)) {
+    std::vector<int64_t> space(p.spatial_dims());
+    std::iota(space.begin(), space.end(), 2);
+    return x.mean(space, true);
+  }
   bool plane = p.spatial_dims() == 2;
   if (p.adaptive) {
     return plane ? at::_adaptive_avg_pool2d(x, p.window) : at::_adaptive_avg_pool3d(x, p.window);
@@ -46,6 +61,10 @@ Tensor average(const PoolingProblem& p, const Tensor& x) {
 // contiguous tensors: for channels_last ones, PyTorch 2.11's kernel for planes on CUDA computes
 // wrong gradients (seen on an H200).
 void average_backward(const PoolingProblem& p, Bindings& b) {
+  if (is_global_average(p)) {
+    give(b, Role::dx, p.x, (b[Role::dy] / p.window_volume()).expand(p.x.sizes));
+    return;
+  }
   Tensor dy = b[Role::dy].contiguous();
   bool plane = p.spatial_dims() == 2, counts_padding = p.mode != PoolingMode::avg_exclude;
   Tensor like = at::empty(p.x.sizes, dy.options());
@@ -62,9 +81,10 @@ void average_backward(const PoolingProblem& p, Bindings& b) {
   give(b, Role::dx, p.x, result);
 }
 
-// PyTorch says of all these but avg_pool2d that they add atomically on a GPU.
+// PyTorch says of all these but avg_pool2d and means that they add atomically on a GPU.
 Notes notes_of(const PoolingProblem& p, const Device& device) {
-  bool adds_in_order = p.mode != PoolingMode::max && !p.adaptive && p.spatial_dims() == 2;
+  bool adds_in_order = is_global_average(p) || (p.mode != PoolingMode::max && !p.adaptive &&
+                                               p.spatial_dims() == 2);
   if (p.pass == PoolingPass::fwd || !device.is_cuda() || adds_in_order) return {};
   return {Note::nondeterministic};
 }
@@ -73,7 +93,8 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   if (auto refused = refuse(algorithm, device)) return *refused;
   bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
   bool is_max = p.mode == PoolingMode::max;
-  if (!device.is_cuda() && half && !is_max && !p.adaptive && p.spatial_dims() == 3) {
+  bool has_kernel = is_max || p.adaptive || p.spatial_dims() == 2 || is_global_average(p);
+  if (!device.is_cuda() && half && !has_kernel) {
     return Unsupported{"PyTorch has no average over volumes in half precision on the CPU"};
   }
   return make_plan(algorithm, notes_of(p, device), [p, is_max](Bindings& b) {
