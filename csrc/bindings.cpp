@@ -162,22 +162,9 @@ py::list recorded_py(size_t begin) {
   return out;
 }
 
-// "conv_fwd" -> its family and pass.
-std::pair<const Operator*, std::string> find_op(const std::string& op) {
-  std::string known;
-  for (const Operator* family : all_operators()) {
-    for (const std::string& pass : family->passes()) {
-      std::string name = c10::str(family->family(), "_", pass);
-      if (name == op) return {family, pass};
-      known += (known.empty() ? "" : ", ") + name;
-    }
-  }
-  TORCH_CHECK_VALUE(false, "op is '", op, "', wanted one of ", known);
-}
-
 std::string canonical_algorithm(const std::string& text, const std::optional<std::string>& op) {
   if (!op) return parse_algorithm(text).text();
-  auto [family, pass] = find_op(*op);
+  auto [family, pass] = find_pass(*op);
   return resolve_algorithm(text, *op, family->legacy_names(pass)).text();
 }
 
@@ -219,7 +206,7 @@ py::dict policy_fields(const std::string& text, const std::string& family) {
 }
 
 ConvolutionPass convolution_pass(const std::string& op) {
-  auto [family, pass] = find_op(op);
+  auto [family, pass] = find_pass(op);
   TORCH_CHECK_VALUE(std::string_view(family->family()) == ConvolutionProblem::kFamily, "op is '",
                     op, "', wanted an operator of convolution");
   if (pass == "fwd") return ConvolutionPass::fwd;
@@ -308,7 +295,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   const ResolvedPolicy& policy = resolved(problem, policy_text);
   MeasureOptions options;
   for (const std::string& algorithm : algorithms.value_or(std::vector<std::string>{})) {
-    auto [family, pass] = find_op(op_of(problem));
+    auto [family, pass] = find_pass(op_of(problem));
     options.algorithms.push_back(
         resolve_algorithm(algorithm, op_of(problem), family->legacy_names(pass)));
   }
@@ -376,7 +363,7 @@ struct Prepared {
 Prepared prepare(const std::string& text, const std::string& algorithm_text,
                  const TensorsByRole& tensors, const std::string& policy) {
   Problem problem = parse_problem(text);
-  auto [family, pass] = find_op(op_of(problem));
+  auto [family, pass] = find_pass(op_of(problem));
   Algorithm algorithm =
       resolve_algorithm(algorithm_text, op_of(problem), family->legacy_names(pass));
   Prepared made;

@@ -139,6 +139,12 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "str? "
       "policy) -> (Tensor output, Tensor mean, Tensor invstd, Tensor reserve)",
       tags);
+  // The same without running statistics, so that nothing is changed, which vmap would refuse.
+  m.def(
+      "_batch_norm_train_alone(Tensor input, Tensor? weight, Tensor? bias, float eps, str "
+      "norm_mode, Tensor? z, str activation, str? policy) -> (Tensor output, Tensor mean, Tensor "
+      "invstd, Tensor reserve)",
+      tags);
   m.def(
       "_batch_norm_infer(Tensor input, Tensor running_mean, Tensor running_var, Tensor? weight, "
       "Tensor? bias, float eps, str norm_mode, Tensor? z, str activation, str? policy) -> Tensor",
@@ -223,7 +229,8 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "int blank=0, bool zero_infinity=False, *, str? policy=None) -> (Tensor, Tensor)",
       tags);
 
-  // Layer, RMS, instance and group norm: views of one operator, which is left whole in graphs.
+  // Layer, RMS, instance and group norm: views of one operator, which is left whole in graphs. A
+  // result of the inner operators that there is not is empty: vmap takes no lists of tensors.
   m.def(
       "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
       "float eps=1e-05, *, str? policy=None) -> Tensor",
@@ -243,11 +250,12 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       tags);
   m.def(
       "_normalize(Tensor input, Tensor? weight, Tensor? bias, str kind, int groups, float eps, "
-      "bool statistics, *, str? policy=None) -> Tensor[]",
+      "bool statistics, *, str? policy=None) -> (Tensor output, Tensor mean, Tensor invstd)",
       tags);
   m.def(
-      "_normalize_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor? mean, Tensor "
-      "invstd, str kind, int groups, bool has_bias, float eps, *, str? policy=None) -> Tensor[]",
+      "_normalize_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor "
+      "invstd, str kind, int groups, bool has_bias, float eps, *, str? policy=None) -> (Tensor "
+      "grad_input, Tensor grad_weight, Tensor grad_bias)",
       tags);
 
   // Local response and divisive normalisation.
@@ -265,7 +273,8 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       tags);
   m.def(
       "_lrn_backward(Tensor grad_output, Tensor input, Tensor output, Tensor? means, str kind, int "
-      "size, float alpha, float beta, float k, str window, *, str? policy=None) -> Tensor[]",
+      "size, float alpha, float beta, float k, str window, *, str? policy=None) -> (Tensor "
+      "grad_input, Tensor grad_means)",
       tags);
 
   // Activations: relu, clipped_relu (coefficient: ceiling), tanh, sigmoid, elu (alpha), swish

@@ -59,7 +59,7 @@ std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
 //   static R run(args...)                                      called there
 //   template <c10::DispatchKey key> static R plain(args...)    PyTorch's own kernel
 // A composite, an operator that is made of others, is called the same way everywhere.
-// What PyTorch refuses as well, it refuses in its own words.
+// What ours refuse goes to PyTorch as well, which may take it, or refuse it in its own words.
 enum class OpKind { basic, composite };
 
 template <class Ours, OpKind kind, c10::DispatchKey key, class Signature>
@@ -87,9 +87,9 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
       } else {
         return Ours::run(args...);
       }
-    } catch (const c10::ValueError&) {
-      plain(keys, args...);
-      throw;
+    } catch (const c10::ValueError& error) {
+      count_declined(Ours::kOp, error.what_without_backtrace());
+      return plain(keys, args...);
     }
   }
 

@@ -361,6 +361,8 @@ POOLING: tuple[Line, ...] = (
     *_pool("primes", (3, 7, 11, 13), _DTYPES, "window=5,3 pad=2,1 stride=3,2"),
     *_pool("gaps", (2, 8, 9, 9), _BOTH, "window=2 stride=3", "max avg_include"),
     *_pool("global", (2, 16, 7, 7), _DTYPES, "window=7", "max avg_include"),
+    *_pool("global_nhwc", (2, 16, 7, 5), "f32:nhwc bf16:nhwc", "window=7,5", "avg_include"),
+    *_pool("global_volume", (2, 8, 3, 5, 4), _BOTH, "window=3,5,4", "avg_exclude"),
     *_pool("line", (2, 8, 1, 31), _BOTH, "window=1,4 pad=0,2 stride=1,3"),
     *_pool("one_of_all", (1, 1, 1, 1), "f32:nchw", "window=1", "max avg_include"),
     *_pool("one_channel", (2, 1, 9, 9), _BOTH, "window=3 stride=2", "max avg_include"),

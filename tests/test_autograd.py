@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, ops
 
 OPS = torch.ops.torch_cudnn_ext
 Flags = Callable[[str], AbstractContextManager[None]]
@@ -396,3 +396,40 @@ def test_double_backward_through_checkpoint(device: str) -> None:
     torch.testing.assert_close(
         penalty(_layer), penalty(lambda x, w: F.conv2d(x, w, padding=1).relu())
     )
+
+
+def _second_derivatives() -> dict[str, Callable[[Tensor], Tensor]]:
+    gru = torch.nn.GRU(4, 3).double()
+    weights = [p.detach() for p in gru.parameters()]
+    ones = torch.ones(4, dtype=torch.float64)
+    return {
+        "silu": ops.silu,
+        "tanh": ops.tanh,
+        "elu": ops.elu,
+        "softmax": lambda t: ops.softmax(t, 1),
+        "layer_norm": lambda t: ops.layer_norm(t, (4,)),
+        "rms_norm": lambda t: ops.rms_norm(t, (4,)),
+        "group_norm": lambda t: ops.group_norm(t[..., None], 2),
+        "batch_norm": lambda t: ops.batch_norm(t, None, None, training=True),
+        "batch_norm, evaluating": lambda t: ops.batch_norm(t, 0 * ones, ones),
+        "local_response_norm": lambda t: ops.local_response_norm(t[..., None], 3),
+        "linear": lambda t: ops.linear(t, weights[0].to(t.device)),
+        "norm2": lambda t: ops.norm2(t, 1),
+        "gru": lambda t: ops.gru(t[:, None], None, [p.to(t.device) for p in weights], True)[0],
+    }
+
+
+@pytest.mark.parametrize("name", _second_derivatives())
+def test_second_derivatives_are_the_same_with_a_graph(name: str) -> None:
+    """What is differentiated by has a history of its own, and others share it."""
+    function = _second_derivatives()[name]
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def second(create_graph: bool) -> Tensor:
+        y = function(x * 1).pow(3).sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        total = gradient.square().sum()
+        (result,) = torch.autograd.grad(total, x, create_graph=create_graph)
+        return result.detach()
+
+    torch.testing.assert_close(second(True), second(False))

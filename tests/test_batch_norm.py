@@ -110,6 +110,44 @@ def test_no_samples(device: str) -> None:
         assert not grads[1].any() and torch.equal(mean, kept)
 
 
+def test_no_samples_with_gaps(device: str) -> None:
+    x = torch.randn(0, 6, device=device)[:, ::2]
+    for training in (True, False):
+        arguments = (None, None) if training else (x.new_zeros(3), x.new_ones(3))
+        fakes = [t if t is None else t.to("meta") for t in arguments]
+        got = ops.batch_norm(x, *arguments, training=training)
+        fake = ops.batch_norm(x.to("meta"), *fakes, training=training)
+        assert got.stride() == fake.stride() == (3, 1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_vmap(training: bool, device: str) -> None:
+    x = torch.randn(4, 2, 3, 5, dtype=torch.float64, device=device)
+    mean, var, weight, bias = (t.detach() for t in _statistics(3, device))
+    kept = (None, None) if training else (mean, var)
+
+    def both(norm: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        def run(t: Tensor) -> Tensor:
+            return norm(t, *kept, weight, bias, training)
+
+        gradient = torch.func.grad(lambda t: run(t).pow(3).sum())
+        return torch.vmap(run)(x), torch.vmap(gradient)(x)
+
+    torch.testing.assert_close(both(ops.batch_norm), both(F.batch_norm))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_have_no_gradient(training: bool, device: str) -> None:
+    x = torch.randn(4, 3, device=device)
+    for name in ("running_mean", "running_var"):
+        given = {"running_mean": torch.zeros(3, device=device), "running_var": x.new_ones(3)}
+        given[name].requires_grad_()
+        with pytest.raises(ValueError, match=f"{name} requires a gradient, wanted a tensor with"):
+            ops.batch_norm(x, **given, training=training)
+        with torch.no_grad():
+            ops.batch_norm(x, **given, training=training)
+
+
 def test_training_gives_statistics_and_changes_nothing(device: str) -> None:
     x = torch.randn(4, 3, 5, 6, dtype=torch.float64, device=device, requires_grad=True)
     mean, var, weight, bias = _statistics(3, device)

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,6 +168,43 @@ def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> N
     assert main([*arguments[:3], "--dtype", "f8", "--device", "cpu"]) == 2
 
 
+def test_bench_of_modules_keeps_its_constraints(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
+    monkeypatch.setattr(bench_modules, "CASES", (case,))
+    ran: list[str] = []
+    backward = bench_modules._backward
+
+    def watched(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+        ran.append(str(getattr(module, "policy", "")))
+        return backward(module, x)
+
+    monkeypatch.setattr(bench_modules, "_backward", watched)
+    command = ["bench", "--modules", "Soft", "--dtype", "f32", "--device", "cpu"]
+    constraints = ["--max-workspace", "1MiB", "--deterministic", "--no-allow-tf32"]
+    assert main([*command, *constraints]) == 0, capsys.readouterr().err
+    words = "fwd=autotune;bwd=autotune;max_workspace=1MiB;deterministic;allow_tf32=false"
+    assert ran[0].split(";") == words.split(";")
+    switches: Any = torch.backends.cudnn
+    assert switches.rnn.fp32_precision == switches.conv.fp32_precision == "ieee"
+    # A policy is read for the modules' family.
+    assert main([*command, "--policy", "bwd=aten:default"]) == 0, capsys.readouterr().err
+    assert main([*command, "--policy", "bwd=guess_once"]) == 2
+    assert "--policy: softmax_bwd is guess_once" in capsys.readouterr().err
+
+
+def test_bench_of_a_network_takes_its_convolutions(
+    capsys: Capture, networks: str, tmp_path: Path
+) -> None:
+    assert main(["bench", "--model", f"{networks}:softmax", "--device", "cpu"]) == 2
+    assert "--model: got softmax_fwd, softmax_bwd, wanted a conv" in capsys.readouterr().err
+    file = tmp_path / "lines.txt"
+    file.write_text(f"softmax_fwd x=f32[2,3,4]:nchw\n{PROBLEM}\n")
+    command = ["bench", "--problems", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    assert len(_json(capsys, *command, "--shard", "1/2")["comparisons"]) == 1
+
+
 def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "OVERHEAD_ROUNDS", 2)
     monkeypatch.setattr(bench, "OVERHEAD_CALLS", 3)
@@ -194,13 +233,48 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["profile", PROBLEM, "--policy", "zork=1"], "--policy: "),
         (["profile", PROBLEM, "--max-workspace", "lots"], "--max-workspace: "),
         (["profile", PROBLEM, "--format", "tex"], "--format"),
-        (["profile", PROBLEM, "--batch", "few"], "--batch"),
+        (["profile", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
+        (["list", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
+        (["profile", PROBLEM, "--policy", "guess_once"], "--policy: conv_bwd_data is guess_once"),
+        (["profile", PROBLEM, "--resume", "/nowhere/x"], "--resume: [Errno 2]"),
+        (["profile", PROBLEM, "--batch", "few"], "--batch: got 'few', wanted a whole number, 1"),
+        (["profile", PROBLEM, "--batch", "0"], "--batch: got '0', wanted a whole number, 1 or m"),
+        (["profile", PROBLEM, "--image-size", "0"], "--image-size: got '0', wanted a whole num"),
+        (["profile", PROBLEM, "--top", "-1"], "--top: got '-1', wanted a whole number, 0 or more"),
+        (["profile", PROBLEM, "--time-budget", "nan"], "--time-budget: got 'nan', wanted a numb"),
+        (["profile", PROBLEM, "--time-budget", "inf"], "--time-budget: got 'inf', wanted a numb"),
+        (["coverage", "--model", "x", "--backends", "foo"], "--backends: got 'foo', wanted one"),
+        (["coverage", "--model", "x", "--backends", ""], "--backends: got '', wanted one of cudnn"),
+        (["coverage", "--model", "x", "--device", "gpu"], "--device: got 'gpu', wanted 'cpu'"),
+        (["explain", "--model", "x", "--device", "gpu"], "--device: got 'gpu', wanted 'cpu'"),
+        (["explain", "--model", "x", "--dtype", "f8"], "--dtype: got 'f8', wanted one of f64"),
+        (["explain", "--model", "x", "--policy", "guess_once"], "--policy: conv_bwd_data is guess"),
+        (
+            ["bench", "softmax_fwd x=f32[2,3,4]:nchw"],
+            "problem line: got softmax_fwd, wanted a conv",
+        ),
+        (["bench", PROBLEM, "--compiled"], "--compiled: got it without --modules"),
+        (["bench", "--overhead", "--shard", "9/1"], "--shard: got '9/1' with --overhead, which"),
+        (["bench", "--overhead", "--resume", "x"], "--resume: got 'x' with --overhead, which"),
+        (["bench", "--overhead", "--modules", "all"], "--modules: got 'all' with --overhead"),
+        (["bench", "--modules", "all", PROBLEM], f"problem: got '{PROBLEM}' with --modules"),
+        (["bench", "--modules", "all", "--shard", "x"], "--shard: got 'x' with --modules, which"),
+        (["bench", "--modules", "all", "--problems", "x"], "--problems: got 'x' with --modules"),
+        (["bench", "--modules", "all", "--resume", "/x"], "--resume: got '/x' with --modules"),
+        (["bench", "--modules", "all", "--knob-search"], "--knob-search: got True with --modules"),
+        (["bench", "--modules", ""], "--modules: got '', wanted all or words of BatchNorm2d"),
+        (["bench", "--modules", "Pool,"], "--modules: got 'Pool,', wanted all or words of"),
+        (["bench", "--modules", "Pool,Nope"], "--modules: got 'Pool,Nope', wanted all or words"),
+        (["bench", "--modules", "LSTM", "--channels-last"], "--modules: got 'LSTM' with --chan"),
+        (["bench", "--modules", "Softmax", "--dtype", "f32,"], "--dtype: got '', wanted one of"),
+        (["bench", "--modules", "Softmax", "--policy", "fwd=winograd"], "--policy: algorithm 'w"),
+        (["bench", "--modules", "Softmax", "--max-workspace", "1;deterministic"], "got '1;det"),
         (["profile", PROBLEM, "--nonsense"], "--nonsense"),
         (["nonsense"], "nonsense"),
     ],
 )
 def test_wrong_input_is_one_clear_line(capsys: Capture, arguments: list[str], message: str) -> None:
-    if not {"--device", "--target"} & set(arguments) and arguments[0] == "profile":
+    if not {"--device", "--target"} & set(arguments) and arguments[0] != "nonsense":
         arguments = [*arguments, "--device", "cpu"]
     assert main(arguments) == 2
     captured = capsys.readouterr()
@@ -210,12 +284,56 @@ def test_wrong_input_is_one_clear_line(capsys: Capture, arguments: list[str], me
     assert len(captured.err.splitlines()) == 1
 
 
+@pytest.fixture
+def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of networks that give trouble."""
+    name = f"networks_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\n\n"
+        "class Failing(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        raise KeyError('inside')\n\n"
+        "def unmade():\n"
+        "    raise KeyError('made')\n\n"
+        "def failing():\n"
+        "    return Failing(), torch.randn(2, 3)\n\n"
+        "def foreign():\n"
+        "    return torch.nn.Hardsigmoid(), torch.randn(2, 3)\n\n"
+        "def softmax():\n"
+        "    return torch.nn.Softmax(1), torch.randn(2, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("command", ["profile", "bench", "coverage", "explain"])
+def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, command: str) -> None:
+    arguments = [command, "--device", "cpu", "--model"]
+    assert main([*arguments, f"{networks}:unmade"]) == 2
+    wanted = f"--model: got '{networks}:unmade', which raised KeyError: 'made'"
+    assert capsys.readouterr().err == f"error: {wanted}\n"
+    assert main([*arguments, f"{networks}:failing"]) == 1
+    assert capsys.readouterr().err == f"error: {networks}:failing raised KeyError: 'inside'\n"
+    if command != "explain":  # which tells that too
+        assert main([*arguments, f"{networks}:foreign"]) == 2
+        assert "--model: Hardsigmoid called no operator" in capsys.readouterr().err
+
+
+def test_a_file_without_problems_is_refused(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("# none\n\n")
+    for command in ("profile", "list", "bench"):
+        assert main([command, "--problems", str(file), "--device", "cpu"]) == 2
+        assert f"--problems: got '{file}', wanted at least one" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_gpu_is_refused(capsys: Capture) -> None:
     assert main(["profile", PROBLEM, "--device", "cuda"]) == 2
     assert "--device: got 'cuda', but PyTorch finds no CUDA device" in capsys.readouterr().err
-    assert main(["bench", "--overhead", "--device", "cuda"]) == 2
-    assert "no CUDA device" in capsys.readouterr().err
+    for arguments in (["bench", "--overhead"], ["explain", "--model", "x"]):
+        assert main([*arguments, "--device", "cuda"]) == 2
+        assert "--device: got 'cuda', but PyTorch finds no CUDA" in capsys.readouterr().err
 
 
 def test_a_damaged_resume_file_is_refused(capsys: Capture, tmp_path: Path) -> None:

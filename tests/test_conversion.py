@@ -12,7 +12,13 @@ from torch.nn.utils import parametrize, weight_norm
 from torch.utils._pytree import tree_leaves
 
 from torch_cudnn_ext import _C, convert, last_choice, nn
-from torch_cudnn_ext.conversion import conversion_steps, converted, counterparts
+from torch_cudnn_ext.conversion import (
+    _algorithms,
+    _checked,
+    conversion_steps,
+    converted,
+    counterparts,
+)
 from torch_cudnn_ext.coverage import coverage
 
 OURS = counterparts()
@@ -197,7 +203,10 @@ def test_a_policy_that_fits_not_all_changes_nothing() -> None:
         convert(model, to="torch", policy="autotune")
     with pytest.raises(ValueError, match="wanted 'cudnn' or 'torch'"):
         convert(model, to="caffe")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got cpu:im2col for softmax_fwd of Softmax, .*cpu:online"):
+        convert(model, policy="cpu:im2col")
     assert type(model[0]) is tnn.Conv2d
+    convert(copy.deepcopy(model), policy="cpu:im2col;on_unsupported=fallback")
     convert(model[0], policy="guess_once")
     assert model[0].policy == nn.Conv2d(1, 1, 1, policy="guess_once").policy
 
@@ -363,3 +372,73 @@ def test_a_recording_holds_every_execution_in_order() -> None:
         assert _C.recorded() == []
     finally:
         _C.set_recording(False)
+
+
+def test_coverage_leaves_layers_of_this_package_as_they_were() -> None:
+    made, taken = nn.Conv2d(3, 4, 3), convert(tnn.Conv2d(4, 4, 3))
+    own = nn.Conv2d(4, 4, 1, policy="guess_once")
+    model = tnn.Sequential(made, taken, own)
+    model(torch.randn(1, 3, 8, 8))
+    policies, frozen = [layer.policy for layer in model], own._running
+    result = coverage(model, torch.randn(1, 3, 8, 8), backends="cpu")
+    assert [layer.policy for layer in model] == policies
+    assert own._running == frozen and result.share() < 1
+    assert result.families["conv"].exceptions.keys() == {"its layer has a policy of its own"}
+    with pytest.raises(RuntimeError):
+        coverage(tnn.Sequential(made, Failing()), torch.randn(1, 3, 8, 8), backends="cpu")
+    assert made.policy is None
+
+
+class Failing(tnn.Module):
+    """Runs twice without gradients, as coverage's first look does, and then fails."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("no")
+        return x
+
+
+# What PyTorch's classes cannot do, and arguments.
+
+
+def test_modules_without_an_equal_are_left_as_they_are() -> None:
+    x = torch.randn(5, 2, 4)
+    model = tnn.Sequential(nn.LSTM(4, 4, skip_input=True))
+    states = nn.GRU(4, 4, remember_states=True)
+    steps = conversion_steps(tnn.ModuleList([model, states, nn.ClippedReLU()]), "torch")
+    assert {step.name: step.reason for step in steps} == {
+        "0.0": "torch.nn has no skip_input",
+        "1": "torch.nn has no remember_states",
+        "2": "torch.nn has nothing for it",
+    }
+    assert type(convert(model, to="torch")[0]) is nn.LSTM and states is convert(states, to="torch")
+    model(x)
+    assert type(convert(nn.LSTM(4, 4), to="torch")) is tnn.LSTM
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ({"model": [tnn.ReLU()]}, "argument model: got .*list.*Module"),
+        ({"exclude": "x"}, "argument exclude: got 'x'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(TypeError, match=wanted):
+        convert(**{"model": tnn.ReLU(), **arguments})
+
+
+def test_a_subclass_keeps_attributes_of_its_own() -> None:
+    layer = Own(3, 3, 1)
+    layer.policy = "mine"  # type: ignore[assignment]
+    with converted(tnn.Sequential(layer)):
+        assert type(layer) is Own
+    assert layer.policy == "mine"
+
+
+@pytest.mark.parametrize("ours", OURS.values(), ids=lambda cls: cls.__name__)
+def test_what_every_operator_has_is_a_policy(ours: Any) -> None:
+    for name in ours._passes():
+        for algorithm in _algorithms(ours.family, name):
+            assert _checked({name: algorithm}, ours).get(name) == algorithm
+        assert {"aten:default"} < set(_algorithms(ours.family, name))

@@ -119,6 +119,18 @@ def test_second_gradients_are_refused(device: str) -> None:
         gradient.square().sum().backward()
 
 
+def test_nested_transforms(device: str) -> None:
+    logits, targets, inputs, labels = _batch("full", device)
+
+    def loss(t: Tensor) -> Tensor:
+        return ops.ctc_loss(t.log_softmax(2), targets, inputs, labels)
+
+    got = torch.func.grad(loss)(logits.detach())
+    torch.testing.assert_close(got, torch.autograd.grad(loss(logits), logits)[0])
+    with pytest.raises(NotImplementedError, match="ctc_loss's gradient is not implemented"):
+        torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())(logits.detach())
+
+
 def test_pins_are_obeyed(device: str) -> None:
     logits, targets, inputs, labels = _batch("full", device)
     for pin in ALGORITHMS[device]:
@@ -178,6 +190,7 @@ def test_autocast(device: str) -> None:
         ({"targets": torch.zeros(2, 2)}, "targets is Float, wanted Long or Int"),
         ({"targets": torch.zeros(3, 2).long()}, "targets has sizes .3, 2., wanted one dimension"),
         ({"targets": torch.zeros(3).long()}, "targets has 3 elements, wanted the sum of"),
+        ({"targets": torch.zeros(5).long()}, "targets has 5 elements, wanted the sum of"),
         ({"input_lengths": [4, 5]}, "input_lengths holds 5, wanted at least 0 and at most 4"),
         ({"input_lengths": [4]}, "input_lengths has sizes .1., wanted .2."),
         ({"target_lengths": [2, 3]}, "target_lengths holds 3, wanted at least 0 and at most 2"),

@@ -124,6 +124,61 @@ def test_gradients_of_gradients(device: str) -> None:
         assert torch.autograd.gradgradcheck(seeded, (x,))
 
 
+def test_nested_transforms(device: str) -> None:
+    x = torch.rand(20, dtype=torch.float64, device=device) + 1
+    for policy in _policies(device):
+
+        def cubes(t: Tensor, policy: str | None = policy) -> Tensor:
+            torch.manual_seed(0)
+            return ops.dropout(t, 0.5, policy=policy).pow(3).sum()
+
+        got = torch.func.grad(lambda t, f=cubes: torch.func.grad(f)(t).sum())(x)
+        torch.manual_seed(0)
+        kept = ops.dropout(x, 0.5, policy=policy) != 0
+        torch.testing.assert_close(got, 48 * x * kept)
+
+
+# Of each sample, where it is dropped; called by vmap over two dimensions.
+BATCHED: dict[str, Callable[[Tensor], Tensor]] = {
+    "values": lambda t: ops.dropout(t, 0.5),
+    "gradients": torch.func.grad(lambda t: ops.dropout(t, 0.5).square().sum()),
+    "of_one": lambda t: ops.dropout(torch.ones_like(t), 0.5) * t,
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_vmap_draws_as_its_randomness_says(name: str, device: str) -> None:
+    function = BATCHED[name]
+    x = torch.rand(2, 3, 8, 5, device=device).transpose(2, 3) + 1
+    kept_value = 2.0 if name != "gradients" else 8.0
+    for outer in ("same", "different"):
+        for inner in ("same", "different"):
+            batched = torch.vmap(torch.vmap(function, randomness=inner), randomness=outer)
+            y = batched(x)
+            kept = y != 0
+            torch.testing.assert_close(y, kept_value * x * kept)
+            assert torch.equal(kept[0], kept[1]) == (outer == "same")
+            assert torch.equal(kept[:, 0], kept[:, 1]) == (inner == "same")
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        torch.vmap(function)(x)
+
+
+def test_vmap_of_what_is_not_batched(device: str) -> None:
+    x, other = torch.ones(50, device=device), torch.zeros(3, 50, device=device)
+    for randomness in ("same", "different"):
+        y = torch.vmap(lambda t: ops.dropout(x, 0.5) + t, randomness=randomness)(other)
+        assert torch.equal(y[0], y[1]) == (randomness == "same")
+
+
+def test_vmap_repeats_masks_of_a_seed(device: str) -> None:
+    x = torch.ones(3, 50, device=device)
+    torch.manual_seed(5)
+    wanted = ops.dropout(x[0], 0.5)
+    torch.manual_seed(5)
+    got = torch.vmap(lambda t: ops.dropout(t, 0.5), randomness="same")(x)
+    assert torch.equal(got[0], wanted)
+
+
 def test_checkpoints_repeat_masks(device: str) -> None:
     x = torch.rand(100, device=device, requires_grad=True)
     for policy in _policies(device):
@@ -137,9 +192,11 @@ def test_nothing_to_drop(device: str) -> None:
     assert ops.dropout(x, 0.5, training=False) is x
     assert ops.dropout(x, 0.0) is x
     assert torch.equal(ops.dropout(x, 1.0), torch.zeros_like(x))
+    gaps = torch.randn(0, 6, device=device)[:, ::2]
+    operator = torch.ops.torch_cudnn_ext.dropout
+    assert operator(gaps, 0.5).stride() == operator(gaps.to("meta"), 0.5).stride()
     empty = torch.randn(0, 3, device=device, requires_grad=True)
     assert ops.dropout(empty, 0.5).shape == (0, 3)
-    operator = torch.ops.torch_cudnn_ext.dropout
     operator(empty, 0.5).sum().backward()
     assert empty.grad is not None
 

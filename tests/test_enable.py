@@ -13,6 +13,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import torch_cudnn_ext
 from torch_cudnn_ext import _C, Policy, declined, disable, enable, enabled, is_enabled, knobs, when
@@ -442,6 +443,12 @@ def test_what_the_operators_cannot_express_is_declined(device: str) -> None:
             return result
 
         assert refused(tangent) == {f"{name}: input has a tangent (forward-mode AD)": 1}
+
+
+def test_what_ours_alone_refuse_goes_to_pytorch(device: str) -> None:
+    x, ones = torch.randn(2, 3, 4, device=device), torch.ones(3, device=device)
+    reasons = refused(lambda: F.batch_norm(x, None, None, ones.view(1, 3), training=True))
+    assert list(reasons.values()) == [1] and "weight has sizes [1, 3]" in next(iter(reasons))
 
 
 def test_what_pytorch_refuses_of_all_kinds(device: str) -> None:
@@ -941,3 +948,100 @@ def test_autotune_for_all_operators(device: str) -> None:
         for family, name in (("conv", "bwd_data"), ("softmax", "fwd")):
             policy = Policy.parse(_C.resolved_policy(None, family), family)
             assert policy.get(name) == "autotune"
+
+
+def test_floating_point_operations_are_counted(device: str) -> None:
+    x = torch.randn(2, 6, 9, 8, device=device, requires_grad=True)
+    model = nn.Sequential(
+        nn.Conv2d(6, 4, 3, stride=2), nn.ConvTranspose2d(4, 3, 3), nn.Flatten()
+    ).to(device)
+
+    def total(call: Callable[[], Tensor]) -> int:
+        with FlopCounterMode(display=False) as counter:
+            call().sum().backward()
+        return int(counter.get_total_flops())
+
+    plain = total(lambda: model(x))
+    with enabled():
+        assert total(lambda: model(x)) == plain > 0
+    weight = torch.randn(5, 8, device=device, requires_grad=True)
+    wanted = total(lambda: F.linear(x, weight))
+    assert total(lambda: torch_cudnn_ext.ops.linear(x, weight)) == wanted > 0
+
+
+def test_results_can_be_viewed_as_pytorchs_can(device: str) -> None:
+    sequence = torch.randn(2, 5, 3, device=device)
+    filters = torch.randn(4, 3, 3, device=device)
+    volume = torch.randn(1, 3, 2, 3, 2, device=device).to(memory_format=torch.channels_last_3d)
+    up = torch.randn(3, 2, 2, 2, 2, device=device)
+
+    def results() -> list[Tensor]:
+        y = F.conv_transpose3d(volume, up, stride=2)
+        return [
+            F.conv1d(sequence.transpose(1, 2), filters).view(2, -1),
+            y.view(1, -1) if device == "cpu" else y,
+        ]
+
+    plain = results()
+    with enabled():
+        ours = results()
+        compiled = torch.compile(results, backend="aot_eager")()
+    check_equal(ours, plain)
+    check_equal(compiled, plain)
+    assert [y.stride() for y in plain] == [y.stride() for y in ours]
+    assert declined() == {}
+
+
+def test_output_padding_beyond_stride(device: str) -> None:
+    model = nn.ConvTranspose2d(3, 2, 3, dilation=2, output_padding=1).to(device)
+    x = images(device, 4)
+    plain = run(model, x)
+    with enabled():
+        ours = run(model, x)
+        assert ran("conv_bwd_data")
+    check_equal(ours, plain)
+    assert declined() == {}
+
+
+def test_an_end_inside_its_block_is_no_error() -> None:
+    with enabled():
+        disable()
+    with pytest.raises(KeyError), enabled():
+        disable()
+        raise KeyError
+    assert not is_enabled()
+    with when("conv_fwd", use="aten:default") as rule:
+        rule.remove()
+    with pytest.raises(KeyError), when("conv_fwd", use="aten:default") as rule:
+        rule.remove()
+        raise KeyError
+    with pytest.raises(ValueError):
+        rule.remove()
+
+
+def test_a_matcher_is_a_text() -> None:
+    with pytest.raises(TypeError, match="argument matcher: got 3"):
+        when(3, use="autotune")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "kind"),
+    [
+        ((), {"benchmark": True, "conv_fwd_algo": "x"}, ValueError),
+        ((), {"benchmark": True, "deterministic": "x", "conv_fwd_algo": 0}, Exception),
+        ((False,), {"enabled": True, "conv_fwd_algo": 0}, TypeError),
+        ((True,) * 9, {"conv_fwd_algo": 0}, TypeError),
+    ],
+)
+def test_flags_that_are_refused_change_nothing(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], kind: type[Exception]
+) -> None:
+    cudnn: Any = torch.backends.cudnn
+    before = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
+    with enabled():
+        with pytest.raises(kind), cudnn.flags(*arguments, **keywords):
+            pass
+        assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) == before
+        assert cudnn.conv_fwd_algo == -1
+        with cudnn.flags(False, conv_fwd_algo=0):
+            assert not cudnn.enabled

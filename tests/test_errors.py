@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext import ops
+from torch_cudnn_ext import _C, ops
 
 OPS = torch.ops.torch_cudnn_ext
 # PyTorch's dispatcher turns some kinds of error of an operator into RuntimeError.
@@ -146,6 +146,116 @@ def test_a_bad_argument_of_an_operator(
     assert_says(caught, "torch_cudnn_ext::conv", *parts)
 
 
+# (x, w, options): PyTorch refuses each as well.
+WITHOUT_ELEMENTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], str]] = {
+    "other_channels": ((0, 3, 4, 4), (2, 5, 3, 3), {}, "weight has sizes [2, 5, 3, 3]"),
+    "large_kernel": ((0, 3, 4, 4), (2, 3, 5, 5), {}, "weight has sizes [2, 3, 5, 5]"),
+    "stride": ((0, 3, 4, 4), (2, 3, 3, 3), {"stride": [0, 1]}, "stride is [0, 1]"),
+    "groups": ((0, 3, 4, 4), (2, 3, 3, 3), {"groups": 0}, "groups is 0"),
+    "kernel": ((1, 3, 4, 4), (2, 3, 0, 3), {}, "weight has sizes [2, 3, 0, 3]"),
+    "output_channels": ((1, 3, 4, 4), (0, 3, 3, 3), {}, "weight has sizes [0, 3, 3, 3]"),
+    "space": ((1, 3, 0, 4), (2, 3, 3, 3), {"padding": [2, 2]}, "input has sizes [1, 3, 0, 4]"),
+}
+TRANSPOSED_WITHOUT_ELEMENTS: dict[
+    str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], str]
+] = {
+    "groups": ((1, 3, 4, 4), (3, 2, 3, 3), {"groups": 0}, "groups is 0"),
+    "groups_and_batch": ((0, 3, 4, 4), (3, 2, 3, 3), {"groups": 0}, "groups is 0"),
+    "other_channels": ((0, 3, 4, 4), (5, 2, 3, 3), {}, "input has sizes [0, 3, 4, 4]"),
+    "kernel": ((1, 3, 4, 4), (3, 2, 0, 3), {}, "weight has sizes [3, 2, 0, 3]"),
+    "output_channels": ((1, 3, 4, 4), (3, 0, 3, 3), {}, "weight has sizes [3, 0, 3, 3]"),
+    "space": ((1, 3, 0, 4), (3, 2, 3, 3), {}, "input has sizes [1, 3, 0, 4]"),
+    "padded_space": (
+        (1, 3, 0, 4),
+        (3, 2, 3, 3),
+        {"output_padding": [1, 0], "dilation": [2, 2]},
+        "input has sizes [1, 3, 0, 4]",
+    ),
+    "stride": ((1, 3, 4, 4), (3, 2, 3, 3), {"stride": [0, 1]}, "stride is [0, 1]"),
+    "output_padding": ((1, 3, 4, 4), (3, 2, 3, 3), {"output_padding": [-1, 0]}, "[-1, 0]"),
+    "large_padding": ((1, 3, 1, 1), (3, 2, 3, 3), {"padding": [2, 2]}, "padding [2, 2]"),
+}
+
+
+@pytest.mark.parametrize("where", ["real", "meta"])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        *(("conv2d", case) for case in WITHOUT_ELEMENTS),
+        *(("conv_transpose2d", case) for case in TRANSPOSED_WITHOUT_ELEMENTS),
+    ],
+)
+def test_sizes_are_checked_without_elements(name: str, case: str, where: str, device: str) -> None:
+    cases = WITHOUT_ELEMENTS if name == "conv2d" else TRANSPOSED_WITHOUT_ELEMENTS
+    x_sizes, w_sizes, options, part = cases[case]
+    x, w = torch.randn(x_sizes), torch.randn(w_sizes)
+    with pytest.raises((RuntimeError, ValueError)):
+        getattr(torch.nn.functional, name)(x, w, **options)
+    device = device if where == "real" else "meta"
+    x, w = x.to(device), w.to(device)
+    with pytest.raises(ValueError) as caught:
+        getattr(OPS, name)(x, w, **options)
+    assert_says(caught, "torch_cudnn_ext::convolution", part, "at least" if "is 0" in part else "")
+
+
+@pytest.mark.parametrize("where", ["real", "meta"])
+def test_lists_are_checked_before_they_are_read(where: str, device: str) -> None:
+    device = device if where == "real" else "meta"
+
+    def sized(*sizes: int) -> Tensor:
+        return torch.randn(sizes, device=device)
+
+    def refuses(name: str, part: str, *arguments: Any) -> None:
+        with pytest.raises(ValueError) as caught:
+            getattr(OPS, name)(*arguments)
+        assert_says(caught, f"torch_cudnn_ext::{name}", part)
+
+    x, w, dy = sized(1, 2, 4, 4), sized(2, 2, 3, 3), sized(1, 2, 2, 2)
+    one, none = [1, 1], [0, 0]
+    for sizes in ([], [1, 2], [1, 2, 4, 4, 4]):
+        part = f"input_size is {sizes}"
+        refuses("convolution_backward_input", part, dy, w, sizes, one, none, one, 1)
+        part = f"weight_size is {sizes}"
+        refuses("convolution_backward_weight", part, dy, x, sizes, one, none, one, 1)
+    for batch in (0, 1):
+        x = sized(batch, 2, 4, 4)
+        for transposed in (False, True):
+            fixed = (transposed, [0, 0], 1)
+            refuses("convolution", "padding is [0]", x, w, None, one, [0], one, *fixed)
+            refuses("convolution", "stride is []", x, w, None, [], none, one, *fixed)
+            refuses("convolution", "dilation is [1, 1, 1]", x, w, None, one, none, [1] * 3, *fixed)
+    refuses("convolution", "output_padding is [0]", x, w, None, one, none, one, True, [0], 1)
+    refuses("convolution_backward_input", "[1, 2, -4, 4]", dy, w, [1, 2, -4, 4], one, none, one, 1)
+
+
+def test_a_meta_tensor_is_refused_as_a_real_one_is() -> None:
+    x, w = images("meta"), filters("meta")
+    dy = torch.randn(2, 6, 6, 6, device="meta")
+    one, none = [1, 1], [0, 0]
+    default = (one, none, one, False, none, 1)
+    for name, part, arguments in (
+        ("conv2d", "bias has sizes [5], wanted [6]", (x, w, dy.new_empty(5))),
+        ("conv2d", "stride is [0, 0], wanted at least 1", (x, w, None, none)),
+        ("conv2d", "groups is 0, wanted at least 1", (x, w, None, one, none, one, 0)),
+        ("convolution_backward_input", "grad_output", (dy, w, [2, 4, 9, 8], one, none, one, 1)),
+        ("convolution_backward_weight", "weight_size", (dy, x, [6, 3, 3, 3], one, none, one, 1)),
+    ):
+        with pytest.raises(ValueError) as caught:
+            getattr(OPS, name)(*arguments)
+        assert_says(caught, "torch_cudnn_ext::convolution", part)
+    for name, argument in (("convolution", "z"), ("convolution_out", "out")):
+        with pytest.raises(ValueError) as caught:
+            getattr(OPS, name)(x, w, None, *default, **{argument: dy[:1]})
+        assert_says(caught, f"{argument} has sizes [1, 6, 6, 6], wanted [2, 6, 6, 6]")
+
+
+def test_a_compiled_function_is_refused_stride_zero(device: str) -> None:
+    compiled = torch.compile(lambda x, w: OPS.conv2d(x, w, stride=[0, 0]), backend="eager")
+    with pytest.raises(REFUSED) as caught:
+        compiled(images(device), filters(device))
+    assert_says(caught, "stride is [0, 0], wanted at least 1")
+
+
 def test_a_bad_argument_of_a_primitive(device: str) -> None:
     x, w = images(device), filters(device)
     dy = torch.randn(2, 6, 6, 6, device=device)
@@ -268,3 +378,29 @@ def test_on_unsupported_warn_and_fallback(device: str) -> None:
     choice = ops.last_choice("conv_fwd")
     assert choice is not None
     assert choice.why.startswith("fallback: ") and pin in choice.why
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (
+            "softmax_fwd x=f32[4294967296,4294967296,1]:nchw",
+            "x has sizes .*less than 10\\^15 bytes",
+        ),
+        (
+            "conv_fwd x=f32[4294967296,4294967296,1,1]:nchw w=f32[1,4294967296,1,1]:nchw",
+            "x has sizes .*less than 10\\^15 bytes",
+        ),
+        (
+            "conv_fwd x=f32[1,1,8,8]:nchw w=f32[1,1,3,3]:nchw pad=99999999999999999",
+            "pad is 99999999999999999, .*at most 2\\^40",
+        ),
+        (
+            "conv_fwd x=f32[1,1,8,8]:nchw w=f32[1,1,100,100]:nchw dilation=99999999999999999",
+            "dilation is 99999999999999999, .*at most 2\\^40",
+        ),
+    ],
+)
+def test_sizes_beyond_all_counting_are_errors(problem: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _C.canonical_problem(problem)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import torch_cudnn_ext
 from torch_cudnn_ext import __main__, enabled, explain, is_enabled, pinned, trace, when
+from torch_cudnn_ext.coverage import coverage
 from torch_cudnn_ext.workload import read_problems
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
@@ -175,3 +176,48 @@ def test_recording_costs_nothing_when_off(net: Net, device: str) -> None:
     net(images(device))
     recorded: list[Any] = torch_cudnn_ext._C.recorded()
     assert recorded == []
+
+
+class Counting(nn.Module):
+    """Counts its calls in two ways, and doubles its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("anew", torch.zeros(()))
+        self.register_buffer("within", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.anew = self.anew + 1
+        self.within.add_(1)
+        return 2 * x
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_buffers_inputs_and_the_random_state_stay(train: bool) -> None:
+    model = nn.Sequential(Counting(), nn.Conv2d(3, 4, 3), nn.Dropout())
+    before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
+    leaf = torch.randn(2, 3, 6, 6, requires_grad=True)
+    result = leaf * 1
+    state = torch.get_rng_state()
+    for x in (leaf, result):
+        explain(model, {"input": x}, train=train, measure=False)
+        trace(model, x)
+    coverage(model, leaf, backends="cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, buffer in model.named_buffers():
+        assert buffer is before[name][0] and torch.equal(buffer, before[name][1])
+    assert leaf.grad is None
+    result.sum().backward()  # its graph is there still
+
+
+def test_what_had_nothing_to_compute_says_so() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout())
+    calls = explain(model, torch.randn(0, 3, 6, 6), measure=False).calls
+    assert [call.why for call in calls] == ["it had nothing to compute"] * 2
+    calls = explain(model, torch.randn(2, 3, 6, 6), measure=False).calls
+    assert calls[-1].why == "it had nothing to compute"
+
+
+def test_what_is_explained_is_a_module() -> None:
+    with pytest.raises(TypeError, match="explain: argument model: got"):
+        explain([nn.ReLU()], torch.randn(3))  # type: ignore[arg-type]

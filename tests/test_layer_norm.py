@@ -144,6 +144,40 @@ def test_empty_tensors(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_strides_are_those_of_meta(kind: str, device: str) -> None:
+    mine, theirs, _ = KINDS[kind]
+    for sizes in ((0, 6, 4, 10), (0, 6, 10), *([(0, 10)] if kind in ("layer", "rms") else [])):
+        gaps = torch.randn(sizes, device=device)[..., ::2]
+        assert mine(gaps, None, None).stride() == mine(gaps.to("meta"), None, None).stride()
+    last = torch.randn(3, 6, 4, 5, device="meta").to(memory_format=torch.channels_last)
+    assert mine(last, None, None).stride() == theirs(last, None, None).stride()
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_vmap(kind: str, parameters: bool, device: str) -> None:
+    mine, theirs, sizes = KINDS[kind]
+    x = torch.randn(4, 2, 6, 3, 5, dtype=torch.float64, device=device)
+    w, b = (torch.randn(sizes).to(x) if parameters else None for _ in range(2))
+
+    def both(norm: Function) -> tuple[Tensor, Tensor]:
+        gradient = torch.func.grad(lambda t: norm(t, w, b).pow(3).sum())
+        return torch.vmap(lambda t: norm(t, w, b))(x), torch.vmap(gradient)(x)
+
+    torch.testing.assert_close(both(mine), both(theirs))
+
+
+def test_vmap_with_given_statistics(device: str) -> None:
+    x = torch.randn(4, 2, 3, 5, device=device)
+    mean, var = torch.randn(3, device=device), torch.rand(3, device=device)
+
+    def run(norm: Function) -> Tensor:
+        return torch.vmap(lambda t: norm(t, mean, var, use_input_stats=False))(x)
+
+    torch.testing.assert_close(run(ops.instance_norm), run(F.instance_norm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_gradients(kind: str, device: str) -> None:
     mine, _, sizes = KINDS[kind]
     x = _leaf(2, 6, 2, 5, device=device)
@@ -187,6 +221,27 @@ def test_running_statistics(dtype: torch.dtype, momentum: float, device: str) ->
         with_given, F.instance_norm(x, their_mean, their_var, use_input_stats=False)
     )
     torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("use_input_stats", [True, False])
+def test_running_statistics_of_other_dtypes(
+    use_input_stats: bool, given: torch.dtype, device: str
+) -> None:
+    x = torch.randn(3, 4, 5, device=device)
+    mean, var = torch.zeros(4, device=device), torch.ones(4, device=device)
+    others = (mean.to(given), var.to(given))
+    got = ops.instance_norm(x, *others, use_input_stats=use_input_stats)
+    torch.testing.assert_close(got, F.instance_norm(x, mean, var, use_input_stats=use_input_stats))
+    torch.testing.assert_close(others, (mean.to(given), var.to(given)), rtol=1e-3, atol=1e-3)
+
+
+def test_refused_statistics_are_left_alone(device: str) -> None:
+    x = torch.randn(3, 4, 5, device=device)
+    mean = torch.zeros(4, device=device)
+    with pytest.raises(ValueError, match="running_var is Long"):
+        ops.instance_norm(x, mean, torch.ones(4, device=device).long())
+    assert not mean.any()
 
 
 LINES = {
@@ -247,13 +302,12 @@ def test_opcheck_of_the_inner_operators(kind: str, device: str) -> None:
     w, b = _leaf(8, device=device), None if kind == "rms" else _leaf(8, device=device)
     torch.library.opcheck(OPS._normalize.default, (x, w, b, kind, groups, 1e-5, False))
     torch.library.opcheck(OPS._normalize.default, (x, w, b, kind, groups, 1e-5, True))
-    _, *statistics = OPS._normalize.default(x.detach(), w, b, kind, groups, 1e-5, True)
-    mean, invstd = statistics if len(statistics) == 2 else (None, *statistics)
+    _, mean, invstd = OPS._normalize.default(x.detach(), w, b, kind, groups, 1e-5, True)
     arguments = (
         torch.randn_like(x),
         x,
         w,
-        mean,
+        mean.detach(),
         invstd.detach(),
         kind,
         groups,
@@ -261,6 +315,9 @@ def test_opcheck_of_the_inner_operators(kind: str, device: str) -> None:
         1e-5,
     )
     torch.library.opcheck(OPS._normalize_backward.default, arguments)
+    # Of results that there are not, neither.
+    plain = (*arguments[:2], None, *arguments[3:7], False, 1e-5)
+    torch.library.opcheck(OPS._normalize_backward.default, plain)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -319,6 +376,15 @@ _X = torch.zeros(2, 6, 3)
         ("instance_norm", (_X[0],), "wanted at least 3 dimensions"),
         ("instance_norm", (_X, torch.zeros(6)), "one of running_mean and running_var"),
         ("instance_norm", (_X, None, None, None, None, False), "running_mean is missing"),
+        ("instance_norm", (_X, torch.zeros(2, 6), torch.ones(6)), "running_mean has sizes .2, 6."),
+        ("instance_norm", (_X, torch.zeros(6), torch.ones(1)), "running_var has sizes .1., wanted"),
+        ("instance_norm", (_X, torch.zeros(6).long(), torch.ones(6)), "running_mean is Long, want"),
+        (
+            "instance_norm",
+            (_X, torch.zeros(6), torch.ones(6, requires_grad=True)),
+            "running_var requires a gradient, wanted a tensor without",
+        ),
+        ("group_norm", (_X[:1, :, 0], 6), r"sizes \(1, 6\) for 6 groups, wanted more than 1 value"),
     ],
 )
 def test_errors_name_the_argument(name: str, arguments: tuple[Any, ...], message: str) -> None:

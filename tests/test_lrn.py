@@ -159,6 +159,9 @@ def test_empty_tensors(device: str) -> None:
         assert y.shape == x.shape
         torch.autograd.backward(y.sum())
         assert x.grad is not None and x.grad.shape == x.shape
+    gaps = torch.randn(0, 6, 3, device=device)[:, ::2]
+    fake = ops.local_response_norm(gaps.to("meta"), 3)
+    assert ops.local_response_norm(gaps, 3).stride() == fake.stride()
 
 
 def test_opcheck_of_the_inner_operators(device: str) -> None:
@@ -172,9 +175,30 @@ def test_opcheck_of_the_inner_operators(device: str) -> None:
 
 def test_autocast_gives_pytorchs_dtype(device: str) -> None:
     lower = torch.bfloat16 if device == "cpu" else torch.float16
-    x = torch.randn(2, 4, 3, device=device, dtype=lower)
-    with torch.autocast(device, lower):
-        assert ops.local_response_norm(x, 3).dtype == F.local_response_norm(x, 3).dtype
+    for sizes in ((2, 4, 3), (2, 4, 3, 3), (2, 4, 3, 3, 2)):
+        for dtype in (lower, torch.float32, torch.float64):
+            x = torch.randn(sizes, device=device, dtype=dtype)
+            with torch.autocast(device, lower):
+                got, wanted = ops.local_response_norm(x, 3), F.local_response_norm(x, 3)
+            assert got.dtype == wanted.dtype
+
+
+def test_vmap(device: str) -> None:
+    x, means = (torch.randn(3, 2, 4, 5, 2, device=device) for _ in range(2))
+
+    def gradient(function: Any) -> Any:
+        return torch.func.grad(lambda t: function(t, 3, 1.0).pow(3).sum())
+
+    wanted = torch.vmap(gradient(F.local_response_norm))(x)
+    torch.testing.assert_close(torch.vmap(gradient(ops.local_response_norm))(x), wanted)
+
+    def divisive(t: Tensor, m: Tensor) -> Tensor:
+        return ops.divisive_norm(t, 3, 1.0, means=m).pow(3).sum()
+
+    both = torch.func.grad(divisive, (0, 1))
+    wanted_pairs = [both(*pair) for pair in zip(x, means, strict=True)]
+    for i, got in enumerate(torch.vmap(both)(x, means)):
+        torch.testing.assert_close(got, torch.stack([pair[i] for pair in wanted_pairs]))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -211,7 +235,7 @@ def test_modules(device: str) -> None:
     x = torch.randn(2, 5, 4, 3, device=device)
     module = ours.LocalResponseNorm(3, 1.0, policy="autotune")
     parent = torch.nn.LocalResponseNorm(3, 1.0)
-    divisive = ours.DivisiveNorm(3, alpha=1.0, policy="fwd=cpu:prefix")
+    divisive = ours.DivisiveNorm(3, alpha=1.0, policy="fwd=cpu:prefix;allow_reduced_range")
     assert type(parent) is module.replaces
     torch.testing.assert_close(module(x), parent(x))
     if device == "cpu":

@@ -1,6 +1,7 @@
 """The modules: drop-in for PyTorch's, with a policy."""
 
 import copy
+import inspect
 import io
 import pickle
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from torch_cudnn_ext import Policy, knobs, ops
 from torch_cudnn_ext import nn as ours
+from torch_cudnn_ext.conversion import counterparts
 
 # Two algorithms for each device and pass that any small problem can run on.
 PINS = {
@@ -439,3 +441,28 @@ def test_once_is_settled_by_a_first_call_in_eager_mode(device: str) -> None:
         module(images(device))
         compiled(images(device))
     assert ran("conv_fwd").why == "pinned"
+
+
+# --- signatures --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mine", counterparts().values(), ids=lambda cls: cls.__name__)
+def test_a_signature_is_the_parents_and_the_policy(mine: Any) -> None:
+    wanted = dict(inspect.signature(mine.replaces).parameters)
+    found = dict(inspect.signature(mine).parameters)
+    assert found.pop("policy").kind is inspect.Parameter.KEYWORD_ONLY
+    for name in ("skip_input", "remember_states"):
+        assert (found.pop(name, None) is None) == (mine.family != "rnn")
+    assert found == wanted
+
+
+def test_skip_init_and_subclasses_with_constructors_of_their_own() -> None:
+    layer = nn.utils.skip_init(ours.Conv2d, 3, 4, 3, policy="autotune")
+    assert layer.policy == str(Policy("autotune"))
+
+    class Mine(ours.Conv2d):
+        def __init__(self, width: int) -> None:
+            super().__init__(width, width, 1)
+
+    assert list(inspect.signature(Mine).parameters) == ["width"]
+    assert Mine(3)(torch.randn(1, 3, 2, 2)).shape == (1, 3, 2, 2)

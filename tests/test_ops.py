@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from cases import CASES, PASSES, SMALL, Case
 from conftest import needs_cuda
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from torch_cudnn_ext import _C, ops
 
@@ -241,34 +242,117 @@ def test_any_strides(x_view: str, w_view: str, device: str) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("w_channels_last", [False, True], ids=["w", "w_channels_last"])
-@pytest.mark.parametrize("x_channels_last", [False, True], ids=["x", "x_channels_last"])
-@pytest.mark.parametrize("name", ["conv2d", "conv3d", "conv_transpose2d"])
-def test_output_strides_are_pytorchs(
-    name: str, x_channels_last: bool, w_channels_last: bool, dtype: torch.dtype, device: str
-) -> None:
-    dims = int(name[-2])
-    last = torch.channels_last if dims == 2 else torch.channels_last_3d
-    x = _random((2, 8, *(5, 4, 6)[:dims]), device, dtype)
-    w = _random((8, 8, *(3, 2, 3)[:dims]), device, dtype)
-    x = x.to(memory_format=last) if x_channels_last else x
-    w = w.to(memory_format=last) if w_channels_last else w
-    # In float16 on the CPU, PyTorch's own layout depends on the instructions that the CPU has.
-    like = torch.float32 if device == "cpu" and dtype == torch.float16 else dtype
-    wanted = getattr(F, name)(x.to(like), w.to(like))
-    got = _ours(name)(x, w)
-    if dtype == torch.float64:
-        # PyTorch keeps channels_last for float64 on the CPU in two dimensions and nowhere else; one
-        # rule for all devices lets meta tensors tell the layout.
+def _last(t: Tensor, wanted: bool = True) -> Tensor:
+    """Channels last, also over one dimension of space."""
+    if not wanted:
+        return t
+    if t.dim() == 3:
+        return t.transpose(1, 2).contiguous().transpose(1, 2)
+    return t.to(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
+
+
+def _check_strides(name: str, x: Tensor, w: Tensor, **options: Any) -> None:
+    """Of PyTorch's function, of ours, and of ours on fake tensors."""
+    wanted = getattr(F, name)(x, w, **options)
+    got = _ours(name)(x, w, **_lists(options, x.dim() - 2))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = _ours(name)(mode.from_tensor(x), mode.from_tensor(w), **_lists(options, x.dim() - 2))
+    assert got.shape == wanted.shape == fake.shape
+    assert got.stride() == fake.stride()
+    if x.dtype == torch.float64:
+        # PyTorch keeps channels_last for float64 on the CPU in up to two dimensions and nowhere
+        # else.
         assert got.is_contiguous()
     else:
         assert got.stride() == wanted.stride()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("w_channels_last", [False, True], ids=["w", "w_channels_last"])
+@pytest.mark.parametrize("x_channels_last", [False, True], ids=["x", "x_channels_last"])
+@pytest.mark.parametrize(
+    "name", [*(f"conv{i}d" for i in CONV), *(f"conv_transpose{i}d" for i in CONV)]
+)
+def test_output_strides_are_pytorchs(
+    name: str, x_channels_last: bool, w_channels_last: bool, dtype: torch.dtype, device: str
+) -> None:
+    dims = int(name[-2])
+    for batch in (1, 2):
+        x = _random((batch, 8, *(5, 4, 6)[:dims]), device, dtype)
+        w = _random((8, 8, *(3, 2, 3)[:dims]), device, dtype)
+        _check_strides(name, _last(x, x_channels_last), _last(w, w_channels_last))
+
+
+# On the CPU, PyTorch has two kinds of kernels for volumes, of which one keeps channels_last.
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("batch", [1, 2, 16])
+@pytest.mark.parametrize("kernel", [(1, 1, 1), (3, 1, 1), (1, 3, 3), (1, 4, 4)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+def test_output_strides_of_volumes_are_pytorchs(
+    transposed: bool, kernel: tuple[int, ...], batch: int, threads: int
+) -> None:
+    name = "conv_transpose3d" if transposed else "conv3d"
+    forms: list[dict[str, Any]] = [{}, {"stride": 2}, {"dilation": 2}, {"groups": 2}]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for options in forms:
+            w = _random((8, 8 // options.get("groups", 1), *kernel), "cpu")
+            for space in ((5, 7, 7), (54, 54, 7)) if batch == 1 else ((5, 7, 7),):
+                x = _last(_random((batch, 8, *space), "cpu"))
+                for dtype in (torch.float32, torch.float16, torch.bfloat16):
+                    _check_strides(name, x.to(dtype), w.to(dtype), **options)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_unbatched_output_strides_are_pytorchs(device: str) -> None:
     x, w = _random((8, 5, 6), device), _random((4, 8, 3, 3), device)
     assert OPS.conv2d.default(x, w).stride() == F.conv2d(x, w).stride()
+
+
+@pytest.mark.parametrize(
+    ("dims", "options"),
+    [
+        (1, {"dilation": 3, "output_padding": 2}),
+        (2, {"dilation": 2, "output_padding": 1}),
+        (2, {"stride": 2, "dilation": 4, "output_padding": 3, "padding": 2}),
+        (2, {"stride": (1, 3), "dilation": (4, 1), "output_padding": (3, 2), "padding": (5, 0)}),
+        (2, {"stride": 2, "dilation": 3, "output_padding": (0, 2), "groups": 2}),
+        (3, {"dilation": 2, "output_padding": (1, 0, 1), "padding": 1}),
+    ],
+    ids=str,
+)
+def test_output_padding_beyond_stride(dims: int, options: dict[str, Any], device: str) -> None:
+    x = _random((2, 4, *(4, 3, 3)[:dims]), device).requires_grad_()
+    w = _random((4, 2, *(3, 3, 2)[:dims]), device).requires_grad_()
+    bias = _random((2 * options.get("groups", 1),), device).requires_grad_()
+    leaves = (x, w, bias)
+    given = _lists(options, dims)
+    wanted = CONV_TRANSPOSE[dims](x, w, bias, **options)
+    got = _ours(f"conv_transpose{dims}d")(x, w, bias, **given)
+    torch.testing.assert_close(got, wanted)
+    grad = torch.randn_like(wanted).requires_grad_()
+    firsts = [torch.autograd.grad(y, leaves, grad, create_graph=True) for y in (got, wanted)]
+    torch.testing.assert_close(*firsts)
+    more = [torch.randn_like(leaf) for leaf in leaves]
+    torch.testing.assert_close(*(torch.autograd.grad(g, (x, w, grad), more) for g in firsts))
+    tangents = [
+        torch.func.jvp(lambda x: op(x, w, bias, **given), (x,), (x.sin(),))[1]  # noqa: B023
+        for op in (_ours(f"conv_transpose{dims}d"), CONV_TRANSPOSE[dims])
+    ]
+    torch.testing.assert_close(*tangents)
+
+    with torch.inference_mode():
+        torch.testing.assert_close(_ours(f"conv_transpose{dims}d")(x, w, bias, **given), wanted)
+        meta = [t.detach().to("meta") for t in leaves]
+        assert _ours(f"conv_transpose{dims}d")(*meta, **given).shape == wanted.shape
+    arguments = {"stride": [1] * dims, "padding": [0] * dims, "groups": 1, **given}
+    out = torch.empty_like(wanted)
+    OPS.convolution_out.default(
+        *(t.detach() for t in leaves), **arguments, transposed=True, out=out
+    )
+    torch.testing.assert_close(out, wanted.detach())
 
 
 def test_zero_size_batch(device: str) -> None:
@@ -285,15 +369,20 @@ def test_zero_size_batch(device: str) -> None:
     assert transposed.shape == (0, 6, 7, 8)
 
 
-def test_zero_size_channels(device: str) -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_zero_size_channels(groups: int, device: str) -> None:
     x = _random((2, 0, 5, 6), device).requires_grad_()
     w = _random((4, 0, 3, 3), device).requires_grad_()
-    bias = _random((4,), device)
-    y = OPS.conv2d.default(x, w, bias, padding=[1, 1])
-    assert torch.equal(y, bias.view(1, 4, 1, 1).expand(2, 4, 5, 6))
+    bias = _random((4,), device).requires_grad_()
+    y = OPS.conv2d.default(x, w, bias, padding=[1, 1], groups=groups)
+    assert y.shape == F.conv2d(x, w, bias, padding=1, groups=groups).shape == (2, 0, 5, 6)
+    assert OPS.conv2d.default(x.to("meta"), w.to("meta"), padding=[1, 1]).shape == y.shape
     y.sum().backward()
     assert x.grad is not None and x.grad.shape == x.shape
     assert w.grad is not None and w.grad.shape == w.shape
+    assert bias.grad is not None and torch.equal(bias.grad, torch.zeros_like(bias))
+    tangent = torch.func.jvp(lambda b: OPS.conv2d.default(x, w, b), (bias,), (bias,))[1]
+    assert tangent.shape == (2, 0, 3, 4)
 
 
 def test_empty_gradient_of_a_primitive(device: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 import torch_cudnn_ext
 from torch_cudnn_ext import (
@@ -19,6 +20,7 @@ from torch_cudnn_ext import (
     apply_pins,
     apply_rules,
     clear_pins,
+    convert,
     enabled,
     load_pins,
     load_rules,
@@ -26,7 +28,10 @@ from torch_cudnn_ext import (
     save_pins,
 )
 from torch_cudnn_ext import nn as our_nn
+from torch_cudnn_ext.conversion import conversion_steps, counterparts
+from torch_cudnn_ext.coverage import coverage
 from torch_cudnn_ext.pins import pin_of
+from torch_cudnn_ext.workload import network_layers
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
 
@@ -171,11 +176,12 @@ def test_compiled_models_follow(net: Net, device: str, first: str) -> None:
 
 def test_the_model_is_as_it_was(net: Net, device: str) -> None:
     before, keys = repr(net), list(net.state_dict())
-    code = {m: type(m) for m in net.modules()}
+    looks = {m: (type(m).__name__, type(m).__module__) for m in net.modules()}
     with pinned(net, {"*": f"on_unsupported=fallback;conv_fwd={PIN[device]}"}):
         assert repr(net) == before
         assert list(net.state_dict()) == keys
-        assert {m: type(m) for m in net.modules()} == code
+        assert {m: (type(m).__name__, type(m).__module__) for m in net.modules()} == looks
+        assert isinstance(net.soft, nn.Softmax)
     for module in net.modules():
         assert not {"_running", "_once"} & vars(module).keys()
 
@@ -325,3 +331,246 @@ def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path, text: str, w
     with pytest.raises(ValueError, match=wanted) as caught:
         load_pins(path)
     assert "pins.toml" in str(caught.value)
+
+
+# What a pinned layer is.
+
+
+@pytest.mark.parametrize("plain", counterparts(), ids=lambda cls: cls.__name__)
+def test_every_class_can_be_pinned(plain: type[nn.Module]) -> None:
+    arguments, inputs = call_of(plain)
+    model = nn.Sequential(plain(*arguments))
+    keys, attributes = list(model.state_dict()), set(vars(model[0]))
+    expected = plain.forward(model[0], *inputs)
+    with pinned(model, {"*": "heuristic"}):
+        for module in (model[0], copy.deepcopy(model[0]), pickle.loads(pickle.dumps(model[0]))):
+            assert isinstance(module, plain) and list(model.state_dict()) == keys
+            assert pin_of(module) == pin_of(model[0])
+            torch.manual_seed(0)
+            result = module(*inputs)
+            if not isinstance(module, nn.Dropout):  # its masks are its own
+                torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
+    assert type(model[0]) is plain and set(vars(model[0])) == attributes
+
+
+def call_of(plain: type[nn.Module]) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+    """Arguments for a layer of a class, and for its call."""
+    name = plain.__name__
+    sizes = (2, 4, *(6,) * int(name[-2])) if name[-2:] in ("1d", "2d", "3d") else (5, 4)
+    x = torch.randn(sizes)
+    if plain is nn.CTCLoss:
+        lengths = torch.tensor([6, 6]), torch.tensor([2, 3])
+        return (), (
+            torch.randn(6, 2, 5).log_softmax(2),
+            torch.tensor([[1, 2, 2], [3, 1, 2]]),
+            *lengths,
+        )
+    if plain is nn.CrossEntropyLoss:
+        return (), (x, torch.arange(5) % 4)
+    if plain is nn.LocalResponseNorm:
+        return (2,), (torch.randn(2, 4, 6, 6),)
+    if name.startswith("Conv"):
+        return (4, 3, 2), (x,)
+    if issubclass(plain, nn.RNNBase) or plain is nn.Linear:
+        return (4, 3), (x,)
+    if plain is nn.GroupNorm:
+        return (2, 4), (x,)
+    if "Norm" in name:
+        return (4,), (x,)
+    if name.startswith("LPPool"):
+        return (2, 2), (x,)
+    if "Pool" in name:
+        return (2,), (x,)
+    return ((1,) if name in ("Softmax", "LogSoftmax") else ()), (x,)
+
+
+def test_the_rest_of_the_process_is_left_alone() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    other = nn.Conv2d(3, 4, 3)
+    before = dict(vars(nn.Conv2d))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pinned(model, {"*": "cpu:im2col"}):
+        assert dict(vars(nn.Conv2d)) == before
+        assert torch.equal(torch.jit.script(other)(x), other(x))
+
+
+def test_parametrized_layers_are_pinned_and_go_on() -> None:
+    x = torch.randn(1, 3, 6, 6)
+
+    def doubled() -> nn.Sequential:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3))
+        parametrize.register_parametrization(model[0], "weight", Doubled())
+        return model
+
+    model = doubled()
+    expected = model(x)
+    with pinned(model, {"0": "cpu:im2col"}):
+        torch.testing.assert_close(model(x), expected)
+        assert last() == "cpu:im2col"
+        parametrize.remove_parametrizations(model[0], "weight")
+        model(x)
+        assert last() == "cpu:im2col"
+    assert type(model[0]) is nn.Conv2d
+    model = doubled()
+    with pinned(model, {"0": "cpu:im2col"}):
+        pass
+    parametrize.remove_parametrizations(model[0], "weight")
+    assert type(model[0]) is nn.Conv2d
+    with pinned(model, {"0": "cpu:im2col"}):
+        parametrize.register_parametrization(model[0], "weight", Doubled())
+        model(x)
+        assert last() == "cpu:im2col"
+    assert not isinstance(model[0], our_nn.Tunable)
+    parametrize.remove_parametrizations(model[0], "weight")
+    assert type(model[0]) is nn.Conv2d
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+@pytest.mark.parametrize(
+    "other",
+    [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m)), nn.Module.double],
+    ids=["deepcopy", "copy", "pickle", "double"],
+)
+def test_a_pin_of_once_chooses_anew_like_a_module(other: Any) -> None:
+    layer = nn.Conv2d(2, 3, 3)
+    apply_pins(nn.Sequential(layer), {"0": "fwd=guess_once"})
+    layer(torch.randn(1, 2, 5, 5))
+    assert layer._once == ()
+    made = other(layer)
+    assert made._once == ("fwd",) and "heuristic" in made._running
+    made(torch.randn(1, 2, 5, 5, dtype=made.weight.dtype))
+    assert made._once == ()
+
+
+def test_a_pinned_layer_has_no_policy_but_its_pins() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3))
+    with pinned(model, {"0": "fwd=cpu:im2col"}), pytest.raises(AttributeError, match="clear_pins"):
+        model[0].policy = "autotune"  # type: ignore[assignment]
+    assert not hasattr(model[0], "policy")
+
+
+def test_profiling_and_coverage_leave_pins_as_they_were() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    net = Net()
+    apply_pins(net, {"layer1.*": "fwd=cpu:im2col", "up": "guess_once"})
+    net(x)
+    before = [dict(vars(module)) for module in net.modules()]
+    types = [type(module) for module in net.modules()]
+    coverage(net, x, backends="cpu")
+    assert len(network_layers(net, x).layers) > 4  # of pinned layers too
+    assert [dict(vars(module)) for module in net.modules()] == before
+    assert [type(module) for module in net.modules()] == types
+    assert ran(net, x)["layer1.0.conv1", "conv_fwd"] == "cpu:im2col"
+
+
+@pytest.mark.parametrize("to", ["cudnn", "torch"])
+def test_conversion_leaves_pinned_layers_alone(to: Any) -> None:
+    x = torch.randn(2, 4, 6, 6)
+    net = Net()
+    with pinned(net, {"layer1.*": "fwd=cpu:im2col"}):
+        step = next(s for s in conversion_steps(net, to) if s.name == "layer1.0.conv1")
+        assert step.becomes is None and "clear_pins" in step.reason
+        convert(net, to, policy="backends=aten" if to == "cudnn" else None)
+        assert ran(net, x)["layer1.0.conv1", "conv_fwd"] == "cpu:im2col"
+        assert type(net.up) is (our_nn.ConvTranspose2d if to == "cudnn" else nn.ConvTranspose2d)
+    assert type(net.get_submodule("layer1.0.conv1")) is nn.Conv2d
+    if to == "cudnn":
+        assert net.up.policy == "backends=aten"
+        convert(net, policy="fwd=cpu:direct")
+        assert ran(net, x)["layer1.0.conv1", "conv_fwd"] == "cpu:direct"
+
+
+# Layers that nobody calls.
+
+
+def test_a_projection_that_attention_reads_cannot_be_pinned() -> None:
+    attention = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match="out_proj.*does not call it"):
+        apply_pins(attention, {"out_proj": "cpu:dot"})
+    model = nn.ModuleList([attention, nn.Linear(8, 8)])
+    with pinned(model, {"*": "cpu:dot"}):
+        assert pin_of(model[1]) is not None and pin_of(attention.out_proj) is None
+
+
+@pytest.mark.parametrize("way", ["pin", "convert"])
+def test_transformers_call_their_layers_while_these_are_chosen_for(way: str) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    attributes = [dict(vars(m)) for m in model.modules()]
+    x, padding = torch.randn(2, 5, 8), torch.zeros(2, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=padding)
+        if way == "pin":
+            apply_pins(model, {"*.linear1": "cpu:dot"})
+        else:
+            convert(model, policy="backends=cpu", exclude=lambda name, m: isinstance(m, nn.Dropout))
+        result = model(x, src_key_padding_mask=padding)
+        choice = torch_cudnn_ext.last_choice("matmul_fwd")
+        assert choice is not None and choice.algorithm.startswith("cpu:")
+    torch.testing.assert_close(result[~padding], expected[~padding])
+    assert ran(model, x)["layers.0.linear1", "matmul_fwd"].startswith("cpu:")
+    clear_pins(model)
+    convert(model, to="torch")
+    assert [dict(vars(m)) for m in model.modules()] == attributes
+    calls = torch_cudnn_ext.explain(model, x, measure=False).calls
+    assert [call.layer for call in calls if "fast path" in call.why] == ["layers.0", "layers.1"]
+    assert not any(call.layer.endswith("linear1") for call in calls)
+
+
+# Arguments.
+
+
+def test_layers_that_would_not_obey_are_an_error() -> None:
+    layer = nn.Conv2d(2, 3, 3)
+    layer.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="'0' is a Conv2d.*forward was replaced.*when"):
+        apply_pins(nn.Sequential(layer), {"0": "autotune"})
+    with pytest.raises(ValueError, match="first call"):
+        apply_pins(nn.Sequential(nn.LazyConv2d(3, 3)), {"0": "autotune"})
+
+
+@pytest.mark.parametrize("pins", [["0"], {0: "autotune"}, "0"])
+def test_pins_are_a_mapping_of_texts(pins: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3))
+    with pytest.raises(TypeError, match="argument pins: got"):
+        apply_pins(model, pins)
+    with pytest.raises(TypeError, match="argument pins: got"):
+        save_pins(tmp_path / "x.toml", pins)
+    with pytest.raises(TypeError, match="argument model: got"):
+        apply_pins([model], {"0": "autotune"})  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    path = tmp_path / "pins.toml"
+    with pytest.raises(ValueError, match="pins: 'a': .*nonsense"):
+        save_pins(path, {"a": "nonsense"})
+    with pytest.raises(ValueError, match=r"pins: 're:\(': .*regular"):
+        save_pins(path, {"re:(": "autotune"})
+    with pytest.raises(ValueError, match="rules: 'conv_fwd q=1': .*no field"):
+        save_pins(path, {}, {"conv_fwd q=1": "autotune"})
+    assert not path.exists()
+
+
+def test_files_say_what_to_mend(tmp_path: Path) -> None:
+    path = tmp_path / "pins.toml"
+    path.write_text('[layers]\n"a" = "softmax_fwd=nonsense"\n')
+    with pytest.raises(ValueError, match="no policy for layers of .*rnn.*not one of softmax_fwd"):
+        load_pins(path)
+    path.write_text('[layers]\n"a" = "infer=nonsense"\n')
+    with pytest.raises(ValueError, match="for batch_norm: .*nonsense"):
+        load_pins(path)
+    path.write_text('[layers]\nlayer1.0.conv = "autotune"\n')
+    with pytest.raises(ValueError, match="line 2: .*quotes around names: 'layer1.0.conv'"):
+        load_pins(path)
+    path.write_bytes(b'[layers]\n"\xff" = "autotune"\n')
+    with pytest.raises(ValueError, match="pins.toml: .*utf-8"):
+        load_pins(path)
+    path.write_text('[layers]\n"\u00fc*" = "autotune"\n', encoding="utf-8")
+    assert load_pins(path) == {"\u00fc*": "autotune"}

@@ -552,3 +552,16 @@ def test_what_stands_for_a_policy() -> None:
             policy_text(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="policy"):
         Policy.parse(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cap", ["0.00001%", "12.3456789%", "33.3%", "1234567", "1.5GiB", "0"])
+def test_every_cap_is_read_again_as_it_was_written(cap: str) -> None:
+    text = _C.canonical_policy(f"max_workspace={cap}")
+    assert _C.canonical_policy(text) == text
+    if "%" in cap:
+        assert text == f"max_workspace={cap}"
+
+
+def test_a_cap_beyond_all_memory_is_an_error() -> None:
+    with pytest.raises(ValueError, match="10000000000GiB', wanted less than 2\\^63 bytes"):
+        _C.canonical_policy("max_workspace=10000000000GiB")

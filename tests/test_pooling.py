@@ -120,6 +120,32 @@ def test_adaptive_windows_are_pytorchs(dims: int, view: str, device: str) -> Non
         assert torch.equal(got[1], wanted[1])
 
 
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("kind", ["avg", "max"])
+def test_adaptive_windows_of_nothing(kind: str, dims: int, device: str) -> None:
+    function = getattr(ops, f"adaptive_{kind}_pool{dims}d")
+    x = _last(torch.randn(SIZES[dims], device=device)).requires_grad_()
+    for view, output, sizes in (
+        (x, 0, x.shape[:2] + (0,) * dims),
+        (x[:, :0], 2, (x.shape[0], 0) + (2,) * dims),
+        (x[0, :0], 2, (0,) + (2,) * dims),
+    ):
+        got, fake = function(view, output), function(view.to("meta"), output)
+        assert got.shape == sizes
+        assert got.stride() == fake.stride()
+        (grad,) = torch.autograd.grad(got.sum(), x)
+        assert not grad.any()
+
+
+def test_no_stride_is_the_kernels_size(device: str) -> None:
+    x = torch.randn(2, 3, 4, 4, device=device)
+    none: tuple[Any, ...] = ((), [])
+    for stride in none:
+        for name in ("max_pool2d", "avg_pool2d"):
+            wanted = getattr(F, name)(x, 2, stride=stride)
+            torch.testing.assert_close(getattr(ops, name)(x, 2, stride=stride), wanted)
+
+
 @pytest.mark.parametrize("norm", [1, 2, 3.0])
 @pytest.mark.parametrize("dims", SIZES)
 def test_norms_are_pytorchs(dims: int, norm: float, device: str) -> None:
@@ -154,6 +180,37 @@ def test_nan_and_infinities(device: str) -> None:
         for pin in ("cpu:taps", "cpu:unfold"):
             got = ops.max_pool2d(x, (1, 2), policy=f"fwd={pin}")
             torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("pin", ["aten:default", "cpu:taps", "cpu:unfold"])
+def test_padding_has_no_gradient(pin: str) -> None:
+    windows: list[Any] = [(1, 1), (1, 1, 2), (2, 0, 1, True)]  # stride, padding, dilation, ceil
+    for window in windows:
+        x = torch.full((2, 8, 6), -torch.inf, requires_grad=True)
+        y = ops.max_pool1d(x, 3, *window, policy=f"fwd={pin}")
+        assert isinstance(y, Tensor)
+        wanted = F.max_pool1d(x, 3, *window)
+        grad = torch.randn_like(wanted)
+        torch.testing.assert_close(
+            torch.autograd.grad(y, x, grad), torch.autograd.grad(wanted, x, grad)
+        )
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_nested_transforms(adaptive: bool, device: str) -> None:
+    def twice(pool: Function, x: Tensor) -> Tensor:
+        def inner(t: Tensor) -> Tensor:
+            first: Tensor = torch.func.grad(lambda u: pool(u[None], 2).pow(3).sum())(t)
+            return first.sum()
+
+        result: Tensor = torch.func.grad(inner)(x)
+        return result
+
+    name = "adaptive_max_pool1d" if adaptive else "max_pool1d"
+    x = torch.tensor([1.0, 2.0, 4.0, 3.0], device=device)
+    got = twice(getattr(ops, name), x)
+    torch.testing.assert_close(got, torch.tensor([0.0, 12.0, 24.0, 0.0], device=device))
+    torch.testing.assert_close(got, twice(getattr(F, name), x))
 
 
 GRADIENTS: dict[str, Callable[[Tensor], Any]] = {
@@ -309,7 +366,8 @@ X = torch.zeros(1, 2, 4, 4)
         (lambda: ops.max_pool2d(X[:, :0], 2), "wanted at least 1 in all dimensions but the batch"),
         (lambda: ops.avg_pool2d(X, 2, divisor_override=0), "divisor_override is 0"),
         (lambda: ops.max_pool2d(X.long(), 2), "input is Long, wanted Float"),
-        (lambda: ops.adaptive_avg_pool2d(X, 0), "output_size is 0, wanted at least 1"),
+        (lambda: ops.adaptive_avg_pool2d(X, -1), "output_size is -1, wanted at least 0"),
+        (lambda: ops.adaptive_max_pool2d(X[..., :0], 2), "but the batch's and the channels'"),
         (lambda: ops.lp_pool2d(X, 0, 2), "norm_type: got 0"),
         (lambda: ops.max_pool2d(X, 2, policy="fwd=fft"), "it is one of conv_fwd"),
         (lambda: ops.avg_pool2d(X, 2, policy="fwd=max"), "legacy:max cannot run"),

@@ -10,8 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from torch_cudnn_ext import _C, Policy, bench, profile, profile_model, tuning
-from torch_cudnn_ext.profiling import LayerProfile, Profile, make_settings, measure_layers
+from torch_cudnn_ext import _C, Policy, bench, peaks, profile, profile_model, tuning
+from torch_cudnn_ext.profiling import (
+    LayerProfile,
+    Profile,
+    checked_device,
+    make_settings,
+    measure_layers,
+)
 from torch_cudnn_ext.workload import (
     PROBLEM_FOLDER,
     Journal,
@@ -355,6 +361,31 @@ def test_a_model_s_profile_gives_a_policy_for_each_layer() -> None:
         result.best(layer="nothing")
 
 
+def test_a_linear_layer_has_a_pin_where_its_three_products_agree() -> None:
+    model = nn.Linear(4, 3)
+    result = profile_model(model, torch.randn(2, 4), device="cpu", time_budget_s=0.05)
+    assert [layer.op for layer in result.layers] == ["matmul_fwd"] * 3
+    common = {row["algorithm"] for row in result.layers[0].rows if row["status"] == "ok"}
+    for layer in result.layers:
+        common &= {row["algorithm"] for row in layer.ranked}
+    first, second = sorted(common)[:2]
+    for layer in result.layers:
+        layer.rows.sort(key=lambda row: row["algorithm"] != first)
+    assert _fields(result.best_by_layer()[""]) == {"fwd": first}
+    assert result.best(layer="") == result.best_by_layer()[""]
+    result.layers[1].rows.sort(key=lambda row: row["algorithm"] != second)
+    assert result.best_by_layer() == {}
+    with pytest.raises(ValueError, match="several problems of matmul_fwd"):
+        result.best(layer="")
+
+
+def test_profiling_leaves_the_random_state_as_it_is() -> None:
+    peaks.measured_peaks.cache_clear()  # they are measured once a process
+    state = torch.get_rng_state()
+    profile(PROBLEM, device="cpu", time_budget_s=0.05)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="device: got 'tpu', wanted"):
         make_settings("tpu")
@@ -362,8 +393,25 @@ def test_settings_are_checked() -> None:
         make_settings("cuda", "h200")
     with pytest.raises(ValueError, match="time_budget_s: got -1"):
         make_settings("cpu", time_budget_s=-1)
+    with pytest.raises(ValueError, match="time_budget_s: got nan"):
+        make_settings("cpu", time_budget_s=float("nan"))
     with pytest.raises(ValueError, match="min_samples: got 0"):
         make_settings("cpu", min_samples=0)
+
+
+def test_a_device_is_checked_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert (checked_device(), checked_device("cuda:1")) == ("cuda", "cuda:1")
+    assert checked_device(torch.device("cpu")) == "cpu"
+    with pytest.raises(RuntimeError, match="device: got 'cuda:2', but PyTorch finds 2 CUDA dev"):
+        checked_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert checked_device() == "cpu"
+    with pytest.raises(RuntimeError, match="device: got 'cuda', but PyTorch finds no CUDA device"):
+        tuning.tune(PROBLEM, device="cuda")
+    with pytest.raises(ValueError, match="device: got 'gpu', wanted 'cpu', 'cuda' or"):
+        tuning.tune(PROBLEM, device="gpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -477,6 +525,41 @@ def test_a_damaged_line_before_the_last_is_refused(tmp_path: Path) -> None:
     path.write_text('nonsense\n{"key": "a", "record": {}}\n')
     with pytest.raises(ValueError, match="line 1: got 'nonsense'"):
         Journal(path)
+
+
+def test_a_record_with_other_fields_is_not_finished(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    settings = make_settings("cpu")
+    (first,) = measure_layers([Layer(PROBLEM)], settings, Journal(path))
+    entry = json.loads(path.read_text())
+    entry["record"]["of_another_version"] = 1
+    path.write_text(json.dumps(entry) + "\n")
+    (again,) = measure_layers([Layer(PROBLEM)], settings, Journal(path))
+    assert again.rows != first.rows
+    (third,) = measure_layers([Layer(PROBLEM)], settings, Journal(path))
+    assert third.rows == again.rows
+    journal = Journal(tmp_path / "bench.jsonl")
+    journal.add("a", {"problem": PROBLEM})
+    assert journal.get("a", bench.Comparison) is None
+
+
+def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    path.write_text('{"key": "a", "record": [1]}\n')
+    with pytest.raises(ValueError, match=r"line 1: got .*\(its record is \[1\]\)"):
+        Journal(path)
+
+
+def test_a_line_cut_off_within_a_character_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    path.write_bytes(b'{"key": "a", "record": {"x": 1}}\n{"key": "\xc3')
+    assert Journal(path).get("a", dict) == {"x": 1}
+    assert path.read_text() == '{"key": "a", "record": {"x": 1}}\n'
+
+
+def test_a_journal_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"):
+        Journal(tmp_path / "missing" / "finished.jsonl")
 
 
 def test_an_interruption_keeps_what_was_finished(tmp_path: Path) -> None:

@@ -97,6 +97,23 @@ def test_zeros_ties_and_gradients_of_gradients(name: str, device: str) -> None:
     )
 
 
+@pytest.mark.parametrize("function", [ops.amax, ops.amin, ops.absmax])
+def test_more_ties_than_float16_counts(function: Callable[..., Tensor], device: str) -> None:
+    value = 1.0 if function is ops.absmax else 0.0
+    x = torch.full((70000,), value, dtype=torch.half, device=device, requires_grad=True)
+    function(x).backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 70000))
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "max", "mean", "norm1", "norm2"])
+def test_autocast_on_the_cpu_gives_pytorchs_dtype(name: str) -> None:
+    mine, theirs = ALL[name]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        x = torch.rand(3, 4).to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert mine(x, 1).dtype == theirs(x, 1, False).dtype
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dim", DIMS, ids=str)
 @pytest.mark.parametrize("kind", ["min", "max"])

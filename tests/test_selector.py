@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import cpp_extension
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, knobs
 
 ROOT = Path(__file__).parent.parent
 OPS = torch.ops.torch_cudnn_ext
@@ -562,6 +563,58 @@ def test_a_pin_whose_memory_cannot_be_told_is_an_error_that_is_kept(
         with pytest.raises(RuntimeError, match="pinned algorithm fake:a cannot run"):
             _convolve(x, w, "fwd=fake:a;max_workspace=1MiB")
         assert fake.counts("fake:a")[1] == 1
+
+
+def test_a_known_plan_is_no_way_around_what_its_backward_is_refused_for(fake: Any) -> None:
+    fake.script("fake:d", notes=["nondeterministic"])
+    x = torch.randn(5, requires_grad=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="dropout_bwd: excluded by deterministic"):
+            OPS.dropout.default(x, 0.5, policy="fake:d;deterministic")
+        OPS.dropout.default(x, 0.5, policy="fake:d").sum().backward()
+
+
+def test_a_shortage_of_memory_is_not_kept(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", states_workspace=False, run_raises="out_of_memory", raises_at=1)
+    with pytest.raises(RuntimeError, match="pinned algorithm fake:a cannot run"):
+        _convolve(x, w, "fwd=fake:a;max_workspace=1MiB")
+    assert _convolve(x, w, "fwd=fake:a;max_workspace=1MiB") == "fake:a"
+
+
+def test_the_saved_policy_keeps_a_cap_beside_fastest(x: Tensor, w: Tensor) -> None:
+    w = w.clone().requires_grad_()
+    with knobs.flags(max_workspace="64KiB"):
+        y = OPS.conv2d.default(x, w, policy="fastest;backends=aten")
+    y.sum().backward()
+    choice = _C.last_choice("conv_bwd_filter")
+    assert choice is not None and "max_workspace=64KiB" in choice["policy"]
+
+
+def test_more_policies_than_a_thread_remembers(x: Tensor, w: Tensor) -> None:
+    for count in (*range(1, 1100), *range(1, 10)):
+        policy = f"max_workspace={count}GiB;backends=cpu"
+        assert _C.resolved_policy(policy).startswith(f"max_workspace={count}GiB;")
+
+
+def test_a_handler_of_signals_may_call_what_is_being_tuned(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    ran: list[str] = []
+
+    def handler(signum: int, frame: object) -> None:
+        OPS.conv2d.default(x, w, policy="autotune;backends=fake,aten")
+        ran.append(_ran()["why"])
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(20):
+            _C.table_clear()
+            _C.plan_cache_clear()
+            signal.setitimer(signal.ITIMER_REAL, 1e-3)
+            OPS.conv2d.default(x, w, policy="autotune;backends=fake,aten")
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert set(ran) <= {"heuristic: met again while it is being tuned", "tuned", "cached"}
 
 
 # Measuring leaves no trace.

@@ -102,6 +102,16 @@ def test_autocast_gives_pytorchs_dtype(device: str) -> None:
         assert ops.softmax(x, 1).dtype == torch.softmax(x, 1).dtype
 
 
+@pytest.mark.parametrize("algorithm", ["aten:default", "cpu:three_pass", "cpu:online"])
+def test_rows_that_are_masked_out_at_first(algorithm: str) -> None:
+    x = torch.full((2, 300), -torch.inf)
+    x[0, 200], x[1, 5:9] = 1.5, 0.5
+    for function, plain in ((ops.softmax, torch.softmax), (ops.log_softmax, torch.log_softmax)):
+        torch.testing.assert_close(function(x, 1, policy=f"fwd={algorithm}"), plain(x, 1))
+    nothing = torch.full((1, 300), -torch.inf)
+    assert ops.softmax(nothing, 1, policy=f"fwd={algorithm}").isnan().all()
+
+
 def test_compiles_whole(device: str) -> None:
     def loss(x: Tensor) -> Tensor:
         return ops.log_softmax(ops.softmax(x, 1), 2).square().sum()

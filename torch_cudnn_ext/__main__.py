@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import torch
 import typer
 
-from . import _C, bench, bench_modules, report
+from . import _C, bench, bench_modules, nn, report
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
@@ -24,6 +26,7 @@ from .profiling import (
     LayerProfile,
     Profile,
     Settings,
+    checked_device,
     list_layer,
     make_settings,
     measure_layers,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 INTERRUPTED = 130
 MODEL_BATCH = 32
@@ -73,6 +77,32 @@ class Format(Enum):
     markdown = "markdown"
 
 
+def _number(kind: Callable[[str], N], least: N) -> Callable[[str], N]:
+    """Reads an option's number; typer's own complaint does not tell what came."""
+
+    def read(text: str) -> N:
+        with suppress(ValueError):
+            if least <= (value := kind(text)) < math.inf:  # nor nan
+                return value
+        noun = "a whole number" if kind is int else "a number"
+        raise typer.BadParameter(f"got {str(text)!r}, wanted {noun}, {least} or more")
+
+    return read
+
+
+# What `bench --modules` takes.
+_OF_MODULES = (
+    "dtype",
+    "channels_last",
+    "device",
+    "policy",
+    "max_workspace",
+    "deterministic",
+    "allow_tf32",
+    "format",
+    "compiled",
+)
+
 # Options that several commands take.
 ProblemArgument = Annotated[
     str | None, typer.Argument(help="A problem line, in quotes.", show_default=False)
@@ -90,9 +120,17 @@ PassesOption = Annotated[
     typer.Option("--passes", help="fwd, bwd (all others), or passes by name: bwd_data,…"),
 ]
 DtypeOption = Annotated[str | None, typer.Option("--dtype", help="f64, f32, f16 or bf16.")]
-BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", parser=_number(int, 1), metavar="N", help="Batch size.")
+]
 ImageOption = Annotated[
-    int, typer.Option("--image-size", min=1, help="Height and width of a model's images.")
+    int,
+    typer.Option(
+        "--image-size",
+        parser=_number(int, 1),
+        metavar="N",
+        help="Height and width of a model's images.",
+    ),
 ]
 ChannelsLastOption = Annotated[
     bool, typer.Option("--channels-last", help="Lay tensors out channels-last.")
@@ -122,7 +160,12 @@ ResumeOption = Annotated[
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 BudgetOption = Annotated[
     float | None,
-    typer.Option("--time-budget", min=0, help="Seconds a problem; 0: no limit. 2 on the CPU."),
+    typer.Option(
+        "--time-budget",
+        parser=_number(float, 0),
+        metavar="S",
+        help="Seconds a problem; 0: no limit. 2 on the CPU.",
+    ),
 ]
 KnobOption = Annotated[
     bool, typer.Option("--knob-search", help="Also search the knobs of the best engines.")
@@ -130,7 +173,9 @@ KnobOption = Annotated[
 AllOption = Annotated[
     bool, typer.Option("--all", help="Also what is excluded, unsupported or failed, and why.")
 ]
-TopOption = Annotated[int, typer.Option("--top", min=0, help="Rows a table; 0: all.")]
+TopOption = Annotated[
+    int, typer.Option("--top", parser=_number(int, 0), metavar="N", help="Rows a table; 0: all.")
+]
 
 
 @app.command("profile")
@@ -161,10 +206,8 @@ def profile_command(
     settings = _settings(
         device, target, policy, max_workspace, deterministic, allow_tf32, time_budget, knob_search
     )
-    work = _workload(
-        problem, model, problems, passes, dtype, batch, image_size, channels_last, shard_text
-    )
-    layers = work.layers
+    work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
+    layers = _shard(work.layers, shard_text)
     with report.ProgressBar() as bar:
         measured, interrupted = _collect(measure_layers(layers, settings, _journal(resume), bar))
     result = Profile(measured, settings, model or problems or "", work.not_profiled)
@@ -199,9 +242,8 @@ def list_command(
     settings = _settings(device, target, policy, None, deterministic, allow_tf32, None, False)
     constraints = settings.policy
     if max_workspace is not None:
-        with _naming("--max-workspace"):
-            constraints = _C.canonical_policy(f"{constraints};max_workspace={max_workspace}")
-    work = _workload(problem, None, problems, passes, dtype, batch, IMAGE_SIZE, channels_last, None)
+        constraints = _C.canonical_policy(f"{constraints};{_field('max_workspace', max_workspace)}")
+    work = _workload(problem, None, problems, passes, dtype, batch, IMAGE_SIZE, channels_last)
     place = settings.device if settings.target is None else f"target:{settings.target}"
     listed: list[LayerProfile] = [list_layer(layer, place, constraints) for layer in work.layers]
     result = Profile(listed, settings)
@@ -217,6 +259,7 @@ def list_command(
 
 @app.command("bench")
 def bench_command(
+    context: typer.Context,
     problem: ProblemArgument = None,
     model: ModelOption = None,
     problems: ProblemsOption = None,
@@ -254,43 +297,52 @@ def bench_command(
     ] = False,
 ) -> None:
     """Compare tuned algorithms with PyTorch's best, side by side."""
-    if device is None and not torch.cuda.is_available():
-        device = "cpu"
-    settings = _settings(
-        device, None, policy, max_workspace, deterministic, allow_tf32, time_budget, knob_search
-    )
+    with _options():
+        device = checked_device(device)
     with report.ProgressBar() as bar:
         if overhead:
-            results, interrupted = _collect(bench.measure_overhead(settings.device, bar))
-            total = len(bench.overhead_problems(settings.device))
+            _refuse_others(context, "overhead", "device", "format")
+            results, interrupted = _collect(bench.measure_overhead(device, bar))
+            total = len(bench.overhead_problems(device))
             output = bench.overhead_text(results, format.value)
             finished = len(results)
         elif modules is not None:
-            cases = _module_cases(modules)
-            dtypes = _words("dtype", dtype or "f32,f16", ("f32", "f16", "bf16"))
-            layouts = [True] if channels_last else [False]
+            _refuse_others(context, "modules", *_OF_MODULES)
+            cases = _module_cases(modules, channels_last)
+            words = ["f32", "f16"] if dtype is None else dtype.split(",")
+            dtypes = [_one_of("--dtype", word, ("f32", "f16", "bf16")) for word in words]
+            text = _constrained(policy or "autotune", max_workspace, deterministic, allow_tf32)
+            for family in {getattr(nn, case.module).family for case in cases}:
+                _check_policy(text, family)
             compared, interrupted = _collect(
                 bench_modules.compare_modules(
-                    cases, dtypes, layouts, settings.device, policy or "autotune", compiled, bar
+                    cases, dtypes, [channels_last], device, text, compiled, bar
                 )
             )
             output = bench_modules.comparison_text(compared, format.value)
             finished, total = len(compared), 2 * len(cases) * len(dtypes)
-            if channels_last:
-                total = finished  # cases without channels are left out
         else:
+            if compiled:
+                raise typer.BadParameter("--compiled: got it without --modules, wanted both")
+            settings = _settings(
+                device,
+                None,
+                policy,
+                max_workspace,
+                deterministic,
+                allow_tf32,
+                time_budget,
+                knob_search,
+            )
             work = _workload(
-                problem,
-                model,
-                problems,
-                passes,
-                dtype,
-                batch,
-                image_size,
-                channels_last,
-                shard_text,
+                problem, model, problems, passes, dtype, batch, image_size, channels_last
             )
             layers = [layer for layer in work.layers if layer.problem.startswith("conv_")]
+            if not layers:
+                ops = ", ".join(dict.fromkeys(one.problem.split()[0] for one in work.layers))
+                source = "--model" if model else "--problems" if problems else "problem line"
+                raise typer.BadParameter(f"{source}: got {ops}, wanted a convolution")
+            layers = _shard(layers, shard_text)
             comparisons, interrupted = _collect(
                 bench.compare_layers(layers, settings, kernels, _journal(resume), bar)
             )
@@ -303,28 +355,37 @@ def bench_command(
     _finish(interrupted, finished, total)
 
 
-def _module_cases(words: str) -> list[bench_modules.Case]:
-    chosen = [
-        case
-        for case in bench_modules.CASES
-        if words == "all" or any(word in case.module for word in words.split(","))
-    ]
-    if not chosen:
-        known = ", ".join(dict.fromkeys(case.module for case in bench_modules.CASES))
-        raise typer.BadParameter(
-            f"got {words!r}, wanted all or some of {known}", None, None, "--modules"
-        )
-    return chosen
-
-
-def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
-    words = text.split(",")
-    for word in words:
-        if word not in known:
+def _refuse_others(context: typer.Context, mode: str, *taken: str) -> None:
+    """Refuse what was given on the command line and does nothing in this mode."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in (mode, *taken) and source is not None and source.name == "COMMANDLINE":
+            words = ", ".join(f"--{word.replace('_', '-')}" for word in taken)
             raise typer.BadParameter(
-                f"got {text!r}, wanted some of {', '.join(known)}", None, None, f"--{option}"
+                f"{parameter.opts[0]}: got {context.params[name]!r} with --{mode}, which takes "
+                f"no more than {words}"
             )
-    return words
+
+
+def _module_cases(text: str, channels_last: bool) -> list[bench_modules.Case]:
+    cases = [c for c in bench_modules.CASES if not channels_last or len(c.sizes) in (4, 5)]
+    if text == "all":
+        return cases
+    known = list(dict.fromkeys(case.module for case in cases))
+    words = text.split(",")
+    if not all(word and any(word in name for name in known) for word in words):
+        where = " with --channels-last" if channels_last else ""
+        raise typer.BadParameter(
+            f"--modules: got {text!r}{where}, wanted all or words of {', '.join(known)}"
+        )
+    return [case for case in cases if any(word in case.module for word in words)]
+
+
+def _one_of(option: str, word: str, known: Iterable[str]) -> str:
+    if word not in known:
+        raise typer.BadParameter(f"{option}: got {word!r}, wanted one of {', '.join(known)}")
+    return word
 
 
 @app.command("coverage")
@@ -343,20 +404,15 @@ def coverage_command(
     ] = "cudnn",
 ) -> None:
     """Count the calls of a network that cuDNN computes, and the others by reason."""
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if place != "cpu" and not torch.cuda.is_available():
-        raise typer.BadParameter(f"--device: got {place!r}, but PyTorch finds no CUDA device")
-    with _naming("--model"):
-        network, inputs = load_model(
-            model,
-            batch=batch or MODEL_BATCH,
-            image_size=image_size,
-            dtype=_dtype(dtype),
-            channels_last=channels_last,
-            device=place,
-        )
-    network.train(not forward)
-    coverage(network, inputs, backward=not forward, backends=backends).print()
+    known = (name for operator in _C.operators() for name in operator["backends"])
+    _one_of("--backends", backends, dict.fromkeys(["cudnn", *known]))
+    with _options():
+        place = checked_device(device)
+    network, inputs = _network(model, batch, image_size, dtype, channels_last, place)
+    with _running(model):
+        network.train(not forward)
+        covered = coverage(network, inputs, backward=not forward, backends=backends)
+    covered.print()
 
 
 @app.command("explain")
@@ -380,22 +436,11 @@ def explain_command(
     format: FormatOption = Format.table,
 ) -> None:
     """Tell what every layer of an unmodified network runs, and why."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype is not None and dtype not in DTYPES:
-        raise typer.BadParameter(f"--dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
-    with _naming("--model"):
-        network, inputs = load_model(
-            model,
-            batch=batch or MODEL_BATCH,
-            image_size=image_size,
-            dtype=dtype or "f32",
-            channels_last=channels_last,
-            device=device,
-        )
-    with _naming("--policy"):
-        _C.canonical_policy(policy)
-    with enabled(policy):
+    with _options():
+        place = checked_device(device)
+    _check_policy(policy)
+    network, inputs = _network(model, batch, image_size, dtype, channels_last, place)
+    with enabled(policy), _running(model):
         explanation = explain(network, inputs, train=train, measure=measure)
     if format is Format.json:
         typer.echo(json.dumps([asdict(call) for call in explanation.calls], indent=2))
@@ -435,7 +480,9 @@ def info_command(
 
 def _algorithm_counts(operator: dict[str, Any], example: str) -> report.Table:
     """How many algorithms each backend has and how many of them take one common problem."""
-    gpu = "cuda" if torch.cuda.is_available() else f"target:{DEFAULT_TARGET}"
+    gpu = checked_device()
+    if gpu == "cpu":
+        gpu = f"target:{DEFAULT_TARGET}"
     rows = []
     for pass_name in operator["passes"]:
         op = f"{operator['family']}_{pass_name}"
@@ -450,7 +497,7 @@ def _algorithm_counts(operator: dict[str, Any], example: str) -> report.Table:
                     rows.append([op, backend, device, str(len(names)), str(len(here)), words])
     # A name is an engine of cuDNN's, or an algorithm; its options are knobs, or a math type.
     headings = ("op", "backend", "device", "names", "with options", "on this problem")
-    columns = [report.Column(h, lambda _: "", right=h in headings[3:5]) for h in headings]
+    columns = [report.Column(h, right=h in headings[3:5]) for h in headings]
     return report.Table(f"algorithms for {example.partition(' ')[2]}", columns, rows)
 
 
@@ -467,7 +514,56 @@ def _naming(option: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
+        text = str(error).removeprefix(f"{option.removeprefix('--')}: ")  # it may name itself
+        raise typer.BadParameter(f"{option}: {text}") from error
+
+
+@contextmanager
+def _options() -> Iterator[None]:
+    """An argument that is wrong inside is the option of its name."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        name, _, rest = str(error).partition(":")
+        raise typer.BadParameter(f"--{name.replace('_', '-')}:{rest}") from error
+
+
+def _network(
+    name: str,
+    batch: int | None,
+    image_size: int,
+    dtype: str | None,
+    channels_last: bool,
+    device: str = "meta",
+) -> tuple[torch.nn.Module, Any]:
+    """The network of ``--model`` and its inputs."""
+    torch_dtype = _dtype(dtype)
+    try:
+        return load_model(
+            name,
+            batch=batch or MODEL_BATCH,
+            image_size=image_size,
+            dtype=torch_dtype,
+            channels_last=channels_last,
+            device=device,
+        )
+    except Exception as error:  # a callable of the user's may raise any
+        message = str(error)
+        if not message.startswith("got "):
+            message = f"got {name!r}, which raised {type(error).__name__}: {message}"
+        raise typer.BadParameter(f"--model: {message}") from error
+
+
+@contextmanager
+def _running(name: str) -> Iterator[None]:
+    """What a network raises when it runs is told in one line; it is no wrong argument."""
+    try:
+        yield
+    except Exception as error:
+        for argument in ("model", "train"):  # what this package says of an argument is
+            if str(error).startswith(f"{argument}: "):
+                raise typer.BadParameter(f"--{error}") from error
+        raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def _settings(
@@ -480,28 +576,48 @@ def _settings(
     time_budget: float | None,
     knob_search: bool,
 ) -> Settings:
-    words = [policy] if policy else []
+    _check_policy(policy)
+    text = _constrained(policy, max_workspace, deterministic, allow_tf32)
+    if target is not None:
+        with _naming("--target"):
+            _C.device_fingerprint(f"target:{target}")
+    with _options():
+        return make_settings(device, target, text, time_budget, None, knob_search)
+
+
+def _check_policy(text: str, family: str = "conv") -> None:
+    """Refuse what is no policy, or one that only a module of convolution can keep."""
     with _naming("--policy"):
-        _C.canonical_policy(policy)
+        _C.resolved_policy(text, family)
+
+
+def _constrained(
+    policy: str, max_workspace: str | None, deterministic: bool, allow_tf32: bool | None
+) -> str:
+    """A policy text with what the other options add."""
+    words = [policy] if policy else []
     if max_workspace is not None:
-        with _naming("--max-workspace"):
-            _C.canonical_policy(f"max_workspace={max_workspace}")
-        words.append(f"max_workspace={max_workspace}")
+        words.append(_field("max_workspace", max_workspace))
     # This process is ours: PyTorch's own switches follow, so that its row keeps the constraints.
     if deterministic:
         words.append("deterministic")
         torch.backends.cudnn.deterministic = True
     if allow_tf32 is not None:
         words.append(f"allow_tf32={str(allow_tf32).lower()}")
-        conv = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-        conv.fp32_precision = "tf32" if allow_tf32 else "ieee"
-    if target is not None:
-        with _naming("--target"):
-            _C.device_fingerprint(f"target:{target}")
-    try:
-        return make_settings(device, target, ";".join(words), time_budget, None, knob_search)
-    except (ValueError, RuntimeError) as error:
-        raise typer.BadParameter(f"--{error}".replace("_", "-", 1)) from error
+        cudnn: Any = torch.backends.cudnn
+        for switch in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):
+            switch.fp32_precision = "tf32" if allow_tf32 else "ieee"
+    return ";".join(words)
+
+
+def _field(name: str, value: str) -> str:
+    """One field of a policy text, from the option of its name."""
+    option = f"--{name.replace('_', '-')}"
+    if ";" in value:
+        raise typer.BadParameter(f"{option}: got {value!r}, wanted one value, without ';'")
+    with _naming(option):
+        _C.canonical_policy(f"{name}={value}")
+    return f"{name}={value}"
 
 
 def _workload(
@@ -513,7 +629,6 @@ def _workload(
     batch: int | None,
     image_size: int,
     channels_last: bool,
-    shard_text: str | None,
 ) -> Workload:
     sources = {"a problem line": problem, "--model": model, "--problems": problems}
     given = [name for name, value in sources.items() if value is not None]
@@ -524,52 +639,46 @@ def _workload(
     wanted = _passes(passes)
     _dtype(dtype)
     if model is not None:
-        with _naming("--model"):
-            network, inputs = load_model(
-                model,
-                batch=batch or MODEL_BATCH,
-                image_size=image_size,
-                dtype=_dtype(dtype),
-                channels_last=channels_last,
-            )
+        network, inputs = _network(model, batch, image_size, dtype, channels_last)
+        with _running(model):
             network.train(wanted != ["fwd"])
-            work = network_layers(network, inputs, wanted or PASSES)
-    else:
-        with _naming("--problems" if problems is not None else "problem line"):
-            if problems is not None:
-                layers = read_problems(problems)
-            else:
-                assert problem is not None
-                layers = [Layer(_C.canonical_problem(problem))]
-            layers = [
-                Layer(
-                    rewrite(layer.problem, dtype=dtype, batch=batch, channels_last=channels_last),
-                    layer.names,
-                    layer.count,
-                    layer.note,
-                )
-                for layer in layers
-            ]
-            work = Workload(with_passes(layers, wanted) if wanted else merge(layers), {})
-    if shard_text is not None:
-        with _naming("--shard"):
-            work.layers = shard(work.layers, shard_text)
-    return work
+            return network_layers(network, inputs, wanted or PASSES)
+    with _naming("--problems" if problems is not None else "problem line"):
+        if problems is not None:
+            layers = read_problems(problems)
+            if not layers:
+                raise ValueError(f"got {problems!r}, wanted at least one problem line in it")
+        else:
+            assert problem is not None
+            layers = [Layer(_C.canonical_problem(problem))]
+        layers = [
+            replace(
+                layer,
+                problem=rewrite(
+                    layer.problem, dtype=dtype, batch=batch, channels_last=channels_last
+                ),
+            )
+            for layer in layers
+        ]
+        return Workload(with_passes(layers, wanted) if wanted else merge(layers), {})
+
+
+def _shard(layers: list[Layer], text: str | None) -> list[Layer]:
+    if text is None:
+        return layers
+    with _naming("--shard"):
+        return shard(layers, text)
 
 
 def _dtype(text: str | None) -> str:
-    if text is not None and text not in DTYPES:
-        raise typer.BadParameter(f"--dtype: got {text!r}, wanted one of {', '.join(DTYPES)}")
-    return text or "f32"
+    return "f32" if text is None else _one_of("--dtype", text, DTYPES)
 
 
 def _passes(text: str | None) -> list[str]:
     passes = [] if text is None else [word.strip() for word in text.split(",")]
     if text is not None:
-        try:
+        with _options():
             check_passes(passes)
-        except ValueError as error:
-            raise typer.BadParameter(f"--{error}") from error
     return passes
 
 
@@ -605,10 +714,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except _UsageError as error:
-        message = error.format_message().removeprefix("Invalid value: ")
-        typer.echo(f"error: {_one_line(message)}", err=True)
+        # As in our own complaints: --option: what came, what was wanted.
+        message = re.sub(r"^Invalid value(?: for '([^']*)')?: ", r"\1: ", error.format_message())
+        typer.echo(f"error: {_one_line(message.removeprefix(': '))}", err=True)
         return 2
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         typer.echo(f"error: {_one_line(str(error))}", err=True)
         return 1
 

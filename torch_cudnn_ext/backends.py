@@ -7,7 +7,6 @@ by keyword: then it leaves every flag that is not named as it is, while PyTorch'
 value that was assigned before `enable` is adopted.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -87,45 +86,39 @@ def _set(values: Mapping[str, object]) -> None:
     _pins.update(pins)
 
 
-@functools.cache
-def _plain_parameters() -> list[str]:
-    assert _plain_flags is not None
-    return list(inspect.signature(_plain_flags).parameters)
-
-
 def _flags(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
     """PyTorch's ``flags``, and ours by keyword."""
     ours = {name: kwargs.pop(name) for name in _PASSES if name in kwargs}
     assert _plain_flags is not None
     if not ours:
         return _plain_flags(*args, **kwargs)
-    return _flags_of_ours(ours, dict(zip(_plain_parameters(), args, strict=False)) | kwargs)
+    signature = inspect.signature(_plain_flags)
+    try:
+        theirs = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(
+            f"torch.backends.cudnn.flags: {error}, wanted each of "
+            f"{', '.join([*signature.parameters, *_PASSES])} at most once"
+        ) from error
+    return _flags_of_ours(ours, theirs)
 
 
 @contextmanager
-def _flags_of_ours(ours: dict[str, object], theirs: dict[str, Any]) -> Iterator[None]:
-    pins = dict(_pins)
-    settings = _change_settings(theirs)
+def _flags_of_ours(ours: dict[str, object], theirs: Mapping[str, Any]) -> Iterator[None]:
+    cudnn: Any = torch.backends.cudnn
+    pins, before = dict(_pins), {name: getattr(cudnn, name) for name in theirs}
     try:
+        _change_settings(theirs)
         _set({**_pins, **ours})
         yield
     finally:
         _set(pins)
-        _change_settings(settings)
+        _change_settings(before)
 
 
-def _change_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set PyTorch's own flags that are named; gives what they were."""
-    cudnn: Any = torch.backends.cudnn
-    unknown = sorted(values.keys() - set(_plain_parameters()))
-    if unknown:
-        raise TypeError(
-            f"torch.backends.cudnn.flags: got the keyword {unknown[0]!r}, wanted some of "
-            f"{', '.join([*_plain_parameters(), *_PASSES])}"
-        )
-    before = {name: getattr(cudnn, name) for name in values}
+def _change_settings(values: Mapping[str, Any]) -> None:
+    """Set PyTorch's own flags that are named."""
     # As PyTorch's own flags(), also where bare assignment was forbidden.
     with getattr(torch.backends, "__allow_nonbracketed_mutation")():  # noqa: B009
         for name, value in values.items():
-            setattr(cudnn, name, value)
-    return before
+            setattr(torch.backends.cudnn, name, value)

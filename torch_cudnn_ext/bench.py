@@ -7,9 +7,7 @@ thread of its own here, which lives as long as the comparison.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import random
 import statistics
@@ -19,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import call
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -196,13 +195,11 @@ def compare_layers(
             if progress is not None:
                 progress.problem(done, len(layers), layer.problem)
             key = f"bench | kernels={kernels} | {settings.key(layer.problem)}"
-            record = journal.get(key) if journal is not None else None
-            if record is None:
+            result = journal.get(key, Comparison) if journal is not None else None
+            if result is None:
                 result = _compare(layer, settings, kernels, threads, progress)
                 if journal is not None:
                     journal.add(key, dataclasses.asdict(result))
-            else:
-                result = Comparison(**record)
             result.names, result.count = list(layer.names), layer.count
             yield result
 
@@ -301,12 +298,12 @@ def _our_call(
             y, x, w.shape, *geometry, groups, policy=policy
         )
 
-    call = {"fwd": forward, "bwd_data": backward_input, "bwd_filter": backward_weight}[pass_name]
-    _here(call)
+    run = {"fwd": forward, "bwd_data": backward_input, "bwd_filter": backward_weight}[pass_name]
+    _here(run)
     ran = _C.last_choice(info["op"])
     if ran is None or (ran["problem"], ran["algorithm"]) != (info["text"], algorithm):
         raise RuntimeError(f"bench: wanted {algorithm} for {info['text']}, the operator ran {ran}")
-    return call
+    return run
 
 
 def _pytorch_call(problem: str, operands: dict[str, Tensor]) -> Callable[[], object]:
@@ -518,14 +515,10 @@ def _overhead(problem: str, device: str) -> Overhead:
     if device.startswith("cuda"):
         # Kernels of the backward pass run on autograd's thread; the profiler sees them all.
         same = all(
-            sorted(kernel_names(mine, _call, device)) == sorted(kernel_names(theirs, _call, device))
+            sorted(kernel_names(mine, call, device)) == sorted(kernel_names(theirs, call, device))
             for mine, theirs in ((ours, pytorch), (ours_training, pytorch_training))
         )
     return Overhead(problem, pins["fwd"], pinned, same, *forward, *training)
-
-
-def _call(work: Callable[[], T]) -> T:
-    return work()
 
 
 def _wait(device: str) -> None:
@@ -608,7 +601,7 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
     if format == "json":
         return json.dumps({"comparisons": records, "geometric_means": means}, indent=1)
     if format == "csv":
-        return csv_text(records)
+        return report.csv_text(records)
     words = [f"geometric mean over {name}: {mean:.3f}" for name, mean in means.items()]
     kernels = [
         (f"{record['problem']}, kernels of {side}", record[key])
@@ -631,7 +624,7 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
     if format == "json":
         return json.dumps({"overhead": records}, indent=1)
     if format == "csv":
-        return csv_text(records)
+        return report.csv_text(records)
     ratios = {
         "forward": [r.forward_ratio for r in results if r.forward_ratio is not None],
         "forward+backward": [r.training_ratio for r in results],
@@ -652,14 +645,3 @@ def tables(
     """Records as one table."""
     rows = [[column.cell(record) for column in columns] for record in records]
     return [report.Table(title, columns, rows, footer, lists)]
-
-
-def csv_text(records: Sequence[report.Record]) -> str:
-    """Records as CSV, a line each."""
-    out = io.StringIO()
-    names = list(records[0]) if records else []
-    writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        writer.writerow({k: " ".join(v) if isinstance(v, list) else v for k, v in record.items()})
-    return out.getvalue()

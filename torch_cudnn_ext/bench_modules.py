@@ -12,13 +12,14 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import call
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _C, nn, report
-from .bench import TARGET_RATIO, csv_text, rounds, samplers, tables
+from .bench import TARGET_RATIO, rounds, samplers, tables
 from .profiling import Progress
 from .workload import DTYPES
 
@@ -166,7 +167,7 @@ def _compare(
         sides.append(make(theirs, x))
         if compiled:
             sides.append(make(torch.compile(theirs), x))
-        timers = samplers([(side, _call) for side in sides], device)
+        timers = samplers([(side, call) for side in sides], device)
         result = rounds(timers[:2])
         if result.high < TARGET_RATIO:
             result = rounds(timers[:2])
@@ -184,10 +185,6 @@ def _compare(
             ratio_low=result.low,
             ratio_high=result.high,
         )
-
-
-def _call(work: Callable[[], object]) -> Any:
-    return work()
 
 
 def _forward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
@@ -249,7 +246,7 @@ def comparison_text(
     if format == "json":
         return json.dumps({"comparisons": records, "geometric_means": means}, indent=1)
     if format == "csv":
-        return csv_text(records)
+        return report.csv_text(records)
     words = [f"{name}: {mean:.3f}" for name, mean in means.items()]
     footer = f"geometric means: {'; '.join(words)}"
     made = tables("modules, tuned against PyTorch's", COLUMNS, records, footer)

@@ -7,7 +7,8 @@
         print(step.name, step.becomes, step.reason)
 
 A layer is exchanged by changing its class in place. The module stays the object that it was, with
-its parameters, buffers, hooks, attributes and training flag; nothing is copied.
+its parameters, buffers, hooks, attributes and training flag; nothing is copied. A pin is such an
+exchange too, for a hidden class (`Pinned`): what a pinned layer keeps of its policy is its pin's.
 """
 
 from __future__ import annotations
@@ -15,18 +16,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from . import nn
-from .policy import Policy, PolicyLike, as_policy
+from . import _C, nn
+from .policy import Policy, PolicyLike
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
-_EVERY_CLASS = set(vars(type("_", (), {})))
 Exclude = Callable[[str, torch.nn.Module], object]
+
+# What these classes, on their fast paths, compute of their layers without calling them; and the
+# attribute of each that keeps it off that path when it is false.
+_FAST_PATHS: dict[type[torch.nn.Module], str] = {
+    torch.nn.TransformerEncoderLayer: "activation_relu_or_gelu",
+    torch.nn.TransformerEncoder: "use_nested_tensor",
+}
+_FAST = "_torch_cudnn_ext_fast_path"  # what that attribute was
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,17 @@ class Step:
     reason: str = ""
 
 
+@cache
 def counterparts() -> dict[type[torch.nn.Module], type[nn.Tunable]]:
     """The classes of ``torch.nn`` that have a counterpart in ``torch_cudnn_ext.nn``."""
     classes = (getattr(nn, name) for name in nn.__all__)
     return {cls.replaces: cls for cls in classes if "replaces" in vars(cls)}
+
+
+def counterpart(cls: type[torch.nn.Module]) -> type[nn.Tunable] | None:
+    """The counterpart of a class, or of the one in ``torch.nn`` that it is a subclass of."""
+    table = counterparts()
+    return next((table[base] for base in cls.__mro__ if base in table), None)
 
 
 def convert(
@@ -62,7 +78,11 @@ def convert(
 
     Layers of exactly a class of ``torch.nn`` (or, back, of exactly a class of this package) are
     exchanged, in place. `conversion_steps` tells which are left alone, and why. A layer that is
-    already on the wanted side keeps its policy.
+    already on the wanted side keeps its policy. A pinned layer is left alone either way, and its
+    pin goes on to hold: call `clear_pins` first.
+
+    ``torch.nn.TransformerEncoderLayer`` and ``TransformerEncoder`` are kept from their fast paths,
+    which would not call their layers, as long as layers in them are this package's or pinned.
 
     Args:
         model: Any module. One that occurs several times in it is still one module afterwards.
@@ -75,8 +95,10 @@ def convert(
         The model that was given.
 
     Raises:
+        TypeError: An argument has a type that it does not take.
         ValueError: ``to`` is another word; or the policy does not fit a layer that it would be for,
-            or comes with ``to="torch"``. Then nothing has been changed.
+            or pins one to an algorithm that its operator has not and would not fall back, or comes
+            with ``to="torch"``. Then nothing has been changed.
     """
     if policy is not None and to == "torch":
         raise ValueError(f"convert: got policy {policy!r} with to='torch', wanted none")
@@ -86,10 +108,13 @@ def convert(
         if step.becomes is not None
     ]
     policies: dict[type[torch.nn.Module], Policy] = {
-        cls: _checked_policy(policy, cls) for _, cls in changes if issubclass(cls, nn.Tunable)
+        cls: _checked(policy, cls) for _, cls in changes if issubclass(cls, nn.Tunable)
     }
     for module, cls in changes:
-        _exchange(module, cls, policies.get(cls))
+        exchange(module, cls)
+        if isinstance(module, nn.Tunable) and policies[cls].text:
+            module.policy = policies[cls]
+    settle_fast_paths(model)
     return model
 
 
@@ -106,8 +131,15 @@ def conversion_steps(
         exclude: See `convert`.
 
     Raises:
+        TypeError: ``model`` is no module, or ``exclude`` cannot be called.
         ValueError: ``to`` is another word.
     """
+    check_model("convert", model)
+    if exclude is not None and not callable(exclude):
+        raise TypeError(
+            f"convert: argument exclude: got {exclude!r} ({type(exclude).__name__}), "
+            "wanted a function of a name and a module"
+        )
     ours = counterparts()
     if to == "cudnn":
         table: dict[type[torch.nn.Module], type[torch.nn.Module]] = dict(ours)
@@ -116,6 +148,15 @@ def conversion_steps(
     else:
         raise ValueError(f"convert: got to={to!r}, wanted 'cudnn' or 'torch'")
     return list(_steps(model, "", table, exclude, set()))
+
+
+def check_model(function: str, model: object) -> None:
+    """Raises TypeError where what came for a model is no module."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{function}: argument model: got {model!r:.60} ({type(model).__name__}), "
+            "wanted a torch.nn.Module"
+        )
 
 
 def _steps(
@@ -148,8 +189,13 @@ def _reason(
 ) -> str | None:
     """Why a module is left alone, ``""`` where that says itself; ``None`` where it is exchanged."""
     cls = type(module)
+    to_ours = any(issubclass(ours, nn.Tunable) for ours in table.values())
+    if isinstance(module, Pinned):
+        return "pinned: clear_pins() first"
     if cls in table:
-        return "its forward was replaced" if "forward" in vars(module) else None
+        if "forward" in vars(module):
+            return "its forward was replaced"
+        return (module._reason_to_stay() or None) if isinstance(module, nn.Tunable) else None
     if cls in table.values():
         return ""
     parent = next((base for base in cls.__mro__ if base in table), None)
@@ -161,54 +207,192 @@ def _reason(
     if parent is not None:
         return f"a subclass of {parent.__name__}"
     if issubclass(cls, nn.Tunable):
-        return ""
-    to_ours = any(issubclass(ours, nn.Tunable) for ours in table.values())
+        return "" if to_ours else "torch.nn has nothing for it"
     has_children = next(module.children(), None) is not None
     return "" if has_children or not to_ours else "torch_cudnn_ext.nn has nothing for it"
 
 
-def _checked_policy(policy: PolicyLike, cls: type[nn.Tunable]) -> Policy:
-    """What a module would say of its policy is said before any has been changed."""
-    trial = cls.__new__(cls)
-    torch.nn.Module.__init__(trial)
-    trial.policy = policy
-    return as_policy(policy, cls.family)
+def _checked(policy: PolicyLike, cls: type[nn.Tunable]) -> Policy:
+    """The policy for modules of a class; ValueError where it pins them to what there is not."""
+    checked = cls._checked(policy)
+    if checked.get("on_unsupported") in ("warn", "fallback"):
+        return checked
+    for name in cls._passes():
+        pin = (checked.get(name) or "").partition("/")[0]
+        known = _algorithms(cls.family, name)
+        # Of cuDNN's engines only a GPU tells.
+        if pin.startswith(("aten:", "cpu:", "legacy:")) and pin not in known:
+            raise ValueError(
+                f"policy: got {pin} for {cls.family}_{name} of {cls.__name__}, wanted one of "
+                f"{', '.join(known)}, or on_unsupported=fallback"
+            )
+    return checked
 
 
-def _exchange(
-    module: torch.nn.Module, cls: type[torch.nn.Module], policy: Policy | None = None
-) -> None:
-    if isinstance(module, nn.Tunable):
-        for name in _own_attributes(type(module)) & vars(module).keys():
-            delattr(module, name)
+@cache
+def _algorithms(family: str, name: str) -> list[str]:
+    """The algorithms of a pass, without options; whether they can run here or not."""
+    examples = next(op["examples"] for op in _C.operators() if op["family"] == family)
+    lines = [" ".join([f"{family}_{name}", *line.split()[1:]]) for line in examples]
+    rows = [row for line in lines for row in _C.candidates(line, "cpu")]
+    return list(dict.fromkeys(row["algorithm"].partition("/")[0] for row in rows))
+
+
+# Changing classes.
+
+
+def exchange(module: torch.nn.Module, cls: type[torch.nn.Module]) -> dict[str, Any]:
+    """Change a module's class; gives what only its former one kept in it, and takes that out."""
+    kept = vars(module)
+    names = _own_attributes(type(module)) & kept.keys()
+    taken = {name: kept.pop(name) for name in names}
     module.__class__ = cls
-    if isinstance(module, nn.Tunable) and policy is not None and policy.text:
-        module.policy = policy
+    return taken
 
 
-def _own_attributes(cls: type[nn.Tunable]) -> set[str]:
-    """The attributes that a class of this package has and the one that it replaces has not."""
+def _own_attributes(cls: type[torch.nn.Module]) -> set[str]:
+    """The attributes that classes of this package bring into a class."""
     return {name for base in cls.__mro__ if issubclass(base, nn.Tunable) for name in vars(base)}
+
+
+def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
+    """Why a layer of PyTorch's, or of a subclass, would not compute by our class; or empty."""
+    # What else there is in ours calls its parent's.
+    named = {name for name in _own_attributes(ours) if not name.startswith("__")}
+    named = named - {"_apply", "extra_repr", "flatten_parameters"} | {"forward"}
+    for name in sorted(named & vars(module).keys() - _own_attributes(type(module))):
+        return f"its {name} was replaced" if name == "forward" else f"it has a {name} of its own"
+    cls = class_without_pin(module)
+    lazy = getattr(cls, "cls_to_become", None)
+    if lazy is not None:
+        return f"it is not initialised: it becomes a {lazy.__name__} at its first call"
+    for base in cls.__mro__[: cls.__mro__.index(ours.replaces)]:
+        for name in sorted(named & vars(base).keys()):
+            return f"its {name} is of {base.__name__}"
+    return ""
+
+
+class Pinned(nn.Tunable):
+    """What the hidden classes of pinned layers begin with; `pinned_class` makes them.
+
+    A pinned layer is a module of this package's in all but its looks.
+    """
+
+    _plain: ClassVar[type[torch.nn.Module]]
+    _pin: Any = None
+
+    @property
+    def policy(self) -> str | None:
+        """The pin's text; raises AttributeError on setting, since the pin alone says it."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: PolicyLike) -> None:
+        raise AttributeError(
+            f"policy: got {policy!r} for a pinned {type(self).__name__}, wanted apply_pins(), or "
+            "clear_pins() first"
+        )
+
+    def obey(self, pin: Any) -> None:
+        """Be pinned by this from now on; its policy's text was checked."""
+        self._pin = pin
+        self._policy = pin.text
+        self._policy_changed()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """No name finds a hidden class."""
+        made: Any = super().__reduce_ex__(protocol)
+        _, _, *state = made
+        return _new_pinned, (self._plain,), *state
+
+    def extra_repr(self) -> str:
+        """As without a pin."""
+        return self._plain.extra_repr(self)
+
+
+def _new_pinned(plain: type[torch.nn.Module]) -> torch.nn.Module:
+    cls = pinned_class(plain)
+    return cls.__new__(cls)
+
+
+def pinned_class(plain: type[torch.nn.Module]) -> type[Pinned]:
+    """The class of pinned layers of a class; it goes by that one's name."""
+    if plain not in _pinned_classes:  # one each: what is compiled looks for the same class again
+        ours = counterpart(plain)
+        assert ours is not None
+        looks = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
+        made = type(plain.__name__, (Pinned, ours, plain), {**looks, "_plain": plain})
+        _pinned_classes[plain] = made
+    return _pinned_classes[plain]
+
+
+_pinned_classes: dict[type[torch.nn.Module], type[Pinned]] = {}
+
+
+def class_without_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The class that a module has, or would have without its pin."""
+    return _on_another(module, lambda cls: vars(cls).get("_plain", cls))
+
+
+def class_with_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The class that a module, which has no pin, would have with one."""
+    return _on_another(module, pinned_class)
+
+
+def _on_another(
+    module: torch.nn.Module, other: Callable[[type[torch.nn.Module]], type[torch.nn.Module]]
+) -> type[torch.nn.Module]:
+    """The other class of a module's own; of a parametrized module's, the one that it is made on.
+
+    ``torch.nn.utils.parametrize`` puts such a class upon the module's, and later takes it off.
+    """
+    cls = type(module)
+    if not is_parametrized(module):
+        return other(cls)
+    base = other(cls.__bases__[0])
+    if base is cls.__bases__[0]:
+        return cls
+    own = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__", "__doc__")}
+    return type(cls.__name__, (base,), own)
+
+
+def settle_fast_paths(model: torch.nn.Module) -> None:
+    """Keep modules of PyTorch's off their fast paths while layers in them are of this package."""
+    for module in model.modules():
+        kept = vars(module)
+        name = next((n for cls, n in _FAST_PATHS.items() if isinstance(module, cls)), None)
+        if name is None:
+            continue
+        if any(isinstance(layer, nn.Tunable) for layer in module.modules()):
+            if kept.get(name):
+                kept[_FAST], kept[name] = kept[name], False
+        elif _FAST in kept:
+            kept[name] = kept.pop(_FAST)
 
 
 @contextmanager
 def converted(model: torch.nn.Module) -> Iterator[None]:
     """For a while, the layers of a model are this package's, without policies of their own.
 
-    So are those of subclasses that compute as their parent in ``torch.nn`` does.
+    So are those of subclasses that compute as their parent in ``torch.nn`` does, and pinned ones:
+    their pins, and what these have chosen, are set aside meanwhile.
     """
     changes = [
-        (step.module, type(step.module), ours)
+        (step.module, ours)
         for step in conversion_steps(model)
         if (ours := step.becomes or _class_for_a_while(step.module)) is not None
     ]
+    done = []
     try:
-        for module, _, ours in changes:
-            _exchange(module, ours)
+        for module, ours in changes:
+            done.append((module, type(module), exchange(module, ours)))
+        settle_fast_paths(model)
         yield
     finally:
-        for module, before, _ in changes:
-            _exchange(module, before)
+        for module, before, taken in done:
+            exchange(module, before)
+            vars(module).update(taken)
+        settle_fast_paths(model)
 
 
 def _class_for_a_while(module: torch.nn.Module) -> type[torch.nn.Module] | None:
@@ -216,13 +400,12 @@ def _class_for_a_while(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 
     It has no name to be pickled by, so that `convert` has no use for it.
     """
-    cls, table = type(module), counterparts()
-    parent = next((base for base in cls.__mro__ if base in table), None)
-    if parent is None or is_parametrized(module) or "forward" in vars(module):
+    cls = class_without_pin(module)
+    ours = counterpart(cls)
+    if ours is None or issubclass(cls, nn.Tunable):
         return None
-    ours = table[parent]
-    added = cls.__mro__[: cls.__mro__.index(parent)]
-    computes = {"forward", "_conv_forward"} | _own_attributes(ours) - {"__init__"}
-    if any(computes & vars(base).keys() - _EVERY_CLASS for base in added):
+    if cls is ours.replaces:
+        return ours if isinstance(module, Pinned) else None
+    if is_parametrized(module) or obstacle(module, ours):
         return None
     return type(cls.__name__, (ours, cls), {})

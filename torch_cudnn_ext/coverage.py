@@ -8,6 +8,7 @@ result.print()
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,7 @@ class Coverage:
     def table(self) -> report.Table:
         """A line for each kind of operator, and below it the exceptions."""
         headings = ("operator", "calls", f"backends={self.backends}", "share")
-        columns = [report.Column(h, lambda _: "", right=i > 0) for i, h in enumerate(headings)]
+        columns = [report.Column(h, right=i > 0) for i, h in enumerate(headings)]
         rows = [
             [name, str(family.calls), str(family.inside), f"{self.share(name):.1%}"]
             for name, family in self.families.items()
@@ -89,9 +90,10 @@ def coverage(
 ) -> Coverage:
     """Run a network with its layers kept to some backends, and count what ran.
 
-    For that while the layers are this package's. One of which these backends refuse a pass is left
-    to choose freely, and is an exception with their reason. The model, its gradients and PyTorch's
-    random state stay as they are.
+    For that while the layers are this package's, and pins are set aside. One of which these
+    backends refuse a pass is left to choose freely, and is an exception with their reason; one with
+    a policy of its own keeps it. The model, its gradients and PyTorch's random state stay as they
+    are.
 
     Args:
         model: Any module, in the mode to be looked at (training or not).
@@ -112,18 +114,21 @@ def coverage(
         if reason:
             refusals[layer.problem] = reason
             refused_modules.update(layer.names)
-    modules = dict(model.named_modules())
     with converted(model), kept_as_it_was(model):
-        for name in {name for layer in work.layers for name in layer.names} - refused_modules:
-            module = modules[name]
-            if isinstance(module, Tunable) and module.policy is None:
-                module.policy = f"backends={backends}"
+        modules = dict(model.named_modules())
+        free = {n for n, m in modules.items() if isinstance(m, Tunable) and m.policy is None}
+        kept_to_them = [modules[name] for name in free - refused_modules]
         _C.set_recording(True)
         try:
+            for module in kept_to_them:
+                module.policy = f"backends={backends}"
             _run(model, inputs, backward)
             ran = [call for call in _C.recorded() if not isinstance(call, str)]
         finally:
             _C.set_recording(False)
+            for module in kept_to_them:
+                module.policy = None
+    names_of = {layer.problem: layer.names for layer in work.layers}
     families: dict[str, Family] = {}
     for choice in ran:
         family = families.setdefault(_C.problem_info(choice["problem"])["family"], Family())
@@ -131,8 +136,9 @@ def coverage(
         if choice["algorithm"].partition(":")[0] in BACKENDS.get(backends, (backends,)):
             family.inside += 1
         else:
-            reason = refusals.get(choice["problem"], "another pass of its layer is refused")
-            family.exceptions[reason] += 1
+            problem = choice["problem"]
+            names = set(names_of.get(problem, ()))
+            family.exceptions[refusals.get(problem) or _other_reason(names, modules, free)] += 1
     return Coverage(backends, families, work.not_profiled)
 
 
@@ -147,6 +153,15 @@ def _refusal(problem: str, device: str, backends: str) -> str:
         words = [reason for reason, _ in reasons.most_common(REASONS)]
         return "; ".join(words) or "no such backend has it"
     return ""
+
+
+def _other_reason(names: set[str], modules: Mapping[str, nn.Module], free: set[str]) -> str:
+    """Why a problem that the backends take ran elsewhere, of the modules that pose it."""
+    if any(isinstance(modules[name], Tunable) for name in names - free):
+        return "its layer has a policy of its own"
+    if names & free:
+        return "another pass of its layer is refused"
+    return "no layer of this package posed it"
 
 
 def _run(model: nn.Module, inputs: Any, backward: bool) -> None:

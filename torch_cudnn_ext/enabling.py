@@ -21,7 +21,7 @@ run operators.
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -89,6 +89,8 @@ def is_enabled() -> bool:
 def enabled(policy: PolicyLike = None) -> Iterator[None]:
     """`enable` inside a ``with`` block, `disable` behind it; in all threads.
 
+    It may have been disabled inside.
+
     Raises:
         RuntimeError: It is enabled already.
         TypeError: ``policy`` has a type that stands for no policy.
@@ -98,7 +100,8 @@ def enabled(policy: PolicyLike = None) -> Iterator[None]:
     try:
         yield
     finally:
-        disable()
+        if is_enabled():  # else an error from inside would be lost to ours
+            disable()
 
 
 def declined(reset: bool = False) -> dict[str, int]:
@@ -139,8 +142,9 @@ class Rule:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take the rule back."""
-        self.remove()
+        """Take the rule back, unless that was done inside."""
+        with suppress(ValueError):
+            self.remove()
 
     def __repr__(self) -> str:
         """The call that makes an equal rule."""
@@ -165,7 +169,7 @@ def when(matcher: str, use: PolicyLike) -> Rule:
         use: ``autotune``, ``heuristic``, an algorithm of that pass, or a policy.
 
     Raises:
-        TypeError: ``use`` has a type that stands for no policy.
+        TypeError: ``matcher`` is no text, or ``use`` has a type that stands for no policy.
         ValueError: There is no such operator or field, or ``use`` does not fit the operator.
     """
     return Rule(matcher, rule_text(matcher, use))
@@ -181,7 +185,7 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
         What takes all of them back by its ``close``, or with its ``with`` block.
 
     Raises:
-        TypeError: A value has a type that stands for no policy.
+        TypeError: A matcher is no text, or a value has a type that stands for no policy.
         ValueError: A rule is none; the message says which part.
     """
     with ExitStack() as made:
@@ -192,6 +196,11 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
 
 def rule_text(matcher: str, use: PolicyLike) -> str:
     """The policy of a rule as text; single words are of the matcher's operator."""
+    if not isinstance(matcher, str):
+        raise TypeError(
+            f"argument matcher: got {matcher!r} ({type(matcher).__name__}), "
+            "wanted a text such as 'conv_fwd pad=1'"
+        )
     family = next((op["family"] for op in _C.operators() if matcher.startswith(op["family"])), None)
     return policy_text(use, family or "conv") or ""
 

@@ -5,9 +5,8 @@
 """
 
 import copy
-import csv
-import io
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -19,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from torch_cudnn_ext import _C, report
 from torch_cudnn_ext.bench import kernel_names
+from torch_cudnn_ext.conversion import check_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
-from torch_cudnn_ext.pins import clear_pins, pin_of, standing_for
-from torch_cudnn_ext.workload import Layer, call_model, merge
+from torch_cudnn_ext.pins import pin_of, standing_for
+from torch_cudnn_ext.workload import Layer, call_model, kept_as_it_was, merge
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
 
@@ -89,18 +89,15 @@ class Explanation:
             ]
             for call in self.calls
         ]
-        columns = [report.Column(h, lambda _: "", right=h in ("ms", "workspace")) for h in headings]
+        columns = [report.Column(h, right=h in ("ms", "workspace")) for h in headings]
         ours = sum(bool(call.op) for call in self.calls)
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
         return report.Table(self.title, columns, rows, footer)
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, [f.name for f in fields(LayerCall)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(c) | {"pytorch": "; ".join(c.pytorch)} for c in self.calls)
-        return out.getvalue()
+        rows = [asdict(call) | {"pytorch": "; ".join(call.pytorch)} for call in self.calls]
+        return report.csv_text(rows, [field.name for field in fields(LayerCall)])
 
     def __str__(self) -> str:
         """The table as Markdown."""
@@ -112,7 +109,8 @@ def explain(
 ) -> Explanation:
     """Run a model once, and tell for every call of its layers what ran and why.
 
-    Nothing of the model changes: without ``train`` it runs in eval mode and without gradients, with
+    Nothing of the model changes, nor of its inputs' gradients or PyTorch's random state: without
+    ``train`` it runs in eval mode and without gradients, and its buffers are put back; with
     ``train`` it is a copy that runs forward and backward. Where `enable` was not called, it is
     enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds
     there. The model must run in eager mode, and in one thread.
@@ -124,13 +122,10 @@ def explain(
         measure: Also time every distinct algorithm, and see what PyTorch itself would run, on
             scratch tensors.
     """
+    check_model("explain", model)
     runner = copy.deepcopy(model) if train else model
-    try:
-        with enabled() if not is_enabled() else nullcontext():
-            calls = _record(runner, inputs, train)
-    finally:
-        if train:
-            clear_pins(runner)  # of the copy
+    with kept_as_it_was(runner), enabled() if not is_enabled() else nullcontext():
+        calls = _record(runner, _detached(inputs) if train else inputs, train)
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
@@ -171,6 +166,7 @@ class _Recorder:
             Any, None
         ] = {}  # also keeps them alive, so that none is taken for another
         self._called: dict[nn.Module, int] = {}  # where its first call would stand
+        self._idle: set[nn.Module] = set()  # had nothing to compute
 
     def _count(self) -> int:
         self._events += _C.recorded(len(self._events))
@@ -180,13 +176,38 @@ class _Recorder:
         for i in range(begin, self._count()):
             self._owners.setdefault(i, module)
 
-    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._open.append((self._count(), set(_nodes_of((args, kwargs)))))
-        self._called.setdefault(module, self._open[-1][0])
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See the calls of the model's modules.
 
-    def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        The hooks are of all modules: one of a `torch.nn.TransformerEncoderLayer` of its own would
+        keep it off the fast path that it has without us.
+        """
+        of_all = torch.nn.modules.module
+        before = of_all.register_module_forward_pre_hook(self._before)
+        after = of_all.register_module_forward_hook(self._after, with_kwargs=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            of_all._global_forward_hooks_with_kwargs.pop(after.id, None)  # which remove() forgets
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if module in self._names:
+            self._open.append((self._count(), set(_nodes_of(args))))
+            self._called.setdefault(module, self._open[-1][0])
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if module not in self._names:
+            return
         begin, earlier = self._open.pop()
+        earlier.update(_nodes_of(kwargs))
         self._claim(begin, module)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs, output)) if isinstance(t, Tensor)]
+        passes_on = isinstance(module, nn.Dropout) and not module.training
+        if passes_on or any(t.numel() == 0 for t in tensors):
+            self._idle.add(module)
         waiting = _nodes_of(output)
         while waiting:
             node = waiting.pop()
@@ -208,14 +229,25 @@ class _Recorder:
         busy = set(self._owners.values())
         idle: dict[int, list[nn.Module]] = {}
         for module, place in self._called.items():
-            if module not in busy and standing_for(module) is not None:
+            if self._reason(module, module in busy):
                 idle.setdefault(place, []).append(module)
         for i in range(count + 1):
             for module in idle.get(i, []):
-                reason = "its operator is not among those that enable() overrides"
-                yield LayerCall(self._names[module], type(module).__name__, "", "", "", reason)
+                kind, reason = type(module).__name__, self._reason(module, module in busy)
+                yield LayerCall(self._names[module], kind, "", "", "", reason)
             if i < count:
                 yield self._call(self._events[i], self._owners.get(i))
+
+    def _reason(self, module: nn.Module, is_busy: bool) -> str:
+        """Why a module that was called made no call, or not those that were to be expected."""
+        if isinstance(module, nn.TransformerEncoderLayer):
+            called = any(child in self._called for child in module.children())
+            return "" if called else "PyTorch's fast path ran, which does not call its layers"
+        if is_busy or standing_for(module) is None:
+            return ""
+        if module in self._idle:
+            return "it had nothing to compute"
+        return "its operator is not among those that enable() overrides"
 
     def _call(self, event: Any, module: nn.Module | None) -> LayerCall:
         layer = "" if module is None else self._names[module]
@@ -246,12 +278,8 @@ def _nodes_of(values: Any) -> list[Any]:
 
 def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
     recorder = _Recorder(model)
-    handles: list[Any] = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(recorder.before, with_kwargs=True))
-        handles.append(module.register_forward_hook(recorder.after, with_kwargs=True))
     try:
-        with _mode(model, train), torch.set_grad_enabled(train):
+        with _mode(model, train), recorder.watching(), torch.set_grad_enabled(train):
             _C.set_recording(True)
             output = call_model(model, inputs)
             if train:
@@ -259,8 +287,15 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
         return list(recorder.calls())
     finally:
         _C.set_recording(False)
-        for handle in handles:
-            handle.remove()
+
+
+def _detached(inputs: Any) -> Any:
+    """The inputs as leaves of a graph of their own, so that the caller's get no gradient."""
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), inputs
+    )
 
 
 @contextmanager
@@ -320,7 +355,7 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
         _C.run(problem, "aten:default", dict(tensors))
 
     work()
-    return tuple(kernel_names(work, lambda run: run(), device))
+    return tuple(kernel_names(work, operator.call, device))
 
 
 def _short(kernel: str) -> str:

@@ -40,7 +40,8 @@ def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     """
     on_gpu = device.startswith("cuda")
     size = 8192 if on_gpu else 1024
-    matrix = torch.randn(size, size, device=device).to(DTYPES[dtype])
+    own = torch.Generator(device).manual_seed(0)  # the caller's random state stays as it is
+    matrix = torch.randn(size, size, device=device, generator=own).to(DTYPES[dtype])
     product = torch.empty_like(matrix)
     with torch.no_grad():
         before = torch.backends.cuda.matmul.fp32_precision

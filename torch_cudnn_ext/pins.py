@@ -4,72 +4,66 @@
     >>> with pinned(model, pins):
     ...     model(images).sum().backward()
 
-A pin holds whether or not `enable` was called. It is kept as text in the layer's ``__dict__``: it
-is copied and pickled with the layer, is no part of ``state_dict``, and what ``torch.compile`` made
-follows when it changes. The method of the layer's class that runs the operator looks for it; once
-the last pin is taken back, the class is PyTorch's own again.
+A pin holds whether or not `enable` was called. A pinned layer is of a hidden class of this
+package's, which goes by the name of its own and is a subclass of it; without the pin it is of its
+own class again. The pin is copied and pickled with the layer, is no part of ``state_dict``, and
+what ``torch.compile`` made follows when it changes. No other module of the process is touched.
 """
 
 import difflib
 import fnmatch
-import inspect
 import json
 import re
-import sys
-import threading
 import tomllib
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn as torch_nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from torch_cudnn_ext import _C, nn
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.conversion import (
+    Pinned,
+    check_model,
+    class_with_pin,
+    class_without_pin,
+    counterpart,
+    counterparts,
+    exchange,
+    obstacle,
+    settle_fast_paths,
+)
 from torch_cudnn_ext.enabling import rule_text
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.policy import Policy, PolicyLike, merge_texts, policy_text
 
 Pins = Mapping[str, PolicyLike]
 
-_MARK = "_torch_cudnn_ext_pin"
-_STATE = ("_running", "_once")  # what methods of `Tunable` classes read of an instance
 _LAYERS, _PROBLEMS = "layers", "problems"  # tables of a file
 
-_OURS: dict[type, type[Tunable]] = {
-    ours.replaces: ours
-    for ours in vars(nn).values()
-    if isinstance(ours, type) and issubclass(ours, Tunable) and hasattr(ours, "replaces")
-}
 
-_lock = threading.RLock()
-_marks: "weakref.WeakSet[Pin]" = weakref.WeakSet()
-_undo: list[tuple[type, str, Any]] = []  # class, attribute, what its __dict__ held (or _ABSENT)
-_ABSENT = object()
-
-
+@dataclass(frozen=True)
 class Pin:
-    """What a pinned layer carries: its policy, and the patterns that it came from.
+    """What a pinned layer carries.
 
-    While one is alive, the classes of ``torch.nn`` look for pins; so it does when it is copied or
-    unpickled with its layer.
+    Attributes:
+        text: Its policy.
+        patterns: Those that it came from, the strongest last.
     """
 
-    def __init__(self, text: str, patterns: tuple[str, ...]) -> None:
-        """Make the classes look for pins."""
-        self.text, self.patterns = text, patterns
-        with _lock:
-            _marks.add(self)
-            _patch()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is made anew."""
-        return Pin, (self.text, self.patterns)
+    text: str
+    patterns: tuple[str, ...]
 
 
 def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
     """Pin layers by name, in place of all pins that the model had.
+
+    ``torch.nn.TransformerEncoderLayer`` and ``TransformerEncoder`` with pinned layers are kept from
+    their fast paths, which would not call these. A pin of ``guess_once`` or ``time_once`` chooses
+    anew when its layer is copied, unpickled, moved or cast, as modules of `nn` do.
 
     Args:
         model: A module. Its own code and its parameters are left as they are.
@@ -80,19 +74,18 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
             that names algorithms of convolution leaves softmax alone.
 
     Raises:
-        TypeError: A policy has a type that stands for none.
+        TypeError: ``model`` is no module, ``pins`` no mapping, a pattern no text, or a policy has a
+            type that stands for none.
         ValueError: A pattern matches no layer, or none that its policy fits; then nothing changes.
     """
-    model = _unwrapped(model)
+    model = _unwrapped(model, "apply_pins")
     found = _resolve(model, pins)
-    with _lock:
-        _replace(model, {module: Pin(*pin) for module, pin in found.items()})
+    _replace(model, {module: Pin(*pin) for module, pin in found.items()})
 
 
 def clear_pins(model: torch_nn.Module) -> None:
     """Take all pins of a model back."""
-    with _lock:
-        _replace(_unwrapped(model), {})
+    _replace(_unwrapped(model, "clear_pins"), {})
 
 
 @contextmanager
@@ -105,19 +98,19 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
         TypeError: A policy has a type that stands for none.
         ValueError: A pattern matches no layer, or none that its policy fits.
     """
-    model = _unwrapped(model)
-    before = {m: vars(m)[_MARK] for m in model.modules() if _MARK in vars(m)}
+    model = _unwrapped(model, "pinned")
+    before = {m: pin for m in model.modules() if (pin := pin_of(m)) is not None}
     apply_pins(model, pins)
     try:
         yield
     finally:
-        with _lock:
-            _replace(model, before)
+        _replace(model, before)
 
 
 def pin_of(module: torch_nn.Module) -> Pin | None:
     """The pin that a layer carries."""
-    return vars(module).get(_MARK)
+    pin: Pin | None = module._pin if isinstance(module, Pinned) else None
+    return pin
 
 
 # Files.
@@ -133,7 +126,9 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
 
     Raises:
         TypeError: A policy has a type that stands for none.
+        ValueError: A pattern or a policy is none that `load_pins` would take; nothing is written.
     """
+    _check_pins(pins)
     lines = [
         "# Algorithms of layers by name; of two that match, the upper one holds.",
         f"[{_LAYERS}]",
@@ -143,14 +138,21 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
         text = policy_text(policy, family) or ""
         if family != "conv":  # in a file nothing tells the family of a single "fwd"
             text = _C.canonical_policy(text, family, "conv")
+        try:
+            _check_line(_LAYERS, pattern, text)
+        except ValueError as error:
+            raise ValueError(f"pins: {pattern!r}: {error}") from error
         lines.append(f"{_toml_string(pattern)} = {_toml_string(text)}")
     if rules:
         lines += ["", "# And by problem, likewise.", f"[{_PROBLEMS}]"]
-        lines += [
-            f"{_toml_string(matcher)} = {_toml_string(rule_text(matcher, use))}"
-            for matcher, use in rules.items()
-        ]
-    Path(path).write_text("\n".join(lines) + "\n")
+        for matcher, use in rules.items():
+            text = rule_text(matcher, use)
+            try:
+                _check_line(_PROBLEMS, matcher, text)
+            except ValueError as error:
+                raise ValueError(f"rules: {matcher!r}: {error}") from error
+            lines.append(f"{_toml_string(matcher)} = {_toml_string(text)}")
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def load_pins(path: str | Path) -> dict[str, str]:
@@ -180,10 +182,10 @@ def load_rules(path: str | Path) -> dict[str, str]:
 
 def _load(path: str | Path) -> dict[str, dict[str, str]]:
     """Both tables of a file, checked."""
-    text = Path(path).read_text()
     try:
+        text = Path(path).read_text(encoding="utf-8")
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path}: {error}") from error
     found: dict[str, dict[str, str]] = {_LAYERS: {}, _PROBLEMS: {}}
     for name, table in tables.items():
@@ -194,18 +196,35 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
             )
         for key, value in table.items():
             place = f"{path}, line {_line_of(text, key)}: {key!r}"
+            if isinstance(value, dict):  # of a name with dots
+                whole = ".".join([key, *_first_keys(value)])
+                raise ValueError(f"{place} is a table, wanted quotes around names: {whole!r} = ...")
             if not isinstance(value, str):
                 raise ValueError(f"{place} is {value!r}, wanted a policy text in quotes")
             try:
-                if name == _PROBLEMS:
-                    _C.check_rule(key, value)
-                else:
-                    _fitting_families(value)
-                    _compiled(key)
+                _check_line(name, key, value)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from error
             found[name][key] = value
     return found
+
+
+def _check_line(table: str, key: str, text: str) -> None:
+    """ValueError where a line of a file would be none."""
+    if table == _PROBLEMS:
+        _C.check_rule(key, text)
+    else:
+        _check_fits_some(text)
+        _compiled(key)
+
+
+def _first_keys(table: Any) -> list[str]:
+    """What follows of a dotted key that made a table."""
+    keys = []
+    while isinstance(table, dict) and table:
+        key, table = next(iter(table.items()))
+        keys.append(key)
+    return keys
 
 
 def _toml_string(text: str) -> str:
@@ -228,6 +247,7 @@ def _resolve(
     model: torch_nn.Module, pins: Pins
 ) -> dict[torch_nn.Module, tuple[str, tuple[str, ...]]]:
     """The policy text of every pinned layer, with the patterns behind it."""
+    _check_pins(pins)
     layers = {name: m for name, m in model.named_modules() if standing_for(m) is not None}
     found: dict[torch_nn.Module, tuple[str, tuple[str, ...]]] = {}
     for pattern, policy in pins.items():
@@ -240,6 +260,12 @@ def _resolve(
         for name, module in chosen.items():
             ours = standing_for(module)
             assert ours is not None
+            if isinstance(module, NonDynamicallyQuantizableLinear):
+                reasons.append(
+                    f"{name} is a {type(module).__name__}, whose parameters are read by the "
+                    "attention around it, which does not call it"
+                )
+                continue
             try:
                 text = _text_for(policy, ours)
             except ValueError as error:
@@ -252,6 +278,20 @@ def _resolve(
         if not fitting:
             raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reasons[0]}")
     return found
+
+
+def _check_pins(pins: Pins) -> None:
+    if not isinstance(pins, Mapping):
+        raise TypeError(
+            f"argument pins: got {pins!r:.60} ({type(pins).__name__}), "
+            "wanted a mapping of patterns to policies"
+        )
+    for pattern in pins:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"argument pins: got the pattern {pattern!r} ({type(pattern).__name__}), "
+                "wanted a text"
+            )
 
 
 def _compiled(pattern: str) -> Any:
@@ -269,7 +309,7 @@ def _raise_no_match(
     matches = _compiled(pattern)
     for name, module in model.named_modules():
         if matches(name) and name:
-            kinds = ", ".join(sorted(cls.__name__ for cls in _OURS))
+            kinds = ", ".join(sorted(cls.__name__ for cls in counterparts()))
             raise ValueError(
                 f"pins: {pattern!r} matches {name!r}, a {type(module).__name__}, which has no "
                 f"algorithms to choose, wanted one of {kinds}"
@@ -284,7 +324,7 @@ def _raise_no_match(
 def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
     """The canonical text for a layer of this kind; ValueError where it does not speak of it."""
     family = ours.family
-    text = _C.canonical_policy(policy_text(policy, family) or "", family)
+    text = ours._checked(policy).text
     keys = [part.partition("=")[0] for part in text.split(";") if part]
     others = [key for key in keys if key in _operators() and not key.startswith(f"{family}_")]
     if others and not any(key in ours._passes() for key in keys):
@@ -292,18 +332,21 @@ def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
     return text
 
 
-def _fitting_families(text: str) -> list[str]:
-    """The families of which a policy text can be read; ValueError where it is none."""
-    families, reason = [], None
-    for family in dict.fromkeys(ours.family for ours in _OURS.values()):
+def _check_fits_some(text: str) -> None:
+    """ValueError where a policy text can be read for no family of operators."""
+    reasons: dict[str, str] = {}
+    for family in dict.fromkeys(ours.family for ours in counterparts().values()):
         try:
             _C.canonical_policy(text, family)
-            families.append(family)
+            return
         except ValueError as error:
-            reason = reason or error
-    if reason is not None and not families:
-        raise reason
-    return families
+            reasons[family] = str(error)
+    # All reasons are too many: one of a family that knows the key, of convolution if that does.
+    knowing = {f: why for f, why in reasons.items() if "is unknown" not in why} or reasons
+    family = "conv" if "conv" in knowing else next(iter(knowing))
+    raise ValueError(
+        f"{text!r} is no policy for layers of {', '.join(reasons)}; for {family}: {knowing[family]}"
+    )
 
 
 def _operators() -> list[str]:
@@ -312,31 +355,27 @@ def _operators() -> list[str]:
 
 def standing_for(module: torch_nn.Module) -> type[Tunable] | None:
     """The class of ours that stands for a layer's own; ``None`` where there is none."""
-    if isinstance(module, Tunable):
-        return type(module)
-    return next((_OURS[cls] for cls in type(module).__mro__ if cls in _OURS), None)
+    return type(module) if isinstance(module, Tunable) else counterpart(type(module))
 
 
 def _check_reached(name: str, module: torch_nn.Module, ours: type[Tunable]) -> None:
-    """ValueError where the layer's own code would not look for a pin."""
-    if isinstance(module, Tunable):
+    """ValueError where the layer's own code would not obey a pin."""
+    if isinstance(module, Tunable) and not isinstance(module, Pinned):
         raise ValueError(
             f"pins: {name!r} is a {type(module).__name__} of torch_cudnn_ext, which has a policy "
             "of its own, wanted: set its attribute policy"
         )
-    method = _method(ours.replaces)
-    for cls in type(module).__mro__:
-        if cls is ours.replaces:
-            return
-        if {"forward", method} & vars(cls).keys():
-            raise ValueError(
-                f"pins: {name!r} is a {type(module).__name__}, whose forward is its own and would "
-                "not see a pin, wanted: when() for its problems"
-            )
+    reason = obstacle(module, ours)
+    if reason:
+        raise ValueError(
+            f"pins: {name!r} is a {type(module).__name__} that would not obey a pin: {reason}, "
+            "wanted: when() for its problems"
+        )
 
 
-def _unwrapped(model: torch_nn.Module) -> torch_nn.Module:
+def _unwrapped(model: torch_nn.Module, function: str) -> torch_nn.Module:
     """The module inside what ``torch.compile`` made, or inside DistributedDataParallel."""
+    check_model(function, model)
     parallel = (torch_nn.parallel.DistributedDataParallel, torch_nn.DataParallel)
     while True:
         if "_orig_mod" in model._modules:
@@ -347,76 +386,13 @@ def _unwrapped(model: torch_nn.Module) -> torch_nn.Module:
             return model
 
 
-# Making layers obey.
-
-
 def _replace(model: torch_nn.Module, pins: Mapping[torch_nn.Module, Pin]) -> None:
     """Make these the pins of the model, and no others."""
     for module in model.modules():
-        if _MARK in vars(module):
-            for name in (_MARK, *_STATE):
-                vars(module).pop(name, None)
+        if isinstance(module, Pinned):
+            exchange(module, class_without_pin(module))
     for module, pin in pins.items():
-        ours = standing_for(module)
-        assert ours is not None
-        vars(module).update(_state_for(ours, pin.text), **{_MARK: pin})
-    _unpatch_if_unused()
-
-
-def _state_for(ours: type[Tunable], text: str) -> dict[str, Any]:
-    """What an instance of our class keeps of this policy."""
-    probe = ours.__new__(ours)
-    torch_nn.Module.__init__(probe)
-    probe.policy = text
-    return {name: getattr(probe, name) for name in _STATE if hasattr(probe, name)}
-
-
-def _method(plain: type) -> str:
-    """The method of PyTorch's class that runs the operator."""
-    return "_conv_forward" if "_conv_forward" in vars(plain) else "forward"
-
-
-def _patch() -> None:
-    if _undo:
-        return
-    for plain, ours in _OURS.items():
-        name = _method(plain)
-        own: dict[str, Any] = {name: _looking_for_pins(getattr(plain, name), getattr(ours, name))}
-        for cls in ours.__mro__:
-            if cls.__module__.startswith(__package__ or ""):
-                for key in vars(cls):
-                    if key.startswith("_") and not key.endswith("__") and not hasattr(plain, key):
-                        own.setdefault(key, inspect.getattr_static(ours, key))
-        for key, value in own.items():
-            _undo.append((plain, key, vars(plain).get(key, _ABSENT)))
-            setattr(plain, key, value)
-    _forget_compiled()
-
-
-def _unpatch_if_unused() -> None:
-    if len(_marks) > 0 or not _undo:
-        return
-    for plain, name, before in reversed(_undo):
-        if before is _ABSENT:
-            delattr(plain, name)
-        else:
-            setattr(plain, name, before)
-    _undo.clear()
-    _forget_compiled()
-
-
-def _looking_for_pins(plain: Any, ours: Any) -> Any:
-    # An attribute of the class, so that torch.compile guards what it read there.
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._running is None:
-            return plain(self, *args, **kwargs)
-        return ours(self, *args, **kwargs)
-
-    return forward
-
-
-def _forget_compiled() -> None:
-    """What was compiled while the classes were others does not look for pins, or does in vain."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()
+        exchange(module, class_with_pin(module))
+        assert isinstance(module, Pinned)
+        module.obey(pin)
+    settle_fast_paths(model)

@@ -13,10 +13,9 @@ is therefore what a policy of ``autotune`` takes afterwards.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +92,25 @@ class Settings:
         return " | ".join(words)
 
 
+def checked_device(device: str | torch.device | None = None) -> str:
+    """``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU where there is one.
+
+    Raises:
+        ValueError: ``device`` is none of these.
+        RuntimeError: PyTorch finds no such CUDA device.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        return "cuda" if count else "cpu"
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(device))
+    if match is None:
+        raise ValueError(f"device: got {str(device)!r}, wanted 'cpu', 'cuda' or 'cuda:<index>'")
+    if match[0] != "cpu" and int(match[1] or 0) >= count:
+        found = f"{count or 'no'} CUDA device{'s' * (count > 1)}"
+        raise RuntimeError(f"device: got {match[0]!r}, but PyTorch finds {found}")
+    return match[0]
+
+
 def make_settings(
     device: str | torch.device | None = None,
     target: str | None = None,
@@ -117,21 +135,14 @@ def make_settings(
 
     Raises:
         ValueError: An argument is not what is described above.
-        RuntimeError: PyTorch finds no CUDA device and one was asked for.
+        RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
-    chosen = str(device) if device is not None else None
-    if chosen is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", chosen):
-        raise ValueError(f"device: got {chosen!r}, wanted 'cpu', 'cuda' or 'cuda:<index>'")
-    if target is not None and chosen is not None and chosen != "cpu":
-        raise ValueError(f"device: got {chosen!r} together with target {target!r}, wanted one")
-    if chosen is None:
-        has_gpu = torch.cuda.is_available()
-        chosen = "cuda" if has_gpu and target is None else "cpu"
-        if not has_gpu and target is None:
-            target = DEFAULT_TARGET
-    if chosen != "cpu" and not torch.cuda.is_available():
-        raise RuntimeError(f"device: got {chosen!r}, but PyTorch finds no CUDA device")
-    if time_budget_s is not None and time_budget_s < 0:
+    if target is not None and device is not None and str(device) != "cpu":
+        raise ValueError(f"device: got {str(device)!r} together with target {target!r}, wanted one")
+    chosen = checked_device(device if target is None else "cpu")
+    if device is None and target is None and chosen == "cpu":
+        target = DEFAULT_TARGET
+    if time_budget_s is not None and not 0 <= time_budget_s < math.inf:  # nor nan
         raise ValueError(f"time_budget_s: got {time_budget_s}, wanted seconds, 0 for no limit")
     if min_samples is not None and min_samples < 1:
         raise ValueError(f"min_samples: got {min_samples}, wanted at least 1")
@@ -278,11 +289,11 @@ class Profile:
         Args:
             max_workspace: Only algorithms within this workspace (bytes, ``64MiB``, ``20%``).
             deterministic: Only algorithms known to be deterministic.
-            layer: A module name; needed where the profile holds several problems of one pass.
+            layer: A module name; needed where no one policy fits all that was measured.
 
         Raises:
-            ValueError: The profile holds several problems of one pass, or no algorithm keeps the
-                constraints.
+            ValueError: There are several kinds of operators, or problems of one pass whose fastest
+                algorithms differ; or no algorithm keeps the constraints.
             KeyError: No layer has this name.
         """
         chosen = self.layers
@@ -290,42 +301,51 @@ class Profile:
             chosen = [profile for profile in self.layers if layer in profile.names]
             if not chosen:
                 raise KeyError(f"layer: got {layer!r}, wanted one of {', '.join(self.names())}")
+        pins = self._pins(chosen, max_workspace, deterministic)
+        if pins is None:
+            raise ValueError(
+                f"best: the profile holds several problems of {chosen[0].op} or several kinds "
+                "of operators, so one policy does not fit: ask for one layer with "
+                "best(layer=...), or all with best_by_layer()"
+            )
+        numerics = _keep(self.settings.policy, _NUMERICS)
+        words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
+        family = chosen[0].family if chosen else "conv"
+        return Policy.parse(";".join(words + [numerics] * bool(numerics)), family)
+
+    def _pins(
+        self, profiles: Sequence[LayerProfile], max_workspace: int | str | None, deterministic: bool
+    ) -> dict[str, str] | None:
+        """By pass the algorithm that is the fastest on all its problems, if there is one."""
+        if len({profile.family for profile in profiles}) > 1:
+            return None
         cap = workspace_cap(max_workspace, self.settings.device)
         pins: dict[str, str] = {}
-        for profile in chosen:
-            pass_name = _C.problem_info(profile.problem)["pass_name"]
-            if pass_name in pins or profile.family != chosen[0].family:
-                raise ValueError(
-                    f"best: the profile holds several problems of {chosen[0].op} or several kinds "
-                    "of operators, so one policy does not fit: ask for one layer with "
-                    "best(layer=...), or all with best_by_layer()"
-                )
+        for profile in profiles:
             row = profile.best(cap, deterministic)
             if row is None:
                 raise ValueError(
                     f"best: no algorithm for max_workspace={max_workspace}, "
                     f"deterministic={deterministic} of {profile.problem}"
                 )
-            pins[pass_name] = row["algorithm"]
-        numerics = _keep(self.settings.policy, _NUMERICS)
-        words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
-        family = chosen[0].family if chosen else "conv"
-        return Policy.parse(";".join(words + [numerics] * bool(numerics)), family)
+            pass_name = _C.problem_info(profile.problem)["pass_name"]
+            if pins.setdefault(pass_name, row["algorithm"]) != row["algorithm"]:
+                return None
+        return pins
 
     def best_by_layer(
         self, max_workspace: int | str | None = None, deterministic: bool = False
     ) -> dict[str, Policy]:
-        """`best` for every module name of a network.
+        """`best` for every module name of a network that one pin fits.
 
-        A module that was called on several shapes, or calls several kinds of operators, is left
-        out: no one pin fits it; `autotune` does.
+        Left out are modules that call several kinds of operators, and those with several problems
+        of one pass whose fastest algorithms differ; `autotune` fits these. That may be a module
+        called on several shapes, or a linear layer, whose gradients are two more forward problems.
         """
         policies = {}
         for name in self.names():
             of_module = [profile for profile in self.layers if name in profile.names]
-            ops = {profile.op for profile in of_module}
-            families = {profile.family for profile in of_module}
-            if len(ops) == len(of_module) and len(families) == 1:
+            if self._pins(of_module, max_workspace, deterministic) is not None:
                 policies[name] = self.best(max_workspace, deterministic, layer=name)
         return policies
 
@@ -399,12 +419,7 @@ class Profile:
 
     def to_csv(self) -> str:
         """`records` as comma-separated values with a header line."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, fieldnames=report.RECORD_FIELDS, lineterminator="\n")
-        writer.writeheader()
-        for record in self.records():
-            writer.writerow(record | {key: " ".join(record[key]) for key in ("names", "notes")})
-        return out.getvalue()
+        return report.csv_text(self.records(), report.RECORD_FIELDS)
 
     def to_json(self) -> str:
         """Everything as one JSON object: the settings, the versions, the layers, the totals."""
@@ -453,7 +468,7 @@ def profile(
 
     Raises:
         ValueError: The problem or another argument is wrong.
-        RuntimeError: PyTorch finds no CUDA device and one was asked for.
+        RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     layer = Layer(_C.canonical_problem(problem))
@@ -495,7 +510,7 @@ def profile_model(
 
     Raises:
         ValueError: The model calls no operator of this package, or an argument is wrong.
-        RuntimeError: PyTorch finds no CUDA device and one was asked for.
+        RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     work = network_layers(model, inputs, passes, settings.policy or None)
@@ -515,10 +530,8 @@ def measure_layers(
         if progress is not None:
             progress.problem(done, len(layers), layer.problem)
         key = f"profile | {settings.key(layer.problem)}"
-        record = journal.get(key) if journal is not None else None
-        if record is not None:
-            measured = LayerProfile(**record)
-        else:
+        measured = journal.get(key, LayerProfile) if journal is not None else None
+        if measured is None:
             measured = _measure(layer, settings, progress)
             if journal is not None:
                 journal.add(key, dataclasses.asdict(measured))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import sys
 import textwrap
 from collections import Counter
@@ -60,10 +62,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how a record fills the cell below it."""
+    """A heading, and how a record fills the cell below it; a table of ready cells needs none."""
 
     heading: str
-    cell: Callable[[Record], str]
+    cell: Callable[[Record], str] = str
     right: bool = False
 
 
@@ -124,6 +126,16 @@ def _listed_records(profile: LayerProfile) -> list[Record]:
         record.update(device=profile.listed_for, measured=profile.problem, current=False)
         records.append(record)
     return records
+
+
+def csv_text(records: Sequence[Record], names: Sequence[str] = ()) -> str:
+    """Records as CSV, a line each below the names of their fields; a list is joined by spaces."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names or list(records[0] if records else ()), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow({k: " ".join(v) if isinstance(v, list) else v for k, v in record.items()})
+    return out.getvalue()
 
 
 # Cells.
@@ -334,7 +346,7 @@ def summary_table(profile: Profile) -> Table:
     if profile.not_profiled:
         calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
         lists.append(("not profiled, since this package has no operator in its place:", calls))
-    columns = [Column(heading, lambda _: "", right=i > 0) for i, heading in enumerate(headings)]
+    columns = [Column(heading, right=i > 0) for i, heading in enumerate(headings)]
     count = sum(layer.count for layer in profile.layers)
     name = profile.title or "Summary"
     title = f"{name}: {_plural(len(profile.layers), 'problem')}, {_plural(count, 'call')}, ms"

@@ -17,6 +17,7 @@ import torch
 
 from . import _C
 from .policy import PolicyLike, policy_text
+from .profiling import checked_device
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -51,7 +52,7 @@ def tune(
 
     Args:
         problems: A problem line, or several.
-        device: ``cpu`` or ``cuda[:i]``; by default the GPU where there is one.
+        device: See `checked_device`.
         policy: Constraints (``max_workspace``, ``deterministic``, ``backends``, …).
         time_budget_s: Seconds a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
@@ -60,10 +61,10 @@ def tune(
         The best measurement of each problem, by its canonical line.
 
     Raises:
-        ValueError: A line is no problem, or the policy no policy.
-        RuntimeError: A problem has no algorithm under the policy.
+        ValueError: A line is no problem, the policy no policy, or the device none.
+        RuntimeError: A problem has no algorithm under the policy, or PyTorch finds no such device.
     """
-    place = str(device) if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    place = checked_device(device)
     text = policy_text(policy) or ""
     lines = [problems] if isinstance(problems, str) else list(problems)
     best = {}

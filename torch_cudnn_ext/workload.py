@@ -8,11 +8,11 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ DTYPES = {
 FRAMES = 16  # of a video network's clips
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
 
+T = TypeVar("T")
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
 _FUSED_FORWARD_ONLY = ("bias", "z", "act")
 
@@ -252,10 +253,10 @@ def network_layers(
     """The distinct problems of one forward pass of a network, and of its backward.
 
     The model runs once, without gradients, in the mode that it is in (training or not), with its
-    layers exchanged for this package's for that while; its buffers and PyTorch's random state stay
-    as they are. It and its inputs may be on the meta device: then nothing is computed. Each call is
-    then posed again, forward and backward, on tensors of the same form, to see its problems; that
-    computes nothing either.
+    layers, pinned ones too, exchanged for this package's for that while; its pins, its buffers and
+    PyTorch's random state stay as they are. It and its inputs may be on the meta device: then
+    nothing is computed. Each call is then posed again, forward and backward, on tensors of the same
+    form, to see its problems; that computes nothing either.
 
     Every pass asked for is listed for every layer, the input gradient of the first layer included.
     A pass is the layer's own: for ``nn.ConvTranspose*`` the forward is the problem
@@ -440,14 +441,19 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def kept_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Buffers and the random state are put back."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
+    """Buffers, by object and by value, and the random state are put back."""
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(b, b.clone()) for b in model.buffers() if not b.is_meta]
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for module, before in buffers:
+            module._buffers.clear()
+            module._buffers.update(before)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
 
 
 def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
@@ -615,6 +621,7 @@ class Journal:
     A last line that was cut off while it was written is dropped.
 
     Raises:
+        OSError: The file cannot be read, or not be written.
         ValueError: Another line is no record (the message gives its number).
     """
 
@@ -622,12 +629,16 @@ class Journal:
         """Read what is in the file, which need not exist."""
         self.path = Path(path)
         self._records: dict[str, dict[str, Any]] = {}
-        text = self.path.read_text() if self.path.exists() else ""
-        lines = text.split("\n")
+        with self.path.open("a"):
+            pass  # what cannot be written fails now, not when much was measured
+        # A line that was cut off may end within a character; other such lines are no JSON.
+        lines = self.path.read_text(errors="replace").split("\n")
         torn = lines.pop()
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
+                if not isinstance(entry["record"], dict):
+                    raise TypeError(f"its record is {entry['record']!r:.60}")
                 self._records[entry["key"]] = entry["record"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
@@ -637,9 +648,16 @@ class Journal:
         if torn:
             self.path.write_text("".join(line + "\n" for line in lines))
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The record of this key, if it was finished before."""
-        return self._records.get(key)
+    def get(self, key: str, kind: Callable[..., T]) -> T | None:
+        """What ``kind`` makes of the fields of a record, if it was finished before.
+
+        A record with other fields, such as another version's, was not.
+        """
+        record = self._records.get(key)
+        try:
+            return None if record is None else kind(**record)
+        except TypeError:
+            return None
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         """Keep a record, on disk at once."""

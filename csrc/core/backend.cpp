@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "core/errors.h"
 namespace torch_cudnn_ext {
 
 namespace {
@@ -63,10 +64,11 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
   }
   try {
     return op->build(problem, algorithm, device);
-  } catch (const c10::OutOfMemoryError& error) {
-    return Unsupported{c10::str("out of memory while building: ", error.what_without_backtrace())};
   } catch (const c10::Error& error) {
-    return Unsupported{c10::str("failed to build: ", error.what_without_backtrace())};
+    bool memory = is_out_of_memory(error);
+    return Unsupported{c10::str(memory ? "out of memory while building: " : "failed to build: ",
+                                error.what_without_backtrace()),
+                       /*needs_driver=*/false, /*transient=*/memory};
   }
 }
 

@@ -1,5 +1,8 @@
 #include "core/device.h"
 
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -54,7 +57,8 @@ class CpuRuntime : public DeviceRuntime {
  public:
   std::string fingerprint(const Device&) const override {
     static const std::string model = cpu_model();
-    return "cpu/" + model;
+    int threads = at::get_num_threads();
+    return c10::str("cpu/", model, "/", threads, threads == 1 ? " thread" : " threads");
   }
   int64_t total_memory_bytes(const Device&) const override {
     std::ifstream info("/proc/meminfo");
@@ -142,7 +146,9 @@ Device parse_device(const std::string& text) {
   TORCH_CHECK_VALUE(text == "cpu" || text == "cuda" || (text.rfind("cuda:", 0) == 0 && digits),
                     "device is '", text, "', wanted cpu, cuda, cuda:INDEX or target:NAME");
   if (text == "cpu") return {};
-  return {Device::Kind::cuda, text == "cuda" ? 0 : std::stoi(text.substr(5))};
+  if (text != "cuda") return {Device::Kind::cuda, std::stoi(text.substr(5))};
+  if (!at::hasCUDA()) return {Device::Kind::cuda, 0};
+  return device_of(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice());
 }
 
 void add_target(const std::string& name, const std::string& device_properties_json) {

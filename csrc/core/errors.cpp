@@ -18,6 +18,11 @@ std::function<void()>& interrupt_check() {
 
 }  // namespace
 
+bool is_out_of_memory(const c10::Error& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         error.msg().find("DefaultCPUAllocator") != std::string::npos;
+}
+
 void check_interrupt() {
   if (interrupt_check()) interrupt_check()();
 }

@@ -2,6 +2,8 @@
 // says where warnings go and what asks for an end.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <functional>
 #include <string>
 
@@ -9,6 +11,9 @@ namespace torch_cudnn_ext {
 
 void warn(const std::string& message);
 void set_warning_sink(std::function<void(const std::string&)> sink);
+
+// PyTorch's allocator on the CPU has no type of its own for this.
+bool is_out_of_memory(const c10::Error& error);
 
 // Throws when the user asked to stop (Ctrl-C). Called between the steps of long work.
 void check_interrupt();

@@ -15,6 +15,7 @@
 #include <limits>
 #include <mutex>
 #include <set>
+#include <unordered_map>
 
 #include "core/errors.h"
 #include "core/operator.h"
@@ -46,17 +47,25 @@ at::Tensor empty_of_spec(const TensorSpec& spec, const Device& device, int64_t a
 class AllocationObserver : public c10::MemoryReportingInfoBase {
  public:
   explicit AllocationObserver(c10::DeviceType type) : type_(type) {}
-  void reportMemoryUsage(void*, int64_t alloc_size, size_t, size_t, c10::Device device) override {
+  void reportMemoryUsage(void* ptr, int64_t alloc_size, size_t, size_t,
+                         c10::Device device) override {
     if (device.type() != type_) return;
     current_ += alloc_size;
     peak_ = std::max(peak_, current_);
+    if (alloc_size > 0) blocks_[ptr] = alloc_size;
   }
   bool memoryProfilingEnabled() const override { return true; }
   int64_t peak_bytes() const { return peak_; }
+  // What the allocator took for a tensor, which may be more than it holds; 0 where it was not here.
+  int64_t bytes_of(const at::Tensor& t) const {
+    auto found = blocks_.find(t.storage().data());
+    return found == blocks_.end() ? 0 : found->second;
+  }
 
  private:
   const c10::DeviceType type_;
   int64_t current_ = 0, peak_ = 0;
+  std::unordered_map<const void*, int64_t> blocks_;  // the newest at each address
 };
 
 struct Contender {
@@ -272,12 +281,10 @@ class Session {
   void attempt(Measurement& m, Body&& body) {
     try {
       body();
-    } catch (const c10::OutOfMemoryError& error) {
-      m.status = Status::failed;
-      m.reason = c10::str("out of memory: ", error.what_without_backtrace());
     } catch (const c10::Error& error) {
       m.status = Status::failed;
-      m.reason = error.what_without_backtrace();
+      m.reason = c10::str(is_out_of_memory(error) ? "out of memory: " : "",
+                          error.what_without_backtrace());
     }
   }
 
@@ -624,17 +631,26 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
   for (const Problem& next : operator_of(problem).coupled(problem)) {
     auto usable = build_usable(next, algorithm, policy, device);
     if (auto* unsupported = std::get_if<Unsupported>(&usable)) {
-      return Unsupported{c10::str(op_of(next), ": ", unsupported->reason)};
+      unsupported->reason = c10::str(op_of(next), ": ", unsupported->reason);
+      return *unsupported;
     }
   }
   auto plan = std::get<std::shared_ptr<Plan>>(built);
   std::optional<int64_t> workspace = plan->workspace_bytes;
   if (!workspace && policy.policy.workspace_cap(device)) {
+    constexpr bool kDriver = false;
+    if (runtime_of(device).is_capturing(device)) {
+      return Unsupported{
+          "its memory cannot be measured while the stream is being captured into a "
+          "CUDA graph; run it once before capturing",
+          kDriver, /*transient=*/true};
+    }
     try {
       workspace = measured_workspace(problem, algorithm, *plan, device);
     } catch (const c10::Error& error) {
       return Unsupported{c10::str("its memory could not be measured, since it failed to run: ",
-                                  error.what_without_backtrace())};
+                                  error.what_without_backtrace()),
+                         kDriver, is_out_of_memory(error)};
     }
   }
   reason = refusal(*plan, workspace.value_or(0), policy, device);
@@ -717,20 +733,26 @@ int64_t measured_workspace(const Problem& problem, Plan& plan, Bindings bindings
                            const Device& device) {
   ScratchGuard guard(device);
   const Operator& op = operator_of(problem);
-  int64_t output_bytes = 0;
+  std::vector<Role> outputs;
   for (const SlotSpec& slot : op.slots(problem)) {
     if (!slot.is_output || op.accumulates(problem)) continue;
     bindings[slot.role] = at::Tensor();
-    output_bytes += slot.spec.nbytes();
+    outputs.push_back(slot.role);
   }
   auto observer = std::make_shared<AllocationObserver>(device.torch_device().type());
   {
     c10::DebugInfoGuard observing(c10::DebugInfoKind::PROFILER_STATE, observer);
     plan.run(bindings);
   }
-  // The allocator rounds up; what is left of the output's own rounding is not workspace.
-  int64_t extra = observer->peak_bytes() - output_bytes;
-  return extra < 512 ? 0 : extra;
+  int64_t workspace = observer->peak_bytes();
+  std::set<const void*> counted;
+  for (Role role : outputs) {
+    const at::Tensor& t = bindings[role];
+    if (t.defined() && t.has_storage() && counted.insert(t.storage().data()).second) {
+      workspace -= observer->bytes_of(t);
+    }
+  }
+  return std::max<int64_t>(workspace, 0);
 }
 
 }  // namespace torch_cudnn_ext

@@ -23,6 +23,18 @@ const Operator& find_operator(std::string_view family) {
   TORCH_CHECK_VALUE(false, "operator family is '", family, "', wanted one of ", known);
 }
 
+std::pair<const Operator*, std::string> find_pass(const std::string& op) {
+  std::string known;
+  for (const auto& family : operators()) {
+    for (const std::string& pass : family->passes()) {
+      std::string name = c10::str(family->family(), "_", pass);
+      if (name == op) return {family.get(), pass};
+      known += c10::str(known.empty() ? "" : ", ", name);
+    }
+  }
+  TORCH_CHECK_VALUE(false, "op is '", op, "', wanted one of ", known);
+}
+
 const Operator& operator_of(const Problem& problem) { return find_operator(family_of(problem)); }
 
 std::vector<const Operator*> all_operators() {

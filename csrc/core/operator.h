@@ -78,6 +78,8 @@ class Operator {
 
 const Operator& operator_of(const Problem& problem);
 const Operator& find_operator(std::string_view family);  // throws ValueError
+// "conv_fwd": its family and pass; throws ValueError.
+std::pair<const Operator*, std::string> find_pass(const std::string& op);
 std::vector<const Operator*> all_operators();
 void register_operator(std::unique_ptr<Operator> op);
 

@@ -145,6 +145,7 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
 struct Unsupported {
   std::string reason;
   bool needs_driver = false;
+  bool transient = false;  // may be otherwise at another time, as where memory was short
 };
 
 using BuildResult = std::variant<std::shared_ptr<Plan>, Unsupported>;

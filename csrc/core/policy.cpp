@@ -2,10 +2,13 @@
 
 #include <ATen/Context.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/hash.h>
 
+#include <charconv>
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 
 #include "core/backend.h"
 #include "core/operator.h"
@@ -74,7 +77,10 @@ void read_max_workspace(std::string_view text, Policy& policy) {
   for (const Unit& unit : kUnits) {
     if (!ends_with(text, unit.suffix)) continue;
     double count = number(text.substr(0, text.size() - std::string_view(unit.suffix).size()));
-    policy.max_workspace_bytes = static_cast<int64_t>(count * static_cast<double>(unit.bytes));
+    double bytes = count * static_cast<double>(unit.bytes);
+    TORCH_CHECK_VALUE(bytes < 0x1p63, "policy text: max_workspace is '", text,
+                      "', wanted less than 2^63 bytes");
+    policy.max_workspace_bytes = static_cast<int64_t>(bytes);
     return;
   }
 }
@@ -305,6 +311,30 @@ const ResolvedPolicy& intern(std::string_view family, ResolvedPolicy made) {
   return *entry;
 }
 
+Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
+  Policy policy;
+  bool more = !text.empty();
+  while (more) {
+    size_t semicolon = text.find(';');
+    std::string_view item = text.substr(0, semicolon);
+    more = semicolon != std::string_view::npos;
+    if (more) text.remove_prefix(semicolon + 1);
+    while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
+    while (!item.empty() && item.back() == ' ') item.remove_suffix(1);
+    if (item.empty()) continue;
+    // An algorithm as the one word for all passes holds '=' in its options.
+    size_t equals = item.find('=');
+    bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||
+                        item.substr(0, equals).find('/') != std::string_view::npos;
+    if (equals == std::string_view::npos || is_algorithm) {
+      read_field(policy, item, std::nullopt, family, pass);
+    } else {
+      read_field(policy, item.substr(0, equals), item.substr(equals + 1), family, pass);
+    }
+  }
+  return policy;
+}
+
 const ResolvedPolicy& resolve_anew(const std::string& family,
                                    std::optional<std::string_view> argument, Switches switches) {
   ResolvedPolicy made{};
@@ -314,7 +344,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
   made.argument = parse_policy(text.substr(0, below), family);
   made.policy = made.argument;
   if (below != std::string_view::npos) {
-    made.policy = merge(made.policy, parse_policy(text.substr(below + 1), family));
+    made.policy = merge(made.policy, parse(text.substr(below + 1), family, ""));
   }
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
@@ -332,7 +362,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
   return intern(family, std::move(made));
 }
 
-// Finding the resolved policy of a call again: a handful of comparisons, no lock.
+// Finding the resolved policy of a call again: a hash and a comparison, no lock.
 struct ResolveCache {
   struct Entry {
     std::string family;
@@ -341,9 +371,8 @@ struct ResolveCache {
     uint8_t switches = 0;
     const ResolvedPolicy* resolved = nullptr;
   };
-  static constexpr size_t kCapacity = 16;
-  std::vector<Entry> entries;
-  size_t next = 0;
+  static constexpr size_t kCapacity = 1024;  // then all is forgotten
+  std::unordered_map<size_t, Entry> entries;
   uint64_t generation = 0, serial = 0;
 };
 thread_local ResolveCache resolve_cache;
@@ -369,7 +398,13 @@ std::string Policy::text(const std::string& family) const {
     }
   }
   if (max_workspace_bytes) add("max_workspace=" + bytes_text(*max_workspace_bytes));
-  if (max_workspace_percent) add(c10::str("max_workspace=", *max_workspace_percent, "%"));
+  if (max_workspace_percent) {
+    // All digits, and no exponent: reading it again gives the same.
+    char digits[400];
+    auto end = std::to_chars(digits, digits + sizeof(digits), *max_workspace_percent,
+                             std::chars_format::fixed);
+    add(c10::str("max_workspace=", std::string_view(digits, end.ptr - digits), "%"));
+  }
   if (prefer) add(c10::str("prefer=", word_text(kPrefer, *prefer)));
   add_bool("deterministic", deterministic);
   add_bool("allow_tf32", allow_tf32);
@@ -430,27 +465,9 @@ bool Policy::admits_backend(const std::string& name) const {
 
 namespace {
 
-Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
-  Policy policy;
-  bool more = !text.empty();
-  while (more) {
-    size_t semicolon = text.find(';');
-    std::string_view item = text.substr(0, semicolon);
-    more = semicolon != std::string_view::npos;
-    if (more) text.remove_prefix(semicolon + 1);
-    while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
-    while (!item.empty() && item.back() == ' ') item.remove_suffix(1);
-    if (item.empty()) continue;
-    // An algorithm as the one word for all passes holds '=' in its options.
-    size_t equals = item.find('=');
-    bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||
-                        item.substr(0, equals).find('/') != std::string_view::npos;
-    if (equals == std::string_view::npos || is_algorithm) {
-      read_field(policy, item, std::nullopt, family, pass);
-    } else {
-      read_field(policy, item.substr(0, equals), item.substr(equals + 1), family, pass);
-    }
-  }
+// What a level that says `fastest` says thereby. A cap of its own is not meant; all levels in one
+// text hold those of the others.
+Policy with_fastest(Policy policy) {
   if (policy.fastest.value_or(false)) {
     policy.max_workspace_bytes.reset();
     policy.max_workspace_percent.reset();
@@ -463,16 +480,12 @@ Policy parse(std::string_view text, const std::string& family, const std::string
 }  // namespace
 
 Policy parse_policy(std::string_view text, const std::string& family) {
-  return parse(text, family, "");
+  return with_fastest(parse(text, family, ""));
 }
 
 Policy parse_policy_of(const std::string& op, std::string_view text) {
-  for (const Operator* family : all_operators()) {
-    for (const std::string& pass : family->passes()) {
-      if (op == c10::str(family->family(), "_", pass)) return parse(text, family->family(), pass);
-    }
-  }
-  TORCH_CHECK_VALUE(false, "no operator is called '", op, "'");
+  auto [family, pass] = find_pass(op);
+  return with_fastest(parse(text, family->family(), pass));
 }
 
 Policy merge(const Policy& stronger, const Policy& weaker) {
@@ -515,28 +528,23 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
   Switches switches = read_switches(family);
   ResolveCache& cache = resolve_cache;
   uint64_t now = generation();
-  if (cache.generation != now || cache.serial != thread_policies.serial) {
+  if (cache.generation != now || cache.serial != thread_policies.serial ||
+      cache.entries.size() >= ResolveCache::kCapacity) {
     cache.entries.clear();
-    cache.next = 0;
     cache.generation = now;
     cache.serial = thread_policies.serial;
   }
-  for (const auto& entry : cache.entries) {
-    if (entry.family == family && entry.switches == switches.bits &&
-        entry.has_argument == argument.has_value() && (!argument || entry.argument == *argument)) {
-      return *entry.resolved;
-    }
+  auto hash = c10::get_hash(family, argument.value_or(""), switches.bits);
+  ResolveCache::Entry& entry = cache.entries[hash];
+  bool known = entry.resolved != nullptr && entry.family == family &&
+               entry.switches == switches.bits && entry.has_argument == argument.has_value() &&
+               (!argument || entry.argument == *argument);
+  if (!known) {
+    const ResolvedPolicy& resolved = resolve_anew(std::string(family), argument, switches);
+    entry = {std::string(family), argument.has_value(), std::string(argument.value_or("")),
+             switches.bits, &resolved};
   }
-  ResolveCache::Entry made{std::string(family), argument.has_value(),
-                           std::string(argument.value_or("")), switches.bits,
-                           &resolve_anew(std::string(family), argument, switches)};
-  if (cache.entries.size() < ResolveCache::kCapacity) {
-    cache.entries.push_back(std::move(made));
-    return *cache.entries.back().resolved;
-  }
-  size_t slot = cache.next++ % ResolveCache::kCapacity;
-  cache.entries[slot] = std::move(made);
-  return *cache.entries[slot].resolved;
+  return *entry.resolved;
 }
 
 std::string saved_with(const ResolvedPolicy& resolved, const Policy& more,

@@ -554,8 +554,10 @@ void check_sizes(const char* op, const char* name, const TensorSpec& spec, int m
     TORCH_CHECK_VALUE(size >= 1, op, ": ", name, " has sizes [", integers_text(spec.sizes),
                       "], wanted sizes of at least 1");
   }
-  TORCH_CHECK_VALUE(c10::elementSize(spec.dtype) * 1.0 * spec.numel() < 1e15, op, ": ", name,
-                    " is too large");
+  double bytes = static_cast<double>(c10::elementSize(spec.dtype));
+  for (int64_t size : spec.sizes) bytes *= static_cast<double>(size);
+  TORCH_CHECK_VALUE(bytes < 1e15, op, ": ", name, " has sizes [", integers_text(spec.sizes),
+                    "], wanted less than 10^15 bytes");
 }
 
 Dims ConvolutionProblem::output_sizes() const {
@@ -582,18 +584,10 @@ TensorSpec ConvolutionProblem::default_output() const {
 void ConvolutionProblem::validate() const {
   auto sizes_text = [](const TensorSpec& t) { return integers_text(t.sizes); };
   int rank = x.sizes.size();
-  TORCH_CHECK_VALUE(rank >= 3 && rank <= 5, "convolution: x has sizes [", sizes_text(x),
-                    "], wanted 3, 4 or 5 dimensions (batch, channels, space)");
+  check_sizes("convolution", "x", x, 3, 5);
   TORCH_CHECK_VALUE(w.sizes.size() == rank, "convolution: w has sizes [", sizes_text(w),
                     "], wanted as many dimensions as x, which has [", sizes_text(x), "]");
-  for (const TensorSpec* t : {&x, &w}) {
-    for (int64_t size : t->sizes) {
-      TORCH_CHECK_VALUE(size >= 1, "convolution: ", t == &x ? "x" : "w", " has sizes [",
-                        sizes_text(*t), "], wanted sizes of at least 1");
-    }
-    TORCH_CHECK_VALUE(c10::elementSize(t->dtype) * 1.0 * t->numel() < 1e15,
-                      "convolution: ", t == &x ? "x" : "w", " is too large");
-  }
+  check_sizes("convolution", "w", w, rank, rank);
   TORCH_CHECK_VALUE(x.dtype == w.dtype, "convolution: w is ", dtype_text(w.dtype),
                     ", wanted x's dtype ", dtype_text(x.dtype));
   TORCH_CHECK_VALUE(groups >= 1, "convolution: groups is ", groups, ", wanted at least 1");
@@ -603,10 +597,14 @@ void ConvolutionProblem::validate() const {
   TORCH_CHECK_VALUE(w.sizes[0] % groups == 0, "convolution: w has ", w.sizes[0],
                     " output channels, wanted a multiple of groups=", groups);
   for (int i = 0; i < spatial_dims(); ++i) {
-    TORCH_CHECK_VALUE(padding[i] >= 0, "convolution: pad is ", padding[i], ", wanted at least 0");
-    TORCH_CHECK_VALUE(stride[i] >= 1, "convolution: stride is ", stride[i], ", wanted at least 1");
-    TORCH_CHECK_VALUE(dilation[i] >= 1, "convolution: dilation is ", dilation[i],
-                      ", wanted at least 1");
+    constexpr int64_t kMost = int64_t{1} << 40;  // what is computed from them does not overflow
+    auto check = [](const char* name, int64_t value, int64_t least) {
+      TORCH_CHECK_VALUE(value >= least && value <= kMost, "convolution: ", name, " is ", value,
+                        ", wanted at least ", least, value > kMost ? " and at most 2^40" : "");
+    };
+    check("pad", padding[i], 0);
+    check("stride", stride[i], 1);
+    check("dilation", dilation[i], 1);
   }
   TORCH_CHECK_VALUE(!has_zero(output_sizes()), "convolution: the kernel of w [", sizes_text(w),
                     "] with dilation=", integers_text(dilation), " is larger than the padded x [",

@@ -607,6 +607,7 @@ struct ReduceProblem {
 
   bool reduces(int dim) const { return (dim % 2 == 0) == first_reduced; }
   Dims reduced_dims() const;
+  Dims rows_order() const;  // the kept dimensions, then the reduced ones
   int64_t reduced_count() const;
   TensorSpec output() const;
   void canonicalise();

@@ -1,5 +1,6 @@
 #include "core/selector.h"
 
+#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 
@@ -120,7 +122,7 @@ const ChoiceRecord* intern_record(const Problem& problem, const Algorithm& algor
   static std::mutex mutex;
   static auto* records = new std::map<std::string, std::unique_ptr<ChoiceRecord>>();
   std::string key = c10::str(record.problem, "|", record.algorithm, "|", record.why, "|",
-                             record.device, "|", record.policy);
+                             record.device, "|", record.policy, "|", record.coupled_policy);
   std::lock_guard<std::mutex> lock(mutex);
   auto& entry = (*records)[key];
   if (entry == nullptr) entry = std::make_unique<ChoiceRecord>(std::move(record));
@@ -172,13 +174,17 @@ RuledPolicy rules_for_all(const Problem& problem) {
 
 class Decider {
  public:
-  Decider(const Problem& problem, const ResolvedPolicy& policy, const Device& device)
+  // `being_built_here`: this thread is deciding the same already, and was interrupted by a handler
+  // of signals that calls the operator too.
+  Decider(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
+          bool being_built_here = false)
       : problem_(problem),
         rules_(rules_for_all(problem)),
         asked_(policy),
         policy_(add_level(policy, rules_.policy, family_of(problem))),
         device_(device),
-        op_(operator_of(problem)) {
+        op_(operator_of(problem)),
+        being_built_here_(being_built_here) {
     decision_->policy = &policy_;
     if (device.has_gpu_backends()) cudnn_pins_ = cudnn_pins();
   }
@@ -267,15 +273,23 @@ class Decider {
     auto result = build_usable(problem_, algorithm, policy_, device_);
     if (auto* unsupported = std::get_if<Unsupported>(&result)) {
       refused_.emplace_back(algorithm.text(), unsupported->reason);
+      if (unsupported->transient) decision_->keep = false;
       return {};
     }
     auto& usable = std::get<UsablePlan>(result);
     return {usable.plan, usable.workspace_bytes, why};
   }
 
-  // A plan that this thread built before, where the constraints admit it.
+  // A plan that this thread built before, where the constraints admit it and those of the problems
+  // that share its algorithm.
   std::shared_ptr<Plan> admitted_known_plan(const Algorithm& algorithm) {
-    auto* known = thread_cache().plans.find(plan_key(problem_, algorithm, policy_, device_));
+    for (const Problem& next : op_.coupled(problem_)) {
+      if (admitted_known_plan(next, algorithm) == nullptr) return nullptr;
+    }
+    return admitted_known_plan(problem_, algorithm);
+  }
+  std::shared_ptr<Plan> admitted_known_plan(const Problem& problem, const Algorithm& algorithm) {
+    auto* known = thread_cache().plans.find(plan_key(problem, algorithm, policy_, device_));
     if (known == nullptr || !(*known)->workspace_bytes) return nullptr;
     bool admitted = refusal_of_backend(algorithm.backend, policy_, device_).empty() &&
                     refusal(**known, *(*known)->workspace_bytes, policy_, device_).empty();
@@ -359,14 +373,28 @@ class Decider {
     std::string problem = problem_text(problem_);
     std::string fingerprint = runtime.fingerprint(device_);
     std::string constraints = policy_.policy.constraints_text(problem_);
-    auto known = choice_table::find(problem, fingerprint, constraints);
+    // A ranking without cuDNN is not kept: the table knows nothing of PyTorch's switch.
+    bool cudnn_is_off =
+        device_.has_gpu_backends() && !policy_.switches.has(Switches::kCudnnEnabled);
+    std::optional<std::vector<Measurement>> known;
+    if (!cudnn_is_off) known = choice_table::find(problem, fingerprint, constraints);
     std::string why = "cached";
     if (!known) {
       if (runtime.is_capturing(device_)) return under_capture(asked_for);
+      if (being_built_here_) return unkept("heuristic: met again while it is being tuned");
       MeasureOptions options;
       options.time_budget_s = autotune_budget_s();
-      known = measure(problem_, policy_, device_, options);
-      choice_table::insert({problem, fingerprint, constraints, *known});
+      try {
+        known = measure(problem_, policy_, device_, options);
+      } catch (const c10::Error& error) {
+        if (!is_out_of_memory(error)) throw;
+        decision_->warning = c10::str(op_of(problem_),
+                                      ": there is no memory to tune in, so the heuristic's choice "
+                                      "runs. Problem: ",
+                                      problem, "; ", error.what_without_backtrace());
+        return find_heuristic("heuristic: no memory to tune in");
+      }
+      if (!cudnn_is_off) choice_table::insert({problem, fingerprint, constraints, *known});
       why = "tuned";
     }
     for (const Measurement& m : *known) {
@@ -399,8 +427,12 @@ class Decider {
           "heuristic's choice is taken and not kept (said once). Problem: ",
           problem_text(problem_));
     }
+    return unkept("heuristic: first met under stream capture");
+  }
+
+  Found unkept(const std::string& why) {
     decision_->keep = false;
-    return find_heuristic("heuristic: first met under stream capture");
+    return find_heuristic(why);
   }
 
   Found find_heuristic(const std::string& why) {
@@ -454,6 +486,7 @@ class Decider {
   const Operator& op_;
   Policy cudnn_pins_;
   bool from_cudnn_ = false;
+  const bool being_built_here_;
   std::shared_ptr<Decision> decision_ = std::make_shared<Decision>();
   std::vector<std::pair<std::string, std::string>> refused_;  // algorithm or backend, and why
 };
@@ -461,6 +494,7 @@ class Decider {
 // One builder a key: whoever comes second waits for the first one's decision.
 struct SharedSlot {
   std::mutex mutex;
+  std::atomic<std::thread::id> builder;
   uint64_t generation = 0;
   std::shared_ptr<const Decision> decision;
 };
@@ -497,11 +531,16 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   }
   Call call;
   bool made_here = false;
-  {
+  if (slot->builder == std::this_thread::get_id()) {
+    made_here = true;
+    std::tie(call.decision, call.plan) = Decider(problem, policy, device, true).decide();
+  } else {
     std::lock_guard<std::mutex> one_builder(slot->mutex);
     uint64_t now = generation();
     if (slot->decision == nullptr || slot->generation != now) {
       made_here = true;
+      slot->builder = std::this_thread::get_id();
+      auto done = c10::make_scope_exit([&] { slot->builder = std::thread::id(); });
       std::tie(call.decision, call.plan) = Decider(problem, policy, device).decide();
       if (call.decision->keep) {
         slot->decision = call.decision;
@@ -548,7 +587,12 @@ Found Decider::find_as_forward(const Problem& forward) {
   decision_->keep = call.decision->keep;
   decision_->pinned = true;  // nothing else can read what the forward left
   Found found = try_algorithm(*call.decision->algorithm, "coupled with its forward");
-  if (found.plan == nullptr) decision_->error = refused_.back().second;
+  if (found.plan == nullptr) {
+    decision_->error = c10::str(op_of(problem_), ": ", refused_.back().first,
+                                ", which its forward runs, cannot run: ", refused_.back().second,
+                                "\n  problem: ", problem_text(problem_),
+                                "\n  device: ", device_.text(), "\n  policy: ", policy_.text);
+  }
   return found;
 }
 
@@ -635,19 +679,12 @@ const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_vie
 
 const ChoiceRecord* last_choice(const std::optional<std::string>& op) {
   if (!op) return last_of_all.load(std::memory_order_acquire);
-  std::string known;
   for (const auto& slot : last_by_op) {
     const ChoiceRecord* record = slot.load(std::memory_order_acquire);
     if (record != nullptr && record->op == *op) return record;
   }
-  for (const Operator* family : all_operators()) {
-    for (const std::string& pass : family->passes()) {
-      std::string name = c10::str(family->family(), "_", pass);
-      if (name == *op) return nullptr;
-      known += (known.empty() ? "" : ", ") + name;
-    }
-  }
-  TORCH_CHECK_VALUE(false, "last_choice: op is '", *op, "', wanted one of ", known);
+  find_pass(*op);
+  return nullptr;
 }
 
 const ChoiceRecord* last_choice_here() { return last_here; }

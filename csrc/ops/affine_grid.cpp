@@ -37,8 +37,8 @@ void check_size(const char* op, SymIntArrayRef size) {
   TORCH_CHECK_VALUE(size.size() == 4 || size.size() == 5, "torch_cudnn_ext::", op, ": size is ",
                     size, ", wanted [N, C, H, W] or [N, C, D, H, W]");
   for (const SymInt& n : size) {
-    TORCH_CHECK_VALUE(n >= 0, "torch_cudnn_ext::", op, ": size is ", size,
-                      ", wanted no negative number");
+    TORCH_CHECK_VALUE(n >= 1, "torch_cudnn_ext::", op, ": size is ", size,
+                      ", wanted at least 1 in all dimensions");
   }
 }
 
@@ -87,7 +87,6 @@ Tensor forward(const Tensor& theta, SymIntArrayRef size, bool align_corners,
   check_tensor("affine_grid", "theta", theta, theta_sizes(size), size);
   c10::OptionalDeviceGuard guard(theta.device());
   Tensor grid = at::empty_symint(grid_sizes(size), theta.options());
-  if (grid.numel() == 0) return grid;
   return run(AffineGridPass::fwd, theta.contiguous(), grid, align_corners, policy);
 }
 
@@ -103,7 +102,6 @@ Tensor backward(const Tensor& grad_grid, SymIntArrayRef size, bool align_corners
   check_tensor("affine_grid_backward", "grad_grid", grad_grid, grid_sizes(size), size);
   c10::OptionalDeviceGuard guard(grad_grid.device());
   Tensor grad_theta = at::empty_symint(theta_sizes(size), grad_grid.options());
-  if (grad_grid.numel() == 0) return grad_theta.zero_();
   return run(AffineGridPass::bwd, grad_theta, grad_grid.contiguous(), align_corners, policy);
 }
 

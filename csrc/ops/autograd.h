@@ -144,6 +144,12 @@ void save_result(Node& node, const Tensor& t) {
   node.is_result.push_back(true);
 }
 
+// A tensor to differentiate by, alone: what others have of its history does not count. Where the
+// gradient is itself to be differentiated, it goes on to that history.
+inline Tensor variable_of(const Tensor& t, bool create_graph) {
+  return create_graph && t.requires_grad() ? at::alias(t) : t.detach().requires_grad_();
+}
+
 // The gradients of a backward operator, by differentiating a formula of it in ATen operators:
 // `formula` takes `inputs` and gives the tensors whose gradients are `grads`. Undefined where not
 // needed.
@@ -156,7 +162,7 @@ variable_list gradients_of_formula(Formula&& formula, const std::vector<Tensor>&
   variable_list wanted;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!needed[i]) continue;
-    if (!create_graph) arguments[i] = inputs[i].detach().requires_grad_();
+    arguments[i] = variable_of(inputs[i], create_graph);
     wanted.push_back(arguments[i]);
   }
   variable_list outputs, weights;

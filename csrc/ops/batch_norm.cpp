@@ -51,10 +51,6 @@ Activation activation_of(std::string_view text) {
   return word_value(kActivations, "torch_cudnn_ext::batch_norm: activation", text);
 }
 
-c10::ScalarType statistic_dtype(const Tensor& input) {
-  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 // Sizes of a statistic: [C], or those of one sample.
 std::vector<SymInt> statistic_sizes(const Tensor& input, bool per_activation) {
   if (!per_activation) return {input.sym_size(1)};
@@ -63,6 +59,12 @@ std::vector<SymInt> statistic_sizes(const Tensor& input, bool per_activation) {
 
 at::MemoryFormat format_of(const Tensor& input, bool per_activation) {
   return per_activation ? at::MemoryFormat::Contiguous : input.suggest_memory_format();
+}
+
+// Without the gaps of an input without elements, which counts as dense.
+Tensor dense_like(const Tensor& input, bool per_activation) {
+  return at::empty_symint(input.sym_sizes(),
+                          input.options().memory_format(format_of(input, per_activation)));
 }
 
 void check_input(const Tensor& input) {
@@ -79,7 +81,7 @@ void check_statistic(const char* name, const OptionalTensor& t, const Tensor& in
   TORCH_CHECK_VALUE(t->sym_sizes() == SymIntArrayRef(sizes), "torch_cudnn_ext::batch_norm: ", name,
                     " has sizes ", t->sym_sizes(), ", wanted ", SymIntArrayRef(sizes),
                     " for input of sizes ", input.sym_sizes());
-  auto wanted = statistic_dtype(input);
+  auto wanted = compute_dtype(input.scalar_type());
   TORCH_CHECK_VALUE(t->scalar_type() == wanted || t->scalar_type() == input.scalar_type(),
                     "torch_cudnn_ext::batch_norm: ", name, " is ", t->scalar_type(), ", wanted ",
                     wanted, " for input of ", input.scalar_type());
@@ -172,11 +174,11 @@ Tensors4 train(const Tensor& input, const OptionalTensor& running_mean,
   check_forward(input, running_mean, running_var, weight, bias, per_activation, z);
   c10::OptionalDeviceGuard guard(input.device());
   auto sizes = statistic_sizes(input, per_activation);
-  auto options = input.options().dtype(statistic_dtype(input));
+  auto options = input.options().dtype(compute_dtype(input.scalar_type()));
   Tensor no_reserve = at::empty({0}, input.options().dtype(at::kByte));
   if (input.numel() == 0) {
     Tensor nothing = at::full_symint(sizes, std::numeric_limits<double>::quiet_NaN(), options);
-    return {at::empty_like(input), nothing, nothing.clone(), no_reserve};
+    return {dense_like(input, per_activation), nothing, nothing.clone(), no_reserve};
   }
   int64_t statistics = per_activation ? input.numel() / input.size(0) : input.size(1);
   TORCH_CHECK_VALUE(input.numel() > statistics, "torch_cudnn_ext::batch_norm: input has sizes ",
@@ -206,11 +208,22 @@ Tensors4 train_meta(const Tensor& input, const OptionalTensor& running_mean,
   activation_of(activation);
   check_forward(input, running_mean, running_var, weight, bias, per_activation, z);
   auto sizes = statistic_sizes(input, per_activation);
-  auto options = input.options().dtype(statistic_dtype(input));
-  return {at::empty_symint(input.sym_sizes(),
-                           input.options().memory_format(format_of(input, per_activation))),
-          at::empty_symint(sizes, options), at::empty_symint(sizes, options),
-          at::empty({0}, input.options().dtype(at::kByte))};
+  auto options = input.options().dtype(compute_dtype(input.scalar_type()));
+  return {dense_like(input, per_activation), at::empty_symint(sizes, options),
+          at::empty_symint(sizes, options), at::empty({0}, input.options().dtype(at::kByte))};
+}
+
+Tensors4 train_alone(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                     double eps, std::string_view mode, const OptionalTensor& z,
+                     std::string_view activation, OptionalPolicy policy) {
+  return train(input, {}, {}, weight, bias, 0, eps, mode, z, activation, policy);
+}
+
+Tensors4 train_alone_meta(const Tensor& input, const OptionalTensor& weight,
+                          const OptionalTensor& bias, double eps, std::string_view mode,
+                          const OptionalTensor& z, std::string_view activation,
+                          OptionalPolicy policy) {
+  return train_meta(input, {}, {}, weight, bias, 0, eps, mode, z, activation, policy);
 }
 
 Tensor infer(const Tensor& input, const Tensor& running_mean, const Tensor& running_var,
@@ -220,7 +233,7 @@ Tensor infer(const Tensor& input, const Tensor& running_mean, const Tensor& runn
   bool per_activation = is_per_activation(mode);
   check_forward(input, running_mean, running_var, weight, bias, per_activation, z);
   c10::OptionalDeviceGuard guard(input.device());
-  if (input.numel() == 0) return at::empty_like(input);
+  if (input.numel() == 0) return dense_like(input, per_activation);
   Forward forward(BatchNormPass::infer, input, weight, bias, eps, per_activation, z, activation);
   TensorSpec statistic = forward.problem.statistic();
   forward.bindings[Role::running_mean] = flat(running_mean, statistic, input, 0);
@@ -235,8 +248,7 @@ Tensor infer_meta(const Tensor& input, const Tensor& running_mean, const Tensor&
   bool per_activation = is_per_activation(mode);
   activation_of(activation);
   check_forward(input, running_mean, running_var, weight, bias, per_activation, z);
-  return at::empty_symint(input.sym_sizes(),
-                          input.options().memory_format(format_of(input, per_activation)));
+  return dense_like(input, per_activation);
 }
 
 void check_backward(const Tensor& grad_output, const Tensor& input, const OptionalTensor& weight,
@@ -255,9 +267,9 @@ Tensors3 backward(const Tensor& grad_output, const Tensor& input, const Optional
   check_backward(grad_output, input, weight, mean, invstd, per_activation);
   c10::OptionalDeviceGuard guard(input.device());
   if (input.numel() == 0) {
-    auto options = input.options().dtype(statistic_dtype(input));
+    auto options = input.options().dtype(compute_dtype(input.scalar_type()));
     Tensor zeros = at::zeros_symint(statistic_sizes(input, per_activation), options);
-    return {at::empty_like(input), zeros, zeros.clone()};
+    return {dense_like(input, per_activation), zeros, zeros.clone()};
   }
   auto format = format_of(input, per_activation);
   Tensor x = input.contiguous(format), dy = grad_output.contiguous(format);
@@ -287,16 +299,19 @@ Tensors3 backward_meta(const Tensor& grad_output, const Tensor& input, const Opt
   bool per_activation = is_per_activation(mode);
   check_backward(grad_output, input, weight, mean, invstd, per_activation);
   auto sizes = statistic_sizes(input, per_activation);
-  auto options = input.options().dtype(statistic_dtype(input));
-  return {at::empty_symint(input.sym_sizes(),
-                           input.options().memory_format(format_of(input, per_activation))),
-          at::empty_symint(sizes, options), at::empty_symint(sizes, options)};
+  auto options = input.options().dtype(compute_dtype(input.scalar_type()));
+  return {dense_like(input, per_activation), at::empty_symint(sizes, options),
+          at::empty_symint(sizes, options)};
 }
 
-// --- the public forward, made of the two inner ones
+// --- the public forward, made of the inner ones
 
 const auto& train_op() {
   static auto op = find_op<decltype(train)>("torch_cudnn_ext::_batch_norm_train");
+  return op;
+}
+const auto& train_alone_op() {
+  static auto op = find_op<decltype(train_alone)>("torch_cudnn_ext::_batch_norm_train_alone");
   return op;
 }
 const auto& infer_op() {
@@ -308,13 +323,24 @@ const auto& backward_op() {
   return op;
 }
 
+Tensors4 trained(const Tensor& input, const OptionalTensor& running_mean,
+                 const OptionalTensor& running_var, const OptionalTensor& weight,
+                 const OptionalTensor& bias, double momentum, double eps, std::string_view mode,
+                 const OptionalTensor& z, std::string_view activation, OptionalPolicy policy) {
+  if (!has(running_mean) && !has(running_var)) {
+    return train_alone_op().call(input, weight, bias, eps, mode, z, activation, policy);
+  }
+  return train_op().call(input, running_mean, running_var, weight, bias, momentum, eps, mode, z,
+                         activation, policy);
+}
+
 Tensors3 forward_with_statistics(const Tensor& input, const OptionalTensor& running_mean,
                                  const OptionalTensor& running_var, const OptionalTensor& weight,
                                  const OptionalTensor& bias, double momentum, double eps,
                                  std::string_view mode, const OptionalTensor& z,
                                  std::string_view activation, OptionalPolicy policy) {
-  auto [output, mean, invstd, reserve] = train_op().call(
-      input, running_mean, running_var, weight, bias, momentum, eps, mode, z, activation, policy);
+  auto [output, mean, invstd, reserve] = trained(input, running_mean, running_var, weight, bias,
+                                                 momentum, eps, mode, z, activation, policy);
   return {output, mean, invstd};
 }
 
@@ -324,8 +350,8 @@ Tensor forward(const Tensor& input, const OptionalTensor& running_mean,
                std::string_view mode, const OptionalTensor& z, std::string_view activation,
                OptionalPolicy policy) {
   if (training) {
-    return std::get<0>(train_op().call(input, running_mean, running_var, weight, bias, momentum,
-                                       eps, mode, z, activation, policy));
+    return std::get<0>(trained(input, running_mean, running_var, weight, bias, momentum, eps, mode,
+                               z, activation, policy));
   }
   TORCH_CHECK_VALUE(has(running_mean) && has(running_var), "torch_cudnn_ext::batch_norm: ",
                     has(running_mean) ? "running_var" : "running_mean",
@@ -365,18 +391,16 @@ struct BatchNormGradient {
     if (needed[3]) out[3] = grad;
     if (!needed[0] && !needed[1] && !needed[2]) return out;
     const Tensor &input = saved[0], &weight = saved[1];
-    Tensor invstd = training ? saved[3] : (saved[3].to(statistic_dtype(input)) + eps).rsqrt();
-    auto optional = [](const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; };
-    auto [dx, dw, dbias] = backward_op().call(grad, input, optional(weight), saved[2], invstd,
-                                              training, eps, mode, optional(saved[4]), policy);
+    Tensor invstd =
+        training ? saved[3] : (saved[3].to(compute_dtype(input.scalar_type())) + eps).rsqrt();
+    auto [dx, dw, dbias] = backward_op().call(grad, input, optional_of(weight), saved[2], invstd,
+                                              training, eps, mode, optional_of(saved[4]), policy);
     if (needed[0]) out[0] = dx;
     if (needed[1]) out[1] = dw.to(weight_dtype);
     if (needed[2]) out[2] = dbias.to(bias_dtype);
     return out;
   }
 };
-
-Tensor or_undefined(const OptionalTensor& t) { return has(t) ? *t : Tensor(); }
 
 template <class Node>
 void fill(Node& node, const OptionalTensor& weight, const OptionalTensor& bias, double eps,
@@ -389,17 +413,24 @@ void fill(Node& node, const OptionalTensor& weight, const OptionalTensor& bias, 
   node.gradient.policy = policy_to_save(BatchNormProblem::kFamily, policy);
 }
 
-Tensors4 train_autograd(c10::DispatchKeySet keys, const Tensor& input,
-                        const OptionalTensor& running_mean, const OptionalTensor& running_var,
-                        const OptionalTensor& weight, const OptionalTensor& bias, double momentum,
-                        double eps, std::string_view mode, const OptionalTensor& z,
-                        std::string_view activation, OptionalPolicy policy) {
+// As PyTorch, which has no gradient of them either and says so.
+void check_no_gradient(const char* name, const OptionalTensor& t) {
+  TORCH_CHECK_VALUE(!has(t) || !t->requires_grad() || !at::GradMode::is_enabled(),
+                    "torch_cudnn_ext::batch_norm: ", name,
+                    " requires a gradient, wanted a tensor without: batch_norm is not "
+                    "differentiable with respect to it");
+}
+
+// `run` is () -> Tensors4.
+template <class Run>
+Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weight,
+                                const OptionalTensor& bias, double eps, std::string_view mode,
+                                const OptionalTensor& z, std::string_view activation,
+                                OptionalPolicy policy, Run&& run) {
   auto results = run_with_gradient<BatchNormGradient>(
       {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1,
       [&]() -> std::vector<Tensor> {
-        auto [output, mean, invstd, reserve] = train_op().redispatch(
-            keys & c10::after_autograd_keyset, input, running_mean, running_var, weight, bias,
-            momentum, eps, mode, z, activation, policy);
+        auto [output, mean, invstd, reserve] = run();
         return {output, mean, invstd, reserve};
       },
       [&](auto& node, const std::vector<Tensor>& results) {
@@ -410,19 +441,46 @@ Tensors4 train_autograd(c10::DispatchKeySet keys, const Tensor& input,
         for (int i : {1, 2, 3}) save_result(node, results[i]);
         save_result(node, node.gradient.relu ? results[0] : Tensor());
       });
+  return {results[0], results[1], results[2], results[3]};
+}
+
+Tensors4 train_alone_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                              const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                              std::string_view mode, const OptionalTensor& z,
+                              std::string_view activation, OptionalPolicy policy) {
+  return training_with_gradient(input, weight, bias, eps, mode, z, activation, policy, [&] {
+    return train_alone_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, eps,
+                                       mode, z, activation, policy);
+  });
+}
+
+Tensors4 train_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                        const OptionalTensor& running_mean, const OptionalTensor& running_var,
+                        const OptionalTensor& weight, const OptionalTensor& bias, double momentum,
+                        double eps, std::string_view mode, const OptionalTensor& z,
+                        std::string_view activation, OptionalPolicy policy) {
+  check_no_gradient("running_mean", running_mean);
+  check_no_gradient("running_var", running_var);
+  auto results = training_with_gradient(input, weight, bias, eps, mode, z, activation, policy, [&] {
+    return train_op().redispatch(keys & c10::after_autograd_keyset, input, running_mean,
+                                 running_var, weight, bias, momentum, eps, mode, z, activation,
+                                 policy);
+  });
   // An evaluation that saved them must not take the new ones for its own.
   for (const OptionalTensor* running : {&running_mean, &running_var}) {
     if (has(*running) && !(*running)->is_inference()) {
       torch::autograd::increment_version(**running);
     }
   }
-  return {results[0], results[1], results[2], results[3]};
+  return results;
 }
 
 Tensor infer_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& running_mean,
                       const Tensor& running_var, const OptionalTensor& weight,
                       const OptionalTensor& bias, double eps, std::string_view mode,
                       const OptionalTensor& z, std::string_view activation, OptionalPolicy policy) {
+  check_no_gradient("running_mean", running_mean);
+  check_no_gradient("running_var", running_var);
   return run_with_gradient<BatchNormGradient>(
       {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1,
       [&]() -> std::vector<Tensor> {
@@ -462,7 +520,7 @@ struct BatchNormBackwardGradient {
     ones.resize(saved[1].dim(), 1);
     std::vector<int64_t> over{0};
     for (int64_t i = 2; !per_activation && i < saved[1].dim(); ++i) over.push_back(i);
-    auto dtype = statistic_dtype(saved[1]);
+    auto dtype = compute_dtype(saved[1].scalar_type());
     auto broadcast = [&](const Tensor& t) { return t.to(dtype).reshape_symint(ones); };
     auto formula = [&](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
       Tensor dy = inputs[0].to(dtype), x = inputs[1].to(dtype);
@@ -535,7 +593,7 @@ struct AtenBatchNorm {
     for (const auto& [name, t] : statistics) {
       if (auto reason = refusal_of(keys, name, t)) return reason;
       if (!t.defined() || t.scalar_type() == input.scalar_type() ||
-          t.scalar_type() == statistic_dtype(input)) {
+          t.scalar_type() == compute_dtype(input.scalar_type())) {
         continue;
       }
       return c10::str(name, " is ", t.scalar_type(), " for input of ", input.scalar_type());
@@ -720,9 +778,10 @@ const bool registered = [] {
 
 }  // namespace
 
-#define KERNELS(m)                              \
-  m.impl("_batch_norm_train", TORCH_FN(train)); \
-  m.impl("_batch_norm_infer", TORCH_FN(infer)); \
+#define KERNELS(m)                                          \
+  m.impl("_batch_norm_train", TORCH_FN(train));             \
+  m.impl("_batch_norm_train_alone", TORCH_FN(train_alone)); \
+  m.impl("_batch_norm_infer", TORCH_FN(infer));             \
   m.impl("batch_norm_backward", TORCH_FN(backward))
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
@@ -731,17 +790,25 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("_batch_norm_train", TORCH_FN(train_meta));
+  m.impl("_batch_norm_train_alone", TORCH_FN(train_alone_meta));
   m.impl("_batch_norm_infer", TORCH_FN(infer_meta));
   m.impl("batch_norm_backward", TORCH_FN(backward_meta));
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
   m.impl("_batch_norm_train", TORCH_FN(train_autograd));
+  m.impl("_batch_norm_train_alone", TORCH_FN(train_alone_autograd));
   m.impl("_batch_norm_infer", TORCH_FN(infer_autograd));
   m.impl("batch_norm_backward", TORCH_FN(backward_autograd));
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
+  m.impl("batch_norm", TORCH_FN(forward));
+  m.impl("batch_norm_train", TORCH_FN(forward_with_statistics));
+}
+
+// A schema that may change tensors has no loop over samples: vmap sees what it is made of.
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, FuncTorchBatched, m) {
   m.impl("batch_norm", TORCH_FN(forward));
   m.impl("batch_norm_train", TORCH_FN(forward_with_statistics));
 }

@@ -84,4 +84,18 @@ std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy) {
   return ran == nullptr ? argument_to_save(policy) : ran->coupled_policy;
 }
 
+Tensor or_undefined(const OptionalTensor& t) { return t.value_or(Tensor()); }
+
+OptionalTensor optional_of(const Tensor& t) {
+  return t.defined() ? OptionalTensor(t) : std::nullopt;
+}
+
+Tensor contiguous_or_undefined(const OptionalTensor& t) {
+  return t && t->defined() ? t->contiguous() : Tensor();
+}
+
+c10::ScalarType compute_dtype(c10::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 }  // namespace torch_cudnn_ext

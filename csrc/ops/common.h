@@ -56,4 +56,13 @@ std::optional<std::string> policy_to_save(std::string_view family, OptionalPolic
 // The same for a coupled operator that has just run on this thread: backward runs its algorithm.
 std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy);
 
+// --- tensors that may be absent: nullopt in schemas, undefined in autograd's nodes and in kernels
+
+Tensor or_undefined(const OptionalTensor& t);
+OptionalTensor optional_of(const Tensor& t);
+Tensor contiguous_or_undefined(const OptionalTensor& t);
+
+// What statistics and sums are kept in: float64 for itself, float32 for all others.
+c10::ScalarType compute_dtype(c10::ScalarType dtype);
+
 }  // namespace torch_cudnn_ext

@@ -1,4 +1,4 @@
-// Convolution: argument checks, output, Problem, and what the core must know of the family.
+// Convolution: its kernels, the Problem of a call, and what the core must know of the family.
 #include "ops/convolution.h"
 
 #include <ATen/ATen.h>
@@ -13,108 +13,12 @@ namespace torch_cudnn_ext::convolution {
 
 namespace {
 
-// What the arguments of an operator are called, for its error messages.
-struct Names {
-  const char* op;
-  const char* x;
-  const char* w;
-  const char* y;
-};
 constexpr Names kForwardNames{"convolution", "input", "weight", "output"};
 constexpr Names kTransposedNames{"convolution (transposed)", "output", "weight", "input"};
 constexpr Names kBackwardInputNames{"convolution_backward_input", "input_size", "weight",
                                     "grad_output"};
 constexpr Names kBackwardWeightNames{"convolution_backward_weight", "input", "weight_size",
                                      "grad_output"};
-
-// One call of a primitive in the words of the forward convolution. Of the tensor that is computed,
-// only the sizes are given.
-struct Request {
-  ConvolutionPass pass;
-  const Names& names;
-  const Tensor& first;   // x, or grad_output of the two backward passes
-  const Tensor& second;  // w, or x for bwd_filter
-  c10::IntArrayRef x_sizes, w_sizes;
-  c10::IntArrayRef stride, padding, dilation;
-  int64_t groups;
-  bool flip_kernel;
-  double alpha, beta;
-  OptionalPolicy policy;
-};
-
-void check_tensors(const Request& r) {
-  const Tensor& a = r.first;
-  const Tensor& b = r.second;
-  const char* a_name = r.pass == ConvolutionPass::fwd ? r.names.x : r.names.y;
-  const char* b_name = r.pass == ConvolutionPass::bwd_filter ? r.names.x : r.names.w;
-  TORCH_CHECK_VALUE(a.dim() >= 3 && a.dim() <= 5, "torch_cudnn_ext::", r.names.op, ": ", a_name,
-                    " has sizes ", a.sizes(), ", wanted 3, 4 or 5 dimensions");
-  TORCH_CHECK_VALUE(b.dim() == a.dim(), "torch_cudnn_ext::", r.names.op, ": ", b_name,
-                    " has sizes ", b.sizes(), ", wanted as many dimensions as ", a_name,
-                    ", which has sizes ", a.sizes());
-  check_dtype(r.names.op, a_name, a);
-  TORCH_CHECK_VALUE(b.scalar_type() == a.scalar_type(), "torch_cudnn_ext::", r.names.op, ": ",
-                    b_name, " is ", b.scalar_type(), ", wanted ", a_name, "'s dtype ",
-                    a.scalar_type());
-  TORCH_CHECK_VALUE(b.device() == a.device(), "torch_cudnn_ext::", r.names.op, ": ", b_name,
-                    " is on ", b.device(), ", wanted ", a_name, "'s device ", a.device());
-}
-
-void check_geometry(const Request& r, const Dims& output) {
-  const Names& n = r.names;
-  size_t rank = r.x_sizes.size();
-  auto check_list = [&](const char* name, c10::IntArrayRef values, int64_t least) {
-    TORCH_CHECK_VALUE(values.size() == rank - 2, "torch_cudnn_ext::", n.op, ": ", name, " is ",
-                      values, ", wanted ", rank - 2, " values");
-    for (int64_t value : values) {
-      TORCH_CHECK_VALUE(value >= least, "torch_cudnn_ext::", n.op, ": ", name, " is ", values,
-                        ", wanted at least ", least);
-    }
-  };
-  TORCH_CHECK_VALUE(rank == static_cast<size_t>(r.first.dim()), "torch_cudnn_ext::", n.op, ": ",
-                    n.x, " is ", r.x_sizes, ", wanted ", r.first.dim(), " sizes");
-  TORCH_CHECK_VALUE(r.w_sizes.size() == rank, "torch_cudnn_ext::", n.op, ": ", n.w, " is ",
-                    r.w_sizes, ", wanted ", rank, " sizes");
-  check_list("stride", r.stride, 1);
-  check_list("padding", r.padding, 0);
-  check_list("dilation", r.dilation, 1);
-  TORCH_CHECK_VALUE(r.groups >= 1, "torch_cudnn_ext::", n.op, ": groups is ", r.groups,
-                    ", wanted at least 1");
-  TORCH_CHECK_VALUE(r.w_sizes[1] * r.groups == r.x_sizes[1], "torch_cudnn_ext::", n.op, ": ", n.w,
-                    " has sizes ", r.w_sizes, " and groups is ", r.groups, ", so ", n.x,
-                    " must have ", r.w_sizes[1] * r.groups, " channels, but has sizes ", r.x_sizes);
-  TORCH_CHECK_VALUE(r.w_sizes[0] % r.groups == 0, "torch_cudnn_ext::", n.op, ": ", n.w,
-                    " has sizes ", r.w_sizes, ", wanted a first size that groups=", r.groups,
-                    " divides");
-  for (int i = 2; i < output.size(); ++i) {
-    TORCH_CHECK_VALUE(output[i] >= 1, "torch_cudnn_ext::", n.op, ": ", n.w, " has sizes ",
-                      r.w_sizes, " and dilation is ", r.dilation,
-                      ", which is larger than the padded ", n.x, " of sizes ", r.x_sizes,
-                      " with padding ", r.padding);
-  }
-  if (r.pass != ConvolutionPass::fwd) {
-    TORCH_CHECK_VALUE(r.first.sizes() == c10::IntArrayRef(output), "torch_cudnn_ext::", n.op, ": ",
-                      n.y, " has sizes ", r.first.sizes(), ", wanted ", c10::IntArrayRef(output),
-                      ", the output sizes for ", n.x, " ", r.x_sizes, " and ", n.w, " ", r.w_sizes);
-  }
-}
-
-bool has_zero(c10::IntArrayRef sizes) {
-  for (int64_t size : sizes) {
-    if (size == 0) return true;
-  }
-  return false;
-}
-
-Dims output_sizes(const Request& r) {
-  Dims sizes{r.x_sizes[0], r.w_sizes[0]};
-  for (size_t i = 0; i + 2 < r.x_sizes.size() && i < r.stride.size(); ++i) {
-    int64_t reach = r.dilation[i] * (r.w_sizes[i + 2] - 1) + 1;
-    int64_t room = r.x_sizes[i + 2] + 2 * r.padding[i] - reach;
-    sizes.push_back(room < 0 || r.stride[i] < 1 ? 0 : room / r.stride[i] + 1);
-  }
-  return sizes;
-}
 
 c10::ScalarType compute_type(c10::ScalarType data, std::optional<Compute> wanted) {
   c10::ScalarType otherwise = data == at::kDouble ? at::kDouble : at::kFloat;
@@ -153,21 +57,30 @@ bool tells_layouts_apart(const Dims& sizes) {
   return sizes[1] > 1 && positions > 1;
 }
 
+// The sizes of a call on tensors that have data.
+struct Shapes {
+  explicit Shapes(const Sizes& sizes)
+      : x(C10_AS_INTARRAYREF_SLOW(sizes.x)),
+        w(C10_AS_INTARRAYREF_SLOW(sizes.w)),
+        y(C10_AS_INTARRAYREF_SLOW(sizes.y)) {}
+  Dims x, w, y;
+};
+
 // Canonical by construction: see canonicalise_strides.
-ConvolutionProblem problem_of(const Request& r, bool channels_last, const Dims& output,
+ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes& s,
                               const Policy& policy) {
   ConvolutionProblem p;
   p.pass = r.pass;
   c10::ScalarType dtype = r.first.scalar_type();
-  channels_last = channels_last && (tells_layouts_apart(r.x_sizes) ||
-                                    tells_layouts_apart(r.w_sizes) || tells_layouts_apart(output));
-  p.x = {dtype, r.x_sizes, strides_of(r.x_sizes, channels_last)};
-  p.w = {dtype, r.w_sizes, strides_of(r.w_sizes, channels_last)};
-  p.y = {dtype, output, strides_of(output, channels_last)};
-  p.padding = r.padding;
-  p.stride = r.stride;
-  p.dilation = r.dilation;
-  p.groups = r.groups;
+  channels_last = channels_last && (tells_layouts_apart(s.x) || tells_layouts_apart(s.w) ||
+                                    tells_layouts_apart(s.y));
+  p.x = {dtype, s.x, strides_of(s.x, channels_last)};
+  p.w = {dtype, s.w, strides_of(s.w, channels_last)};
+  p.y = {dtype, s.y, strides_of(s.y, channels_last)};
+  p.padding = C10_AS_INTARRAYREF_SLOW(r.padding);
+  p.stride = C10_AS_INTARRAYREF_SLOW(r.stride);
+  p.dilation = C10_AS_INTARRAYREF_SLOW(r.dilation);
+  p.groups = r.groups.guard_int(__FILE__, __LINE__);
   p.mode = r.flip_kernel ? ConvolutionMode::conv : ConvolutionMode::cross;
   p.compute = compute_type(dtype, policy.compute);
   if (r.beta != 0 || r.alpha != 1) {
@@ -176,18 +89,13 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Dims& 
   return p;
 }
 
-c10::IntArrayRef result_sizes(const Request& r, const Dims& output) {
-  if (r.pass == ConvolutionPass::fwd) return output;
-  return r.pass == ConvolutionPass::bwd_data ? r.x_sizes : r.w_sizes;
-}
-
 // Runs the request. `out`, where defined, is accumulated into and returned; it is in the call's
 // layout.
-Tensor run(const Request& r, const Dims& output, bool channels_last, const Tensor& out) {
+Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tensor& out) {
   Tensor first = in_layout(r.first, channels_last);
   Tensor second = in_layout(r.second, channels_last);
   const ResolvedPolicy& policy = resolve_policy(ConvolutionProblem::kFamily, r.policy);
-  Problem problem = problem_of(r, channels_last, output, policy.policy);
+  Problem problem = problem_of(r, channels_last, Shapes(sizes), policy.policy);
   std::get<ConvolutionProblem>(problem).alignment = alignment_of({&first, &second, &out});
   Bindings bindings;
   bindings.alpha = r.alpha;
@@ -200,238 +108,208 @@ Tensor run(const Request& r, const Dims& output, bool channels_last, const Tenso
   return std::move(bindings[result]);
 }
 
-// An operand without elements: there is nothing to sum.
-Tensor run_empty(const Request& r, c10::IntArrayRef sizes, bool channels_last, const Tensor& z) {
-  Tensor result = at::empty_strided(sizes, strides_of(sizes, channels_last), r.first.options());
-  if (z.defined() && r.beta != 0) return result.copy_(z).mul_(r.beta);
-  return result.zero_();
-}
+// Without a batch or channels there is nothing to sum.
+bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
 
-void check_like(const Request& r, const char* name, const Tensor& t, c10::IntArrayRef sizes) {
-  TORCH_CHECK_VALUE(t.sizes() == sizes, "torch_cudnn_ext::", r.names.op, ": ", name, " has sizes ",
-                    t.sizes(), ", wanted ", sizes);
-  TORCH_CHECK_VALUE(t.scalar_type() == r.first.scalar_type(), "torch_cudnn_ext::", r.names.op, ": ",
-                    name, " is ", t.scalar_type(), ", wanted ", r.first.scalar_type());
-  TORCH_CHECK_VALUE(t.device() == r.first.device(), "torch_cudnn_ext::", r.names.op, ": ", name,
-                    " is on ", t.device(), ", wanted ", r.first.device());
-}
-
-// alpha * op + beta * z, as a new tensor.
-Tensor run_functional(const Request& r, const OptionalTensor& z) {
-  check_tensors(r);
-  Dims output = output_sizes(r);
-  bool empty = has_zero(r.x_sizes) || has_zero(r.w_sizes);
-  if (!empty) check_geometry(r, output);
-  c10::IntArrayRef sizes = result_sizes(r, output);
-  bool channels_last = prefers_channels_last(r.first, r.second);
-  c10::OptionalDeviceGuard guard(r.first.device());
-  TORCH_CHECK_VALUE(z || r.beta == 0, "torch_cudnn_ext::", r.names.op, ": beta is ", r.beta,
-                    " but z is None, wanted a tensor of sizes ", sizes);
-  if (z) check_like(r, "z", *z, sizes);
-  if (empty) return run_empty(r, sizes, channels_last, z.value_or(Tensor()));
-  Tensor out;
-  if (z && r.beta != 0) {
-    out = at::empty_strided(sizes, strides_of(sizes, channels_last), r.first.options()).copy_(*z);
-  }
-  return run(r, output, channels_last, out);
-}
-
-// out = alpha * op + beta * out.
-void run_into(const Request& r, Tensor& out) {
-  check_tensors(r);
-  Dims output = output_sizes(r);
-  bool empty = has_zero(r.x_sizes) || has_zero(r.w_sizes);
-  if (!empty) check_geometry(r, output);
-  c10::IntArrayRef sizes = result_sizes(r, output);
-  check_like(r, "out", out, sizes);
-  bool channels_last = prefers_channels_last(r.first, r.second);
-  c10::OptionalDeviceGuard guard(r.first.device());
-  if (empty) {
-    r.beta == 0 ? out.zero_() : out.mul_(r.beta);
-    return;
-  }
-  bool in_place = !out.is_alias_of(r.first) && !out.is_alias_of(r.second) &&
-                  in_layout(out, channels_last).is_same(out);
-  if (in_place) {
-    run(r, output, channels_last, out);
-  } else {
-    Dims strides = strides_of(sizes, channels_last);
-    Tensor copy = at::empty_strided(sizes, strides, out.options()).copy_(out);
-    out.copy_(run(r, output, channels_last, copy));
-  }
-}
-
-void add_bias(Tensor& result, const OptionalTensor& bias, const char* op) {
-  if (!bias || !bias->defined()) return;
-  TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == result.size(1), "torch_cudnn_ext::", op,
-                    ": bias has sizes ", bias->sizes(), ", wanted [", result.size(1), "]");
-  TORCH_CHECK_VALUE(bias->scalar_type() == result.scalar_type(), "torch_cudnn_ext::", op,
-                    ": bias is ", bias->scalar_type(), ", wanted input's dtype ",
-                    result.scalar_type());
-  TORCH_CHECK_VALUE(bias->device() == result.device(), "torch_cudnn_ext::", op, ": bias is on ",
-                    bias->device(), ", wanted ", result.device());
+void add_bias(Tensor& result, const OptionalTensor& bias) {
+  if (!bias || !bias->defined() || result.numel() == 0) return;
   Dims shape(static_cast<int>(result.dim()), 1);
   shape[1] = bias->size(0);
   result.add_(bias->view(shape));
 }
 
-// The x of the convolution whose backward-data pass a transposed convolution is.
-Dims transposed_sizes(const Tensor& input, const Tensor& weight, c10::IntArrayRef stride,
-                      c10::IntArrayRef padding, c10::IntArrayRef dilation,
-                      c10::IntArrayRef output_padding, int64_t groups) {
-  const char* op = kTransposedNames.op;
-  TORCH_CHECK_VALUE(input.dim() >= 3 && input.dim() <= 5 && weight.dim() == input.dim(),
-                    "torch_cudnn_ext::", op, ": input has sizes ", input.sizes(),
-                    " and weight has sizes ", weight.sizes(),
-                    ", wanted 3, 4 or 5 dimensions, the same number in both");
-  size_t spatial = input.dim() - 2;
-  TORCH_CHECK_VALUE(stride.size() == spatial && padding.size() == spatial &&
-                        dilation.size() == spatial && output_padding.size() == spatial,
-                    "torch_cudnn_ext::", op, ": stride is ", stride, ", padding is ", padding,
-                    ", dilation is ", dilation, ", output_padding is ", output_padding, ", wanted ",
-                    spatial, " values in each");
-  Dims sizes{input.size(0), weight.size(1) * groups};
-  for (size_t i = 0; i < spatial; ++i) {
-    int64_t limit = std::max(stride[i], dilation[i]);
-    TORCH_CHECK_VALUE(output_padding[i] >= 0 && output_padding[i] < limit, "torch_cudnn_ext::", op,
-                      ": output_padding is ", output_padding,
-                      ", wanted at least 0 and less than stride ", stride, " or dilation ",
-                      dilation);
-    sizes.push_back((input.size(static_cast<int64_t>(i) + 2) - 1) * stride[i] - 2 * padding[i] +
-                    dilation[i] * (weight.size(static_cast<int64_t>(i) + 2) - 1) +
-                    output_padding[i] + 1);
-    TORCH_CHECK_VALUE(sizes[static_cast<int>(i) + 2] >= 1 || input.numel() == 0,
-                      "torch_cudnn_ext::", op, ": the output would have the size ",
-                      sizes[static_cast<int>(i) + 2], " for input ", input.sizes(), ", weight ",
-                      weight.sizes(), " and padding ", padding);
+// alpha * op + beta * z + bias, as a new tensor; of meta tensors, its shape and layout.
+Tensor run_functional(const Request& r, const OptionalTensor& bias, const OptionalTensor& z) {
+  Sizes sizes = checked_sizes(r, bias);
+  const SymSizes& result_sizes = sizes.of(result_role(r.pass));
+  TORCH_CHECK_VALUE(z || r.beta == 0, "torch_cudnn_ext::", r.names.op, ": beta is ", r.beta,
+                    " but z is None, wanted a tensor of sizes ", SymIntArrayRef(result_sizes));
+  if (z) check_like(r, "z", *z, result_sizes);
+  bool channels_last = prefers_channels_last(r, sizes);
+  if (r.first.is_meta()) return empty_result(result_sizes, channels_last, r.first);
+  c10::OptionalDeviceGuard guard(r.first.device());
+  bool adds = z && r.beta != 0;
+  bool empty = is_empty(sizes);
+  Tensor result;
+  if (adds || empty) {
+    Dims shape = C10_AS_INTARRAYREF_SLOW(result_sizes);
+    result = at::empty_strided(shape, strides_of(shape, channels_last), r.first.options());
+    if (adds) result.copy_(*z);
   }
-  return sizes;
+  if (empty) {
+    adds ? result.mul_(r.beta) : result.zero_();
+  } else {
+    result = run(r, sizes, channels_last, result);
+  }
+  add_bias(result, bias);
+  return result;
+}
+
+// out = alpha * op + beta * out + bias.
+void run_into(const Request& r, const OptionalTensor& bias, Tensor& out) {
+  Sizes sizes = checked_sizes(r, bias);
+  check_like(r, "out", out, sizes.of(result_role(r.pass)));
+  if (r.first.is_meta()) return;
+  bool channels_last = prefers_channels_last(r, sizes);
+  c10::OptionalDeviceGuard guard(r.first.device());
+  bool in_place = !out.is_alias_of(r.first) && !out.is_alias_of(r.second) &&
+                  in_layout(out, channels_last).is_same(out);
+  if (is_empty(sizes)) {
+    r.beta == 0 ? out.zero_() : out.mul_(r.beta);
+  } else if (in_place) {
+    run(r, sizes, channels_last, out);
+  } else {
+    Dims strides = strides_of(out.sizes(), channels_last);
+    Tensor copy = at::empty_strided(out.sizes(), strides, out.options()).copy_(out);
+    out.copy_(run(r, sizes, channels_last, copy));
+  }
+  add_bias(out, bias);
 }
 
 }  // namespace
-
-// Of a tensor over one dimension of space, what PyTorch finds for the same tensor as a plane of
-// height 1.
-static bool is_channels_last(const Tensor& t) {
-  if (t.dim() == 4) return t.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-  if (t.dim() == 5) return t.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
-  if (t.is_contiguous()) return false;
-  return t.unsqueeze(2).suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-}
-
-bool prefers_channels_last(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() != at::kDouble && (is_channels_last(a) || is_channels_last(b));
-}
-
-#define LISTS                                                     \
-  c10::IntArrayRef strides = C10_AS_INTARRAYREF_SLOW(stride);     \
-  c10::IntArrayRef pads = C10_AS_INTARRAYREF_SLOW(padding);       \
-  c10::IntArrayRef dilations = C10_AS_INTARRAYREF_SLOW(dilation); \
-  int64_t group_count = groups.guard_int(__FILE__, __LINE__)
 
 Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                bool transposed, SymIntArrayRef output_padding, SymInt groups,
                const OptionalTensor& z, double alpha, double beta, bool flip_kernel,
                OptionalPolicy policy) {
-  LISTS;
-  Tensor result;
-  if (transposed) {
-    Dims x_sizes = transposed_sizes(input, weight, strides, pads, dilations,
-                                    C10_AS_INTARRAYREF_SLOW(output_padding), group_count);
-    result = run_functional(
-        {ConvolutionPass::bwd_data, kTransposedNames, input, weight, x_sizes, weight.sizes(),
-         strides, pads, dilations, group_count, flip_kernel, alpha, beta, policy},
-        z);
-  } else {
-    result = run_functional(
-        {ConvolutionPass::fwd, kForwardNames, input, weight, input.sizes(), weight.sizes(), strides,
-         pads, dilations, group_count, flip_kernel, alpha, beta, policy},
-        z);
+  if (!transposed) {
+    return run_functional({ConvolutionPass::fwd,
+                           kForwardNames,
+                           input,
+                           weight,
+                           {},
+                           stride,
+                           padding,
+                           dilation,
+                           groups,
+                           flip_kernel,
+                           alpha,
+                           beta,
+                           policy},
+                          bias, z);
   }
-  add_bias(result, bias, "convolution");
-  return result;
+  if (auto same = without_surplus(input, stride, dilation, output_padding)) {
+    return forward(same->input, weight, bias, stride, padding, dilation, true, same->output_padding,
+                   groups, z, alpha, beta, flip_kernel, policy);
+  }
+  return run_functional({ConvolutionPass::bwd_data,
+                         kTransposedNames,
+                         input,
+                         weight,
+                         {},
+                         stride,
+                         padding,
+                         dilation,
+                         groups,
+                         flip_kernel,
+                         alpha,
+                         beta,
+                         policy,
+                         output_padding},
+                        bias, z);
 }
 
 Tensor backward_input(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
                       SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                       SymInt groups, const OptionalTensor& z, double alpha, double beta,
                       bool flip_kernel, OptionalPolicy policy) {
-  LISTS;
-  return run_functional({ConvolutionPass::bwd_data, kBackwardInputNames, grad_output, weight,
-                         C10_AS_INTARRAYREF_SLOW(input_size), weight.sizes(), strides, pads,
-                         dilations, group_count, flip_kernel, alpha, beta, policy},
-                        z);
+  return run_functional(
+      {ConvolutionPass::bwd_data, kBackwardInputNames, grad_output, weight, input_size, stride,
+       padding, dilation, groups, flip_kernel, alpha, beta, policy},
+      {}, z);
 }
 
 Tensor backward_weight(const Tensor& grad_output, const Tensor& input, SymIntArrayRef weight_size,
                        SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                        SymInt groups, const OptionalTensor& z, double alpha, double beta,
                        bool flip_kernel, OptionalPolicy policy) {
-  LISTS;
-  return run_functional({ConvolutionPass::bwd_filter, kBackwardWeightNames, grad_output, input,
-                         input.sizes(), C10_AS_INTARRAYREF_SLOW(weight_size), strides, pads,
-                         dilations, group_count, flip_kernel, alpha, beta, policy},
-                        z);
+  return run_functional(
+      {ConvolutionPass::bwd_filter, kBackwardWeightNames, grad_output, input, weight_size, stride,
+       padding, dilation, groups, flip_kernel, alpha, beta, policy},
+      {}, z);
 }
 
 void forward_out(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                  SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                  bool transposed, SymIntArrayRef output_padding, SymInt groups, Tensor& out,
                  double alpha, double beta, bool flip_kernel, OptionalPolicy policy) {
-  LISTS;
-  if (transposed) {
-    Dims x_sizes = transposed_sizes(input, weight, strides, pads, dilations,
-                                    C10_AS_INTARRAYREF_SLOW(output_padding), group_count);
-    run_into({ConvolutionPass::bwd_data, kTransposedNames, input, weight, x_sizes, weight.sizes(),
-              strides, pads, dilations, group_count, flip_kernel, alpha, beta, policy},
-             out);
-  } else {
-    run_into({ConvolutionPass::fwd, kForwardNames, input, weight, input.sizes(), weight.sizes(),
-              strides, pads, dilations, group_count, flip_kernel, alpha, beta, policy},
-             out);
+  if (!transposed) {
+    return run_into({ConvolutionPass::fwd,
+                     kForwardNames,
+                     input,
+                     weight,
+                     {},
+                     stride,
+                     padding,
+                     dilation,
+                     groups,
+                     flip_kernel,
+                     alpha,
+                     beta,
+                     policy},
+                    bias, out);
   }
-  add_bias(out, bias, "convolution_out");
+  if (auto same = without_surplus(input, stride, dilation, output_padding)) {
+    return forward_out(same->input, weight, bias, stride, padding, dilation, true,
+                       same->output_padding, groups, out, alpha, beta, flip_kernel, policy);
+  }
+  run_into({ConvolutionPass::bwd_data,
+            kTransposedNames,
+            input,
+            weight,
+            {},
+            stride,
+            padding,
+            dilation,
+            groups,
+            flip_kernel,
+            alpha,
+            beta,
+            policy,
+            output_padding},
+           bias, out);
 }
 
 void backward_input_out(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                         SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
                         OptionalPolicy policy) {
-  LISTS;
-  run_into({ConvolutionPass::bwd_data, kBackwardInputNames, grad_output, weight,
-            C10_AS_INTARRAYREF_SLOW(input_size), weight.sizes(), strides, pads, dilations,
-            group_count, flip_kernel, alpha, beta, policy},
-           out);
+  run_into({ConvolutionPass::bwd_data, kBackwardInputNames, grad_output, weight, input_size, stride,
+            padding, dilation, groups, flip_kernel, alpha, beta, policy},
+           {}, out);
 }
 
 void backward_weight_out(const Tensor& grad_output, const Tensor& input, SymIntArrayRef weight_size,
                          SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                          SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
                          OptionalPolicy policy) {
-  LISTS;
-  run_into({ConvolutionPass::bwd_filter, kBackwardWeightNames, grad_output, input, input.sizes(),
-            C10_AS_INTARRAYREF_SLOW(weight_size), strides, pads, dilations, group_count,
-            flip_kernel, alpha, beta, policy},
-           out);
+  run_into({ConvolutionPass::bwd_filter, kBackwardWeightNames, grad_output, input, weight_size,
+            stride, padding, dilation, groups, flip_kernel, alpha, beta, policy},
+           {}, out);
 }
-#undef LISTS
 
 ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Tensor& w,
                                 c10::IntArrayRef stride, c10::IntArrayRef padding,
                                 c10::IntArrayRef dilation, int64_t groups, OptionalPolicy policy) {
-  Request r{pass,    kForwardNames, x,      w,     x.sizes(), w.sizes(), stride,
-            padding, dilation,      groups, false, 1,         0,         policy};
-  check_tensors(r);
-  Dims output = output_sizes(r);
-  r.pass = ConvolutionPass::fwd;  // y is not at hand to be checked
-  check_geometry(r, output);
+  SymInt group_count = groups;
+  Request r{ConvolutionPass::fwd,
+            kForwardNames,
+            x,
+            w,
+            {},
+            c10::fromIntArrayRefSlow(stride),
+            c10::fromIntArrayRefSlow(padding),
+            c10::fromIntArrayRefSlow(dilation),
+            group_count};
+  Sizes sizes = checked_sizes(r, {});
+  bool channels_last = prefers_channels_last(r, sizes);
   r.pass = pass;
   const ResolvedPolicy& resolved = resolve_policy(ConvolutionProblem::kFamily, policy);
-  return problem_of(r, prefers_channels_last(x, w), output, resolved.policy);
+  return problem_of(r, channels_last, Shapes(sizes), resolved.policy);
 }
 
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) {
+static void register_kernels(torch::Library& m) {
   m.impl("convolution", TORCH_FN(forward));
   m.impl("convolution_backward_input", TORCH_FN(backward_input));
   m.impl("convolution_backward_weight", TORCH_FN(backward_weight));
@@ -439,15 +317,9 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) {
   m.impl("convolution_backward_input_out", TORCH_FN(backward_input_out));
   m.impl("convolution_backward_weight_out", TORCH_FN(backward_weight_out));
 }
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) {
-  m.impl("convolution", TORCH_FN(forward));
-  m.impl("convolution_backward_input", TORCH_FN(backward_input));
-  m.impl("convolution_backward_weight", TORCH_FN(backward_weight));
-  m.impl("convolution_out", TORCH_FN(forward_out));
-  m.impl("convolution_backward_input_out", TORCH_FN(backward_input_out));
-  m.impl("convolution_backward_weight_out", TORCH_FN(backward_weight_out));
-}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) { register_kernels(m); }
 
 namespace {
 

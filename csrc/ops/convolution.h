@@ -5,7 +5,7 @@
 
 namespace torch_cudnn_ext::convolution {
 
-// The kernels of CPU and CUDA tensors, and of meta tensors (convolution.cpp, convolution_meta.cpp).
+// The kernels of CPU, CUDA and meta tensors (convolution.cpp).
 Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                bool transposed, SymIntArrayRef output_padding, SymInt groups,
@@ -32,9 +32,56 @@ void backward_weight_out(const Tensor& grad_output, const Tensor& input, SymIntA
                          SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
                          OptionalPolicy policy);
 
-// Whether the result is channels_last, as PyTorch decides it: when either operand is, float64
-// never.
-bool prefers_channels_last(const Tensor& a, const Tensor& b);
+// What the arguments of an operator are called, for its error messages.
+struct Names {
+  const char* op;
+  const char* x;
+  const char* w;
+  const char* y;
+};
+
+// One call of a primitive in the words of the forward convolution.
+struct Request {
+  ConvolutionPass pass;
+  const Names& names;
+  const Tensor& first;    // x, or grad_output of the two backward passes
+  const Tensor& second;   // w, or x for bwd_filter
+  SymIntArrayRef result;  // the sizes that the two backward passes are asked for
+  SymIntArrayRef stride, padding, dilation;
+  const SymInt& groups;
+  bool flip_kernel = false;
+  double alpha = 1, beta = 0;
+  OptionalPolicy policy = std::nullopt;
+  // Of a transposed convolution, which is a bwd_data that finds the sizes of its result.
+  std::optional<SymIntArrayRef> output_padding = std::nullopt;
+};
+
+using SymSizes = c10::SmallVector<SymInt, 5>;
+struct Sizes {
+  SymSizes x, w, y;
+  const SymSizes& of(Role role) const { return role == Role::x ? x : role == Role::w ? w : y; }
+};
+
+// What a call is before there are data (convolution_meta.cpp), the same for all kernels:
+// its sizes; raises where there is no such convolution,
+Sizes checked_sizes(const Request& r, const OptionalTensor& bias);
+// raises unless z or out is fit for the result,
+void check_like(const Request& r, const char* name, const Tensor& t, SymIntArrayRef sizes);
+// whether the result is channels_last, which PyTorch decides; float64 never is,
+bool prefers_channels_last(const Request& r, const Sizes& sizes);
+// and a tensor of that layout.
+Tensor empty_result(SymIntArrayRef sizes, bool channels_last, const Tensor& like);
+
+// The same transposed convolution with less output_padding than stride: as many strides as
+// output_padding has, as it may where dilation is larger still, are zeros behind the input.
+// Nullopt where it is so already, or where arguments are not valid.
+struct WithoutSurplus {
+  Tensor input;
+  SymSizes output_padding;
+};
+std::optional<WithoutSurplus> without_surplus(const Tensor& input, SymIntArrayRef stride,
+                                              SymIntArrayRef dilation,
+                                              SymIntArrayRef output_padding);
 
 // The problem that a call on these forward-convolution tensors poses; of the output of the pass
 // only sizes matter. Arguments are checked as a call checks them.

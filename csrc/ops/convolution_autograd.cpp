@@ -130,7 +130,12 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
           break;
       }
     }
-    if (task_should_compute_output(2)) result[2] = bias_gradient(grad);
+    if (task_should_compute_output(2)) {
+      result[2] = bias_gradient(grad);
+      // Without channels of x there are none of y, yet as many in the bias as in w.
+      bool none = pass == ConvolutionPass::fwd && a_sizes[1] == 0;
+      if (none) result[2] = at::constant_pad_nd_symint(result[2], {0, b_sizes[0]}, 0);
+    }
     if (task_should_compute_output(3)) result[3] = grad.mul(beta);
     return result;
   }
@@ -182,7 +187,7 @@ Tensor tangent_of_result(ConvolutionPass pass, const Tensor& a, const Tensor& b,
     tangent = plus(tangent, bilinear(pass, primal_of(a), tangent_of(b), result_sizes, g));
   }
   if (z && isFwGradDefined(*z)) tangent = plus(tangent, tangent_of(*z).mul(beta));
-  if (bias && isFwGradDefined(*bias)) {
+  if (bias && isFwGradDefined(*bias) && result_sizes[1] != 0) {
     c10::SmallVector<SymInt, 5> shape(result_sizes.size(), 1);
     shape[1] = bias->sym_size(0);
     tangent = plus(tangent, tangent_of(*bias).view_symint(shape).expand_symint(result_sizes));
@@ -236,6 +241,12 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Ten
                         SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
                         SymInt groups, const OptionalTensor& z, double alpha, double beta,
                         bool flip_kernel, OptionalPolicy policy) {
+  if (transposed) {
+    if (auto same = without_surplus(input, stride, dilation, output_padding)) {
+      return forward_autograd(keys, same->input, weight, bias, stride, padding, dilation, true,
+                              same->output_padding, groups, z, alpha, beta, flip_kernel, policy);
+    }
+  }
   Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
   ConvolutionPass pass = transposed ? ConvolutionPass::bwd_data : ConvolutionPass::fwd;
   return with_autograd(pass, input, weight, bias, z, beta, g, [&] {
@@ -416,9 +427,9 @@ struct AtenConvolution {
   }
 };
 
-const RegisterOverride<
-    AtenConvolution, Tensor(const Tensor&, const Tensor&, const OptionalTensor&, SymIntArrayRef,
-                            SymIntArrayRef, SymIntArrayRef, bool, SymIntArrayRef, SymInt)>
+const RegisterOverride<AtenConvolution,
+                       Tensor(const Tensor&, const Tensor&, const OptionalTensor&, SymIntArrayRef,
+                              SymIntArrayRef, SymIntArrayRef, bool, SymIntArrayRef, SymInt)>
     overridden("convolution");
 
 }  // namespace

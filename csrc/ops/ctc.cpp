@@ -111,7 +111,7 @@ std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
                                             padded ? targets.size(1) : targets.size(0));
   if (!padded) {
     int64_t total = b[Role::target_lengths].sum().item<int64_t>();
-    TORCH_CHECK_VALUE(total <= targets.size(0), kOp, ": targets has ", targets.size(0),
+    TORCH_CHECK_VALUE(total == targets.size(0), kOp, ": targets has ", targets.size(0),
                       " elements, wanted the sum of target_lengths, ", total);
   }
   b[Role::x] = log_probs.contiguous();
@@ -165,20 +165,8 @@ std::tuple<Tensor, Tensor> forward_with_gradient_meta(const Tensor& log_probs,
 
 // --- gradients
 
-// PyTorch's has none either.
-struct CtcBackwardGradient {
-  static constexpr const char* kName = "TorchCudnnExtCtcLossBackwardBackward";
-  static constexpr size_t kInputs = 2;  // grad_losses, log_probs
-
-  template <class F>
-  void attributes(F&&) {}
-  variable_list apply(const variable_list&, const std::vector<Tensor>&, const std::vector<bool>&) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, "the derivative of torch_cudnn_ext::ctc_loss's gradient is not implemented");
-  }
-};
-
-// The forward has computed the gradient already.
+// The forward has computed the gradient already: a second result, whose own derivative there is
+// not, in PyTorch neither.
 struct CtcGradient {
   static constexpr const char* kName = "TorchCudnnExtCtcLossBackward";
   static constexpr size_t kInputs = 1;
@@ -188,36 +176,47 @@ struct CtcGradient {
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
     if (!needed[0]) return {Tensor()};
-    const Tensor &gradient = saved[0], &log_probs = saved[1];
-    return run_with_gradient<CtcBackwardGradient>(
-        {grads[0], log_probs}, 1,
-        [&]() -> std::vector<Tensor> { return {gradient * grads[0].unsqueeze(0).unsqueeze(2)}; },
-        [](auto&, const std::vector<Tensor>&) {});
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !grads[1].defined(),
+        "the derivative of torch_cudnn_ext::ctc_loss's gradient is not implemented");
+    return {saved[0] * grads[0].unsqueeze(0).unsqueeze(2)};
   }
 };
+
+// An operator of its own to autograd too: where transforms are nested, ctc_loss calls it at the
+// inner level, and the outer one sees nothing else.
+std::tuple<Tensor, Tensor> forward_with_gradient_autograd(
+    c10::DispatchKeySet keys, const Tensor& log_probs, const Tensor& targets,
+    const Tensor& input_lengths, const Tensor& target_lengths, int64_t blank, bool zero_infinity,
+    OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward_with_gradient)>("torch_cudnn_ext::_ctc_loss");
+  auto results = run_with_gradient<CtcGradient>(
+      {log_probs}, 2,
+      [&]() -> std::vector<Tensor> {
+        auto [losses, gradient] =
+            op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
+                          target_lengths, blank, zero_infinity, policy);
+        return {losses, gradient};
+      },
+      [](auto& node, const std::vector<Tensor>& results) { save_result(node, results[1]); });
+  return {results[0], results[1]};
+}
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& log_probs, const Tensor& targets,
                         const Tensor& input_lengths, const Tensor& target_lengths, int64_t blank,
                         bool zero_infinity, OptionalPolicy policy) {
   static auto op = find_op<decltype(forward)>("torch_cudnn_ext::ctc_loss");
-  static auto gradient_op = find_op<decltype(forward_with_gradient)>("torch_cudnn_ext::_ctc_loss");
-  bool wanted = at::GradMode::is_enabled() && log_probs.requires_grad();
+  if (at::GradMode::is_enabled() && log_probs.requires_grad()) {
+    return std::get<0>(forward_with_gradient_autograd(
+        keys, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, policy));
+  }
   return run_with_gradient<CtcGradient>(
       {log_probs}, 1,
       [&]() -> std::vector<Tensor> {
-        auto below = keys & c10::after_autograd_keyset;
-        if (!wanted) {
-          return {op.redispatch(below, log_probs, targets, input_lengths, target_lengths, blank,
-                                zero_infinity, policy)};
-        }
-        auto [losses, gradient] = gradient_op.redispatch(
-            below, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, policy);
-        return {losses, gradient};
+        return {op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
+                              target_lengths, blank, zero_infinity, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
-        save_input(node, results[1]);
-        save_input(node, log_probs);
-      })[0];
+      [](auto&, const std::vector<Tensor>&) {})[0];
 }
 
 template <c10::DeviceType device>
@@ -354,7 +353,10 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("_ctc_loss", TORCH_FN(forward_with_gradient_meta));
 }
 
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) { m.impl("ctc_loss", TORCH_FN(forward_autograd)); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
+  m.impl("ctc_loss", TORCH_FN(forward_autograd));
+  m.impl("_ctc_loss", TORCH_FN(forward_with_gradient_autograd));
+}
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
   m.impl("ctc_loss", TORCH_FN(forward_autocast<c10::kCPU>));

@@ -1,5 +1,7 @@
 // Dropout: argument checks, Problem, gradients, and what the core must know of it.
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -60,9 +62,12 @@ std::tuple<Tensor, Tensor> run_forward(const Tensor& input, double p, bool train
                                        OptionalPolicy policy) {
   check_arguments("dropout", "input", input, p);
   c10::OptionalDeviceGuard guard(input.device());
-  Tensor output = at::empty_like(input);
   Tensor reserve = at::empty({0}, input.options().dtype(at::kByte));
-  if (input.numel() == 0) return {output, reserve};
+  if (input.numel() == 0) {  // which counts as dense, whatever gaps its strides have
+    auto strides = at::infer_dense_strides(input.sizes(), input.strides());
+    return {at::empty_strided(input.sizes(), strides, input.options()), reserve};
+  }
+  Tensor output = at::empty_like(input);
   Bindings bindings;
   bindings[Role::x] =
       flat(input.strides() == output.strides() ? input : at::empty_like(output).copy_(input));
@@ -115,6 +120,14 @@ Tensor backward_meta(const Tensor& grad_output, const Tensor&, double p, SymIntA
 
 // --- gradients: backward multiplies by what forward multiplied by, and is its own gradient
 
+const auto& forward_op() {
+  static auto op = find_op<decltype(forward)>("torch_cudnn_ext::dropout");
+  return op;
+}
+const auto& train_op() {
+  static auto op = find_op<decltype(forward_train)>("torch_cudnn_ext::_dropout");
+  return op;
+}
 const auto& backward_op() {
   static auto op = find_op<decltype(backward)>("torch_cudnn_ext::dropout_backward");
   return op;
@@ -142,17 +155,15 @@ struct DropoutGradient {
   }
 };
 
-Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
-                        OptionalPolicy policy) {
-  static auto op = find_op<decltype(forward)>("torch_cudnn_ext::dropout");
-  static auto train_op = find_op<decltype(forward_train)>("torch_cudnn_ext::_dropout");
-  bool train = at::GradMode::is_enabled() && input.requires_grad();
-  return run_with_gradient<DropoutGradient<true>>(
+// An operator of its own to autograd too: where transforms are nested, dropout calls it at the
+// inner level, and the outer one sees nothing else.
+std::tuple<Tensor, Tensor> forward_train_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                                                  double p, OptionalPolicy policy) {
+  auto results = run_with_gradient<DropoutGradient<true>>(
       {input}, 1,
       [&]() -> std::vector<Tensor> {
-        auto below = keys & c10::after_autograd_keyset;
-        if (!train) return {op.redispatch(below, input, p, policy)};
-        auto [output, reserve] = train_op.redispatch(below, input, p, policy);
+        auto [output, reserve] =
+            train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy);
         return {output, reserve};
       },
       [&](auto& node, const std::vector<Tensor>& results) {
@@ -160,7 +171,21 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
         node.gradient.stride = results[0].sym_strides().vec();
         node.gradient.policy = coupled_policy_to_save(policy);
         save_input(node, results[1]);
-      })[0];
+      });
+  return {results[0], results[1]};
+}
+
+Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
+                        OptionalPolicy policy) {
+  if (at::GradMode::is_enabled() && input.requires_grad()) {
+    return std::get<0>(forward_train_autograd(keys, input, p, policy));
+  }
+  return run_with_gradient<DropoutGradient<true>>(
+      {input}, 1,
+      [&]() -> std::vector<Tensor> {
+        return {forward_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy)};
+      },
+      [](auto&, const std::vector<Tensor>&) {})[0];
 }
 
 Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& reserve,
@@ -177,6 +202,46 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, co
         node.gradient.policy = policy_to_save(DropoutProblem::kFamily, policy);
         save_input(node, reserve);
       })[0];
+}
+
+// --- vmap
+
+int64_t level_of(const Tensor& t) {
+  auto* batched = at::functorch::maybeGetBatchedImpl(t);
+  return batched == nullptr ? 0 : batched->level();
+}
+
+// Zero as a random number where vmap gives each sample numbers of its own; undefined where all
+// share them. It is PyTorch's own random operator that says so, or raises; of no elements, so that
+// no generator moves.
+Tensor zero_of_each_sample(const Tensor& input) {
+  auto random_zero = [&] { return at::rand({0}, input.options()).sum(); };
+  Tensor zero = random_zero();
+  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
+  return level_of(zero) > level_of(random_zero()) ? zero : Tensor();
+}
+
+// Samples that vmap's loop gives a mask each, also where they were one; contiguous, as the results
+// that it stacks.
+Tensor samples_of(const Tensor& input, const Tensor& zero) { return (input + zero).contiguous(); }
+
+// Dropout of it is a mask for all samples.
+Tensor ones_of(const Tensor& input) { return at::ones_symint(input.sym_sizes(), input.options()); }
+
+Tensor forward_vmap(const Tensor& input, double p, OptionalPolicy policy) {
+  Tensor zero = zero_of_each_sample(input);
+  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
+  if (zero.defined()) return forward_op().call(samples_of(input, zero), p, policy);
+  return input * forward_op().call(ones_of(input), p, policy);
+}
+
+std::tuple<Tensor, Tensor> forward_train_vmap(const Tensor& input, double p,
+                                              OptionalPolicy policy) {
+  Tensor zero = zero_of_each_sample(input);
+  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
+  if (zero.defined()) return train_op().call(samples_of(input, zero), p, policy);
+  auto [mask, reserve] = train_op().call(ones_of(input), p, policy);
+  return {(input * mask).contiguous(), reserve};  // in the reserve's order of elements
 }
 
 // --- what the core must know
@@ -296,7 +361,13 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
   m.impl("dropout", TORCH_FN(forward_autograd));
+  m.impl("_dropout", TORCH_FN(forward_train_autograd));
   m.impl("dropout_backward", TORCH_FN(backward_autograd));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, FuncTorchVmapMode, m) {
+  m.impl("dropout", TORCH_FN(forward_vmap));
+  m.impl("_dropout", TORCH_FN(forward_train_vmap));
 }
 
 }  // namespace dropout

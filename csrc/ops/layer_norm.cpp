@@ -65,9 +65,7 @@ constexpr Word<LayerNormKind> kKinds[] = {{LayerNormKind::layer, "layer"},
 
 LayerNormKind kind_of(std::string_view text) { return word_value(kKinds, "norm: kind", text); }
 
-at::ScalarType compute_dtype(at::ScalarType dtype) {
-  return dtype == at::kDouble ? at::kDouble : at::kFloat;
-}
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 
 void check_parameter(const char* op, const char* name, const OptionalTensor& t,
                      const Tensor& input) {
@@ -175,15 +173,13 @@ LayerNormProblem make_problem(LayerNormPass pass, LayerNormKind kind, const Tens
   return p;
 }
 
-Tensor contiguous_or_undefined(const OptionalTensor& t) {
-  return t && t->defined() ? t->contiguous() : Tensor();
-}
+// A result that there is not.
+Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
 
 // y, and with `statistics` the mean (not of rms) and the inverse standard deviation, flat.
-std::vector<Tensor> normalize(const Tensor& input, const OptionalTensor& weight,
-                              const OptionalTensor& bias, std::string_view kind_text,
-                              int64_t groups, double epsilon, bool statistics,
-                              OptionalPolicy policy) {
+Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                   std::string_view kind_text, int64_t groups, double epsilon, bool statistics,
+                   OptionalPolicy policy) {
   LayerNormKind kind = kind_of(kind_text);
   check_arguments(kind, input, weight, bias);
   c10::OptionalDeviceGuard guard(input.device());
@@ -194,7 +190,7 @@ std::vector<Tensor> normalize(const Tensor& input, const OptionalTensor& weight,
   p.stats = statistics;
   Bindings bindings;
   if (input.numel() == 0) {
-    bindings[Role::y] = at::empty_like(x);
+    bindings[Role::y] = at::empty(x.sizes(), x.options());
     auto options = x.options().dtype(compute_dtype(x.scalar_type()));
     bindings[Role::mean] = at::zeros({p.view().count()}, options);
     bindings[Role::invstd] = at::zeros({p.view().count()}, options);
@@ -207,33 +203,30 @@ std::vector<Tensor> normalize(const Tensor& input, const OptionalTensor& weight,
     p.alignment = alignment_of({&x, &w, &b});
     execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
   }
-  std::vector<Tensor> results{bindings[Role::y].contiguous()};
-  if (statistics && p.has_mean()) results.push_back(bindings[Role::mean]);
-  if (statistics) results.push_back(bindings[Role::invstd]);
-  return results;
+  return {bindings[Role::y].contiguous(),
+          statistics && p.has_mean() ? bindings[Role::mean] : nothing(input),
+          statistics ? bindings[Role::invstd] : nothing(input)};
 }
 
-std::vector<Tensor> normalize_meta(const Tensor& input, const OptionalTensor& weight,
-                                   const OptionalTensor& bias, std::string_view kind_text,
-                                   int64_t groups, double, bool statistics, OptionalPolicy) {
+Tensors3 normalize_meta(const Tensor& input, const OptionalTensor& weight,
+                        const OptionalTensor& bias, std::string_view kind_text, int64_t groups,
+                        double, bool statistics, OptionalPolicy) {
   LayerNormKind kind = kind_of(kind_text);
   check_arguments(kind, input, weight, bias);
-  std::vector<Tensor> results{at::empty_symint(input.sym_sizes(), input.options())};
   View v = view_of(kind, input, groups);
   auto options = input.options().dtype(compute_dtype(input.scalar_type()));
-  int64_t count = !statistics ? 0 : kind == LayerNormKind::rms ? 1 : 2;
-  for (int64_t i = 0; i < count; ++i) {
-    results.push_back(at::empty_symint({v.batch * v.groups}, options));
-  }
-  return results;
+  auto flat = [&](bool is_there) {
+    return is_there ? at::empty_symint({v.batch * v.groups}, options) : nothing(input);
+  };
+  return {at::empty_symint(input.sym_sizes(), input.options()),
+          flat(statistics && kind != LayerNormKind::rms), flat(statistics)};
 }
 
-// dx, then dw where there is a weight, then dbias where asked for.
-std::vector<Tensor> normalize_backward(const Tensor& grad_output, const Tensor& input,
-                                       const OptionalTensor& weight, const OptionalTensor& mean,
-                                       const Tensor& invstd, std::string_view kind_text,
-                                       int64_t groups, bool has_bias, double epsilon,
-                                       OptionalPolicy policy) {
+// dx, dw where there is a weight, dbias where asked for.
+Tensors3 normalize_backward(const Tensor& grad_output, const Tensor& input,
+                            const OptionalTensor& weight, const Tensor& mean, const Tensor& invstd,
+                            std::string_view kind_text, int64_t groups, bool has_bias,
+                            double epsilon, OptionalPolicy policy) {
   LayerNormKind kind = kind_of(kind_text);
   check_same("normalize_backward", "grad_output", grad_output, "input", input);
   c10::OptionalDeviceGuard guard(input.device());
@@ -244,7 +237,7 @@ std::vector<Tensor> normalize_backward(const Tensor& grad_output, const Tensor& 
   if (has_bias) p.bias = p.w.value_or(p.x.dtype);
   Bindings bindings;
   if (input.numel() == 0) {
-    bindings[Role::dx] = at::empty_like(x);
+    bindings[Role::dx] = at::empty(x.sizes(), x.options());
     auto options = w.defined() ? w.options() : x.options();
     bindings[Role::dw] = at::zeros({x.size(1)}, options);
     bindings[Role::dbias] = at::zeros({x.size(1)}, options);
@@ -252,31 +245,28 @@ std::vector<Tensor> normalize_backward(const Tensor& grad_output, const Tensor& 
     bindings[Role::x] = x;
     bindings[Role::dy] = dy;
     bindings[Role::w] = w;
-    if (p.has_mean()) bindings[Role::mean] = mean.value();
+    if (p.has_mean()) bindings[Role::mean] = mean;
     bindings[Role::invstd] = invstd;
     bindings.epsilon = epsilon;
     p.canonicalise();
     p.alignment = alignment_of({&x, &dy, &w});
     execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
   }
-  std::vector<Tensor> results{bindings[Role::dx].contiguous()};
-  if (p.w) results.push_back(bindings[Role::dw]);
-  if (p.bias) results.push_back(bindings[Role::dbias]);
-  return results;
+  return {bindings[Role::dx].contiguous(), p.w ? bindings[Role::dw] : nothing(input),
+          p.bias ? bindings[Role::dbias] : nothing(input)};
 }
 
-std::vector<Tensor> normalize_backward_meta(const Tensor& grad_output, const Tensor& input,
-                                            const OptionalTensor& weight, const OptionalTensor&,
-                                            const Tensor&, std::string_view, int64_t, bool has_bias,
-                                            double, OptionalPolicy) {
+Tensors3 normalize_backward_meta(const Tensor& grad_output, const Tensor& input,
+                                 const OptionalTensor& weight, const Tensor&, const Tensor&,
+                                 std::string_view, int64_t, bool has_bias, double, OptionalPolicy) {
   check_same("normalize_backward", "grad_output", grad_output, "input", input);
-  std::vector<Tensor> results{at::empty_symint(input.sym_sizes(), input.options())};
-  auto options = weight && weight->defined() ? weight->options() : input.options();
-  if (weight && weight->defined()) {
-    results.push_back(at::empty_symint({input.sym_size(1)}, options));
-  }
-  if (has_bias) results.push_back(at::empty_symint({input.sym_size(1)}, options));
-  return results;
+  Tensor w = or_undefined(weight);
+  auto options = w.defined() ? w.options() : input.options();
+  auto parameter = [&](bool is_there) {
+    return is_there ? at::empty_symint({input.sym_size(1)}, options) : nothing(input);
+  };
+  return {at::empty_symint(input.sym_sizes(), input.options()), parameter(w.defined()),
+          parameter(has_bias)};
 }
 
 // --- gradients
@@ -290,17 +280,11 @@ const auto& backward_op() {
   return op;
 }
 
-OptionalTensor optional_of(const Tensor& t) {
-  return t.defined() ? OptionalTensor(t) : std::nullopt;
-}
-Tensor tensor_of(const OptionalTensor& t) { return t.value_or(Tensor()); }
-
 struct NormGradient {
   static constexpr const char* kName = "TorchCudnnExtNormalizeBackward";
   static constexpr size_t kInputs = 3;  // input, weight, bias
   std::string kind;
   int64_t groups = 1;
-  bool has_bias = false;
   double epsilon = 0;
   std::optional<std::string> policy;
 
@@ -308,51 +292,45 @@ struct NormGradient {
   void attributes(F&& visit) {
     visit(kind);
     visit(groups);
-    visit(has_bias);
     visit(epsilon);
     visit(policy);
   }
   // Saved: input, weight, mean, invstd.
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
-    auto results =
-        backward_op().call(grads[0], saved[0], optional_of(saved[1]), optional_of(saved[2]),
-                           saved[3], kind, groups, has_bias && needed[2], epsilon, policy);
-    variable_list gradients(kInputs);
-    gradients[0] = needed[0] ? results[0] : Tensor();
-    if (needed[1]) gradients[1] = results[1];
-    if (has_bias && needed[2]) gradients[2] = results.back();
-    return gradients;
+    auto [dx, dw, dbias] = backward_op().call(grads[0], saved[0], optional_of(saved[1]), saved[2],
+                                              saved[3], kind, groups, needed[2], epsilon, policy);
+    return {needed[0] ? dx : Tensor(), needed[1] ? dw : Tensor(), needed[2] ? dbias : Tensor()};
   }
 };
 
-std::vector<Tensor> normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
-                                       const OptionalTensor& weight, const OptionalTensor& bias,
-                                       std::string_view kind, int64_t groups, double epsilon,
-                                       bool statistics, OptionalPolicy policy) {
-  Tensor w = tensor_of(weight), b = tensor_of(bias);
+Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                            const OptionalTensor& weight, const OptionalTensor& bias,
+                            std::string_view kind, int64_t groups, double epsilon, bool statistics,
+                            OptionalPolicy policy) {
+  Tensor w = or_undefined(weight), b = or_undefined(bias);
   bool wanted =
       at::GradMode::is_enabled() && (input.requires_grad() || (w.defined() && w.requires_grad()) ||
                                      (b.defined() && b.requires_grad()));
   auto results = run_with_gradient<NormGradient>(
       {input, w, b}, 1,
-      [&] {
-        return normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias,
-                                         kind, groups, epsilon, statistics || wanted, policy);
+      [&]() -> std::vector<Tensor> {
+        auto [y, mean, invstd] =
+            normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, kind,
+                                      groups, epsilon, statistics || wanted, policy);
+        return {y, mean, invstd};
       },
       [&](auto& node, const std::vector<Tensor>& results) {
         node.gradient.kind = kind;
         node.gradient.groups = groups;
-        node.gradient.has_bias = b.defined();
         node.gradient.epsilon = epsilon;
         node.gradient.policy = policy_to_save(LayerNormProblem::kFamily, policy);
         save_input(node, input);
         save_input(node, w);
-        save_input(node, results.size() == 3 ? results[1] : Tensor());
-        save_input(node, results.back());
+        save_input(node, results[1]);
+        save_input(node, results[2]);
       });
-  if (!statistics) results.resize(1);
-  return results;
+  return {results[0], results[1], results[2]};
 }
 
 // The statistics are functions of the input, and enter as such.
@@ -371,32 +349,31 @@ struct NormBackwardGradient {
   }
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
-    bool has_weight = saved[2].defined();
     auto formula = [&](const std::vector<Tensor>& in) {
-      const Tensor& weight = in[2];
-      auto results = gradients(kind_of(kind), in[0], in[1], weight, groups, epsilon,
-                               compute_dtype(in[1].scalar_type()));
-      if (!has_weight) results.erase(results.begin() + 1);
-      return results;
+      return gradients(kind_of(kind), in[0], in[1], in[2], groups, epsilon,
+                       compute_dtype(in[1].scalar_type()));
     };
-    return gradients_of_formula(formula, saved, grads, needed);
+    variable_list given = grads;  // of results that there are
+    for (size_t i : {1, 2}) {
+      if (given[i].defined() && given[i].sym_numel() == 0) given[i] = Tensor();
+    }
+    return gradients_of_formula(formula, saved, given, needed);
   }
 };
 
-std::vector<Tensor> normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
-                                                const Tensor& input, const OptionalTensor& weight,
-                                                const OptionalTensor& mean, const Tensor& invstd,
-                                                std::string_view kind, int64_t groups,
-                                                bool has_bias, double epsilon,
-                                                OptionalPolicy policy) {
-  Tensor w = tensor_of(weight);
-  size_t results = 1 + w.defined() + has_bias;
-  return run_with_gradient<NormBackwardGradient>(
-      {grad_output, input, w}, results,
-      [&] {
-        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
-                                        weight, mean, invstd, kind, groups, has_bias, epsilon,
-                                        policy);
+Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
+                                     const Tensor& input, const OptionalTensor& weight,
+                                     const Tensor& mean, const Tensor& invstd,
+                                     std::string_view kind, int64_t groups, bool has_bias,
+                                     double epsilon, OptionalPolicy policy) {
+  Tensor w = or_undefined(weight);
+  auto results = run_with_gradient<NormBackwardGradient>(
+      {grad_output, input, w}, 3,
+      [&]() -> std::vector<Tensor> {
+        auto [dx, dw, dbias] =
+            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, weight,
+                                     mean, invstd, kind, groups, has_bias, epsilon, policy);
+        return {dx, dw, dbias};
       },
       [&](auto& node, const std::vector<Tensor>&) {
         node.gradient.kind = kind;
@@ -406,19 +383,22 @@ std::vector<Tensor> normalize_backward_autograd(c10::DispatchKeySet keys, const 
         save_input(node, input);
         save_input(node, w);
       });
+  return {results[0], results[1], results[2]};
 }
 
 // --- the public operators: views of the one above
 
 Tensor normalised(const Tensor& rows, const OptionalTensor& weight, const OptionalTensor& bias,
                   std::string_view kind, int64_t groups, double epsilon, OptionalPolicy policy) {
-  return normalize_op().call(rows, weight, bias, kind, groups, epsilon, false, policy)[0];
+  return std::get<0>(normalize_op().call(rows, weight, bias, kind, groups, epsilon, false, policy));
 }
 
-// On the CPU, PyTorch's group and RMS norm keep channels_last; all others give contiguous tensors.
-Tensor in_pytorchs_layout(const Tensor& y, const Tensor& input) {
+// On the CPU, PyTorch's group and RMS norm keep channels_last, and on Meta RMS norm does; all
+// others give contiguous tensors.
+Tensor in_pytorchs_layout(const Tensor& y, const Tensor& input, bool on_meta) {
   Tensor shaped = y.view_symint(input.sym_sizes());
-  return input.is_cpu() ? shaped.contiguous(input.suggest_memory_format()) : shaped;
+  bool keeps = input.is_cpu() || (on_meta && input.is_meta());
+  return keeps ? shaped.contiguous(input.suggest_memory_format()) : shaped;
 }
 
 // [rows, n], where n counts the elements of the last dimensions, whose sizes are
@@ -468,7 +448,7 @@ Tensor rms_norm(const Tensor& input, SymIntArrayRef normalized_shape, const Opti
   Tensor y = normalised(as_rows(kOp, input, normalized_shape),
                         flat(kOp, "weight", weight, normalized_shape), {}, "rms", 1,
                         epsilon.value_or(smallest_step(input.scalar_type())), policy);
-  return in_pytorchs_layout(y, input);
+  return in_pytorchs_layout(y, input, true);
 }
 
 // [batch, channels, space]
@@ -488,7 +468,21 @@ Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor&
                     "torch_cudnn_ext::group_norm: num_groups is ", num_groups,
                     ", wanted a divisor of input's ", x.sym_size(1), " channels");
   Tensor y = normalised(x, weight, bias, "group", num_groups, epsilon, policy);
-  return in_pytorchs_layout(y, input);
+  return in_pytorchs_layout(y, input, false);
+}
+
+void check_running(const char* name, const OptionalTensor& t, const Tensor& input) {
+  constexpr const char* kOp = "instance_norm";
+  if (!t) return;
+  check_dtype(kOp, name, *t);
+  TORCH_CHECK_VALUE(t->dim() == 1 && t->sym_size(0) == input.sym_size(1), "torch_cudnn_ext::", kOp,
+                    ": ", name, " has sizes ", t->sym_sizes(), ", wanted one for each of input's ",
+                    input.sym_size(1), " channels");
+  TORCH_CHECK_VALUE(t->device() == input.device(), "torch_cudnn_ext::", kOp, ": ", name, " is on ",
+                    t->device(), ", wanted input's device ", input.device());
+  TORCH_CHECK_VALUE(!t->requires_grad() || !at::GradMode::is_enabled(), "torch_cudnn_ext::", kOp,
+                    ": ", name, " requires a gradient, wanted a tensor without: ", kOp,
+                    " is not differentiable with respect to it");
 }
 
 // The new value's share of a running statistic is `momentum`; over the batch they are averaged.
@@ -504,29 +498,35 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
   Tensor x = as_channels(kOp, input, 3);
   TORCH_CHECK_VALUE(running_mean.has_value() == running_var.has_value(), "torch_cudnn_ext::", kOp,
                     ": got one of running_mean and running_var, wanted both or neither");
+  check_running("running_mean", running_mean, x);
+  check_running("running_var", running_var, x);
   if (!use_input_stats) {
     TORCH_CHECK_VALUE(running_mean, "torch_cudnn_ext::", kOp,
                       ": running_mean is missing, wanted one where use_input_stats is False");
     check_arguments(LayerNormKind::instance, x, weight, bias);
+    auto fitting = [&](const Tensor& t) {
+      auto dtype = x.scalar_type();
+      return t.scalar_type() == dtype ? t : t.to(compute_dtype(dtype));
+    };
     // Given statistics leave nothing to choose: this is one scale and shift a channel.
-    return at::batch_norm(x, weight, bias, running_mean, running_var, false, 0, epsilon,
-                          at::globalContext().userEnabledCuDNN())
+    return at::batch_norm(x, weight, bias, fitting(*running_mean), fitting(*running_var), false, 0,
+                          epsilon, at::globalContext().userEnabledCuDNN())
         .view_symint(input.sym_sizes());
   }
   TORCH_CHECK_VALUE(x.sym_size(2) != 1, "torch_cudnn_ext::", kOp, ": input has sizes ",
                     input.sym_sizes(), ", wanted more than one element in space");
-  auto results = normalize_op().call(x, weight, bias, "instance", 1, epsilon,
-                                     running_mean.has_value(), policy);
+  auto [y, mean, invstd] = normalize_op().call(x, weight, bias, "instance", 1, epsilon,
+                                               running_mean.has_value(), policy);
   if (running_mean) {
     at::NoGradGuard no_grad;
     std::vector<SymInt> instances{x.sym_size(0), x.sym_size(1)};
-    Tensor variance = results[2].pow(-2) - epsilon;
+    Tensor variance = invstd.pow(-2) - epsilon;
     c10::SymFloat size = x.sym_size(2);
-    update_running(*running_mean, results[1].view_symint(instances), momentum);
+    update_running(*running_mean, mean.view_symint(instances), momentum);
     update_running(*running_var, variance.view_symint(instances) * at::Scalar(size / (size - 1)),
                    momentum);
   }
-  return results[0].view_symint(input.sym_sizes());
+  return y.view_symint(input.sym_sizes());
 }
 
 // As PyTorch does, on CUDA alone: layer and group norm compute in float32.
@@ -555,7 +555,7 @@ OptionalTensor given(const OptionalTensor& t) { return t ? optional_of(*t) : t; 
 std::optional<std::string> refusal_of_norm(c10::DispatchKeySet keys, const Tensor& input,
                                            const OptionalTensor& weight,
                                            const OptionalTensor& bias) {
-  const Tensor w = tensor_of(weight), b = tensor_of(bias);
+  const Tensor w = or_undefined(weight), b = or_undefined(bias);
   if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
     return reason;
   }
@@ -752,6 +752,11 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
   m.impl("layer_norm", TORCH_FN(layer_norm));
   m.impl("rms_norm", TORCH_FN(rms_norm));
   m.impl("group_norm", TORCH_FN(group_norm));
+  m.impl("instance_norm", TORCH_FN(instance_norm));
+}
+
+// A schema that may change tensors has no loop over samples: vmap sees what it is made of.
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, FuncTorchBatched, m) {
   m.impl("instance_norm", TORCH_FN(instance_norm));
 }
 

@@ -1,6 +1,7 @@
 // Local response and divisive normalisation: argument checks, Problem, gradients, and what the core
 // must know of them. The two public operators are views of one.
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -86,10 +87,6 @@ Tensor formula(const Tensor& x, const Tensor& means, const LrnProblem& p) {
   return x * (window_means(centred.square(), p) * p.alpha + p.k).pow(-p.beta);
 }
 
-at::ScalarType compute_dtype(at::ScalarType dtype) {
-  return dtype == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 // dx, and dmeans where there are means, of the formula at these values.
 variable_list gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
                         const LrnProblem& p) {
@@ -107,15 +104,13 @@ variable_list gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
 
 // --- the kernels
 
-Tensor optional_contiguous(const OptionalTensor& t) {
-  return t && t->defined() ? t->contiguous() : Tensor();
-}
+using Tensors2 = std::tuple<Tensor, Tensor>;
 
 Tensor forward(const Tensor& input, const OptionalTensor& means, const Form& form,
                OptionalPolicy policy) {
   c10::OptionalDeviceGuard guard(input.device());
-  Tensor x = input.contiguous(), m = optional_contiguous(means);
-  if (x.numel() == 0) return at::empty_like(x);
+  if (input.numel() == 0) return at::empty(input.sizes(), input.options());
+  Tensor x = input.contiguous(), m = contiguous_or_undefined(means);
   LrnProblem p = make_problem(LrnPass::fwd, form, x, m.defined());
   p.x = spec_of(x);
   p.canonicalise();
@@ -138,20 +133,19 @@ Tensor run_meta(const Tensor& input, const OptionalTensor&, std::string_view, in
   return at::empty_symint(input.sym_sizes(), input.options());
 }
 
-// dx, then dmeans where there are means.
-std::vector<Tensor> backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
-                             const OptionalTensor& means, std::string_view kind, int64_t size,
-                             double alpha, double beta, double k, std::string_view window,
-                             OptionalPolicy policy) {
+// dx, and dmeans, which is empty where there are no means.
+Tensors2 backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
+                  const OptionalTensor& means, std::string_view kind, int64_t size, double alpha,
+                  double beta, double k, std::string_view window, OptionalPolicy policy) {
   check_same("_lrn_backward", "grad_output", grad_output, "input", input);
   check_same("_lrn_backward", "output", output, "input", input);
   c10::OptionalDeviceGuard guard(input.device());
   Tensor x = input.contiguous(), dy = grad_output.contiguous(), y = output.contiguous();
-  Tensor m = optional_contiguous(means);
+  Tensor m = contiguous_or_undefined(means);
   Bindings bindings;
   if (x.numel() == 0) {
-    bindings[Role::dx] = at::empty_like(x);
-    bindings[Role::dz] = at::empty_like(x);
+    bindings[Role::dx] = at::empty(x.sizes(), x.options());
+    bindings[Role::dz] = at::empty(x.sizes(), x.options());
   } else {
     Form form{std::string(kind), size, alpha, beta, k, std::string(window)};
     LrnProblem p = make_problem(LrnPass::bwd, form, x, m.defined());
@@ -164,18 +158,15 @@ std::vector<Tensor> backward(const Tensor& grad_output, const Tensor& input, con
     bindings[Role::z] = m;
     execute(p, resolve_policy(LrnProblem::kFamily, policy), device_of(x.device()), bindings);
   }
-  std::vector<Tensor> results{bindings[Role::dx]};
-  if (m.defined()) results.push_back(bindings[Role::dz]);
-  return results;
+  return {bindings[Role::dx], m.defined() ? bindings[Role::dz] : at::empty({0}, x.options())};
 }
 
-std::vector<Tensor> backward_meta(const Tensor& grad_output, const Tensor& input, const Tensor&,
-                                  const OptionalTensor& means, std::string_view, int64_t, double,
-                                  double, double, std::string_view, OptionalPolicy) {
+Tensors2 backward_meta(const Tensor& grad_output, const Tensor& input, const Tensor&,
+                       const OptionalTensor& means, std::string_view, int64_t, double, double,
+                       double, std::string_view, OptionalPolicy) {
   check_same("_lrn_backward", "grad_output", grad_output, "input", input);
-  std::vector<Tensor> results{at::empty_symint(input.sym_sizes(), input.options())};
-  if (means && means->defined()) results.push_back(at::empty_like(results[0]));
-  return results;
+  Tensor dx = at::empty_symint(input.sym_sizes(), input.options());
+  return {dx, or_undefined(means).defined() ? at::empty_like(dx) : at::empty({0}, dx.options())};
 }
 
 // --- gradients
@@ -187,10 +178,6 @@ const auto& run_op() {
 const auto& backward_op() {
   static auto op = find_op<decltype(backward)>("torch_cudnn_ext::_lrn_backward");
   return op;
-}
-
-OptionalTensor optional_of(const Tensor& t) {
-  return t.defined() ? OptionalTensor(t) : std::nullopt;
 }
 
 struct LrnGradient {
@@ -207,19 +194,17 @@ struct LrnGradient {
   // Saved: input, means, output.
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
-    auto results =
+    auto [dx, dmeans] =
         backward_op().call(grads[0], saved[0], saved[2], optional_of(saved[1]), form.kind,
                            form.size, form.alpha, form.beta, form.k, form.window, policy);
-    variable_list gradients(kInputs);
-    for (size_t i = 0; i < results.size(); ++i) gradients[i] = needed[i] ? results[i] : Tensor();
-    return gradients;
+    return {needed[0] ? dx : Tensor(), needed[1] ? dmeans : Tensor()};
   }
 };
 
 Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const OptionalTensor& means,
                     std::string_view kind, int64_t size, double alpha, double beta, double k,
                     std::string_view window, OptionalPolicy policy) {
-  Tensor m = means.value_or(Tensor());
+  Tensor m = or_undefined(means);
   return run_with_gradient<LrnGradient>(
       {input, m}, 1,
       [&]() -> std::vector<Tensor> {
@@ -251,24 +236,25 @@ struct LrnBackwardGradient {
       auto p = make_problem(LrnPass::bwd, form, in[1], in[2].defined());
       p.canonicalise();
       variable_list results = gradients(in[0], in[1], in[2], p);
-      if (!in[2].defined()) results.pop_back();
+      if (!in[2].defined()) results.pop_back();  // of grads, an empty one is left over
       return results;
     };
     return gradients_of_formula(of, saved, grads, needed);
   }
 };
 
-std::vector<Tensor> backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
-                                      const Tensor& input, const Tensor& output,
-                                      const OptionalTensor& means, std::string_view kind,
-                                      int64_t size, double alpha, double beta, double k,
-                                      std::string_view window, OptionalPolicy policy) {
-  Tensor m = means.value_or(Tensor());
-  return run_with_gradient<LrnBackwardGradient>(
+Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
+                           const Tensor& output, const OptionalTensor& means, std::string_view kind,
+                           int64_t size, double alpha, double beta, double k,
+                           std::string_view window, OptionalPolicy policy) {
+  Tensor m = or_undefined(means);
+  auto results = run_with_gradient<LrnBackwardGradient>(
       {grad_output, input, m}, m.defined() ? 2 : 1,
-      [&] {
-        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
-                                        output, means, kind, size, alpha, beta, k, window, policy);
+      [&]() -> std::vector<Tensor> {
+        auto [dx, dmeans] =
+            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, output,
+                                     means, kind, size, alpha, beta, k, window, policy);
+        return {dx, dmeans};
       },
       [&](auto& node, const std::vector<Tensor>&) {
         node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
@@ -276,6 +262,7 @@ std::vector<Tensor> backward_autograd(c10::DispatchKeySet keys, const Tensor& gr
         save_input(node, input);
         save_input(node, m);
       });
+  return {results[0], results[1]};
 }
 
 // --- the public operators: views of the one above
@@ -306,6 +293,18 @@ Tensor divisive_norm(const Tensor& input, int64_t size, double alpha, double bet
   if (means) check_same(kOp, "means", *means, "input", input);
   Tensor y = run_op().call(input, means, "divisive", size, alpha, beta, k, "cudnn", policy);
   return y.contiguous(input.suggest_memory_format());
+}
+
+// PyTorch's is made of operators of which autocast runs one in float32: on CUDA the power, on the
+// CPU the average, which over a volume alone is among these.
+template <c10::DeviceType device>
+Tensor local_response_norm_autocast(const Tensor& input, int64_t size, double alpha, double beta,
+                                    double k, std::string_view window, OptionalPolicy policy) {
+  c10::impl::ExcludeDispatchKeyGuard below(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  bool wide = device == c10::kCUDA || input.dim() > 3;
+  Tensor x = wide ? at::autocast::cached_cast(at::kFloat, input, device) : input;
+  return local_response_norm(x, size, alpha, beta, k, window, policy);
 }
 
 // --- what the core must know
@@ -432,6 +431,13 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
   m.impl("local_response_norm", TORCH_FN(local_response_norm));
   m.impl("divisive_norm", TORCH_FN(divisive_norm));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
+  m.impl("local_response_norm", TORCH_FN(local_response_norm_autocast<c10::kCPU>));
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
+  m.impl("local_response_norm", TORCH_FN(local_response_norm_autocast<c10::kCUDA>));
 }
 
 }  // namespace lrn

@@ -224,10 +224,17 @@ Tensor backward_by_taps(const PoolingProblem& p, const Tensor& x, const Tensor& 
     for_each_tap(p, dx, [&](const Tensor& tap) { tap.add_(share); });
     return interior(p, dx);
   }
+  // A window of -inf alone equals its padding, which has no gradient.
+  Dims inside = p.x.sizes;
+  inside[0] = inside[1] = 1;
+  std::vector<Tensor> of_input;
+  for_each_tap(p, padded(p, at::ones(inside, x.options())) > 0,
+               [&](const Tensor& tap) { of_input.push_back(tap); });
   std::vector<Tensor> wins;
   Tensor open = at::ones(y.sizes(), y.options().dtype(at::kBool));
   for_each_tap(p, padded(p, x), [&](const Tensor& tap) {
     Tensor win = at::logical_and((tap == y).logical_or_(tap.isnan()), open);
+    win.logical_and_(of_input[wins.size()]);
     open.logical_and_(win.logical_not());
     wins.push_back(win);
   });
@@ -279,16 +286,17 @@ SymInts output_sizes(const char* op, SymIntArrayRef input, const Windows& w) {
                         ", wanted at least ", least);
     }
   };
-  check_list(w.adaptive ? "output_size" : "kernel_size", w.window, 1);
+  check_list(w.adaptive ? "output_size" : "kernel_size", w.window, w.adaptive ? 0 : 1);
   if (!w.adaptive) {
     check_list("stride", w.stride, 1);
     check_list("padding", w.padding, 0);
     check_list("dilation", w.dilation, 1);
   }
   int64_t first = rank - dims;
-  for (int64_t i = first - 1; i < rank; ++i) {
+  for (int64_t i = w.adaptive ? first : first - 1; i < rank; ++i) {
     TORCH_CHECK_VALUE(input[i] >= 1, "torch_cudnn_ext::", op, ": input has sizes ", input,
-                      ", wanted at least 1 in all dimensions but the batch's");
+                      ", wanted at least 1 in all dimensions but the batch's",
+                      w.adaptive ? " and the channels'" : "");
   }
   SymInts sizes(input.begin(), input.begin() + first);
   for (int64_t i = 0; i < dims; ++i) {
@@ -361,6 +369,17 @@ void execute_pooling(PoolingProblem& p, OptionalPolicy policy, const Tensor& on,
   execute(p, resolve_policy(PoolingProblem::kFamily, policy), device_of(on.device()), bindings);
 }
 
+Tensor forward_meta(const char* op, const Tensor& input, const Windows& w, bool is_max) {
+  check_dtype(op, "input", input);
+  SymInts sizes = output_sizes(op, input.sym_sizes(), w);
+  Tensor like = lift(input, w);
+  SymInts all(like.sym_sizes().begin(), like.sym_sizes().begin() + 2);
+  if (w.window.size() == 1) all.emplace_back(1);
+  all.insert(all.end(), sizes.end() - static_cast<int64_t>(w.window.size()), sizes.end());
+  Tensor out = at::empty_symint(all, input.options(), format_of(like, w, is_max));
+  return lower(out, w, input.dim());
+}
+
 // The result, and what is left for the backward where `p` says so.
 std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const Windows& w,
                                       PoolingMode mode, int64_t divisor, bool train,
@@ -369,8 +388,8 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   SymInts sizes = output_sizes(op, input.sym_sizes(), w);
   c10::OptionalDeviceGuard guard(input.device());
   at::MemoryFormat format = format_of(lift(input, w), w, mode == PoolingMode::max);
-  if (input.numel() == 0) {
-    return {at::empty_symint(sizes, input.options()),
+  if (c10::multiply_integers(sizes) == 0) {
+    return {forward_meta(op, input, w, mode == PoolingMode::max),
             at::empty({0}, input.options().dtype(at::kByte))};
   }
   Bindings bindings;
@@ -383,17 +402,6 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   Tensor& reserve = bindings[Role::reserve];
   if (!reserve.defined()) reserve = at::empty({0}, input.options().dtype(at::kByte));
   return {lower(bindings[Role::y], w, input.dim()), reserve};
-}
-
-Tensor forward_meta(const char* op, const Tensor& input, const Windows& w, bool is_max) {
-  check_dtype(op, "input", input);
-  SymInts sizes = output_sizes(op, input.sym_sizes(), w);
-  Tensor like = lift(input, w);
-  SymInts all(like.sym_sizes().begin(), like.sym_sizes().begin() + 2);
-  if (w.window.size() == 1) all.emplace_back(1);
-  all.insert(all.end(), sizes.end() - static_cast<int64_t>(w.window.size()), sizes.end());
-  Tensor out = at::empty_symint(all, input.options(), format_of(like, w, is_max));
-  return lower(out, w, input.dim());
 }
 
 // --- maximum
@@ -429,26 +437,6 @@ std::tuple<Tensor, Tensor> max_pool_train_meta(const Tensor& input, SymIntArrayR
           at::empty({0}, input.options().dtype(at::kByte))};
 }
 
-Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
-                         const Tensor& reserve, SymIntArrayRef kernel_size, SymIntArrayRef stride,
-                         SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil, bool adaptive,
-                         OptionalPolicy policy) {
-  Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
-  c10::OptionalDeviceGuard guard(input.device());
-  at::MemoryFormat format = format_of(lift(input, w), w, true);
-  if (input.numel() == 0) return at::zeros_like(input);
-  Bindings bindings;
-  Tensor &x = bindings[Role::x], &y = bindings[Role::y], &dy = bindings[Role::dy];
-  x = dense(input, w, format);
-  y = dense(output, w, format);
-  dy = dense(grad_output, w, format);
-  bindings[Role::reserve] = reserve;
-  PoolingProblem p =
-      make_problem(PoolingPass::bwd, PoolingMode::max, w, spec_of(x), alignment_of({&x, &y, &dy}));
-  execute_pooling(p, policy, x, bindings);
-  return lower(bindings[Role::dx], w, input.dim());
-}
-
 Tensor max_pool_backward_meta(const Tensor&, const Tensor& input, const Tensor&, const Tensor&,
                               SymIntArrayRef kernel_size, SymIntArrayRef stride,
                               SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil,
@@ -457,6 +445,32 @@ Tensor max_pool_backward_meta(const Tensor&, const Tensor& input, const Tensor&,
   Tensor like = lift(input, w);
   return lower(at::empty_symint(like.sym_sizes(), like.options(), format_of(like, w, true)), w,
                input.dim());
+}
+
+Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
+                         const Tensor& reserve, SymIntArrayRef kernel_size, SymIntArrayRef stride,
+                         SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil, bool adaptive,
+                         OptionalPolicy policy) {
+  Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
+  c10::OptionalDeviceGuard guard(input.device());
+  at::MemoryFormat format = format_of(lift(input, w), w, true);
+  if (output.numel() == 0) {
+    return max_pool_backward_meta(grad_output, input, output, reserve, kernel_size, stride, padding,
+                                  dilation, ceil, adaptive, policy)
+        .zero_();
+  }
+  Bindings bindings;
+  Tensor &x = bindings[Role::x], &y = bindings[Role::y], &dy = bindings[Role::dy];
+  x = dense(input, w, format);
+  y = dense(output, w, format);
+  dy = dense(grad_output, w, format);
+  bindings[Role::reserve] = reserve;
+  // The forward has fixed the algorithm, which may want the alignment that it found.
+  int64_t alignment = alignment_of({&x, &y});
+  if (alignment_of({&dy}) < alignment) dy = dy.clone();
+  PoolingProblem p = make_problem(PoolingPass::bwd, PoolingMode::max, w, spec_of(x), alignment);
+  execute_pooling(p, policy, x, bindings);
+  return lower(bindings[Role::dx], w, input.dim());
 }
 
 // --- average
@@ -508,6 +522,21 @@ void check_backward(const Tensor& grad_output, SymIntArrayRef input_size, const 
                     " for input_size ", input_size);
 }
 
+Tensor avg_pool_backward_meta(const Tensor& grad_output, SymIntArrayRef input_size,
+                              bool channels_last, SymIntArrayRef kernel_size, SymIntArrayRef stride,
+                              SymIntArrayRef padding, bool ceil, bool,
+                              std::optional<int64_t> divisor, bool adaptive, OptionalPolicy) {
+  Windows w = gapless(kernel_size, stride, padding, ceil, adaptive);
+  divisor_of(divisor, adaptive);
+  check_backward(grad_output, input_size, w);
+  auto rank = static_cast<int64_t>(input_size.size());
+  SymInts sizes = input_size.vec();
+  if (rank == static_cast<int64_t>(w.window.size()) + 1) sizes.insert(sizes.begin(), 1);
+  if (w.window.size() == 1) sizes.insert(sizes.begin() + 2, 1);
+  return lower(at::empty_symint(sizes, grad_output.options(), format_from(channels_last, w)), w,
+               rank);
+}
+
 Tensor avg_pool_backward(const Tensor& grad_output, SymIntArrayRef input_size, bool channels_last,
                          SymIntArrayRef kernel_size, SymIntArrayRef stride, SymIntArrayRef padding,
                          bool ceil, bool count_include_pad, std::optional<int64_t> divisor_override,
@@ -515,7 +544,12 @@ Tensor avg_pool_backward(const Tensor& grad_output, SymIntArrayRef input_size, b
   Windows w = gapless(kernel_size, stride, padding, ceil, adaptive);
   check_backward(grad_output, input_size, w);
   c10::OptionalDeviceGuard guard(grad_output.device());
-  if (grad_output.numel() == 0) return at::zeros_symint(input_size, grad_output.options());
+  if (grad_output.numel() == 0) {
+    return avg_pool_backward_meta(grad_output, input_size, channels_last, kernel_size, stride,
+                                  padding, ceil, count_include_pad, divisor_override, adaptive,
+                                  policy)
+        .zero_();
+  }
   at::MemoryFormat format = format_from(channels_last, w);
   Bindings bindings;
   Tensor& dy = bindings[Role::dy];
@@ -532,21 +566,6 @@ Tensor avg_pool_backward(const Tensor& grad_output, SymIntArrayRef input_size, b
   p.divisor = divisor_of(divisor_override, adaptive);
   execute_pooling(p, policy, dy, bindings);
   return lower(bindings[Role::dx], w, static_cast<int64_t>(input_size.size()));
-}
-
-Tensor avg_pool_backward_meta(const Tensor& grad_output, SymIntArrayRef input_size,
-                              bool channels_last, SymIntArrayRef kernel_size, SymIntArrayRef stride,
-                              SymIntArrayRef padding, bool ceil, bool,
-                              std::optional<int64_t> divisor, bool adaptive, OptionalPolicy) {
-  Windows w = gapless(kernel_size, stride, padding, ceil, adaptive);
-  divisor_of(divisor, adaptive);
-  check_backward(grad_output, input_size, w);
-  auto rank = static_cast<int64_t>(input_size.size());
-  SymInts sizes = input_size.vec();
-  if (rank == static_cast<int64_t>(w.window.size()) + 1) sizes.insert(sizes.begin(), 1);
-  if (w.window.size() == 1) sizes.insert(sizes.begin() + 2, 1);
-  return lower(at::empty_symint(sizes, grad_output.options(), format_from(channels_last, w)), w,
-               rank);
 }
 
 // --- gradients
@@ -591,30 +610,47 @@ struct MaxPoolGradient {
   }
 };
 
-Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntArrayRef kernel_size,
-                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                         bool ceil, bool adaptive, OptionalPolicy policy) {
-  bool train = input.requires_grad() && at::GradMode::is_enabled();
-  return run_with_gradient<MaxPoolGradient>(
+// An operator of its own to autograd too: where transforms are nested, max_pool calls it at the
+// inner level, and the outer one sees nothing else.
+std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                                                   SymIntArrayRef kernel_size,
+                                                   SymIntArrayRef stride, SymIntArrayRef padding,
+                                                   SymIntArrayRef dilation, bool ceil,
+                                                   bool adaptive, OptionalPolicy policy) {
+  auto results = run_with_gradient<MaxPoolGradient>(
       {input}, 1,
       [&]() -> std::vector<Tensor> {
-        if (!train) {
-          return {max_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
-                                           stride, padding, dilation, ceil, adaptive, policy)};
-        }
-        auto [output, reserve] = max_pool_train_op().call(input, kernel_size, stride, padding,
-                                                          dilation, ceil, adaptive, policy);
+        auto [output, reserve] =
+            max_pool_train_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
+                                           stride, padding, dilation, ceil, adaptive, policy);
         return {output, reserve};
       },
       [&](auto& node, const std::vector<Tensor>& results) {
         node.gradient.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
-        node.gradient.policy = input.sym_numel() == 0
+        node.gradient.policy = results[0].sym_numel() == 0
                                    ? policy_to_save(PoolingProblem::kFamily, policy)
                                    : coupled_policy_to_save(policy);
         save_input(node, input);
         save_result(node, results[0]);
         save_input(node, results[1]);
-      })[0];
+      });
+  return {results[0], results[1]};
+}
+
+Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntArrayRef kernel_size,
+                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                         bool ceil, bool adaptive, OptionalPolicy policy) {
+  if (input.requires_grad() && at::GradMode::is_enabled()) {
+    return std::get<0>(max_pool_train_autograd(keys, input, kernel_size, stride, padding, dilation,
+                                               ceil, adaptive, policy));
+  }
+  return run_with_gradient<MaxPoolGradient>(
+      {input}, 1,
+      [&]() -> std::vector<Tensor> {
+        return {max_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
+                                         stride, padding, dilation, ceil, adaptive, policy)};
+      },
+      [](auto&, const std::vector<Tensor>&) {})[0];
 }
 
 // Linear in grad_output: every element of the result comes from where its maximum stands, so that
@@ -1090,6 +1126,7 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
   m.impl("max_pool", TORCH_FN(max_pool_autograd));
   m.impl("avg_pool", TORCH_FN(avg_pool_autograd));
   m.impl("avg_pool_backward", TORCH_FN(avg_pool_backward_autograd));
+  m.impl("_max_pool_train", TORCH_FN(max_pool_train_autograd));
   m.impl("_max_pool_backward", TORCH_FN(max_pool_backward_autograd));
 }
 

@@ -1,6 +1,7 @@
 // Reductions over any dimensions: argument checks, Problem, gradients, and what the core must know
 // of them.
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -18,6 +19,15 @@ Dims ReduceProblem::reduced_dims() const {
     if (reduces(i)) dims.push_back(i);
   }
   return dims;
+}
+
+Dims ReduceProblem::rows_order() const {
+  Dims order;
+  for (int i = 0; i < x.sizes.size(); ++i) {
+    if (!reduces(i)) order.push_back(i);
+  }
+  for (int64_t dim : reduced_dims()) order.push_back(dim);
+  return order;
 }
 
 int64_t ReduceProblem::reduced_count() const {
@@ -265,6 +275,12 @@ struct ReduceGradient {
     return count;
   }
 
+  // Of each of several equal extremes. Their number may be none that float16 has.
+  Tensor share_of(const Tensor& g, const Tensor& hit) const {
+    Tensor share = g.to(compute_dtype(g.scalar_type())) / hit.sum(dims, true);
+    return share.to(g.scalar_type());
+  }
+
   // `saved` is x and y where the gradient reads them. Equal extremes share it, as PyTorch's do.
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
@@ -278,12 +294,12 @@ struct ReduceGradient {
     switch (op) {
       case ReduceKind::min:
       case ReduceKind::max: {
-        Tensor hit = (x == y).to(g.scalar_type());
-        return {hit * (g / at::sum(hit, dims, true))};
+        Tensor hit = x == y;
+        return {hit * share_of(g, hit)};
       }
       case ReduceKind::absmax: {
-        Tensor hit = (x.abs() == y).to(g.scalar_type());
-        return {hit * x.sign() * (g / at::sum(hit, dims, true))};
+        Tensor hit = x.abs() == y;
+        return {hit * x.sign() * share_of(g, hit)};
       }
       case ReduceKind::norm1:
         return {g * x.sign()};
@@ -386,6 +402,17 @@ Indexed with_indices_autograd(c10::DispatchKeySet keys, const Tensor& input, std
   return {results[0], results[1]};
 }
 
+// --- autocast: on the CPU, PyTorch has products in float32, and no other reduction
+
+Tensor forward_autocast(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
+                        bool keepdim, OptionalPolicy policy) {
+  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCPU);
+  ReduceKind k = kind_of("reduce", kind);
+  bool product = k == ReduceKind::mul || k == ReduceKind::mul_no_zeros;
+  return op().call(product ? at::autocast::cached_cast(at::kFloat, input, at::kCPU) : input, kind,
+                   dim, keepdim, policy);
+}
+
 // --- what the core must know
 
 class ReduceOperator : public Operator {
@@ -471,21 +498,18 @@ class ReduceOperator : public Operator {
  private:
   // x as [kept, reduced], and back.
   struct ReduceRows {
-    ReduceRows(const ReduceProblem& p, const Tensor& x) {
-      for (int i = 0; i < p.x.sizes.size(); ++i) {
-        if (!p.reduces(i)) order.push_back(i);
-      }
-      for (int64_t dim : p.reduced_dims()) order.push_back(dim);
+    ReduceRows(const ReduceProblem& p, const Tensor& x) : order(p.rows_order()) {
       Tensor ordered = x.permute(order);
       sizes = ordered.sizes().vec();
       rows = ordered.reshape({-1, p.reduced_count()});
     }
     Tensor unfold(const Tensor& t) const {
-      std::vector<int64_t> back(order.size());
-      for (size_t i = 0; i < order.size(); ++i) back[order[i]] = static_cast<int64_t>(i);
+      Dims back = order;
+      for (int i = 0; i < order.size(); ++i) back[static_cast<int>(order[i])] = i;
       return t.reshape(sizes).permute(back);
     }
-    std::vector<int64_t> order, sizes;
+    Dims order;
+    std::vector<int64_t> sizes;
     Tensor rows;
   };
 
@@ -537,6 +561,10 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
   m.impl("reduce", TORCH_FN(forward_autograd));
   m.impl("reduce_with_indices", TORCH_FN(with_indices_autograd));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
+  m.impl("reduce", TORCH_FN(forward_autocast));
 }
 
 }  // namespace reduction

@@ -97,6 +97,16 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
                     " tensors, wanted a matrix of the hidden states at place ", recurrent);
   sizes.hidden = params[recurrent].sym_size(0) / shape.gates();
   sizes.state = params[recurrent].sym_size(1);
+  shape.layers = s.num_layers;
+  shape.bidirectional = s.bidirectional;
+  shape.skip = s.skip_input;
+  shape.hidden = 2;
+  shape.proj = sizes.state == sizes.hidden ? 0 : 1;
+  shape.x.sizes = {1, 1, 2};
+  size_t wanted = rnn_parameters(shape).size();
+  TORCH_CHECK_VALUE(params.size() == wanted, "torch_cudnn_ext::", op, ": params holds ",
+                    params.size(), " tensors, wanted ", wanted, " for ", s.num_layers,
+                    " layers in ", s.directions(), " directions");
   if (sizes.packed) {
     sizes.rows = std::accumulate(batch_sizes.begin(), batch_sizes.end(), int64_t{0});
     sizes.steps = static_cast<int64_t>(batch_sizes.size());
@@ -150,6 +160,8 @@ Call make_call(RnnPass pass, const Tensor& input, IntArrayRef batch_sizes, const
   const char* op = name_of(s);
   check_dtype(op, "input", input);
   check_batch_sizes(op, batch_sizes, input);
+  TORCH_CHECK_VALUE(input.size(-1) > 0, "torch_cudnn_ext::", op, ": input has sizes ",
+                    input.sizes(), ", wanted at least one feature");
   Sizes sizes = sizes_of(input, batch_sizes, params, s);
   Call call;
   RnnProblem& p = call.problem;
@@ -171,9 +183,6 @@ Call make_call(RnnPass pass, const Tensor& input, IntArrayRef batch_sizes, const
   if (packed) p.lengths = RnnLengths::packed;
   p.canonicalise();
   call.parameters = rnn_parameters(p);
-  TORCH_CHECK_VALUE(params.size() == call.parameters.size(), "torch_cudnn_ext::", op,
-                    ": params holds ", params.size(), " tensors, wanted ", call.parameters.size(),
-                    " for ", p.layers, " layers in ", p.directions(), " directions");
   for (size_t i = 0; i < params.size(); ++i) {
     const RnnParameter& wanted = call.parameters[i];
     Dims shape = wanted.columns > 0 ? Dims{wanted.rows, wanted.columns} : Dims{wanted.rows};
@@ -199,6 +208,12 @@ void run(Call& call, std::initializer_list<Role> more, const Tensor& input, Opti
   for (Role role : more) alignment = std::min(alignment, alignment_of({&b[role]}));
   call.problem.alignment = alignment;
   execute(call.problem, resolve_policy(RnnProblem::kFamily, policy), device_of(input.device()), b);
+}
+
+// Of a packed batch a dry run makes the whole one; its rows come first.
+Tensor rows_of(const Tensor& t, IntArrayRef sizes) {
+  int64_t count = c10::multiply_integers(sizes);
+  return (t.numel() == count ? t : t.view(-1).narrow(0, 0, count)).view(sizes);
 }
 
 Tensor nothing(const Tensor& like, at::ScalarType dtype) {
@@ -231,7 +246,7 @@ Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTens
   run(call, {}, input, policy);
   Tensor cy = s.is_lstm() ? b[Role::cy] : nothing(input, input.scalar_type());
   Tensor reserve = for_backward ? b[Role::reserve] : nothing(input, at::kByte);
-  return {b[Role::y].view(y_sizes), b[Role::hy], cy, reserve};
+  return {rows_of(b[Role::y], y_sizes), b[Role::hy], cy, reserve};
 }
 
 Results forward_meta(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor&,
@@ -286,7 +301,7 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
   b[Role::reserve] = reserve;
   run(call, {Role::dy, Role::y, Role::dhy, Role::dcy}, input, policy);
   Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input, input.scalar_type());
-  return {b[Role::dx].view(input.sizes()), b[Role::dhx], dcx, b[Role::dw]};
+  return {rows_of(b[Role::dx], input.sizes()), b[Role::dhx], dcx, b[Role::dw]};
 }
 
 Results backward_meta(const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
@@ -384,7 +399,7 @@ std::vector<Tensor> backward_formula(const RnnProblem& p, const std::vector<int6
   bool create_graph = c10::GradMode::is_enabled();
   at::AutoGradMode on(true);
   for (Tensor& t : point) {
-    if (t.defined() && !(create_graph && t.requires_grad())) t = t.detach().requires_grad_();
+    if (t.defined()) t = variable_of(t, create_graph);
   }
   std::vector<Tensor> params(point.begin() + 3, point.end());
   int64_t width = p.x.sizes[2];
@@ -746,10 +761,11 @@ struct AtenLstmPacked {
     if (hx.size() != 2) return "hx does not hold two tensors";
     return refusal_of_packed(keys, data, batch_sizes, hx, params);
   }
-  static std::tuple<Tensor, Tensor, Tensor> with_autograd(
-      c10::DispatchKeySet, const Tensor& data, const Tensor& batch_sizes, TensorList hx,
-      TensorList params, bool has_biases, int64_t num_layers, double dropout, bool train,
-      bool bidirectional) {
+  static std::tuple<Tensor, Tensor, Tensor> with_autograd(c10::DispatchKeySet, const Tensor& data,
+                                                          const Tensor& batch_sizes, TensorList hx,
+                                                          TensorList params, bool has_biases,
+                                                          int64_t num_layers, double dropout,
+                                                          bool train, bool bidirectional) {
     return lstm_packed(data, numbers_of(batch_sizes), hx, params, has_biases, num_layers, dropout,
                        train, bidirectional, false, false, {});
   }
@@ -795,8 +811,8 @@ struct AtenRnnPacked {
 
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
-const RegisterOverrideOfComposite<
-    AtenLstm, Three(const Tensor&, TensorList, TensorList, bool, int64_t, double, bool, bool, bool)>
+const RegisterOverrideOfComposite<AtenLstm, Three(const Tensor&, TensorList, TensorList, bool,
+                                                  int64_t, double, bool, bool, bool)>
     lstm_overridden("lstm.input");
 const RegisterOverrideOfComposite<AtenLstmPacked,
                                   Three(const Tensor&, const Tensor&, TensorList, TensorList, bool,
@@ -805,9 +821,8 @@ const RegisterOverrideOfComposite<AtenLstmPacked,
 
 template <RnnCell cell>
 struct RegisterCell {
-  const RegisterOverrideOfComposite<AtenRnn<cell>,
-                                    Two(const Tensor&, const Tensor&, TensorList, bool, int64_t,
-                                        double, bool, bool, bool)>
+  const RegisterOverrideOfComposite<AtenRnn<cell>, Two(const Tensor&, const Tensor&, TensorList,
+                                                       bool, int64_t, double, bool, bool, bool)>
       input{c10::str(kNames[static_cast<int>(cell)], ".input").c_str()};
   const RegisterOverrideOfComposite<AtenRnnPacked<cell>,
                                     Two(const Tensor&, const Tensor&, const Tensor&, TensorList,

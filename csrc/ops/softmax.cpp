@@ -245,8 +245,8 @@ struct AtenSoftmax {
   }
 };
 
-const RegisterOverride<AtenSoftmax<false>, Tensor(const Tensor&, int64_t, bool)>
-    softmax_overridden("_softmax");
+const RegisterOverride<AtenSoftmax<false>, Tensor(const Tensor&, int64_t, bool)> softmax_overridden(
+    "_softmax");
 const RegisterOverride<AtenSoftmax<true>, Tensor(const Tensor&, int64_t, bool)>
     log_softmax_overridden("_log_softmax");
 

@@ -217,6 +217,21 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm, 
 const RegisterBackendOperator<ConvolutionProblem> registered("fake", candidates, build_plan,
                                                              neighbours);
 
+// A dropout that drops nothing, for problems that share an algorithm: notes are of the backward.
+std::vector<Candidate> dropout_candidates(const DropoutProblem&, const Device&) { return {}; }
+
+BuildResult build_dropout(const DropoutProblem& p, const Algorithm& algorithm, const Device&) {
+  Script script = scripts().next(algorithm.text(), &Script::builds);
+  bool backward = p.pass == DropoutPass::bwd;
+  return std::make_shared<FunctionPlan>(
+      algorithm, backward ? notes_from_texts(script.notes) : Notes{}, 0, [=](Bindings& b) {
+        give(b, backward ? Role::dx : Role::y, p.x, b[backward ? Role::dy : Role::x].clone());
+        if (!backward) b[Role::reserve] = at::empty({0}, at::kByte);
+      });
+}
+
+const RegisterBackendOperator<DropoutProblem> dropout("fake", dropout_candidates, build_dropout);
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {

@@ -8,12 +8,11 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.nn.tunable import ONCE, Tunable
 from torch_cudnn_ext.ops import border, pad_behind
 from torch_cudnn_ext.policy import Policy
 
 _PASSES = ("fwd", "bwd_data", "bwd_filter")
-_ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
 
 
 class _Convolution(Tunable, _ConvNd):
@@ -27,6 +26,7 @@ class _Convolution(Tunable, _ConvNd):
     family = "conv"
     _operator: ClassVar[Any]
     _once: tuple[str, ...] = ()
+    _takes_once = True
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
@@ -70,7 +70,7 @@ class _Convolution(Tunable, _ConvNd):
         """Forget what ``guess_once`` and ``time_once`` have chosen."""
         policy = Policy.parse(self._policy)
         choices = {name: policy.get(name) for name in _PASSES}
-        once = {name: _ONCE[choice] for name, choice in choices.items() if choice in _ONCE}
+        once = {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
         self._once = tuple(once)
         self._running = policy.replace(**once).text or None
 

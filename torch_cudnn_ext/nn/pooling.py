@@ -1,7 +1,10 @@
 """Pooling modules: those of ``torch.nn``, with a choice of algorithm by keyword ``policy``."""
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
+from torch.nn.modules import pooling
 
 from torch_cudnn_ext import ops
 from torch_cudnn_ext.nn.tunable import Tunable
@@ -9,233 +12,176 @@ from torch_cudnn_ext.nn.tunable import Tunable
 
 class _Pool(Tunable):
     family = "pool"
+    _operator: ClassVar[Any]
 
 
-class MaxPool1d(_Pool, torch.nn.MaxPool1d):
+class _MaxPool(_Pool, pooling._MaxPoolNd):
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Maxima of windows, and with ``return_indices`` where they stand."""
+        result: Tensor | tuple[Tensor, Tensor] = self._operator(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+            policy=self._running,
+        )
+        return result
+
+
+class _AvgPool(_Pool, pooling._AvgPoolNd):
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    ceil_mode: bool
+    count_include_pad: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Averages of windows."""
+        settings = [self.kernel_size, self.stride, self.padding, self.ceil_mode]
+        settings += [self.count_include_pad, *self._divisor()]
+        result: Tensor = self._operator(input, *settings, policy=self._running)
+        return result
+
+    def _divisor(self) -> tuple[int | None, ...]:
+        return (self.divisor_override,)  # type: ignore[return-value]
+
+
+class _LPPool(_Pool, pooling._LPPoolNd):
+    def forward(self, input: Tensor) -> Tensor:
+        """Norms of windows."""
+        result: Tensor = self._operator(
+            input,
+            float(self.norm_type),
+            self.kernel_size,
+            self.stride,
+            self.ceil_mode,
+            policy=self._running,
+        )
+        return result
+
+
+class _AdaptiveAvgPool(_Pool, pooling._AdaptiveAvgPoolNd):
+    def forward(self, input: Tensor) -> Tensor:
+        """Averages, as many as ``output_size`` says."""
+        result: Tensor = self._operator(input, self.output_size, policy=self._running)
+        return result
+
+
+class _AdaptiveMaxPool(_Pool, pooling._AdaptiveMaxPoolNd):
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Maxima, as many as ``output_size`` says, and with ``return_indices`` where they stand."""
+        result: Tensor | tuple[Tensor, Tensor] = self._operator(
+            input, self.output_size, self.return_indices, policy=self._running
+        )
+        return result
+
+
+class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
     """``torch.nn.MaxPool1d`` with a choice of algorithm."""
 
     replaces = torch.nn.MaxPool1d
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima of windows, and with ``return_indices`` where they stand."""
-        return ops.max_pool1d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.max_pool1d)
 
 
-class MaxPool2d(_Pool, torch.nn.MaxPool2d):
+class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
     """``torch.nn.MaxPool2d`` with a choice of algorithm."""
 
     replaces = torch.nn.MaxPool2d
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima of windows, and with ``return_indices`` where they stand."""
-        return ops.max_pool2d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.max_pool2d)
 
 
-class MaxPool3d(_Pool, torch.nn.MaxPool3d):
+class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
     """``torch.nn.MaxPool3d`` with a choice of algorithm."""
 
     replaces = torch.nn.MaxPool3d
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima of windows, and with ``return_indices`` where they stand."""
-        return ops.max_pool3d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.max_pool3d)
 
 
-class AvgPool1d(_Pool, torch.nn.AvgPool1d):
+class AvgPool1d(_AvgPool, torch.nn.AvgPool1d):
     """``torch.nn.AvgPool1d`` with a choice of algorithm."""
 
     replaces = torch.nn.AvgPool1d
+    _operator = staticmethod(ops.avg_pool1d)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Averages of windows."""
-        return ops.avg_pool1d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            policy=self._running,
-        )
+    def _divisor(self) -> tuple[int | None, ...]:
+        return ()  # one dimension has none
 
 
-class AvgPool2d(_Pool, torch.nn.AvgPool2d):
+class AvgPool2d(_AvgPool, torch.nn.AvgPool2d):
     """``torch.nn.AvgPool2d`` with a choice of algorithm."""
 
     replaces = torch.nn.AvgPool2d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Averages of windows."""
-        return ops.avg_pool2d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.avg_pool2d)
 
 
-class AvgPool3d(_Pool, torch.nn.AvgPool3d):
+class AvgPool3d(_AvgPool, torch.nn.AvgPool3d):
     """``torch.nn.AvgPool3d`` with a choice of algorithm."""
 
     replaces = torch.nn.AvgPool3d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Averages of windows."""
-        return ops.avg_pool3d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.avg_pool3d)
 
 
-class LPPool1d(_Pool, torch.nn.LPPool1d):
+class LPPool1d(_LPPool, torch.nn.LPPool1d):
     """``torch.nn.LPPool1d`` with a choice of algorithm."""
 
     replaces = torch.nn.LPPool1d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Norms of windows."""
-        return ops.lp_pool1d(
-            input,
-            float(self.norm_type),
-            self.kernel_size,
-            self.stride,
-            self.ceil_mode,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.lp_pool1d)
 
 
-class LPPool2d(_Pool, torch.nn.LPPool2d):
+class LPPool2d(_LPPool, torch.nn.LPPool2d):
     """``torch.nn.LPPool2d`` with a choice of algorithm."""
 
     replaces = torch.nn.LPPool2d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Norms of windows."""
-        return ops.lp_pool2d(
-            input,
-            float(self.norm_type),
-            self.kernel_size,
-            self.stride,
-            self.ceil_mode,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.lp_pool2d)
 
 
-class LPPool3d(_Pool, torch.nn.LPPool3d):
+class LPPool3d(_LPPool, torch.nn.LPPool3d):
     """``torch.nn.LPPool3d`` with a choice of algorithm."""
 
     replaces = torch.nn.LPPool3d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Norms of windows."""
-        return ops.lp_pool3d(
-            input,
-            float(self.norm_type),
-            self.kernel_size,
-            self.stride,
-            self.ceil_mode,
-            policy=self._running,
-        )
+    _operator = staticmethod(ops.lp_pool3d)
 
 
-class AdaptiveAvgPool1d(_Pool, torch.nn.AdaptiveAvgPool1d):
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d):
     """``torch.nn.AdaptiveAvgPool1d`` with a choice of algorithm."""
 
     replaces = torch.nn.AdaptiveAvgPool1d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Averages, as many as ``output_size`` says."""
-        return ops.adaptive_avg_pool1d(input, self.output_size, policy=self._running)
+    _operator = staticmethod(ops.adaptive_avg_pool1d)
 
 
-class AdaptiveAvgPool2d(_Pool, torch.nn.AdaptiveAvgPool2d):
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d):
     """``torch.nn.AdaptiveAvgPool2d`` with a choice of algorithm."""
 
     replaces = torch.nn.AdaptiveAvgPool2d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Averages, as many as ``output_size`` says."""
-        return ops.adaptive_avg_pool2d(input, self.output_size, policy=self._running)
+    _operator = staticmethod(ops.adaptive_avg_pool2d)
 
 
-class AdaptiveAvgPool3d(_Pool, torch.nn.AdaptiveAvgPool3d):
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d):
     """``torch.nn.AdaptiveAvgPool3d`` with a choice of algorithm."""
 
     replaces = torch.nn.AdaptiveAvgPool3d
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Averages, as many as ``output_size`` says."""
-        return ops.adaptive_avg_pool3d(input, self.output_size, policy=self._running)
+    _operator = staticmethod(ops.adaptive_avg_pool3d)
 
 
-class AdaptiveMaxPool1d(_Pool, torch.nn.AdaptiveMaxPool1d):
+class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
     """``torch.nn.AdaptiveMaxPool1d`` with a choice of algorithm."""
 
     replaces = torch.nn.AdaptiveMaxPool1d
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima, as many as ``output_size`` says, and with ``return_indices`` where they stand."""
-        return ops.adaptive_max_pool1d(
-            input, self.output_size, self.return_indices, policy=self._running
-        )
+    _operator = staticmethod(ops.adaptive_max_pool1d)
 
 
-class AdaptiveMaxPool2d(_Pool, torch.nn.AdaptiveMaxPool2d):
+class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
     """``torch.nn.AdaptiveMaxPool2d`` with a choice of algorithm."""
 
     replaces = torch.nn.AdaptiveMaxPool2d
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima, as many as ``output_size`` says, and with ``return_indices`` where they stand."""
-        return ops.adaptive_max_pool2d(
-            input, self.output_size, self.return_indices, policy=self._running
-        )
+    _operator = staticmethod(ops.adaptive_max_pool2d)
 
 
-class AdaptiveMaxPool3d(_Pool, torch.nn.AdaptiveMaxPool3d):
+class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
     """``torch.nn.AdaptiveMaxPool3d`` with a choice of algorithm."""
 
     replaces = torch.nn.AdaptiveMaxPool3d
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima, as many as ``output_size`` says, and with ``return_indices`` where they stand."""
-        return ops.adaptive_max_pool3d(
-            input, self.output_size, self.return_indices, policy=self._running
-        )
+    _operator = staticmethod(ops.adaptive_max_pool3d)

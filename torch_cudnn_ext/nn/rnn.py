@@ -146,6 +146,10 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         result: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return result
 
+    def _reason_to_stay(self) -> str:
+        given = [name for name in ("skip_input", "remember_states") if self._is(name)]
+        return f"torch.nn has no {' and no '.join(given)}" if given else ""
+
     def _drop_input_matrices(self) -> None:
         if self.input_size != self.hidden_size:
             raise ValueError(

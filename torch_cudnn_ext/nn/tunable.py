@@ -1,5 +1,6 @@
 """What every module of this package has beyond its parent in ``torch.nn``: a policy."""
 
+import inspect
 from typing import Any, ClassVar, Self
 
 import torch
@@ -7,16 +8,18 @@ import torch
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.policy import AlgorithmChoice, Policy, PolicyLike, as_policy, not_pinned
 
-_ONCE = ("guess_once", "time_once")
+# What is chosen at a first call and then kept, and how it is chosen.
+ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
 
 
 class Tunable(torch.nn.Module):
     """Policy of a module; a mixin that stands before the class of ``torch.nn``.
 
     The policy is kept as text, so that a module pickles and compiles like its parent.
-    ``_policy`` is what was asked for, ``_running`` is what the operator gets. `convert` makes a
-    PyTorch module one of this package's by changing its class: whatever a subclass adds to a module
-    has its default in the class.
+    ``_policy`` is what was asked for: by who has the module or, of a pinned layer, by its pin
+    alone. ``_running`` is what the operator gets; it follows from ``_policy``, and nobody else
+    writes it. `convert` and pins make a PyTorch module one of this package's by changing its class:
+    whatever a subclass adds to a module has its default in the class.
 
     Attributes:
         replaces: The class of ``torch.nn`` that this one stands for.
@@ -25,8 +28,18 @@ class Tunable(torch.nn.Module):
 
     replaces: ClassVar[type[torch.nn.Module]]
     family: ClassVar[str]
+    __signature__: ClassVar[inspect.Signature | None]
     _policy: str = ""
     _running: str | None = None
+    _takes_once: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let a class be seen to take the arguments of the one that it replaces."""
+        super().__init_subclass__(**kwargs)
+        if "replaces" in vars(cls):
+            cls.__signature__ = _signature(cls)
+        elif "__init__" in vars(cls):
+            cls.__signature__ = None  # not what it inherits
 
     def __init__(self, *args: Any, policy: PolicyLike = None, **kwargs: Any) -> None:
         """Take the arguments of the class that this one replaces, and a policy."""
@@ -49,7 +62,7 @@ class Tunable(torch.nn.Module):
 
     @policy.setter
     def policy(self, policy: PolicyLike) -> None:
-        self._policy = as_policy(policy, self.family).text
+        self._policy = self._checked(policy).text
         self._policy_changed()
 
     def set_mode(self, *choices: AlgorithmChoice, **named: AlgorithmChoice) -> Self:
@@ -138,14 +151,23 @@ class Tunable(torch.nn.Module):
         return f"{line}{', ' if line else ''}policy={self._policy!r}"
 
     def _policy_changed(self) -> None:
-        policy = Policy.parse(self._policy, self.family)
-        once = [name for name in self._passes() if policy.get(name) in _ONCE]
-        if once:
+        self._running = self._policy or None
+
+    def _reason_to_stay(self) -> str:
+        """What the class that this one replaces could not do of what this module does."""
+        return ""
+
+    @classmethod
+    def _checked(cls, policy: PolicyLike) -> Policy:
+        """The policy, where it is one for modules of this class; raises as its setter does."""
+        checked = as_policy(policy, cls.family)
+        once = [name for name in cls._passes() if checked.get(name) in ONCE]
+        if once and not cls._takes_once:
             raise ValueError(
-                f"policy: got {once[0]}={policy.get(once[0])}, which convolutions alone take, "
+                f"policy: got {once[0]}={checked.get(once[0])}, which convolutions alone take, "
                 "wanted 'heuristic', 'autotune' or an algorithm"
             )
-        self._running = self._policy or None
+        return checked
 
     @classmethod
     def _passes(cls) -> list[str]:
@@ -154,3 +176,16 @@ class Tunable(torch.nn.Module):
     def _unchosen(self) -> Policy:
         chosen = (*self._passes(), "benchmark", "fastest", "prefer")
         return Policy.parse(self._policy, self.family).replace(**dict.fromkeys(chosen))
+
+
+def _signature(cls: type[Tunable]) -> inspect.Signature:
+    """Of the class that this one replaces, and the keywords that are added."""
+    theirs = [*inspect.signature(cls.replaces).parameters.values()]
+    ours = [base.__init__ for base in cls.__mro__ if issubclass(base, Tunable)]
+    added = {
+        parameter.name: parameter
+        for function in ours
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    return inspect.Signature(sorted([*theirs, *added.values()], key=lambda one: one.kind))

@@ -1,5 +1,6 @@
 """What the functions share: calling an operator, and checks of arguments that name them."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +12,14 @@ Sizes: TypeAlias = int | Sequence[int]
 
 def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
     """Call the operator of this name that gives one tensor."""
-    result: Tensor = getattr(torch.ops.torch_cudnn_ext, name).default(*arguments, **keywords)
+    function = getattr(torch.ops.torch_cudnn_ext, name).default
+    try:
+        result: Tensor = function(*arguments, **keywords)
+    except RuntimeError as error:
+        reason, _, _ = str(error).partition("\n")
+        if "Expected a value of type" not in reason:
+            raise
+        raise TypeError(reason) from error
     return result
 
 
@@ -26,14 +34,16 @@ def check_tensor(function: str, argument: str, value: object) -> None:
 
 def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int]:
     """One integer for each dimension; a single one stands for all."""
-    if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
-        return [value] * count
+    if (one := integer(value)) is not None:
+        return [one] * count
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(
             f"{function}: argument {argument}: got {value!r} ({type(value).__name__}), "
             f"wanted an integer or {count} of them"
         )
-    if not all(isinstance(item, int | torch.SymInt) for item in value):
+    items = [integer(item) for item in value]
+    numbers = [item for item in items if item is not None]
+    if len(numbers) < len(items):
         raise TypeError(
             f"{function}: argument {argument}: got {value!r}, wanted an integer or {count} of them"
         )
@@ -42,4 +52,13 @@ def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int
             f"{function}: argument {argument}: got {len(value)} numbers {tuple(value)}, "
             f"wanted one or {count}"
         )
-    return list(value) * (count if len(value) == 1 else 1)
+    return numbers * (count if len(numbers) == 1 else 1)
+
+
+def integer(value: object) -> int | None:
+    """What stands for an integer, NumPy's too, as one; ``None`` for all else."""
+    if isinstance(value, int | torch.SymInt):
+        return None if isinstance(value, bool) else value  # type: ignore[return-value]
+    if isinstance(value, Tensor) or not hasattr(value, "__index__"):
+        return None
+    return operator.index(value)

@@ -22,7 +22,8 @@ def dropout(
     and ``cpu:geometric`` on the CPU, ``legacy:default`` (``cudnnDropoutForward``,
     ``cudnnDropoutBackward``; no bfloat16) on CUDA. Random numbers are cuDNN's only where the policy
     pins its algorithm or admits no other backend (``backends=cudnn``); that choice has no fallback.
-    Both passes run one algorithm.
+    Both passes run one algorithm. Under ``torch.vmap`` its ``randomness`` says whether there is one
+    mask for each sample, one for all, or an error.
 
     Args:
         input: Any sizes and strides; float64, float32, float16 or bfloat16.

@@ -157,8 +157,14 @@ def group_norm(
 
     Raises:
         TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
-        ValueError: Sizes or dtypes do not fit, or the policy is wrong.
+        ValueError: Sizes or dtypes do not fit, there is one value a group in all of the batch, or
+            the policy is wrong.
     """
     check_tensor("group_norm", "input", input)
+    if num_groups >= 1 and input.dim() >= 2 and input.numel() == num_groups:
+        raise ValueError(
+            f"group_norm: argument input: got sizes {tuple(input.shape)} for {num_groups} groups, "
+            "wanted more than 1 value per channel"
+        )
     text = policy_text(policy, _FAMILY)
     return call("group_norm", input, num_groups, weight, bias, eps, policy=text)

@@ -2,7 +2,6 @@
 
 from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, check_tensor
@@ -49,8 +48,6 @@ def local_response_norm(
         ValueError: An argument is out of range, or the policy is wrong.
     """
     check_tensor("local_response_norm", "input", input)
-    if input.is_cuda and torch.is_autocast_enabled("cuda"):
-        input = input.float()  # PyTorch's is made of operators that autocast runs in float32
     text = policy_text(policy, "lrn")
     return call("local_response_norm", input, size, alpha, beta, k, window, policy=text)
 

@@ -451,7 +451,9 @@ def _text(policy: PolicyLike) -> str | None:
 
 
 def _strides(name: str, stride: Sizes | None, dims: int, kernel: list[int]) -> list[int]:
-    return kernel if stride is None else sizes_of(name, "stride", stride, dims)
+    if stride is None or (isinstance(stride, tuple | list) and not stride):
+        return kernel
+    return sizes_of(name, "stride", stride, dims)
 
 
 def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> list[int]:

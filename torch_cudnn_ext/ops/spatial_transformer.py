@@ -40,7 +40,12 @@ def affine_grid(
         ValueError: Sizes do not fit together, the dtype is not supported, or the policy is wrong.
     """
     check_tensor("affine_grid", "theta", theta)
-    sizes = sizes_of("affine_grid", "size", size, len(size) if isinstance(size, Sequence) else 4)
+    if not isinstance(size, Sequence):
+        raise TypeError(
+            f"affine_grid: argument size: got {size!r} ({type(size).__name__}), "
+            "wanted 4 or 5 integers"
+        )
+    sizes = sizes_of("affine_grid", "size", size, len(size))
     return call(
         "affine_grid", theta, sizes, align_corners, policy=policy_text(policy, "affine_grid")
     )

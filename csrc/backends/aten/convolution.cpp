@@ -1,15 +1,11 @@
 // PyTorch's own convolution: the baseline of every table, and the last resort. It reads PyTorch's
 // global switches, which are never flipped here; what they imply is in the plan's notes.
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/aten/plan.h"
 
-namespace torch_cudnn_ext {
+namespace torch_cudnn_ext::aten {
 namespace {
-
-using at::Tensor;
 
 Dims spatial_axes(const ConvolutionProblem& p) {
   Dims axes;
@@ -31,15 +27,7 @@ class AtenConvolution : public Plan {
       b.beta == 0 ? out.copy_(result) : out.mul_(b.beta).add_(result);
       return;
     }
-    // PyTorch may return another layout than the problem's; callers rely on the problem's.
-    const TensorSpec& spec = role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w;
-    bool as_specified = true;
-    for (int i = 0; i < spec.sizes.size(); ++i) {
-      as_specified &= spec.sizes[i] == 1 || result.stride(i) == spec.strides[i];
-    }
-    out = as_specified
-              ? result
-              : at::empty_strided(spec.sizes, spec.strides, result.options()).copy_(result);
+    give(b, role, role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w, result);
   }
 
  private:
@@ -70,16 +58,9 @@ class AtenConvolution : public Plan {
   const Dims none_;
 };
 
-std::vector<Candidate> candidates(const ConvolutionProblem&, const Device&) {
-  return {{{"aten", "default", {}}, "PyTorch"}};
-}
-
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (algorithm.name != "default" || !algorithm.options.empty()) {
-    return Unsupported{c10::str("aten has no ", algorithm.text(), ", only aten:default")};
-  }
-  if (device.is_target()) return Unsupported{"aten runs on a device that is there", true};
+  if (auto refused = refuse(algorithm, device)) return *refused;
   if (p.bias || p.z || p.activation != Activation::none) {
     return Unsupported{"aten has no fused convolution"};
   }
@@ -100,7 +81,8 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
   return std::make_shared<AtenConvolution>(p, algorithm, notes);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("aten", candidates, build_plan);
+const RegisterBackendOperator<ConvolutionProblem> registered("aten", candidates<ConvolutionProblem>,
+                                                             build_plan);
 
 }  // namespace
-}  // namespace torch_cudnn_ext
+}  // namespace torch_cudnn_ext::aten

@@ -83,8 +83,8 @@ void average_backward(const PoolingProblem& p, Bindings& b) {
 
 // PyTorch says of all these but avg_pool2d and means that they add atomically on a GPU.
 Notes notes_of(const PoolingProblem& p, const Device& device) {
-  bool adds_in_order = is_global_average(p) || (p.mode != PoolingMode::max && !p.adaptive &&
-                                               p.spatial_dims() == 2);
+  bool adds_in_order =
+      is_global_average(p) || (p.mode != PoolingMode::max && !p.adaptive && p.spatial_dims() == 2);
   if (p.pass == PoolingPass::fwd || !device.is_cuda() || adds_in_order) return {};
   return {Note::nondeterministic};
 }

@@ -39,12 +39,7 @@ Tensor reduce(const ReduceProblem& p, const Tensor& x) {
 
 // The reduced dimensions become one, the last.
 std::tuple<Tensor, Tensor> reduce_with_indices(const ReduceProblem& p, const Tensor& x) {
-  Dims order;
-  for (int i = 0; i < p.x.sizes.size(); ++i) {
-    if (!p.reduces(i)) order.push_back(i);
-  }
-  for (int64_t dim : p.reduced_dims()) order.push_back(dim);
-  Tensor rows = x.permute(order).reshape({-1, p.reduced_count()});
+  Tensor rows = x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
   auto [values, indices] = p.kind == ReduceKind::max ? at::max(rows, 1) : at::min(rows, 1);
   Dims sizes = p.output().sizes;
   return {values.view(sizes), indices.view(sizes)};

@@ -4,8 +4,10 @@
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/rnn_relu_native.h>
 #include <ATen/ops/rnn_tanh_native.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <mutex>
 #include <numeric>
 
 #include "backends/aten/plan.h"
@@ -25,7 +27,10 @@ class AtenRnn : public Plan {
   void run(Bindings& b) override {
     Call call(p_, b);
     call.params = rnn_views(parameters_, b[Role::w]);
-    bool cudnn = p_.train && is_pytorchs() && call.x.is_cuda() && at::cudnn_is_acceptable(call.x);
+    // The backward goes the way that its forward went, whatever PyTorch's switch says by then.
+    bool cudnn =
+        p_.train && is_pytorchs() && call.x.is_cuda() &&
+        (p_.pass == RnnPass::fwd ? at::cudnn_is_acceptable(call.x) : b[Role::reserve].numel() > 0);
     if (p_.pass == RnnPass::fwd) {
       give_forward(b, cudnn ? forward_by_cudnn(b, call) : forward(b, call));
     } else {
@@ -103,14 +108,27 @@ class AtenRnn : public Plan {
   // The reserve is the state of the random numbers that the masks of dropout are made of.
   Tensors forward(Bindings& b, const Call& call) const {
     if (p_.train) {
-      b[Role::reserve] = p_.dropout > 0 ? generator(call).get_state()
+      b[Role::reserve] = p_.dropout > 0 ? exchange_state(call, {})
                                         : at::empty({0}, call.x.options().dtype(at::kByte));
     }
     return compute(call);
   }
 
-  static at::Generator generator(const Call& call) {
-    return at::globalContext().defaultGenerator(call.x.device());
+  // The state of PyTorch's generator; a defined `state` becomes its new one.
+  static Tensor exchange_state(const Call& call, const Tensor& state) {
+    at::Generator generator = at::globalContext().defaultGenerator(call.x.device());
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    Tensor now = generator.get_state();
+    if (state.defined()) generator.set_state(state);
+    return now;
+  }
+
+  // With the masks of the forward that left this state.
+  Tensors compute_again(const Call& call, const Tensor& state) const {
+    if (p_.dropout == 0) return compute(call);
+    Tensor now = exchange_state(call, state);
+    auto restore = c10::make_scope_exit([&] { exchange_state(call, now); });
+    return compute(call);
   }
 
   // Gradients of x, hx, cx and w.
@@ -121,10 +139,7 @@ class AtenRnn : public Plan {
     leaf(call.hx);
     if (call.cx.defined()) leaf(call.cx);
     for (Tensor& t : call.params) leaf(t);
-    Tensor now = p_.dropout > 0 ? generator(call).get_state() : Tensor();
-    if (now.defined()) generator(call).set_state(b[Role::reserve]);
-    Tensors results = compute(call);
-    if (now.defined()) generator(call).set_state(now);
+    Tensors results = compute_again(call, b[Role::reserve]);
     Tensors outputs, weights, leaves{call.x, call.hx};
     for (auto [result, role] : {std::pair(&results[0], Role::dy), std::pair(&results[1], Role::dhy),
                                 std::pair(&results[2], Role::dcy)}) {

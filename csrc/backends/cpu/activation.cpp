@@ -3,9 +3,8 @@
 //                is not positive, so that nothing overflows
 //   hyperbolic   maxima and minima; sigmoid and swish from tanh(x / 2), tanh from expm1
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -84,19 +83,15 @@ Tensor backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, c
   TORCH_INTERNAL_ASSERT(false);
 }
 
+constexpr const char* kNames[] = {"exponential", "hyperbolic"};
+
 std::vector<Candidate> candidates(const ActivationProblem&, const Device&) {
-  return {{{"cpu", "exponential", {}}, "enumeration"}, {{"cpu", "hyperbolic", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known = algorithm.options.empty() &&
-               (algorithm.name == "exponential" || algorithm.name == "hyperbolic");
-  if (!known) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:exponential and cpu:hyperbolic")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
   bool hyperbolic = algorithm.name == "hyperbolic";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {

@@ -3,9 +3,8 @@
 //   separable  a coordinate of the regular grid varies along one dimension only: an outer sum of d
 //              rows, and backwards d sums over all other dimensions
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -72,19 +71,15 @@ Tensor separable_backward(const AffineGridProblem& p, const Tensor& dgrid) {
   return at::stack(columns, -1);
 }
 
+constexpr const char* kNames[] = {"dense", "separable"};
+
 std::vector<Candidate> candidates(const AffineGridProblem&, const Device&) {
-  return {{{"cpu", "dense", {}}, "enumeration"}, {{"cpu", "separable", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "dense" || algorithm.name == "separable");
-  if (!known) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:dense and cpu:separable")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   auto compute = p.theta.dtype == at::kDouble ? at::kDouble : at::kFloat;
   bool dense = algorithm.name == "dense";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {

@@ -4,11 +4,10 @@
 //   and
 //             LeVeque 1979), and scale and shift are folded into one product and sum
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -173,18 +172,16 @@ class BatchNorm {
   const c10::ScalarType compute_;
 };
 
+constexpr const char* kNames[] = {"two_pass", "chunked"};
+
 std::vector<Candidate> candidates(const BatchNormProblem&, const Device&) {
-  return {{{"cpu", "two_pass", {}}, "enumeration"}, {{"cpu", "chunked", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   bool chunked = algorithm.name == "chunked";
-  if (!algorithm.options.empty() || (!chunked && algorithm.name != "two_pass")) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:two_pass and cpu:chunked")};
-  }
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, BatchNorm(p, chunked));
 }
 

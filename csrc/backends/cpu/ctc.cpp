@@ -5,11 +5,10 @@
 //   states
 //                     some 300 orders of magnitude below the likeliest are lost
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
 #include <limits>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -150,19 +149,14 @@ Tensor gradient_of(const States& s, const Tensor& log_probs, const Result& resul
   return gradient.masked_fill_(time >= s.steps.unsqueeze(0), 0);
 }
 
+constexpr const char* kNames[] = {"forward_backward", "rescaled"};
+
 std::vector<Candidate> candidates(const CtcProblem&, const Device&) {
-  return {{{"cpu", "forward_backward", {}}, "enumeration"},
-          {{"cpu", "rescaled", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known = algorithm.options.empty() &&
-               (algorithm.name == "forward_backward" || algorithm.name == "rescaled");
-  if (!known) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:forward_backward and cpu:rescaled")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   Notes notes;
   auto compute = forward_backward;
   if (algorithm.name == "rescaled") {

@@ -3,11 +3,10 @@
 //   geometric  the distances between elements of the rarer kind, dropped or kept: for small p few
 //              numbers are drawn
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
 #include <cmath>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -34,18 +33,14 @@ Tensor mask_of(const DropoutProblem& p, bool geometric) {
   return p.p <= 0.5 ? scattered(n, p.p).logical_not_() : scattered(n, 1 - p.p);
 }
 
+constexpr const char* kNames[] = {"threshold", "geometric"};
+
 std::vector<Candidate> candidates(const DropoutProblem&, const Device&) {
-  return {{{"cpu", "threshold", {}}, "enumeration"}, {{"cpu", "geometric", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "threshold" || algorithm.name == "geometric");
-  if (!known) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:threshold and cpu:geometric")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   if (p.rng == RandomStream::cudnn) {
     return Unsupported{"the mask is to come from cuDNN's generator (rng=cudnn)"};
   }

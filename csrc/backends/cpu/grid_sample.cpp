@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -71,7 +71,9 @@ Corner corner(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixe
     Tensor pixel = upper ? cell + 1 : cell;
     Tensor here = (pixel >= 0).logical_and_(pixel < n);
     inside = i == 0 ? here : inside.logical_and(here);
-    Tensor index = pixel.clamp(0, static_cast<double>(n - 1)).to(at::kLong) * step;
+    // NaN lies nowhere: any pixel's value times the NaN of its weight.
+    Tensor known = pixel.nan_to_num(0).clamp(0, static_cast<double>(n - 1));
+    Tensor index = known.to(at::kLong) * step;
     c.index = i == 0 ? index : c.index + index;
     step *= n;
   }
@@ -160,19 +162,15 @@ Gradients dense_backward(const GridSampleProblem& p, const Tensor& x, const Tens
   return {dx, at::stack(sums, -1)};
 }
 
+constexpr const char* kNames[] = {"gather", "dense"};
+
 std::vector<Candidate> candidates(const GridSampleProblem&, const Device&) {
-  return {{{"cpu", "gather", {}}, "enumeration"}, {{"cpu", "dense", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "gather" || algorithm.name == "dense");
-  if (!known) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:gather and cpu:dense")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   if (p.mode != SampleMode::bilinear) return Unsupported{"cpu samples bilinearly"};
   auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
   bool dense = algorithm.name == "dense";
@@ -185,7 +183,10 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                                 kMaxDenseBytes)};
   }
   TensorSpec y = p.output(), dx{p.x.dtype, p.x.sizes, contiguous_strides(p.x.sizes)};
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  // One infinity or NaN, times a weight of zero, spoils every point.
+  Notes notes;
+  if (dense) notes.add(Note::reduced_range);
+  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, [=](Bindings& b) {
     Tensor x = b[Role::x].to(compute).flatten(2);
     std::vector<Coordinate> at_pixels = coordinates(p, b[Role::grid].to(compute));
     if (p.pass == GridSamplePass::fwd) {

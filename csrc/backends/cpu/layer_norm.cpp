@@ -3,9 +3,8 @@
 //   x one_pass  both sums in one look at x, shifted by its first element so that little cancels;
 //             gradients as a*dy*w + b*x + c, with coefficients from two sums of dot products
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -100,18 +99,16 @@ void backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
   if (p.bias) give(b, Role::dbias, p.parameters(*p.bias), per_channel(dy, p).to(*p.bias));
 }
 
+constexpr const char* kNames[] = {"two_pass", "one_pass"};
+
 std::vector<Candidate> candidates(const LayerNormProblem&, const Device&) {
-  return {{{"cpu", "two_pass", {}}, "enumeration"}, {{"cpu", "one_pass", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   bool one_pass = algorithm.name == "one_pass";
-  if (!algorithm.options.empty() || (!one_pass && algorithm.name != "two_pass")) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:two_pass and cpu:one_pass")};
-  }
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     p.pass == LayerNormPass::fwd ? forward(p, b, one_pass) : backward(p, b, one_pass);
   });

@@ -4,9 +4,8 @@
 //   prefix   running sums (in float64, since little remains of them) subtracted from each other: as
 //            many steps for any window
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -62,18 +61,19 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
   if (p.means) give(b, Role::dz, p.x, (-through).to(p.x.dtype));
 }
 
+constexpr const char* kNames[] = {"shifted", "prefix"};
+
 std::vector<Candidate> candidates(const LrnProblem&, const Device&) {
-  return {{{"cpu", "shifted", {}}, "enumeration"}, {{"cpu", "prefix", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   bool prefix = algorithm.name == "prefix";
-  if (!algorithm.options.empty() || (!prefix && algorithm.name != "shifted")) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:shifted and cpu:prefix")};
-  }
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt,
+  // One infinity or NaN spoils all running sums behind it.
+  Notes notes;
+  if (prefix) notes.add(Note::reduced_range);
+  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt,
                                         [=](Bindings& b) { run(p, b, prefix); });
 }
 

@@ -2,9 +2,8 @@
 //   blocked  sums of products of blocks along k, so that both factors stay in the cache
 //   dot      each element is one sum of products, by slabs of rows
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -35,17 +34,14 @@ Tensor dots(const Tensor& x, const Tensor& w) {
   return at::cat(parts, 1);
 }
 
+constexpr const char* kNames[] = {"blocked", "dot"};
+
 std::vector<Candidate> candidates(const MatmulProblem&, const Device&) {
-  return {{{"cpu", "blocked", {}}, "enumeration"}, {{"cpu", "dot", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "blocked" || algorithm.name == "dot");
-  if (!known) {
-    return Unsupported{c10::str("cpu has no ", algorithm.text(), ", only cpu:blocked and cpu:dot")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   bool by_blocks = algorithm.name == "blocked";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     auto input = [&](Role role) { return b[role].to(p.compute); };

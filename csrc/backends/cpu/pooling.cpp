@@ -4,9 +4,8 @@
 #include "ops/pooling.h"
 
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -31,6 +30,13 @@ Tensor positions_of(const PoolingProblem& p, const Tensor& padded) {
   return windows_of(p, places.view(sizes)).flatten(0, 2);
 }
 
+// Of each window the first element that is no padding, which a window of -inf alone is equal to.
+Tensor first_places(const PoolingProblem& p) {
+  auto sizes = p.x.sizes;
+  sizes[0] = sizes[1] = 1;
+  return (windows_of(p, pooling::padded(p, at::ones(sizes))) > 0).to(at::kByte).argmax(-1);
+}
+
 void forward_unfolded(const PoolingProblem& p, Bindings& b, at::ScalarType compute) {
   Tensor windows = windows_of(p, pooling::padded(p, b[Role::x].to(compute)));
   TensorSpec y = p.y();
@@ -38,7 +44,7 @@ void forward_unfolded(const PoolingProblem& p, Bindings& b, at::ScalarType compu
   if (p.mode == PoolingMode::max) {
     Tensor places;
     std::tie(result, places) = windows.max(-1);
-    if (p.train) b[Role::reserve] = places;
+    if (p.train) b[Role::reserve] = at::where(result.isneginf(), first_places(p), places);
   } else {
     result = windows.sum(-1);
   }
@@ -81,17 +87,14 @@ void run_by_taps(const PoolingProblem& p, Bindings& b, at::ScalarType compute) {
   give(b, Role::dx, p.x, pooling::backward_by_taps(p, x, y, b[Role::dy].to(compute)).to(p.x.dtype));
 }
 
+constexpr const char* kNames[] = {"taps", "unfold"};
+
 std::vector<Candidate> candidates(const PoolingProblem&, const Device&) {
-  return {{{"cpu", "taps", {}}, "enumeration"}, {{"cpu", "unfold", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "taps" || algorithm.name == "unfold");
-  if (!known) {
-    return Unsupported{c10::str("cpu has no ", algorithm.text(), ", only cpu:taps and cpu:unfold")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }

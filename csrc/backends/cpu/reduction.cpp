@@ -3,9 +3,8 @@
 //   serial  strips of neighbours onto running results, and those onto the first of them
 //   tree    one half onto the other until one is left (pairwise, so that errors grow with log n)
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -26,7 +25,9 @@ struct Items {
 Items combine(const ReduceProblem& p, const Items& a, const Items& b) {
   if (p.indices) {
     Tensor better = p.kind == ReduceKind::max ? b.values > a.values : b.values < a.values;
-    Tensor earlier = (b.values == a.values).logical_and_(b.places < a.places);
+    Tensor nans = a.values.isnan().logical_and_(b.values.isnan());
+    Tensor same = (b.values == a.values).logical_or_(nans);
+    Tensor earlier = same.logical_and_(b.places < a.places);
     Tensor nan = b.values.isnan().logical_and_(a.values.isnan().logical_not_());
     Tensor take = better.logical_or_(earlier).logical_or_(nan);
     return {at::where(take, b.values, a.values), at::where(take, b.places, a.places)};
@@ -87,25 +88,17 @@ Tensor make_ready(ReduceKind kind, const Tensor& x) {
 
 // The reduced dimensions become one, the last.
 Tensor as_rows(const ReduceProblem& p, const Tensor& x) {
-  Dims order;
-  for (int i = 0; i < p.x.sizes.size(); ++i) {
-    if (!p.reduces(i)) order.push_back(i);
-  }
-  for (int64_t dim : p.reduced_dims()) order.push_back(dim);
-  return x.permute(order).reshape({-1, p.reduced_count()});
+  return x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
 }
 
+constexpr const char* kNames[] = {"serial", "tree"};
+
 std::vector<Candidate> candidates(const ReduceProblem&, const Device&) {
-  return {{{"cpu", "serial", {}}, "enumeration"}, {{"cpu", "tree", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "serial" || algorithm.name == "tree");
-  if (!known) {
-    return Unsupported{c10::str("cpu has no ", algorithm.text(), ", only cpu:serial and cpu:tree")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
   bool by_tree = algorithm.name == "tree";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {

@@ -7,7 +7,7 @@
 
 #include <numeric>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 #include "core/rnn_layout.h"
 
 namespace torch_cudnn_ext {
@@ -357,18 +357,14 @@ class CpuRnn : public Plan {
   const bool fused_;
 };
 
+constexpr const char* kNames[] = {"fused", "unrolled"};
+
 std::vector<Candidate> candidates(const RnnProblem&, const Device&) {
-  return {{{"cpu", "fused", {}}, "enumeration"}, {{"cpu", "unrolled", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "fused" || algorithm.name == "unrolled");
-  if (!known) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:fused and cpu:unrolled")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   if (p.compute != p.default_compute()) {
     return Unsupported{c10::str("cpu computes ", dtype_text(p.x.dtype), " data in ",
                                 dtype_text(p.default_compute()), ", not ", dtype_text(p.compute))};

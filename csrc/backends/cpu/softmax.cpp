@@ -3,9 +3,10 @@
 //   online      one pass for maximum and sum together, by blocks whose sums are rescaled when the
 //               maximum grows (Milakov and Gimelshein 2018), then the quotient
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include <cmath>
+
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -20,34 +21,32 @@ Tensor log_of_sum(const Tensor& x, bool online) {
     Tensor largest = x.amax(1, true);
     return (x - largest).exp_().sum(1, true).log_().add_(largest);
   }
+  // What is subtracted must be finite, also where all so far is masked out by -inf.
+  auto finite = [](const Tensor& t) { return t.masked_fill(t == -INFINITY, 0); };
   Tensor largest, sum;
   for (int64_t first = 0; first < x.size(1); first += kBlock) {
     Tensor block = x.narrow(1, first, std::min(kBlock, x.size(1) - first));
     Tensor here = block.amax(1, true);
     if (!largest.defined()) {
       largest = here;
-      sum = (block - largest).exp_().sum(1, true);
+      sum = (block - finite(largest)).exp_().sum(1, true);
       continue;
     }
-    Tensor grown = at::maximum(largest, here);
-    sum = sum * (largest - grown).exp_() + (block - grown).exp_().sum(1, true);
+    Tensor grown = at::maximum(largest, here), from = finite(grown);
+    sum = sum * (largest - from).exp_() + (block - from).exp_().sum(1, true);
     largest = grown;
   }
   return sum.log_().add_(largest);
 }
 
+constexpr const char* kNames[] = {"three_pass", "online"};
+
 std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
-  return {{{"cpu", "three_pass", {}}, "enumeration"}, {{"cpu", "online", {}}, "enumeration"}};
+  return cpu::candidates_of(kNames);
 }
 
 BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
-  bool known =
-      algorithm.options.empty() && (algorithm.name == "three_pass" || algorithm.name == "online");
-  if (!known) {
-    return Unsupported{
-        c10::str("cpu has no ", algorithm.text(), ", only cpu:three_pass and cpu:online")};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
   bool online = algorithm.name == "online";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {

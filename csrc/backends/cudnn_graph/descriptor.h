@@ -9,21 +9,25 @@
 
 namespace torch_cudnn_ext::graph {
 
-// Raised while building; becomes an Unsupported with the status as its reason.
+// Raised while building; becomes an Unsupported with the status as its reason. What cuDNN says of
+// it is read at once: a message stays until it is read, and would be taken for the next failure's.
 struct Failure {
+  Failure(cudnnStatus_t status, std::string what)
+      : status(status), what(std::move(what)), why(cudnn_status_text(status)) {}
+
   cudnnStatus_t status;
-  std::string what;
+  std::string what, why;
 
   Unsupported unsupported() const {
     // 3008: a run-time prerequisite, here the driver, is missing. 5001: a driver call failed.
     bool needs_driver = status == CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING ||
                         status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
-    return {what + ": " + cudnn_status_text(status), needs_driver};
+    return {what + ": " + why, needs_driver};
   }
 };
 
 inline void check(cudnnStatus_t status, const char* what) {
-  if (status != CUDNN_STATUS_SUCCESS) throw Failure{status, what};
+  if (status != CUDNN_STATUS_SUCCESS) throw Failure(status, what);
 }
 
 class Descriptor {

@@ -83,10 +83,8 @@ std::vector<Algorithm> heuristic_list(const OperationGraph& graph, cudnnBackendH
     auto configs = heuristic.get_descriptors(CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                              CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, count);
     for (const Descriptor& config : configs) list.push_back(algorithm_of(config));
-  } catch (const Failure& failure) {
-    bool unsupported = failure.status >= CUDNN_STATUS_NOT_SUPPORTED &&
-                       failure.status < CUDNN_STATUS_INTERNAL_ERROR;
-    TORCH_CHECK(unsupported, failure.what, ": ", cudnn_status_text(failure.status));
+  } catch (const Failure&) {
+    return {};
   }
   return list;
 }
@@ -127,7 +125,7 @@ Notes notes_of(const Descriptor& engine, bool float32_products) {
     if (note == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) notes.add(Note::runtime_compilation);
     bool reordered = note == CUDNN_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER ||
                      note == CUDNN_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER;
-    if (reordered) throw Failure{CUDNN_STATUS_NOT_SUPPORTED, "the engine wants reordered weights"};
+    if (reordered) throw Failure(CUDNN_STATUS_NOT_SUPPORTED, "the engine wants reordered weights");
   }
   return notes;
 }
@@ -281,13 +279,14 @@ std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& 
     std::optional<int64_t> current;
     if (text != nullptr) current = std::stoll(*text);
     for (int64_t value : values_to_try(knob, current)) {
+      if (list.size() >= kMost) return list;
       Algorithm variation = algorithm.with(key, std::to_string(value));
       try {
         make_config(engine, variation);
       } catch (const Failure&) {
         continue;  // ranges have holes: the configuration is what says so
       }
-      if (list.size() < kMost) list.push_back(std::move(variation));
+      list.push_back(std::move(variation));
     }
   }
   return list;
@@ -312,8 +311,8 @@ Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm) {
   int64_t count = graph.graph->get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
   int64_t index = engine_index(algorithm);
   if (index >= count) {
-    throw Failure{CUDNN_STATUS_BAD_PARAM,
-                  c10::str("there is no engine ", index, ", the last is ", count - 1)};
+    throw Failure(CUDNN_STATUS_BAD_PARAM,
+                  c10::str("there is no engine ", index, ", the last is ", count - 1));
   }
   Descriptor engine = make_engine_descriptor(graph, index);
   Notes notes = notes_of(engine, graph.float32_products);
@@ -399,8 +398,7 @@ void EnginePlan::run(Bindings& bindings) {
     const Descriptor& pack = pack_for(pointers_, bindings);
     check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
   } catch (const Failure& failure) {
-    TORCH_CHECK(false, algorithm.text(), ": ", failure.what, " failed with ",
-                cudnn_status_text(failure.status));
+    TORCH_CHECK(false, algorithm.text(), ": ", failure.what, " failed with ", failure.why);
   }
 }
 

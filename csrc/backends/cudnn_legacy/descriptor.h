@@ -6,6 +6,7 @@
 
 #include <climits>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/algorithm.h"
@@ -71,6 +72,15 @@ inline void* output(Bindings& bindings, Role role, const TensorSpec& spec, const
   at::Tensor& tensor = bindings[role];
   if (!tensor.defined()) tensor = empty_on_cuda(spec, like);
   return tensor.data_ptr();
+}
+
+// Bounds of batch normalisation when training; empty where they are kept. PyTorch found the first.
+inline std::string too_many_channels(int64_t channels) {
+  if (channels <= 65535) return "";
+  return c10::str("cuDNN takes at most 65535 channels when training, and here are ", channels);
+}
+inline std::string too_many_elements(const TensorSpec& t) {
+  return t.numel() > INT_MAX ? "the classic API counts elements in 32 bits" : "";
 }
 
 struct MathType {

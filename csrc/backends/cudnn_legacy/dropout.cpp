@@ -1,33 +1,12 @@
-// Dropout through cuDNN's classic API, with cuDNN's own random numbers.
-//
-// Note [cuDNN's random states]
-// Each forward sets up cuDNN's states anew, from the seed and the position of PyTorch's generator,
-// and moves that on: so a mask depends on these alone, torch.manual_seed and checkpointing repeat
-// it, and no state is shared by streams or threads. States that live on from call to call would
-// spare the kernel that does it, and lose all of that.
-#include <ATen/Context.h>
+// Dropout through cuDNN's classic API, with cuDNN's own random numbers. No state is shared by
+// streams or threads.
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include <mutex>
-
-#include "backends/cudnn_legacy/descriptor.h"
+#include "backends/cudnn_legacy/random.h"
 #include "core/backend.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
-
-using DropoutDescriptor = Descriptor<cudnnDropoutDescriptor_t, cudnnCreateDropoutDescriptor,
-                                     cudnnDestroyDropoutDescriptor>;
-
-// A number that no two calls between two seedings share.
-unsigned long long draw_seed(const at::Tensor& x) {
-  constexpr uint64_t kStep = 4;  // PyTorch's generator moves by multiples of it
-  at::Generator generator = at::globalContext().defaultGenerator(x.device());
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  uint64_t offset = generator.get_offset();
-  generator.set_offset(offset + kStep);
-  return generator.current_seed() + 0x9E3779B97F4A7C15ull * offset;
-}
 
 // cuDNN's tensors have four dimensions at least.
 TensorSpec as_plane(const TensorSpec& x) {

@@ -1,13 +1,15 @@
 // Recurrent networks through cuDNN's classic API: every algorithm times every math type.
 #include <ATen/ATen.h>
-#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <mutex>
 #include <numeric>
 
-#include "backends/cudnn_legacy/descriptor.h"
+#include "backends/cudnn_legacy/random.h"
 #include "core/backend.h"
 #include "core/operator.h"
 #include "core/rnn_layout.h"
@@ -21,12 +23,11 @@ using RnnDescriptor =
     Descriptor<cudnnRNNDescriptor_t, cudnnCreateRNNDescriptor, cudnnDestroyRNNDescriptor>;
 using RnnDataDescriptor = Descriptor<cudnnRNNDataDescriptor_t, cudnnCreateRNNDataDescriptor,
                                      cudnnDestroyRNNDataDescriptor>;
-using DropoutDescriptor = Descriptor<cudnnDropoutDescriptor_t, cudnnCreateDropoutDescriptor,
-                                     cudnnDestroyDropoutDescriptor>;
 
-// The random numbers of dropout. cuDNN has them in a buffer that every forward moves on; filling it
-// costs a kernel. So it is filled once, and once more whenever PyTorch's generator was seeded anew
-// or moved back since: the same seed then repeats the same masks.
+// The random numbers of dropout, which cuDNN has in a buffer. Each forward fills it anew from the
+// seed and the position of PyTorch's generator, for the reasons of Note [cuDNN's random states].
+// While a stream is captured the generator cannot be read: the graph goes on with the states that
+// the last run before left, and they outlive the plan.
 class Dropout {
  public:
   // Sets the descriptor; the buffer is filled before a forward reads it.
@@ -47,38 +48,48 @@ class Dropout {
     if (!states_.defined()) return;
     c10::Device device = states_.device();
     if (runtime_of(device_of(device)).is_capturing(device_of(device))) {
-      TORCH_CHECK(seed_,
+      TORCH_CHECK(is_filled_,
                   "rnn: dropout is first met while the stream is being captured into a CUDA graph; "
                   "run it once before capturing");
+      keep_for_graph();
       return;
     }
-    auto [seed, offset] = advance_generator(device);
-    bool moved_on = seed_ == seed && offset > offset_;
-    seed_ = seed;
-    offset_ = offset;
-    if (moved_on) return;
-    constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;  // spreads neighbouring offsets
-    check_cudnn(
-        cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
-                                  states_.data_ptr(), states_.nbytes(), seed ^ (offset * kOdd)),
-        "cudnnSetDropoutDescriptor");
+    // A forward on another stream may still read the buffer.
+    at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(device.index());
+    if (is_filled_) last_use_.block(stream);
+    check_cudnn(cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
+                                          states_.data_ptr(), states_.nbytes(), draw_seed(states_)),
+                "cudnnSetDropoutDescriptor");
+    is_filled_ = true;
+  }
+
+  // Behind the forward that read the buffer.
+  void used() {
+    if (!states_.defined()) return;
+    at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(states_.device().index());
+    if (!runtime_of(device_of(states_.device())).is_capturing(device_of(states_.device()))) {
+      last_use_.record(stream);
+    }
   }
 
   cudnnDropoutDescriptor_t get() const { return descriptor_.get(); }
 
  private:
-  static std::pair<uint64_t, uint64_t> advance_generator(c10::Device device) {
-    constexpr uint64_t kStep = 4;  // offsets are multiples of it
-    at::Generator generator = at::globalContext().defaultGenerator(device);
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    return at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_engine_inputs(kStep);
+  // A graph may be replayed when this plan is gone.
+  void keep_for_graph() {
+    static auto* mutex = new std::mutex();
+    static auto* kept = new std::vector<Tensor>();
+    std::lock_guard<std::mutex> lock(*mutex);
+    bool known = std::any_of(kept->begin(), kept->end(),
+                             [&](const Tensor& t) { return t.is_same(states_); });
+    if (!known) kept->push_back(states_);
   }
 
   DropoutDescriptor descriptor_;
   Tensor states_;
   float probability_ = 0;
-  std::optional<uint64_t> seed_;
-  uint64_t offset_ = 0;
+  bool is_filled_ = false;
+  at::cuda::CUDAEvent last_use_;
 };
 
 // Where a piece of the parameters lies in w and in cuDNN's weight space, in elements.
@@ -213,6 +224,7 @@ class RnnPlan : public Plan {
                         workspace, reserve.defined() ? reserve.nbytes() : 0,
                         reserve.defined() ? reserve.data_ptr() : nullptr),
         "cudnnRNNForward");
+    d_->dropout.used();
     if (p_.train) b[Role::reserve] = reserve;
   }
 
