@@ -43,6 +43,30 @@ cudnnDataType_t cudnn_type(c10::ScalarType dtype) {
   }
 }
 
+cudnnReduceTensorOp_t cudnn_reduction(ReduceKind kind) {
+  switch (kind) {
+    case ReduceKind::add:
+      return CUDNN_REDUCE_TENSOR_ADD;
+    case ReduceKind::mul:
+      return CUDNN_REDUCE_TENSOR_MUL;
+    case ReduceKind::min:
+      return CUDNN_REDUCE_TENSOR_MIN;
+    case ReduceKind::max:
+      return CUDNN_REDUCE_TENSOR_MAX;
+    case ReduceKind::absmax:
+      return CUDNN_REDUCE_TENSOR_AMAX;
+    case ReduceKind::mean:
+      return CUDNN_REDUCE_TENSOR_AVG;
+    case ReduceKind::norm1:
+      return CUDNN_REDUCE_TENSOR_NORM1;
+    case ReduceKind::norm2:
+      return CUDNN_REDUCE_TENSOR_NORM2;
+    case ReduceKind::mul_no_zeros:
+      return CUDNN_REDUCE_TENSOR_MUL_NO_ZEROS;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 namespace {
 
 TensorSpec lift(const TensorSpec& spec) {

@@ -22,6 +22,7 @@ std::string cudnn_status_text(cudnnStatus_t status);
 void check_cudnn(cudnnStatus_t status, const char* call);
 
 cudnnDataType_t cudnn_type(c10::ScalarType dtype);
+cudnnReduceTensorOp_t cudnn_reduction(ReduceKind kind);
 
 // cuDNN's classic API, and its fast engines, know space in two or three dimensions: a convolution
 // over one is the same over a plane of height 1.

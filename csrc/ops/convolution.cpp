@@ -166,6 +166,26 @@ void run_into(const Request& r, const OptionalTensor& bias, Tensor& out) {
   add_bias(out, bias);
 }
 
+Request request_of_forward(const Tensor& input, const Tensor& weight, SymIntArrayRef stride,
+                           SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+                           SymIntArrayRef output_padding, const SymInt& groups, double alpha,
+                           double beta, bool flip_kernel, OptionalPolicy policy) {
+  return {transposed ? ConvolutionPass::bwd_data : ConvolutionPass::fwd,
+          transposed ? kTransposedNames : kForwardNames,
+          input,
+          weight,
+          {},
+          stride,
+          padding,
+          dilation,
+          groups,
+          flip_kernel,
+          alpha,
+          beta,
+          policy,
+          transposed ? std::optional(output_padding) : std::nullopt};
+}
+
 }  // namespace
 
 Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
@@ -173,41 +193,15 @@ Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& 
                bool transposed, SymIntArrayRef output_padding, SymInt groups,
                const OptionalTensor& z, double alpha, double beta, bool flip_kernel,
                OptionalPolicy policy) {
-  if (!transposed) {
-    return run_functional({ConvolutionPass::fwd,
-                           kForwardNames,
-                           input,
-                           weight,
-                           {},
-                           stride,
-                           padding,
-                           dilation,
-                           groups,
-                           flip_kernel,
-                           alpha,
-                           beta,
-                           policy},
-                          bias, z);
-  }
-  if (auto same = without_surplus(input, stride, dilation, output_padding)) {
+  auto same = transposed ? without_surplus(input, stride, dilation, output_padding) : std::nullopt;
+  if (same) {
     return forward(same->input, weight, bias, stride, padding, dilation, true, same->output_padding,
                    groups, z, alpha, beta, flip_kernel, policy);
   }
-  return run_functional({ConvolutionPass::bwd_data,
-                         kTransposedNames,
-                         input,
-                         weight,
-                         {},
-                         stride,
-                         padding,
-                         dilation,
-                         groups,
-                         flip_kernel,
-                         alpha,
-                         beta,
-                         policy,
-                         output_padding},
-                        bias, z);
+  return run_functional(
+      request_of_forward(input, weight, stride, padding, dilation, transposed, output_padding,
+                         groups, alpha, beta, flip_kernel, policy),
+      bias, z);
 }
 
 Tensor backward_input(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
@@ -234,40 +228,13 @@ void forward_out(const Tensor& input, const Tensor& weight, const OptionalTensor
                  SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                  bool transposed, SymIntArrayRef output_padding, SymInt groups, Tensor& out,
                  double alpha, double beta, bool flip_kernel, OptionalPolicy policy) {
-  if (!transposed) {
-    return run_into({ConvolutionPass::fwd,
-                     kForwardNames,
-                     input,
-                     weight,
-                     {},
-                     stride,
-                     padding,
-                     dilation,
-                     groups,
-                     flip_kernel,
-                     alpha,
-                     beta,
-                     policy},
-                    bias, out);
-  }
-  if (auto same = without_surplus(input, stride, dilation, output_padding)) {
+  auto same = transposed ? without_surplus(input, stride, dilation, output_padding) : std::nullopt;
+  if (same) {
     return forward_out(same->input, weight, bias, stride, padding, dilation, true,
                        same->output_padding, groups, out, alpha, beta, flip_kernel, policy);
   }
-  run_into({ConvolutionPass::bwd_data,
-            kTransposedNames,
-            input,
-            weight,
-            {},
-            stride,
-            padding,
-            dilation,
-            groups,
-            flip_kernel,
-            alpha,
-            beta,
-            policy,
-            output_padding},
+  run_into(request_of_forward(input, weight, stride, padding, dilation, transposed, output_padding,
+                              groups, alpha, beta, flip_kernel, policy),
            bias, out);
 }
 

@@ -11,21 +11,9 @@
 namespace torch_cudnn_ext::graph {
 namespace {
 
-std::optional<cudnnReduceTensorOp_t> operation_of(ReduceKind kind) {
-  switch (kind) {
-    case ReduceKind::add:
-      return CUDNN_REDUCE_TENSOR_ADD;
-    case ReduceKind::mul:
-      return CUDNN_REDUCE_TENSOR_MUL;
-    case ReduceKind::min:
-      return CUDNN_REDUCE_TENSOR_MIN;
-    case ReduceKind::max:
-      return CUDNN_REDUCE_TENSOR_MAX;
-    case ReduceKind::absmax:
-      return CUDNN_REDUCE_TENSOR_AMAX;
-    default:
-      return std::nullopt;
-  }
+bool is_offered(ReduceKind kind) {
+  return kind == ReduceKind::add || kind == ReduceKind::mul || kind == ReduceKind::min ||
+         kind == ReduceKind::max || kind == ReduceKind::absmax;
 }
 
 OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device) {
@@ -35,7 +23,7 @@ OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device
   Dims sizes{1, channels, 1, p.x.numel() / channels};
   Dims kept{1, to_scalar ? 1 : channels, 1, 1};
   auto compute = cudnn_type(p.x.dtype == at::kDouble ? at::kDouble : at::kFloat);
-  auto operation = *operation_of(p.kind);
+  auto operation = cudnn_reduction(p.kind);
   std::vector<Descriptor> parts, operations;
   parts.push_back(
       make_tensor({p.x.dtype, sizes, channels_last_strides(sizes)}, Role::x, p.alignment));
@@ -58,7 +46,7 @@ OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device
 // nullopt where a graph can be made.
 std::optional<Unsupported> refuse(const ReduceProblem& p) {
   if (p.indices) return Unsupported{"the graph API gives no indices"};
-  if (!operation_of(p.kind)) {
+  if (!is_offered(p.kind)) {
     return Unsupported{"the graph API reduces by add, mul, min, max and absmax alone"};
   }
   bool rows = p.first_reduced && p.x.sizes.size() <= 2;

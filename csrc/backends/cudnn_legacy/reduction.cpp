@@ -12,30 +12,6 @@ using ReduceDescriptor =
     Descriptor<cudnnReduceTensorDescriptor_t, cudnnCreateReduceTensorDescriptor,
                cudnnDestroyReduceTensorDescriptor>;
 
-cudnnReduceTensorOp_t operation_of(ReduceKind kind) {
-  switch (kind) {
-    case ReduceKind::add:
-      return CUDNN_REDUCE_TENSOR_ADD;
-    case ReduceKind::mul:
-      return CUDNN_REDUCE_TENSOR_MUL;
-    case ReduceKind::min:
-      return CUDNN_REDUCE_TENSOR_MIN;
-    case ReduceKind::max:
-      return CUDNN_REDUCE_TENSOR_MAX;
-    case ReduceKind::absmax:
-      return CUDNN_REDUCE_TENSOR_AMAX;
-    case ReduceKind::mean:
-      return CUDNN_REDUCE_TENSOR_AVG;
-    case ReduceKind::norm1:
-      return CUDNN_REDUCE_TENSOR_NORM1;
-    case ReduceKind::norm2:
-      return CUDNN_REDUCE_TENSOR_NORM2;
-    case ReduceKind::mul_no_zeros:
-      return CUDNN_REDUCE_TENSOR_MUL_NO_ZEROS;
-  }
-  TORCH_INTERNAL_ASSERT(false);
-}
-
 // cuDNN's kernels want four dimensions at least.
 TensorSpec with_four_dims(const TensorSpec& spec) {
   Dims sizes(std::max(0, 4 - spec.sizes.size()), 1);
@@ -50,7 +26,7 @@ struct Descriptors {
     auto compute = cudnn_type(p.x.dtype == at::kDouble ? at::kDouble : at::kFloat);
     check_cudnn(
         cudnnSetReduceTensorDescriptor(
-            reduce.get(), operation_of(p.kind), compute, CUDNN_PROPAGATE_NAN,
+            reduce.get(), cudnn_reduction(p.kind), compute, CUDNN_PROPAGATE_NAN,
             p.indices ? CUDNN_REDUCE_TENSOR_FLATTENED_INDICES : CUDNN_REDUCE_TENSOR_NO_INDICES,
             CUDNN_32BIT_INDICES),
         "cudnnSetReduceTensorDescriptor");
