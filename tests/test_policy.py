@@ -260,6 +260,13 @@ def test_the_order_of_knobs_does_not_matter(knobs: list[str]) -> None:
     assert _C.canonical_algorithm(written) == "graph:eng67/k0=7/k2=1/k13=0"
 
 
+def test_numbers_have_one_spelling() -> None:
+    assert _C.canonical_algorithm("graph:eng007/k02=01/k3=-0") == "graph:eng7/k2=1/k3=0"
+    for wrong in ("graph:eng7/k-2=1", "graph:eng7/k2=", "graph:eng7/k2=1/k02=1", "graph:eng-7"):
+        with pytest.raises(ValueError, match=wrong.partition("/")[0]):
+            _C.canonical_algorithm(wrong)
+
+
 def test_an_unset_knob_is_not_one_set_to_zero() -> None:
     assert _C.canonical_algorithm("graph:eng67") != _C.canonical_algorithm("graph:eng67/k2=0")
 

@@ -44,17 +44,34 @@ const LegacyName* find_legacy(std::string_view text, const std::vector<LegacyNam
   return nullptr;
 }
 
-// Knobs in numeric order, so that one choice has one text.
-void sort_graph_options(Algorithm& algorithm) {
-  for (const auto& [key, value] : algorithm.options) {
-    TORCH_CHECK_VALUE(
-        key.size() > 1 && key[0] == 'k' && is_integer(key.substr(1)) && is_integer(value),
-        "algorithm text: '", key, "=", value, "' in '", algorithm.text(),
-        "' is not a knob, wanted kNUMBER=INTEGER");
+// The number behind a letter or word, without leading zeros; empty where there is none.
+std::string number_behind(std::string_view prefix, std::string_view text) {
+  std::string_view digits = text.substr(std::min(prefix.size(), text.size()));
+  bool valid = text.substr(0, prefix.size()) == prefix && is_integer(digits) && digits[0] != '-';
+  return valid ? std::to_string(std::stoi(std::string(digits))) : "";
+}
+
+// Numbers in one spelling and knobs in order, so that one choice has one text.
+void canonicalise_graph(Algorithm& algorithm) {
+  std::string whole = algorithm.text(), engine = number_behind("eng", algorithm.name);
+  TORCH_CHECK_VALUE(!engine.empty(), "algorithm text: '", whole, "' names the engine '",
+                    algorithm.name, "', wanted engNUMBER");
+  algorithm.name = "eng" + engine;
+  for (auto& [key, value] : algorithm.options) {
+    std::string knob = number_behind("k", key);
+    TORCH_CHECK_VALUE(!knob.empty() && is_integer(value), "algorithm text: '", key, "=", value,
+                      "' in '", whole, "' is not a knob, wanted kNUMBER=INTEGER");
+    key = "k" + knob;
+    value = std::to_string(std::stoi(value));
   }
   auto number = [](const auto& option) { return std::stoi(option.first.substr(1)); };
-  std::sort(algorithm.options.begin(), algorithm.options.end(),
+  auto& options = algorithm.options;
+  std::sort(options.begin(), options.end(),
             [&](const auto& a, const auto& b) { return number(a) < number(b); });
+  auto twice = std::adjacent_find(options.begin(), options.end(),
+                                  [](const auto& a, const auto& b) { return a.first == b.first; });
+  TORCH_CHECK_VALUE(twice == options.end(), "algorithm text: '", whole, "' sets '",
+                    twice == options.end() ? "" : twice->first, "' twice");
 }
 
 }  // namespace
@@ -75,7 +92,7 @@ Algorithm Algorithm::with(std::string key, std::string value) const {
     }
   }
   copy.options.emplace_back(std::move(key), std::move(value));
-  if (copy.backend == "graph") sort_graph_options(copy);
+  if (copy.backend == "graph") canonicalise_graph(copy);
   return copy;
 }
 
@@ -119,13 +136,7 @@ Algorithm parse_algorithm(std::string_view text) {
     if (slash == std::string_view::npos) break;
     text.remove_prefix(slash + 1);
   }
-  if (algorithm.backend == "graph") {
-    bool named = algorithm.name.size() > 3 && algorithm.name.substr(0, 3) == "eng" &&
-                 is_integer(algorithm.name.substr(3)) && algorithm.name[3] != '-';
-    TORCH_CHECK_VALUE(named, "algorithm text: '", whole, "' names the engine '", algorithm.name,
-                      "', wanted engNUMBER");
-    sort_graph_options(algorithm);
-  }
+  if (algorithm.backend == "graph") canonicalise_graph(algorithm);
   return algorithm;
 }
 
