@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
+from torch_cudnn_ext.workload import network_layers
 
 KINDS = ("lstm", "gru", "tanh", "relu")
 CPU_ALGORITHMS = ("aten:default", "cpu:fused", "cpu:unrolled")
@@ -133,6 +134,15 @@ def test_packed_sequences(kind: str, lengths: tuple[int, ...], device: str) -> N
     choice = ops.last_choice("rnn_fwd")
     assert choice is not None
     assert ("lengths=full" in choice.problem) == (len(set(lengths)) == 1)
+
+
+def test_the_problems_of_packed_sequences_are_found_without_running(device: str) -> None:
+    packed = pack_sequence([torch.randn(n, 5, device=device) for n in (5, 3)])
+    for model in (torch.nn.LSTM(5, 4), ours.GRU(5, 4)):
+        work = network_layers(model.to(device), (packed,), ("fwd",))
+        (layer,) = work.layers
+        assert "x=f32[5,2,5]" in layer.problem and "lengths=packed" in layer.problem
+        assert not work.not_profiled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
