@@ -337,34 +337,24 @@ class Decider {
     return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
   }
 
-  // What can run, also where only a run tells the workspace.
-  std::vector<Measurement> checked_candidates() {
-    std::vector<Measurement> list = list_candidates(problem_, policy_, device_);
-    for (Measurement& m : list) {
-      for (const auto& [algorithm, reason] : refused_) {
-        if (m.status != Measurement::Status::ok || m.algorithm.text() != algorithm) continue;
-        m.status = Measurement::Status::excluded;
-        m.reason = reason;
-      }
-      if (m.status != Measurement::Status::ok || m.workspace_bytes) continue;
-      auto result = build_usable(problem_, m.algorithm, policy_, device_);
-      if (auto* unsupported = std::get_if<Unsupported>(&result)) {
-        m.status = Measurement::Status::excluded;
-        m.reason = unsupported->reason;
-      }
-    }
-    return list;
-  }
-
+  // Some that can run, also where only a run tells the workspace. Not all: cuDNN may take seconds
+  // to build one.
   std::string alternatives() {
-    constexpr int kShown = 16;
+    constexpr int kShown = 8;
     std::string out;
     int count = 0;
-    for (const Measurement& m : checked_candidates()) {
-      if (m.status != Measurement::Status::ok) continue;
-      if (++count <= kShown) out += (out.empty() ? "" : ", ") + m.algorithm.text();
+    for (const std::string& name : backend_names()) {
+      for (const Algorithm& algorithm : algorithms_named(problem_, name, device_)) {
+        bool tried = std::any_of(refused_.begin(), refused_.end(), [&](const auto& entry) {
+          return entry.first == algorithm.text();
+        });
+        if (tried) continue;
+        auto result = build_usable(problem_, algorithm, policy_, device_);
+        if (std::holds_alternative<Unsupported>(result)) continue;
+        if (count++ == kShown) return out + " and others";
+        out += (out.empty() ? "" : ", ") + algorithm.text();
+      }
     }
-    if (count > kShown) out += c10::str(" and ", count - kShown, " more");
     return out.empty() ? "none under these constraints" : out;
   }
 
