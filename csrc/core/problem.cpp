@@ -560,6 +560,10 @@ void check_sizes(const char* op, const char* name, const TensorSpec& spec, int m
                     "], wanted less than 10^15 bytes");
 }
 
+bool is_channels_last(const TensorSpec& t) {
+  return t.strides == channels_last_strides(t.sizes) && t.strides != contiguous_strides(t.sizes);
+}
+
 Dims ConvolutionProblem::output_sizes() const {
   Dims sizes{x.sizes[0], w.sizes[0]};
   for (int i = 0; i < spatial_dims(); ++i) {
@@ -572,9 +576,6 @@ Dims ConvolutionProblem::output_sizes() const {
 
 TensorSpec ConvolutionProblem::default_output() const {
   TensorSpec output{x.dtype, output_sizes(), {}};
-  auto is_channels_last = [](const TensorSpec& t) {
-    return t.strides == channels_last_strides(t.sizes) && t.strides != contiguous_strides(t.sizes);
-  };
   bool channels_last = is_channels_last(x) || is_channels_last(w);
   output.strides =
       channels_last ? channels_last_strides(output.sizes) : contiguous_strides(output.sizes);

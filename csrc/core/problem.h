@@ -77,6 +77,14 @@ void check_sizes(const char* op, const char* name, const TensorSpec& spec, int m
 
 Dims contiguous_strides(const Dims& sizes);
 Dims channels_last_strides(const Dims& sizes);
+// Where a tensor is both, it counts as contiguous.
+bool is_channels_last(const TensorSpec& t);
+
+// What sums are in where nothing else is asked for: float32, of float64 data float64.
+inline c10::ScalarType compute_dtype(c10::ScalarType dtype) {
+  return dtype == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
+}
+
 // Strides of dimensions of size 1 do not matter for the values, but they would split one problem
 // into several keys. All tensors of a problem are spelled in one layout wherever that is a free
 // choice.
@@ -111,9 +119,7 @@ struct ConvolutionProblem {
   void canonicalise() { canonicalise_strides({&x, &w, &y}); }
   void validate() const;  // throws ValueError naming the field
 
-  c10::ScalarType default_compute() const {
-    return x.dtype == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
-  }
+  c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
 
   // `written` fields are always in the text but may be left out by whoever writes one by hand.
   template <class Self, class Visitor>
@@ -270,9 +276,7 @@ struct RnnProblem {
   int64_t directions() const { return bidirectional ? 2 : 1; }
   int64_t gates() const { return cell == RnnCell::lstm ? 4 : cell == RnnCell::gru ? 3 : 1; }
   int64_t state() const { return proj > 0 ? proj : hidden; }  // elements of a hidden state
-  c10::ScalarType default_compute() const {
-    return x.dtype == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
-  }
+  c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
   void canonicalise();
   void validate() const;  // throws ValueError naming the field
 
@@ -562,9 +566,7 @@ struct MatmulProblem {
   void canonicalise() { canonicalise_strides({&x, &w}); }
   void validate() const;  // throws ValueError naming the field
 
-  c10::ScalarType default_compute() const {
-    return x.dtype == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float;
-  }
+  c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
 
   template <class Self, class Visitor>
   static void fields(Self& p, Visitor&& visit) {

@@ -457,7 +457,7 @@ class ActivationOperator : public Operator {
   // Rounding of the result, and of a few operations in float32 at least.
   double tolerance(const Problem& problem, const Notes&) const override {
     const auto& p = std::get<ActivationProblem>(problem);
-    auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    auto compute = compute_dtype(p.x.dtype);
     // cuDNN computes tanh and its like in float32 with some digits less.
     return 2 * epsilon_of(p.x.dtype) + 128 * epsilon_of(compute);
   }

@@ -222,7 +222,7 @@ class AffineGridOperator : public Operator {
   // Rounding of the regular grid, which PyTorch makes in the data's own type, and of the sums.
   double tolerance(const Problem& problem, const Notes&) const override {
     const auto& p = std::get<AffineGridProblem>(problem);
-    auto sum_dtype = p.theta.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    auto sum_dtype = compute_dtype(p.theta.dtype);
     return 4 * epsilon_of(p.theta.dtype) +
            4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
   }

@@ -94,8 +94,4 @@ Tensor contiguous_or_undefined(const OptionalTensor& t) {
   return t && t->defined() ? t->contiguous() : Tensor();
 }
 
-c10::ScalarType compute_dtype(c10::ScalarType dtype) {
-  return dtype == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 }  // namespace torch_cudnn_ext

@@ -62,7 +62,4 @@ Tensor or_undefined(const OptionalTensor& t);
 OptionalTensor optional_of(const Tensor& t);
 Tensor contiguous_or_undefined(const OptionalTensor& t);
 
-// What statistics and sums are kept in: float64 for itself, float32 for all others.
-c10::ScalarType compute_dtype(c10::ScalarType dtype);
-
 }  // namespace torch_cudnn_ext

@@ -21,7 +21,7 @@ constexpr Names kBackwardWeightNames{"convolution_backward_weight", "input", "we
                                      "grad_output"};
 
 c10::ScalarType compute_type(c10::ScalarType data, std::optional<Compute> wanted) {
-  c10::ScalarType otherwise = data == at::kDouble ? at::kDouble : at::kFloat;
+  c10::ScalarType otherwise = compute_dtype(data);
   if (!wanted) return otherwise;
   switch (*wanted) {
     case Compute::as_input:

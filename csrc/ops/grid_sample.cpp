@@ -363,7 +363,7 @@ class GridSampleOperator : public Operator {
   double tolerance(const Problem& problem, const Notes&) const override {
     const auto& p = std::get<GridSampleProblem>(problem);
     int64_t longest = *std::max_element(p.x.sizes.begin() + 2, p.x.sizes.end());
-    auto sum_dtype = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    auto sum_dtype = compute_dtype(p.x.dtype);
     return epsilon_of(p.x.dtype) * (8 + 2 * static_cast<double>(longest)) +
            4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
   }

@@ -23,7 +23,7 @@ LayerNormProblem::View LayerNormProblem::view() const {
 }
 
 TensorSpec LayerNormProblem::statistics() const {
-  auto dtype = x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto dtype = compute_dtype(x.dtype);
   return {dtype, {view().count()}, {1}};
 }
 

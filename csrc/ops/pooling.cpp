@@ -40,10 +40,6 @@ Int pooled_size(const Int& in, const Int& window, const Int& padding, const Int&
   return out;
 }
 
-bool is_channels_last(const TensorSpec& t) {
-  return t.strides == channels_last_strides(t.sizes) && t.strides != contiguous_strides(t.sizes);
-}
-
 }  // namespace
 
 int64_t PoolingProblem::window_volume() const {
@@ -1022,7 +1018,7 @@ class PoolingOperator : public Operator {
     for (int i = 0; i < p.spatial_dims() && !p.adaptive; ++i) {
       overlaps *= std::ceil(static_cast<double>(p.window[i]) / static_cast<double>(p.stride[i]));
     }
-    auto sum_dtype = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    auto sum_dtype = compute_dtype(p.x.dtype);
     return 4 * epsilon_of(p.x.dtype) * std::sqrt(overlaps) +
            4 * epsilon_of(sum_dtype) * std::sqrt(window_elements(p));
   }

@@ -485,7 +485,7 @@ class ReduceOperator : public Operator {
   // adds its rounding.
   double tolerance(const Problem& problem, const Notes&) const override {
     const auto& p = std::get<ReduceProblem>(problem);
-    auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    auto compute = compute_dtype(p.x.dtype);
     return 2 * epsilon_of(p.x.dtype) +
            8 * epsilon_of(compute) * std::sqrt(static_cast<double>(p.reduced_count()));
   }

@@ -67,8 +67,6 @@ struct Settings {
 constexpr const char* kNames[] = {"rnn_relu", "rnn_tanh", "lstm", "gru"};
 const char* name_of(const Settings& s) { return kNames[s.cell]; }
 
-Tensor value_of(const OptionalTensor& t) { return t.value_or(Tensor()); }
-
 // --- sizes
 
 // The parts of all sizes, with symbols where they are symbols.
@@ -229,8 +227,8 @@ Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTens
                 bool for_backward, OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
   c10::OptionalDeviceGuard guard(input.device());
-  Call call = make_call(RnnPass::fwd, input, batch_sizes, value_of(hx), value_of(cx), params, s,
-                        for_backward);
+  Call call = make_call(RnnPass::fwd, input, batch_sizes, or_undefined(hx), or_undefined(cx),
+                        params, s, for_backward);
   const RnnProblem& p = call.problem;
   Bindings& b = call.bindings;
   auto y_sizes = input.sizes().vec();
@@ -264,8 +262,6 @@ Results forward_meta(const Tensor& input, IntArrayRef batch_sizes, const Optiona
           nothing(input, at::kByte)};
 }
 
-Tensor contiguous_or_none(const Tensor& t) { return t.defined() ? t.contiguous() : t; }
-
 // Gradients of input, hx, cx (empty but for LSTM) and of the parameters side by side. The reserve
 // may be overwritten.
 Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_hy,
@@ -276,11 +272,11 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
                  OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
   c10::OptionalDeviceGuard guard(input.device());
-  Call call =
-      make_call(RnnPass::bwd, input, batch_sizes, value_of(hx), value_of(cx), params, s, true);
+  Call call = make_call(RnnPass::bwd, input, batch_sizes, or_undefined(hx), or_undefined(cx),
+                        params, s, true);
   const RnnProblem& p = call.problem;
   Bindings& b = call.bindings;
-  Tensor dy = value_of(grad_output), dhy = value_of(grad_hy), dcy = value_of(grad_cy);
+  Tensor dy = or_undefined(grad_output), dhy = or_undefined(grad_hy), dcy = or_undefined(grad_cy);
   TensorSpec y_spec = spec_of(output);
   check_optional(name_of(s), "grad_output", dy, y_spec, input);
   check_optional(name_of(s), "grad_hy", dhy, rnn_h(p), input);
@@ -296,8 +292,8 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
   Dims y_sizes = packed ? Dims(output.sizes()) : rnn_y(p).sizes;
   b[Role::dy] = dy.contiguous().view(y_sizes);
   b[Role::y] = output.contiguous().view(y_sizes);
-  b[Role::dhy] = contiguous_or_none(dhy);
-  if (s.is_lstm()) b[Role::dcy] = contiguous_or_none(dcy);
+  b[Role::dhy] = contiguous_or_undefined(dhy);
+  if (s.is_lstm()) b[Role::dcy] = contiguous_or_undefined(dcy);
   b[Role::reserve] = reserve;
   run(call, {Role::dy, Role::y, Role::dhy, Role::dcy}, input, policy);
   Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input, input.scalar_type());
@@ -446,10 +442,6 @@ void visit_settings(Settings& s, F&& visit) {
   visit(s.skip_input);
 }
 
-OptionalTensor optional_of(const Tensor& t) {
-  return t.defined() ? OptionalTensor(t) : c10::nullopt;
-}
-
 struct RnnBackwardGradient {
   static constexpr const char* kName = "TorchCudnnExtRnnBackwardBackward";
   static constexpr size_t kInputs = kAny;  // the three gradients, input, hx, cx, parameters
@@ -508,8 +500,9 @@ Results backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_o
                           double dropout, bool bidirectional, bool skip_input,
                           OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
-  std::vector<Tensor> inputs{value_of(grad_output), value_of(grad_hy), value_of(grad_cy), input,
-                             value_of(hx),          value_of(cx)};
+  std::vector<Tensor> inputs{or_undefined(grad_output), or_undefined(grad_hy),
+                             or_undefined(grad_cy),     input,
+                             or_undefined(hx),          or_undefined(cx)};
   inputs.insert(inputs.end(), params.begin(), params.end());
   auto results = run_with_gradient<RnnBackwardGradient>(
       inputs, 4,
@@ -581,7 +574,7 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
                          bool bidirectional, bool skip_input, bool for_backward,
                          OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
-  std::vector<Tensor> inputs{input, value_of(hx), value_of(cx)};
+  std::vector<Tensor> inputs{input, or_undefined(hx), or_undefined(cx)};
   inputs.insert(inputs.end(), params.begin(), params.end());
   bool wanted = false;
   for (const Tensor& t : inputs) wanted |= t.defined() && t.requires_grad();

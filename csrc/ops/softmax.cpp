@@ -312,7 +312,7 @@ class SoftmaxOperator : public Operator {
   // Rounding of exponential and quotient, and of a sum in float32 at least.
   double tolerance(const Problem& problem, const Notes&) const override {
     const auto& p = std::get<SoftmaxProblem>(problem);
-    auto sum_dtype = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+    auto sum_dtype = compute_dtype(p.x.dtype);
     return 4 * epsilon_of(p.x.dtype) +
            4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
   }

@@ -5,9 +5,7 @@ namespace torch_cudnn_ext::aten {
 namespace {
 
 // Of what PyTorch has no kernel for.
-at::ScalarType compute_type(const ActivationProblem& p) {
-  return p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
-}
+at::ScalarType compute_type(const ActivationProblem& p) { return compute_dtype(p.x.dtype); }
 
 void forward(const ActivationProblem& p, const Tensor& x, Tensor& y) {
   double c = p.coefficient;

@@ -64,7 +64,7 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
   if (p.bias || p.z || p.activation != Activation::none) {
     return Unsupported{"aten has no fused convolution"};
   }
-  bool usual = p.compute == (p.x.dtype == at::kDouble ? at::kDouble : at::kFloat);
+  bool usual = p.compute == compute_dtype(p.x.dtype);
   if (!usual) {
     return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
                                 dtype_text(p.compute))};

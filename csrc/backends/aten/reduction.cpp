@@ -7,7 +7,7 @@ namespace {
 // Over one dimension after the other, innermost first; in float32 at least, which PyTorch's kernel
 // for half precision on the CPU does not do by itself.
 Tensor product(Tensor x, const Dims& dims) {
-  auto compute = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(x.scalar_type());
   for (int i = dims.size() - 1; i >= 0; --i) x = at::prod(x, dims[i], true, compute);
   return x;
 }

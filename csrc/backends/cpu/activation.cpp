@@ -92,7 +92,7 @@ std::vector<Candidate> candidates(const ActivationProblem&, const Device&) {
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
-  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.x.dtype);
   bool hyperbolic = algorithm.name == "hyperbolic";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     auto input = [&](Role role) { return b[role].defined() ? b[role].to(compute) : Tensor(); };

@@ -80,7 +80,7 @@ std::vector<Candidate> candidates(const AffineGridProblem&, const Device&) {
 BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
-  auto compute = p.theta.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.theta.dtype);
   bool dense = algorithm.name == "dense";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     if (p.pass == AffineGridPass::fwd) {

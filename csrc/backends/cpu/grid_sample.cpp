@@ -172,7 +172,7 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   if (p.mode != SampleMode::bilinear) return Unsupported{"cpu samples bilinearly"};
-  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.x.dtype);
   bool dense = algorithm.name == "dense";
   double pixels = static_cast<double>(p.x.numel()) / static_cast<double>(p.x.sizes[1]);
   double points = static_cast<double>(p.grid.numel()) / p.spatial_dims();

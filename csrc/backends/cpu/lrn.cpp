@@ -44,7 +44,7 @@ Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t behind, int64_
 }
 
 void run(const LrnProblem& p, Bindings& b, bool prefix) {
-  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.x.dtype);
   Tensor x = b[Role::x].to(compute);
   Tensor centred = p.means ? x - b[Role::z].to(compute) : x;
   Tensor scale = window_means(centred.square(), p, p.behind(), p.ahead(), prefix);

@@ -98,7 +98,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }
-  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.x.dtype);
   bool taps = algorithm.name == "taps";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     if (taps) {

@@ -99,7 +99,7 @@ std::vector<Candidate> candidates(const ReduceProblem&, const Device&) {
 
 BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
-  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.x.dtype);
   bool by_tree = algorithm.name == "tree";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     Items items{make_ready(p.kind, as_rows(p, b[Role::x]).to(compute)), {}};

@@ -47,7 +47,7 @@ std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
 
 BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
-  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.x.dtype);
   bool online = algorithm.name == "online";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     if (p.pass == SoftmaxPass::fwd) {

@@ -62,7 +62,7 @@ std::vector<SlotSpec> slots_of(const ActivationProblem& p) {
 }
 
 OperationGraph make_operation_graph(const ActivationProblem& p, const Device& device) {
-  auto compute = p.x.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  auto compute = compute_dtype(p.x.dtype);
   TensorSpec spec = as_matrix(p.x);
   std::vector<Descriptor> parts, operations;
   for (const SlotSpec& slot : slots_of(p)) {

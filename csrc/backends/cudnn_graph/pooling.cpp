@@ -8,8 +8,6 @@
 namespace torch_cudnn_ext::graph {
 namespace {
 
-bool is_channels_last(const TensorSpec& t) { return t.strides != contiguous_strides(t.sizes); }
-
 // The backward of a maximum reads, in channels_last tensors, places in the windows that its forward
 // left (and without them crashes cuDNN 9.19), and in contiguous ones x and y.
 bool keeps_indices(const PoolingProblem& p) { return p.train && is_channels_last(p.x); }

@@ -22,7 +22,7 @@ OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device
   int64_t channels = to_scalar ? std::gcd(p.x.sizes[0], kChannels) : p.x.sizes[1];
   Dims sizes{1, channels, 1, p.x.numel() / channels};
   Dims kept{1, to_scalar ? 1 : channels, 1, 1};
-  auto compute = cudnn_type(p.x.dtype == at::kDouble ? at::kDouble : at::kFloat);
+  auto compute = cudnn_type(compute_dtype(p.x.dtype));
   auto operation = cudnn_reduction(p.kind);
   std::vector<Descriptor> parts, operations;
   parts.push_back(

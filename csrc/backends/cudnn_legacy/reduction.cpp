@@ -23,7 +23,7 @@ struct Descriptors {
   explicit Descriptors(const ReduceProblem& p) {
     set(x, with_four_dims(p.x));
     set(y, with_four_dims(p.output()));
-    auto compute = cudnn_type(p.x.dtype == at::kDouble ? at::kDouble : at::kFloat);
+    auto compute = cudnn_type(compute_dtype(p.x.dtype));
     check_cudnn(
         cudnnSetReduceTensorDescriptor(
             reduce.get(), cudnn_reduction(p.kind), compute, CUDNN_PROPAGATE_NAN,
