@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudnn_ext import _C, ops
 from torch_cudnn_ext import nn as ours
@@ -156,7 +157,6 @@ def test_autotune(device: str) -> None:
 
 def test_compiles_whole(device: str) -> None:
     logits, targets, inputs, labels = _batch("padded", device, torch.float64)
-    inputs, labels = inputs.to(device), labels.to(device)  # fake tensors share a device
 
     def loss(logits: Tensor) -> Tensor:
         return ops.ctc_loss(logits.log_softmax(2), targets, inputs, labels)
@@ -166,11 +166,22 @@ def test_compiles_whole(device: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(compiled(logits), logits), wanted)
 
 
-def test_opcheck(device: str) -> None:
+@pytest.mark.parametrize("on_host", [True, False])
+def test_opcheck(device: str, on_host: bool) -> None:
     logits, targets, inputs, labels = _batch("padded", device, torch.float64)
     log_probs = logits.detach().log_softmax(2).requires_grad_()
-    arguments = (log_probs, targets, inputs.to(device), labels.to(device))
-    torch.library.opcheck(torch.ops.torch_cudnn_ext.ctc_loss.default, arguments)
+    lengths = (inputs, labels) if on_host else (inputs.to(device), labels.to(device))
+    torch.library.opcheck(
+        torch.ops.torch_cudnn_ext.ctc_loss.default, (log_probs, targets, *lengths)
+    )
+
+
+def test_fake_lengths_may_be_on_the_host() -> None:
+    with FakeTensorMode():
+        log_probs = torch.zeros(5, 2, 3, device="cuda", requires_grad=True)
+        targets, lengths = torch.ones(2, 4, dtype=torch.long, device="cuda"), torch.tensor([3, 4])
+        loss = ops.ctc_loss(log_probs, targets, lengths, lengths, reduction="none")
+        assert loss.device.type == "cuda" and loss.shape == (2,)
 
 
 def test_autocast(device: str) -> None:

@@ -960,7 +960,10 @@ class RnnOperator : public Operator {
     double summed = epsilon_of(p.compute);
     // A ReLU does not damp the errors of the steps before.
     double steps = p.cell == RnnCell::relu ? std::sqrt(static_cast<double>(p.steps())) : 1;
-    if (tf32) stored = std::max(stored, epsilon_of(at::kHalf) * std::max(1.0, steps / 2));
+    double growth = std::max(1.0, steps / 2);
+    // A state that is rounded across zero turns a gradient on or off.
+    if (p.pass == RnnPass::bwd && epsilon_of(p.x.dtype) >= epsilon_of(at::kHalf)) stored *= growth;
+    if (tf32) stored = std::max(stored, epsilon_of(at::kHalf) * growth);
     if (down) stored = std::max(stored, epsilon_of(at::kBFloat16));
     double depth = std::sqrt(static_cast<double>(p.layers));
     // The persistent algorithms compute tanh and sigmoid in fewer digits.

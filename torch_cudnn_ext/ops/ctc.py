@@ -1,15 +1,38 @@
 """The CTC loss as a function."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudnn_ext.ops._arguments import call, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Lengths: TypeAlias = Tensor | Sequence[int] | int
+
+_OPS = torch.ops.torch_cudnn_ext
+
+
+@register_op_impl([_OPS.ctc_loss.default, _OPS._ctc_loss.default])
+def _with_lengths_on_the_host(
+    mode: FakeTensorMode,
+    op: torch._ops.OpOverload,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *more: Any,
+    **keywords: Any,
+) -> Any:
+    """Fake tensors of one operator are to share a device; lengths are mostly on the host."""
+    if input_lengths.device == target_lengths.device == log_probs.device:
+        return NotImplemented  # C++ has the rest
+    with mode:
+        lengths = [t.to(log_probs.device) for t in (input_lengths, target_lengths)]
+        return op(log_probs, targets, *lengths, *more, **keywords)
 
 
 def ctc_loss(
