@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudnn_ext import _C, bench, bench_modules
+from torch_cudnn_ext import _C, bench, bench_modules, bench_networks, is_enabled
 from torch_cudnn_ext.__main__ import main
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
@@ -205,13 +205,55 @@ def test_bench_of_a_network_takes_its_convolutions(
     assert len(_json(capsys, *command, "--shard", "1/2")["comparisons"]) == 1
 
 
+def test_bench_of_unmodified_networks(capsys: Capture, networks: str) -> None:
+    name = f"{networks}:conv"
+    command = ["bench", "--networks", name, "--device", "cpu", "--policy", "backends=aten"]
+    rows = _json(capsys, *command, "--dtype", "f32,bf16")["comparisons"]
+    settings = [(row["network"], row["precision"], row["mode"]) for row in rows]
+    assert settings == [(name, p, mode) for p in ("f32", "bf16") for mode in ("train", "infer")]
+    for row in rows:
+        assert 0 < float(str(row["ratio_low"])) <= float(str(row["ratio"]))
+        assert row["pytorch_setting"] in ("benchmark=True", "benchmark=False")
+    assert main([*command[:2], f"{networks}:softmax", "--device", "cpu"]) == 2
+    assert "train: no output of the model has a gradient" in capsys.readouterr().err
+    assert main([*command[:2], f"{networks}:failing", "--device", "cpu"]) == 1
+    assert "raised KeyError: 'inside'" in capsys.readouterr().err
+
+
+def test_bench_of_networks_compares_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, networks: str, tmp_path: Path
+) -> None:
+    seen: list[tuple[bool, bool, torch.dtype | None, bool, str]] = []
+
+    def watched(
+        model: Any, inputs: Any, train: bool, kind: str, autocast: torch.dtype | None
+    ) -> None:
+        conv: Any = torch.backends.cudnn
+        seen.append((is_enabled(), train, autocast, conv.benchmark, conv.conv.fp32_precision))
+
+    monkeypatch.setattr(bench_networks, "_step", watched)
+    task = bench_networks._Task(f"{networks}:softmax", 2, 8, "bf16", False, "train", "cpu", "")
+    for benchmark in (True, False):
+        result = bench_networks._compare(task, benchmark, tmp_path / "choices")
+        assert result.pytorch_setting == f"benchmark={benchmark}"
+        assert (result.layout, result.mode, result.batch) == ("nchw", "train", 2)
+        for side in (True, False):
+            assert (side, True, torch.bfloat16, benchmark, "ieee") in seen
+    assert not is_enabled()
+
+
 def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "OVERHEAD_ROUNDS", 2)
     monkeypatch.setattr(bench, "OVERHEAD_CALLS", 3)
     rows = _json(capsys, "bench", "--overhead", "--device", "cpu")["overhead"]
     assert [row["problem"] for row in rows] == bench.overhead_problems("cpu")
     for row in rows:
-        assert all(float(str(row[key])) > 0 for key in ("bare_us", "ours_us", "pytorch_us"))
+        times = [
+            f"{side}{part}_us"
+            for side in ("ours", "pytorch", "enabled")
+            for part in ("", "_training")
+        ]
+        assert all(float(str(row[key])) > 0 for key in ("bare_us", *times))
     assert main(["bench", "--overhead", "--device", "cpu"]) == 0
     assert "medians of the ratios" in capsys.readouterr().out
 
@@ -257,6 +299,12 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["bench", "--overhead", "--shard", "9/1"], "--shard: got '9/1' with --overhead, which"),
         (["bench", "--overhead", "--resume", "x"], "--resume: got 'x' with --overhead, which"),
         (["bench", "--overhead", "--modules", "all"], "--modules: got 'all' with --overhead"),
+        (["bench", "--networks", "nope"], "--networks: got 'nope', wanted module:callable or one"),
+        (["bench", "--networks", "resnet18", "--dtype", "f8"], "--dtype: got 'f8', wanted one of"),
+        (
+            ["bench", "--networks", "resnet18", "--shard", "1/2"],
+            "--shard: got '1/2' with --networks",
+        ),
         (["bench", "--modules", "all", PROBLEM], f"problem: got '{PROBLEM}' with --modules"),
         (["bench", "--modules", "all", "--shard", "x"], "--shard: got 'x' with --modules, which"),
         (["bench", "--modules", "all", "--problems", "x"], "--problems: got 'x' with --modules"),
@@ -299,6 +347,8 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return Failing(), torch.randn(2, 3)\n\n"
         "def foreign():\n"
         "    return torch.nn.Hardsigmoid(), torch.randn(2, 3)\n\n"
+        "def conv():\n"
+        "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
         "def softmax():\n"
         "    return torch.nn.Softmax(1), torch.randn(2, 3)\n"
     )

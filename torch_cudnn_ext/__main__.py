@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import torch
 import typer
 
-from . import _C, bench, bench_modules, nn, report
+from . import _C, bench, bench_modules, bench_networks, nn, report
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
@@ -102,6 +102,8 @@ _OF_MODULES = (
     "format",
     "compiled",
 )
+# And `bench --networks`.
+_OF_NETWORKS = ("dtype", "batch", "image_size", "channels_last", "device", "policy", "format")
 
 # Options that several commands take.
 ProblemArgument = Annotated[
@@ -295,6 +297,14 @@ def bench_command(
     compiled: Annotated[
         bool, typer.Option("--compiled", help="With --modules: torch.compile beside them.")
     ] = False,
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            "--networks",
+            help="Unmodified networks under enable() against eager PyTorch instead: names as "
+            "--model takes them, with commas. --dtype takes several: f32,tf32,f16,bf16.",
+        ),
+    ] = None,
 ) -> None:
     """Compare tuned algorithms with PyTorch's best, side by side."""
     with _options():
@@ -321,6 +331,23 @@ def bench_command(
             )
             output = bench_modules.comparison_text(compared, format.value)
             finished, total = len(compared), 2 * len(cases) * len(dtypes)
+        elif networks is not None:
+            _refuse_others(context, "networks", *_OF_NETWORKS)
+            words = ["f32"] if dtype is None else dtype.split(",")
+            precisions = [_one_of("--dtype", word, bench_networks.PRECISIONS) for word in words]
+            names = networks.split(",")
+            for name in names:  # a wrong one is told at once
+                _network(name, 1, image_size, None, channels_last, option="--networks")
+            text = policy or "autotune"
+            _check_policy(text)
+            with _running("bench --networks"):
+                whole, interrupted = _collect(
+                    bench_networks.compare_networks(
+                        names, precisions, channels_last, device, text, batch or 64, image_size, bar
+                    )
+                )
+            output = bench_networks.comparison_text(whole, format.value)
+            finished, total = len(whole), 2 * len(names) * len(precisions)
         else:
             if compiled:
                 raise typer.BadParameter("--compiled: got it without --modules, wanted both")
@@ -535,8 +562,9 @@ def _network(
     dtype: str | None,
     channels_last: bool,
     device: str = "meta",
+    option: str = "--model",
 ) -> tuple[torch.nn.Module, Any]:
-    """The network of ``--model`` and its inputs."""
+    """The network that an option names, and its inputs."""
     torch_dtype = _dtype(dtype)
     try:
         return load_model(
@@ -551,7 +579,7 @@ def _network(
         message = str(error)
         if not message.startswith("got "):
             message = f"got {name!r}, which raised {type(error).__name__}: {message}"
-        raise typer.BadParameter(f"--model: {message}") from error
+        raise typer.BadParameter(f"{option}: {message}") from error
 
 
 @contextmanager

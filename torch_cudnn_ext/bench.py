@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _C, report
+from .enabling import enabled
 from .peaks import event_ms, host_ms
 from .profiling import Progress, Settings
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
@@ -91,8 +92,10 @@ class Overhead:
     bare_us: float
     ours_us: float
     pytorch_us: float
+    enabled_us: float  # F.conv2d under enable()
     ours_training_us: float
     pytorch_training_us: float
+    enabled_training_us: float
 
     @property
     def forward_ratio(self) -> float | None:
@@ -107,6 +110,16 @@ class Overhead:
     def training_ratio(self) -> float:
         """Our forward and backward by PyTorch's."""
         return self.ours_training_us / self.pytorch_training_us
+
+    @property
+    def enabled_ratio(self) -> float:
+        """``F.conv2d`` under `enable` by ``F.conv2d`` as it is."""
+        return self.enabled_us / self.pytorch_us
+
+    @property
+    def enabled_training_ratio(self) -> float:
+        """Likewise, forward and backward."""
+        return self.enabled_training_us / self.pytorch_training_us
 
 
 # Tuned against PyTorch's best.
@@ -441,10 +454,10 @@ def overhead_problems(device: str) -> list[str]:
 def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[Overhead]:
     """Host time per call, with warm caches, of small channels-last problems.
 
-    Three loops: bare executes of the plan, our ``conv2d`` and ``F.conv2d``; then forward and
-    backward of both. On a GPU our side runs the first engine of cuDNN's heuristic, as PyTorch
-    does, and nothing waits for the GPU. On the CPU it runs PyTorch's own convolution, in f32 only,
-    and all times hold the arithmetic.
+    Four loops: bare executes of the plan, our ``conv2d``, and ``F.conv2d`` as it is and under
+    `enable`; then forward and backward of the last three. On a GPU our side runs the first engine
+    of cuDNN's heuristic, as PyTorch does, and nothing waits for the GPU. On the CPU it runs
+    PyTorch's own convolution, in f32 only, and all times hold the arithmetic.
 
     Args:
         device: ``cpu`` or ``cuda[:i]``.
@@ -498,7 +511,19 @@ def _overhead(problem: str, device: str) -> Overhead:
         _wait(device)
         return _C.execute_loop(problem, pins["fwd"], tensors, OVERHEAD_CALLS) * 1e6
 
-    forward = _interleaved([bare_us, _loop_us(ours, device), _loop_us(pytorch, device)])
+    def with_ours(work: Callable[[], object]) -> Callable[[], float]:
+        loop = _loop_us(work, device)
+
+        def loop_enabled() -> float:
+            with enabled(policy):
+                work()  # resolves the policy anew
+                return loop()
+
+        return loop_enabled
+
+    forward = _interleaved(
+        [bare_us, _loop_us(ours, device), _loop_us(pytorch, device), with_ours(pytorch)]
+    )
     leaf_x, leaf_w = (t.detach().clone().requires_grad_() for t in (x, w))
     gradient = torch.ones_like(pytorch())
 
@@ -510,7 +535,13 @@ def _overhead(problem: str, device: str) -> Overhead:
         y = F.conv2d(leaf_x, leaf_w, None, *geometry)
         torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
 
-    training = _interleaved([_loop_us(ours_training, device), _loop_us(pytorch_training, device)])
+    training = _interleaved(
+        [
+            _loop_us(ours_training, device),
+            _loop_us(pytorch_training, device),
+            with_ours(pytorch_training),
+        ]
+    )
     same = None
     if device.startswith("cuda"):
         # Kernels of the backward pass run on autograd's thread; the profiler sees them all.
@@ -591,6 +622,10 @@ OVERHEAD_COLUMNS = (
     _column("fwd+bwd ours", lambda r: f"{r['ours_training_us']:.2f}"),
     _column("PyTorch", lambda r: f"{r['pytorch_training_us']:.2f}"),
     _column("ratio", lambda r: _ratio(r["training_ratio"])),
+    _column("enable() us", lambda r: f"{r['enabled_us']:.2f}"),
+    _column("ratio", lambda r: _ratio(r["enabled_ratio"])),
+    _column("fwd+bwd enable()", lambda r: f"{r['enabled_training_us']:.2f}"),
+    _column("ratio", lambda r: _ratio(r["enabled_training_ratio"])),
 )
 
 
@@ -618,7 +653,12 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
     """Host times in a format, as `comparison_text`."""
     records = [
         dataclasses.asdict(r)
-        | {"forward_ratio": r.forward_ratio, "training_ratio": r.training_ratio}
+        | {
+            "forward_ratio": r.forward_ratio,
+            "training_ratio": r.training_ratio,
+            "enabled_ratio": r.enabled_ratio,
+            "enabled_training_ratio": r.enabled_training_ratio,
+        }
         for r in results
     ]
     if format == "json":
@@ -628,6 +668,8 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
     ratios = {
         "forward": [r.forward_ratio for r in results if r.forward_ratio is not None],
         "forward+backward": [r.training_ratio for r in results],
+        "enable() forward": [r.enabled_ratio for r in results],
+        "enable() forward+backward": [r.enabled_training_ratio for r in results],
     }
     words = [f"{name} {statistics.median(values):.3f}" for name, values in ratios.items() if values]
     footer = f"medians of the ratios: {', '.join(words)}" if words else ""

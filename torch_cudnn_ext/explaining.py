@@ -21,7 +21,7 @@ from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import check_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.pins import pin_of, standing_for
-from torch_cudnn_ext.workload import Layer, call_model, kept_as_it_was, merge
+from torch_cudnn_ext.workload import Layer, call_model, kept_as_it_was, merge, sum_of_outputs
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
 
@@ -283,7 +283,7 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
             _C.set_recording(True)
             output = call_model(model, inputs)
             if train:
-                torch.autograd.backward(_loss(output))
+                torch.autograd.backward(sum_of_outputs(output))
         return list(recorder.calls())
     finally:
         _C.set_recording(False)
@@ -307,13 +307,6 @@ def _mode(model: nn.Module, train: bool) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _loss(output: Any) -> Tensor:
-    tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
-    if not tensors:
-        raise ValueError("train: no output of the model has a gradient, wanted at least one")
-    return torch.stack([t.float().sum() for t in tensors]).sum()
 
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:

@@ -526,6 +526,14 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def sum_of_outputs(output: Any) -> Tensor:
+    """A loss: the sum of all that a model gave that has a gradient."""
+    tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+    if not tensors:
+        raise ValueError("train: no output of the model has a gradient, wanted at least one")
+    return torch.stack([t.float().sum() for t in tensors]).sum()
+
+
 def load_model(
     name: str,
     *,

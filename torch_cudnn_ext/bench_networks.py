@@ -1,0 +1,222 @@
+"""Whole networks as they are, tuned through `enable`, side by side with eager PyTorch.
+
+A training step is forward and backward, of the sum of the outputs; inference is a forward without
+gradients in eval mode. PyTorch keeps plans for as long as a process lives, and autograd's thread
+serves all of it: ``torch.backends.cudnn.benchmark`` on and off each get a fresh process, in which
+both sides take turns. PyTorch's better setting counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from . import report, tuning
+from .bench import TARGET_RATIO, rounds, tables
+from .enabling import enabled
+from .peaks import host_ms
+from .profiling import Progress
+from .workload import call_model, load_model, sum_of_outputs
+
+__all__ = ["PRECISIONS", "NetworkComparison", "compare_networks", "comparison_text"]
+
+# What matrix products, convolutions and recurrent networks may use, and the type of autocast.
+PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
+    "f32": ("ieee", None),
+    "tf32": ("tf32", None),
+    "f16": ("ieee", torch.float16),
+    "bf16": ("ieee", torch.bfloat16),
+}
+SAMPLE_MS = 30.0  # as many steps are timed at once as this holds
+
+
+@dataclass
+class NetworkComparison:
+    """One network in one setting.
+
+    ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval.
+    """
+
+    network: str
+    batch: int
+    precision: str
+    layout: str
+    mode: str  # "train" or "infer"
+    ours_ms: float
+    pytorch_ms: float
+    pytorch_setting: str
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+@dataclass(frozen=True)
+class _Task:
+    network: str
+    batch: int
+    image_size: int
+    precision: str
+    channels_last: bool
+    mode: str
+    device: str
+    policy: str
+
+
+def compare_networks(
+    networks: Sequence[str],
+    precisions: Sequence[str],
+    channels_last: bool,
+    device: str,
+    policy: str = "autotune",
+    batch: int = 64,
+    image_size: int = 224,
+    progress: Progress | None = None,
+) -> Iterator[NetworkComparison]:
+    """Compare network by network, a training step and inference.
+
+    Args:
+        networks: As `load_model` takes them.
+        precisions: Of `PRECISIONS`; half types by autocast.
+        channels_last: The layout of networks and images.
+        device: ``cpu`` or ``cuda[:i]``.
+        policy: Of `enable`.
+        batch: Images at a time.
+        image_size: Their height and width in pixels.
+        progress: Told of every setting.
+    """
+    tasks = [
+        _Task(network, batch, image_size, precision, channels_last, mode, device, policy)
+        for network in networks
+        for precision in precisions
+        for mode in ("train", "infer")
+    ]
+    with TemporaryDirectory() as folder:
+        choices = Path(folder, "choices.jsonl")  # so that no process tunes what one before did
+        for done, task in enumerate(tasks):
+            if progress is not None:
+                progress.problem(done, len(tasks), f"{task.network} {task.precision} {task.mode}")
+            sides = [_in_fresh_process(task, setting, choices) for setting in (False, True)]
+            yield min(sides, key=lambda side: side.ratio)
+
+
+def _in_fresh_process(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as executor:
+        return executor.submit(_compare, task, benchmark, choices).result()
+
+
+def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
+    torch.backends.cudnn.benchmark = benchmark
+    precision, autocast = PRECISIONS[task.precision]
+    cudnn: Any = torch.backends.cudnn
+    for switch in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):
+        switch.fp32_precision = precision
+    torch.manual_seed(0)
+    model, inputs = load_model(
+        task.network,
+        batch=task.batch,
+        image_size=task.image_size,
+        channels_last=task.channels_last,
+        device=task.device,
+    )
+    model.train(task.mode == "train")
+    kind = torch.device(task.device).type
+    ours = partial(enabled, task.policy)
+    step = partial(_step, model, inputs, task.mode == "train", kind, autocast)
+    if choices.exists():
+        tuning.import_choices(choices)
+    with ours():
+        step()
+        tuning.export_choices(choices)
+    timers = [_timer(step, side, kind) for side in (ours, nullcontext)]
+    result = rounds(timers)
+    if result.high < TARGET_RATIO:
+        result = rounds(timers)
+    return NetworkComparison(
+        network=task.network,
+        batch=task.batch,
+        precision=task.precision,
+        layout="nhwc" if task.channels_last else "nchw",
+        mode=task.mode,
+        ours_ms=result.medians[0],
+        pytorch_ms=result.medians[1],
+        pytorch_setting=f"benchmark={benchmark}",
+        ratio=result.ratio,
+        ratio_low=result.low,
+        ratio_high=result.high,
+    )
+
+
+def _step(
+    model: torch.nn.Module, inputs: object, train: bool, kind: str, autocast: torch.dtype | None
+) -> None:
+    with (
+        torch.set_grad_enabled(train),
+        torch.autocast(kind, autocast) if autocast is not None else nullcontext(),
+    ):
+        output = call_model(model, inputs)
+    if train:
+        model.zero_grad()
+        torch.autograd.backward(sum_of_outputs(output))
+
+
+def _timer(
+    step: Callable[[], None], side: Callable[[], AbstractContextManager[None]], kind: str
+) -> Callable[[], float]:
+    """Milliseconds a step, of the host and the GPU together; a side is entered and warm before."""
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
+        if kind == "cuda":
+            torch.cuda.synchronize()
+
+    with side():
+        steps(3)
+        count = max(1, round(SAMPLE_MS / host_ms(partial(steps, 1))))
+
+    def sample() -> float:
+        with side():
+            steps(1)
+            return host_ms(partial(steps, count)) / count
+
+    return sample
+
+
+COLUMNS = (
+    report.Column("network", lambda r: f"{r['network']} batch {r['batch']}", False),
+    report.Column("setting", lambda r: f"{r['precision']} {r['layout']}", False),
+    report.Column("mode", lambda r: r["mode"], False),
+    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
+    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
+    report.Column("PyTorch's best", lambda r: r["pytorch_setting"], False),
+    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
+    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
+)
+
+
+def comparison_text(
+    comparisons: Sequence[NetworkComparison], format: str
+) -> str | list[report.Table]:
+    """Comparisons in a format: tables for ``table``, text for ``json``, ``csv``, ``markdown``."""
+    records = [dataclasses.asdict(comparison) for comparison in comparisons]
+    if format == "json":
+        return json.dumps({"comparisons": records}, indent=1)
+    if format == "csv":
+        return report.csv_text(records)
+    ratios = [comparison.ratio for comparison in comparisons]
+    footer = f"geometric mean: {statistics.geometric_mean(ratios):.3f}" if ratios else ""
+    made = tables("unmodified networks, enable() against eager", COLUMNS, records, footer)
+    return report.tables_markdown(made) if format == "markdown" else made
