@@ -314,7 +314,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
     if (record && options.algorithms.empty()) {
       choice_table::insert({problem_text(problem), fingerprint_of(device),
                             policy.policy.constraints_text(problem), list});
-      next_generation();
+      next_decision_generation();
     }
   }
   py::list out;
@@ -453,13 +453,13 @@ int64_t table_import(const std::vector<py::dict>& entries) {
     read.push_back(std::move(entry));
   }
   for (TableEntry& entry : read) choice_table::insert(std::move(entry));
-  next_generation();
+  next_decision_generation();
   return static_cast<int64_t>(read.size());
 }
 
 void clear_table() {
   choice_table::clear();
-  next_generation();
+  next_decision_generation();
 }
 
 py::object last_choice_py(const std::optional<std::string>& op) {

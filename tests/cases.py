@@ -339,7 +339,7 @@ def _pool(
     how: str = "",
     align: str = "",
 ) -> Iterator[Line]:
-    """Both passes of pooling for each ``dtype:layout`` and mode; a maximum's as when training."""
+    """Both passes of pooling for each ``dtype:layout`` and mode; maxima also without gradients."""
     for kind in kinds.split():
         dtype, layout = kind.split(":")
         for mode in modes.split():
@@ -349,6 +349,9 @@ def _pool(
                     f"{op} x={_tensor(dtype, x, layout)} {words} mode={mode}{how}{train}{align}"
                 )
                 yield Line(f"{op}-{mode}-{name}-{dtype}-{layout}", problem, size)
+            if mode == "max":
+                problem = f"pool_fwd x={_tensor(dtype, x, layout)} {words} mode=max{how}{align}"
+                yield Line(f"pool_fwd-max_infer-{name}-{dtype}-{layout}", problem, size)
 
 
 _AVERAGES = "avg_include avg_exclude"
@@ -365,6 +368,7 @@ POOLING: tuple[Line, ...] = (
     *_pool("global_volume", (2, 8, 3, 5, 4), _BOTH, "window=3,5,4", "avg_exclude"),
     *_pool("line", (2, 8, 1, 31), _BOTH, "window=1,4 pad=0,2 stride=1,3"),
     *_pool("one_of_all", (1, 1, 1, 1), "f32:nchw", "window=1", "max avg_include"),
+    *_pool("pixels", (3, 8, 1, 1), _BOTH, "window=1", "max avg_include"),
     *_pool("one_channel", (2, 1, 9, 9), _BOTH, "window=3 stride=2", "max avg_include"),
     *_pool(
         "ceil", (2, 8, 12, 8), _DTYPES, "window=3 stride=2", "max avg_include sum", how=" ceil=true"

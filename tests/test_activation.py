@@ -172,6 +172,18 @@ def test_in_place_is_checked(device: str) -> None:
         torch.autograd.backward(loss)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.3])
+def test_elu_at_zero_is_pytorchs(alpha: float, device: str) -> None:
+    x = torch.tensor([-1.0, -0.0, 0.0, 1.0], device=device, requires_grad=True)
+    (wanted,) = torch.autograd.grad(F.elu(x, alpha).sum(), x)
+    line = f"activation_bwd x=f32[4]:nchw kind=elu coefficient={alpha}"
+    for candidate in _C.candidates(line, device, ""):
+        if candidate["status"] == "ok":
+            pin = Policy(family="activation", bwd=candidate["algorithm"])
+            (grad,) = torch.autograd.grad(ops.elu(x, alpha, policy=pin).sum(), x)
+            torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("name", ALL)
 def test_pins_are_obeyed(name: str, inplace: bool, device: str) -> None:
@@ -184,8 +196,9 @@ def test_pins_are_obeyed(name: str, inplace: bool, device: str) -> None:
         if c["status"] == "ok" and not (inplace and c["algorithm"].startswith("graph"))
     ]
     assert len(found) >= 2
-    if inplace and "clipped_relu" in words:
-        found.remove("legacy:default") if device == "cuda" else None  # its gradient reads x
+    # Gradients: of a clipped ReLU it reads x, of ELU it is 1 at zero.
+    if device == "cuda" and (name == "elu" or (inplace and "clipped_relu" in words)):
+        found.remove("legacy:default")
     for pin in found:
         y = mine(x * 1, inplace=inplace, policy=Policy(family="activation", fwd=pin, bwd=pin))
         (grad,) = torch.autograd.grad(y.sum(), x)

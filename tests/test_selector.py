@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import cpp_extension
 
-from torch_cudnn_ext import _C, knobs
+from torch_cudnn_ext import _C, enabled, knobs
 
 ROOT = Path(__file__).parent.parent
 OPS = torch.ops.torch_cudnn_ext
@@ -331,7 +331,7 @@ def test_a_candidate_that_fails_is_not_tried_again(
     assert _convolve(x, w, TUNE) == "fake:b"
     counts = fake.counts("fake:a")
     assert counts == ((1, 0) if when == "build_raises" else (1, 1))
-    _C.set_knobs("", False)  # every decision is made anew
+    _C.plan_cache_clear()  # every decision is made anew
     assert _convolve(x, w, TUNE) == "fake:b"
     assert _ran()["why"] == "cached"
     assert fake.counts("fake:a") == counts
@@ -341,6 +341,26 @@ def test_a_candidate_that_fails_is_not_tried_again(
     assert failed["status"] == ("unsupported" if when == "build_raises" else "failed")
     assert "fake:a was told to" in failed["reason"]
     assert ("out of memory" in failed["reason"]) == (kind == "out_of_memory")
+
+
+def test_a_policy_that_comes_back_finds_its_decision(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    fake.script("fake:b")
+    _C.set_knobs("conv_fwd=fake:a", False)
+    for _ in range(3):
+        assert _convolve(x, w) == "fake:a"
+        _C.set_knobs("conv_fwd=fake:b", False)
+        assert _convolve(x, w) == "fake:b"
+        _C.set_knobs("conv_fwd=fake:a", False)
+        with enabled("fwd=fake:b"):
+            F.conv2d(x, w)
+            assert _ran()["algorithm"] == "fake:b"
+    made = _C.plan_cache_info()["misses"]
+    assert (fake.counts("fake:a")[0], fake.counts("fake:b")[0]) == (1, 1)
+    assert _convolve(x, w) == "fake:a"
+    assert _C.plan_cache_info()["misses"] == made
+    _C.remove_rule(_C.add_rule("conv_fwd", "fake:b"))  # now all are made anew
+    assert _convolve(x, w) == "fake:a" and _C.plan_cache_info()["misses"] == made + 1
 
 
 @pytest.mark.parametrize(

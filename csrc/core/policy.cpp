@@ -250,8 +250,9 @@ void take_smaller(std::optional<T>& strong, const std::optional<T>& weak) {
   if (weak && (!strong || *weak < *strong)) strong = weak;
 }
 
-std::mutex policy_mutex;  // guards the policies of the process, and interned()
-std::atomic<uint64_t> generation_counter{1};
+std::mutex policy_mutex;                     // guards the policies of the process, and interned()
+std::atomic<uint64_t> policy_generation{1};  // grows with every change of them
+std::atomic<uint64_t> decision_counter{1};
 std::atomic<bool> verbose_on{false};
 
 Policy& process_policy() {
@@ -527,7 +528,7 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
                                      std::optional<std::string_view> argument) {
   Switches switches = read_switches(family);
   ResolveCache& cache = resolve_cache;
-  uint64_t now = generation();
+  uint64_t now = policy_generation.load(std::memory_order_relaxed);
   if (cache.generation != now || cache.serial != thread_policies.serial ||
       cache.entries.size() >= ResolveCache::kCapacity) {
     cache.entries.clear();
@@ -566,7 +567,7 @@ void set_enabled_policy(Policy policy) {
     std::lock_guard<std::mutex> lock(policy_mutex);
     enabled_policy() = std::move(policy);
   }
-  next_generation();
+  policy_generation.fetch_add(1, std::memory_order_relaxed);
 }
 
 void set_process_policy(Policy policy) {
@@ -575,7 +576,7 @@ void set_process_policy(Policy policy) {
     std::lock_guard<std::mutex> lock(policy_mutex);
     process_policy() = std::move(policy);
   }
-  next_generation();
+  policy_generation.fetch_add(1, std::memory_order_relaxed);
 }
 
 void push_thread_policy(const Policy& policy) {
@@ -591,8 +592,8 @@ void pop_thread_policy() {
   ++thread_policies.serial;
 }
 
-uint64_t generation() { return generation_counter.load(std::memory_order_relaxed); }
-void next_generation() { generation_counter.fetch_add(1, std::memory_order_relaxed); }
+uint64_t decision_generation() { return decision_counter.load(std::memory_order_relaxed); }
+void next_decision_generation() { decision_counter.fetch_add(1, std::memory_order_relaxed); }
 bool verbose() { return verbose_on.load(std::memory_order_relaxed); }
 void set_verbose(bool on) { verbose_on.store(on, std::memory_order_relaxed); }
 

@@ -86,9 +86,10 @@ void set_process_policy(Policy policy);
 void push_thread_policy(const Policy& policy);
 void pop_thread_policy();
 
-// Grows when a knob or the choice table changes; decisions made under an older one are made again.
-uint64_t generation();
-void next_generation();
+// Grows when rules or the choice table change; decisions made before are made again. A policy that
+// changes is another one, with decisions of its own.
+uint64_t decision_generation();
+void next_decision_generation();
 
 bool verbose();
 void set_verbose(bool on);

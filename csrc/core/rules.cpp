@@ -97,7 +97,7 @@ int64_t add_rule(std::string_view matcher, std::string_view use) {
   std::lock_guard<std::mutex> lock(mutex);
   rule.id = next_id++;
   rules().push_back(std::move(rule));
-  next_generation();
+  next_decision_generation();
   return rules().back().id;
 }
 
@@ -109,7 +109,7 @@ void remove_rule(int64_t id) {
       std::find_if(rules().begin(), rules().end(), [&](const Rule& rule) { return rule.id == id; });
   TORCH_CHECK_VALUE(found != rules().end(), "when: this rule was removed before");
   rules().erase(found);
-  next_generation();
+  next_decision_generation();
 }
 
 RuledPolicy rules_for(const Problem& problem) {
@@ -129,9 +129,11 @@ RuledPolicy rules_for(const Problem& problem) {
 void set_cudnn_pins(Policy pins) {
   {
     std::lock_guard<std::mutex> lock(mutex);
+    const char* family = ConvolutionProblem::kFamily;
+    if (pins.text(family) == pins_of_cudnn().text(family)) return;  // decisions stay
     pins_of_cudnn() = std::move(pins);
   }
-  next_generation();
+  next_decision_generation();
 }
 
 Policy cudnn_pins() {

@@ -526,7 +526,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
     std::tie(call.decision, call.plan) = Decider(problem, policy, device, true).decide();
   } else {
     std::lock_guard<std::mutex> one_builder(slot->mutex);
-    uint64_t now = generation();
+    uint64_t now = decision_generation();
     if (slot->decision == nullptr || slot->generation != now) {
       made_here = true;
       slot->builder = std::this_thread::get_id();
@@ -552,7 +552,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
 // The decision for a call: remembered by this thread, by any thread, or made now.
 Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Device& device) {
   ThreadCache& cache = thread_cache();
-  uint64_t now = generation();
+  uint64_t now = decision_generation();
   if (cache.generation != now) {
     cache.calls.clear();
     cache.generation = now;

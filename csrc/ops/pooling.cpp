@@ -1041,6 +1041,14 @@ class PoolingOperator : public Operator {
       if (p.mode == PoolingMode::sum) return {"aten", classic};
       return {"graph:eng2", "aten", classic};
     }
+    // Where windows overlap, cuDNN's gradient of a maximum of half types is the slower one, and its
+    // forward of bfloat16.
+    bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
+    bool overlap = false;
+    for (int i = 0; i < p.spatial_dims(); ++i) overlap |= p.stride[i] < p.window[i];
+    if (is_max && half && overlap && (p.train || p.x.dtype == at::kBFloat16)) {
+      return {"aten", classic, "graph"};
+    }
     return {classic, "aten", "graph"};
   }
 

@@ -9,8 +9,9 @@ namespace torch_cudnn_ext::graph {
 namespace {
 
 // The backward of a maximum reads, in channels_last tensors, places in the windows that its forward
-// left (and without them crashes cuDNN 9.19), and in contiguous ones x and y.
-bool keeps_indices(const PoolingProblem& p) { return p.train && is_channels_last(p.x); }
+// left (and without them crashes cuDNN 9.19), and in contiguous ones x and y. Single pixels are
+// both.
+bool keeps_indices(const PoolingProblem& p) { return p.train && p.x.strides[1] == 1; }
 
 TensorSpec indices_of(const PoolingProblem& p) {
   TensorSpec indices = p.y();
@@ -143,8 +144,11 @@ std::string known_defect(const PoolingProblem& p, const Notes& notes) {
                    "not take"
                  : "";
   }
-  if (average && p.x.dtype == at::kBFloat16 && p.pass == PoolingPass::fwd) {
-    return "cuDNN 9.19's run-time compiled averages of bfloat16 write outside of their result";
+  bool leaves_none = p.pass == PoolingPass::fwd && !keeps_indices(p);
+  if (leaves_none && p.x.dtype == at::kBFloat16) {
+    return "cuDNN 9.19's run-time compiled pooling of bfloat16 that leaves no indices writes "
+           "outside "
+           "of its result";
   }
   int64_t pixel_bytes = p.x.sizes[1] * static_cast<int64_t>(c10::elementSize(p.x.dtype));
   if (pixel_bytes % 16 != 0) {

@@ -83,6 +83,9 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
     bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
     if (half) return Unsupported{"cuDNN's gradient at the ceiling itself differs in half types"};
   }
+  if (p.kind == ActivationKind::elu && p.pass == ActivationPass::bwd && p.coefficient != 1) {
+    return Unsupported{"cuDNN's gradient of ELU at zero itself is 1, and not alpha"};
+  }
   if (p.x.sizes[0] > INT_MAX) {
     return Unsupported{c10::str("the classic API counts elements in 32 bits, not ", p.x.sizes[0])};
   }

@@ -48,11 +48,15 @@ class CtcPlan : public Plan {
  private:
   struct Descriptors {
     explicit Descriptors(const CtcProblem& p) {
+      // cuDNN 9.19 reserves three floats a state in shared memory, and writes one a thread of a
+      // warp.
+      constexpr int64_t kLeastLabels = 5;
+      int64_t labels = std::max(p.target_length, kLeastLabels);
       set(probs, p.log_probs);
       // The softmax of logarithms of probabilities gives these back.
       check_cudnn(cudnnSetCTCLossDescriptor_v9(
                       ctc.get(), CUDNN_DATA_FLOAT, CUDNN_LOSS_NORMALIZATION_SOFTMAX,
-                      CUDNN_CTC_ZERO_OOB_GRADIENTS, static_cast<int>(p.target_length)),
+                      CUDNN_CTC_ZERO_OOB_GRADIENTS, static_cast<int>(labels)),
                   "cudnnSetCTCLossDescriptor_v9");
     }
     TensorDescriptor probs;
