@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_cuda
+from networks import MODELS, SMALL, LanguageModel, Tagger, images, torchvision_model
 from torch import nn as tnn
 from torch.nn.utils import parametrize, weight_norm
 from torch.utils._pytree import tree_leaves
@@ -22,50 +23,6 @@ from torch_cudnn_ext.conversion import (
 from torch_cudnn_ext.coverage import coverage
 
 OURS = counterparts()
-
-# Names of torchvision, the size of their images, and whether CI runs them too.
-MODELS = {
-    "alexnet": 96,
-    "vgg16_bn": 64,
-    "resnet50": 64,
-    "densenet121": 64,
-    "mobilenet_v3_large": 64,
-    "efficientnet_b0": 64,
-    "convnext_tiny": 64,
-    "inception_v3": 80,
-    "googlenet": 64,
-    "fcn_resnet50": 64,
-    "r3d_18": 64,
-}
-SMALL = ("mobilenet_v3_large", "googlenet")
-
-
-class Tagger(tnn.Module):
-    """A bidirectional LSTM of two layers over embedded words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = tnn.Embedding(50, 12)
-        self.lstm = tnn.LSTM(12, 16, num_layers=2, bidirectional=True, batch_first=True)
-        self.tags = tnn.Linear(32, 7)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.tags(self.lstm(self.words(words))[0])
-        return out
-
-
-class LanguageModel(tnn.Module):
-    """A GRU that predicts the next word."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = tnn.Embedding(50, 16)
-        self.gru = tnn.GRU(16, 16, num_layers=2)
-        self.norm = tnn.LayerNorm(16)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        out = self.norm(self.gru(self.words(words))[0])
-        return torch.log_softmax(out @ self.words.weight.t(), -1)
 
 
 def small_network() -> tnn.Sequential:
@@ -112,20 +69,6 @@ def check_both_ways(model: tnn.Module, inputs: Any, dtype: torch.dtype) -> None:
         scale = a.abs().max().clamp_min(1e-6).item()
         assert (a - b).abs().max().item() <= tolerance * scale
         assert (a - c).abs().max().item() <= tolerance * scale
-
-
-def torchvision_model(name: str) -> tnn.Module:
-    models = pytest.importorskip("torchvision").models
-    arguments: dict[str, Any] = {"weights_backbone": None} if name.startswith("fcn") else {}
-    if name in ("googlenet", "inception_v3"):
-        arguments |= {"init_weights": False, "aux_logits": False}  # the latter want larger images
-    model: tnn.Module = models.get_model(name, weights=None, **arguments)
-    return model
-
-
-def images(name: str, batch: int) -> torch.Tensor:
-    frames = (4,) if name == "r3d_18" else ()
-    return torch.randn(batch, 3, *frames, MODELS[name], MODELS[name])
 
 
 @pytest.mark.parametrize("name", SMALL)
