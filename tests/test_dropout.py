@@ -216,10 +216,11 @@ def test_both_passes_run_one_algorithm(device: str) -> None:
     for pin in ALGORITHMS[device]:
         for policy in (f"fwd={pin}", f"bwd={pin}", Policy(family="dropout", fwd=pin, bwd=pin)):
             ops.dropout(x, 0.5, policy=policy).sum().backward()
-            for op in ("dropout_fwd", "dropout_bwd"):
+            coupled = "coupled with its forward"
+            for op, why in (("dropout_fwd", "pinned"), ("dropout_bwd", coupled)):
                 choice = ops.last_choice(op)
                 assert choice is not None
-                assert (choice.algorithm, choice.why) == (pin, "pinned")
+                assert (choice.algorithm, choice.why) == (pin, why)
     pins = ALGORITHMS[device]
     with pytest.raises(RuntimeError, match="these passes are coupled, wanted one choice for both"):
         ops.dropout(x, 0.5, policy=f"fwd={pins[0]};bwd={pins[1]}")

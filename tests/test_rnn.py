@@ -297,10 +297,10 @@ def test_pins_are_obeyed_by_both_passes(device: str) -> None:
         pin = candidate["algorithm"]
         mine.policy = f"fwd={pin}"
         mine(x)[0].sum().backward()
-        for op in ("rnn_fwd", "rnn_bwd"):
+        for op, why in (("rnn_fwd", "pinned"), ("rnn_bwd", "coupled with its forward")):
             choice = ops.last_choice(op)
             assert choice is not None
-            assert (choice.algorithm, choice.why) == (pin, "pinned")
+            assert (choice.algorithm, choice.why) == (pin, why)
 
 
 def test_backward_runs_its_own_forwards_algorithm(device: str) -> None:

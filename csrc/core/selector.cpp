@@ -172,6 +172,8 @@ RuledPolicy rules_for_all(const Problem& problem) {
   return out;
 }
 
+constexpr const char* kCoupled = "coupled with its forward";
+
 class Decider {
  public:
   // `being_built_here`: this thread is deciding the same already, and was interrupted by a handler
@@ -228,6 +230,8 @@ class Decider {
 
   std::string pinned_by() const {
     if (from_cudnn_) return "pinned by torch.backends.cudnn";
+    // Such a pass is told by its forward's saved policy what ran there.
+    if (argument_chooses() && op_.forward_of(problem_)) return kCoupled;
     return rule_chooses() ? c10::str("pinned by when(\"", rules_.source, "\")") : "pinned";
   }
 
@@ -576,7 +580,7 @@ Found Decider::find_as_forward(const Problem& forward) {
   }
   decision_->keep = call.decision->keep;
   decision_->pinned = true;  // nothing else can read what the forward left
-  Found found = try_algorithm(*call.decision->algorithm, "coupled with its forward");
+  Found found = try_algorithm(*call.decision->algorithm, kCoupled);
   if (found.plan == nullptr) {
     decision_->error = c10::str(op_of(problem_), ": ", refused_.back().first,
                                 ", which its forward runs, cannot run: ", refused_.back().second,
