@@ -689,6 +689,17 @@ def test_what_is_not_ours_is_declined_and_counted(device: str) -> None:
     assert declined() == {}
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_the_tangent_of_a_bias_alone_is_kept(mode: Any, device: str) -> None:
+    x, w = torch.randn(1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+    tangent = torch.randn(3, device=device)
+    forward_ad: Any = torch.autograd.forward_ad
+    with mode(), enabled(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.zeros(3, device=device), tangent)
+        found = forward_ad.unpack_dual(F.conv2d(x, w, dual)).tangent
+    check_equal([found], [tangent.view(1, 3, 1, 1).expand(1, 3, 3, 3)])
+
+
 def test_subclasses_that_know_only_pytorchs_operators() -> None:
     from torch.testing._internal import two_tensor
 

@@ -402,7 +402,8 @@ struct AtenConvolution {
                               SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
                               SymIntArrayRef output_padding, SymInt groups) {
     using torch::autograd::isFwGradDefined;
-    if (is_plain_call({&input, &weight}) && !isFwGradDefined(input) && !isFwGradDefined(weight)) {
+    bool any_tangent = isFwGradDefined(input) || isFwGradDefined(weight) || isFwGradDefined(bias);
+    if (is_plain_call({&input, &weight}) && !any_tangent) {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       return run(input, weight, bias, stride, padding, dilation, transposed, output_padding,
                  std::move(groups));
