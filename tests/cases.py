@@ -287,6 +287,31 @@ class Line:
     size: str
 
 
+BIASED: tuple[Line, ...] = tuple(
+    Line(f"conv_fwd-{case.name}", f"{case.problem('conv_fwd')} bias={case.dtype}", case.size)
+    for case in (
+        *_rows("bias", (2, 8, 8, 8), (8, 8, 3, 3), _ALL, padding=1),
+        *_rows("bias_1x1", (2, 16, 7, 7), (32, 16, 1, 1), _DTYPES),
+        *_rows("bias_5x5", (2, 8, 8, 8), (16, 8, 5, 5), _BOTH, padding=2, stride=2),
+        *_rows("bias_64ch", (2, 64, 8, 8), (64, 64, 3, 3), _DTYPES + " f32:nhwc", padding=1),
+        *_rows("bias_dilated", (1, 8, 8, 8), (8, 8, 3, 3), _BOTH, padding=2, dilation=2),
+        *_rows("bias_groups", (2, 16, 7, 7), (16, 8, 3, 3), _DTYPES, padding=1, groups=2),
+        *_rows("bias_depthwise", (2, 16, 8, 8), (16, 1, 3, 3), _BOTH, padding=1, groups=16),
+        *_rows("bias_primes", (1, 5, 7, 7), (11, 5, 3, 3), _DTYPES, padding=1),
+        *_rows("bias_one_pixel", (2, 8, 3, 3), (16, 8, 3, 3), _BOTH),
+        *_rows("bias_align2", (2, 8, 8, 8), (8, 8, 3, 3), _HALVES, padding=1, align=2),
+        *_rows("bias_align8", (2, 8, 8, 8), (8, 8, 3, 3), _DTYPES, padding=1, align=8),
+        *_rows("bias_flipped", (2, 8, 7, 7), (8, 8, 3, 3), _BOTH, padding=1, mode="conv"),
+        *_rows("bias_y_nhwc", (2, 8, 6, 6), (8, 8, 3, 3), "f16:nchw", padding=1, y_layout="nhwc"),
+        *_rows("bias_1d", (2, 8, 32), (16, 8, 3), _ALL, padding=1),
+        *_rows("bias_3d", (1, 8, 4, 4, 4), (8, 8, 3, 3, 3), _ALL, padding=1),
+        *_rows("bias_f16", (2, 16, 8, 8), (16, 16, 3, 3), "f16:nhwc", padding=1, compute="f16"),
+        *_big("bias_vgg_112", (16, 64, 112, 112), (128, 64, 3, 3), _DTYPES, padding=1),
+        *_big("bias_alexnet", (32, 3, 224, 224), (64, 3, 11, 11), _DTYPES, padding=2, stride=4),
+    )
+)
+
+
 def _tensor(dtype: str, sizes: tuple[int, ...], layout: str = "nchw") -> str:
     return f"{dtype}[{_numbers(sizes)}]:{layout}"
 
@@ -1000,6 +1025,7 @@ LRN: tuple[Line, ...] = (
 
 LINES: tuple[Line, ...] = (
     *_convolution_lines(),
+    *BIASED,
     *SOFTMAX,
     *POOLING,
     *BATCH_NORM,

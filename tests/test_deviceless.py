@@ -132,11 +132,39 @@ def test_engines_that_go_wrong_are_refused(problem: str, algorithm: str, reason:
 
 @pytest.mark.parametrize("device", ["cpu", TARGET])
 def test_fused_epilogues_are_refused_by_every_backend(device: str) -> None:
-    problem = PROBLEM.format(op="conv_fwd") + " bias=f16 act=relu"
-    listing = _C.candidates(problem, device, "")
-    assert all(candidate["status"] != "ok" for candidate in listing)
-    asked = ("aten", "cpu") if device == "cpu" else ("graph",)
-    assert all("fused" in c["reason"] for c in listing if c["backend"] in asked)
+    for epilogue in ("act=relu", "bias=f16 act=relu", "z=f16"):
+        problem = f"{PROBLEM.format(op='conv_fwd')} {epilogue}"
+        listing = _C.candidates(problem, device, "")
+        assert all(candidate["status"] != "ok" for candidate in listing)
+        asked = ("aten", "cpu") if device == "cpu" else ("graph",)
+        assert all("fused" in c["reason"] for c in listing if c["backend"] in asked)
+
+
+@pytest.mark.parametrize("policy", ["", "allow_tf32=false", EVERYTHING])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1",
+        "x=f32[32,64,56,56]:nchw w=f32[64,64,3,3]:nchw pad=1",
+        "x=f64[32,64,56,56]:nchw w=f64[64,64,3,3]:nchw pad=1",
+        "x=f16[2,64,8,28,28]:nhwc w=f16[64,64,3,3,3]:nhwc pad=1",
+        "x=bf16[2,64,100]:nchw w=bf16[64,64,3]:nchw pad=1",
+        "x=f16[32,64,56,56]:nhwc w=f16[64,1,3,3]:nhwc pad=1 groups=64",
+    ],
+)
+def test_a_bias_is_fused_and_takes_nothing_away(shape: str, policy: str) -> None:
+    plain = _C.candidates(f"conv_fwd {shape}", TARGET, policy)
+    dtype = shape[2 : shape.index("[")]
+    biased = _C.candidates(f"conv_fwd {shape} bias={dtype}", TARGET, policy)
+    algorithms = [candidate["algorithm"] for candidate in biased]
+    assert len(algorithms) == len(set(algorithms))
+    good = {c["algorithm"]: c for c in biased if c["status"] == "ok"}
+    assert {c["algorithm"] for c in plain if c["status"] == "ok"} <= set(good)
+    assert not any("fused" in c["notes"] for c in plain)
+    fused = [c for c in good.values() if "fused" in c["notes"]]
+    assert fused and len(fused) < len(good)
+    first = next(iter(good.values()))
+    assert ("fused" in first["notes"]) == ("groups" not in shape)
 
 
 def test_graph_plans_hold_no_free_scales() -> None:

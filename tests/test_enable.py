@@ -818,6 +818,20 @@ def test_a_rule_chooses_for_the_problems_that_match(device: str) -> None:
         rule.remove()
 
 
+def test_a_rule_matches_with_and_without_a_bias(device: str) -> None:
+    x, w = torch.randn(1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+    bias = torch.randn(3, device=device)
+    calls = [lambda: F.conv2d(x, w), lambda: F.conv2d(x, w, bias)]
+
+    def found(matcher: str) -> list[bool]:
+        with when(matcher, use=OTHER[device]), enabled("aten:default"):
+            return [call() is not None and ran().startswith(OTHER[device]) for call in calls]
+
+    assert found("conv_fwd w=*[3,2,3,3]* pad=0") == [True, True]
+    assert found("conv_fwd bias=f32") == [False, True]
+    assert found("conv_fwd bias=") == [True, False]
+
+
 def test_a_rule_reaches_the_backward_that_saved_its_policy(device: str) -> None:
     pin = "cpu:direct" if device == "cpu" else "legacy:algo_0"
     x = torch.randn(1, 2, 5, 5, device=device, requires_grad=True)

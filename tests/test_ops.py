@@ -510,6 +510,81 @@ def test_policy_argument_pins_the_operator(device: str) -> None:
         torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=5e-2)  # TF32
 
 
+def _geometry(dims: int) -> tuple[Any, ...]:
+    return ([1] * dims, [1] * dims, [1] * dims, False, [0] * dims, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dims"), [("f32", 2), ("f16", 2), ("f32", 1), ("f64", 1), ("f16", 3)]
+)
+def test_a_pin_of_a_convolution_with_bias_is_obeyed(dtype: str, dims: int, device: str) -> None:
+    kind = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16}[dtype]
+    x, w = _random((2, 8, *[6] * dims), device, kind), _random((16, 8, *[3] * dims), device, kind)
+    bias = _random((16,), device, kind)
+    expected = CONV[dims](x.double(), w.double(), bias.double(), padding=1)
+    plain, problem = (
+        _C.problems_posed_by(lambda b=b: OPS.convolution.default(x, w, b, *_geometry(dims)))[0]
+        for b in (None, bias)
+    )
+    assert problem == f"{plain} bias={dtype}"
+    good, good_plain = (
+        {c["algorithm"] for c in _C.candidates(line, device, "") if c["status"] == "ok"}
+        for line in (problem, plain)
+    )
+    assert good_plain <= good
+    tolerance = {"f64": 1e-12, "f32": 5e-2, "f16": 1e-1}[dtype]  # TF32
+    for algorithm in _distinct(problem, device):
+        y = OPS.convolution.default(x, w, bias, *_geometry(dims), policy=f"fwd={algorithm}")
+        choice = _C.last_choice("conv_fwd")
+        assert choice is not None
+        assert (choice["problem"], choice["algorithm"]) == (problem, algorithm)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=tolerance)
+
+
+def test_a_convolution_with_bias_is_tuned(device: str) -> None:
+    x, w, bias = (_random(s, device, torch.float16) for s in ((2, 8, 6, 6), (16, 8, 3, 3), (16,)))
+    y = OPS.conv2d.default(x, w, bias, padding=[1, 1], policy="autotune")
+    wanted = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-2, atol=1e-1)
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None
+    assert choice["why"] in ("tuned", "cached") and choice["problem"].endswith("bias=f16")
+
+
+def test_only_a_plain_forward_poses_its_bias(device: str) -> None:
+    x, w, bias = (_random(s, device) for s in ((2, 8, 6, 6), (8, 8, 3, 3), (8,)))
+    wanted = F.conv2d(x, w, bias, padding=1)
+    z = torch.zeros_like(wanted)
+
+    def posed(call: Callable[[], object]) -> bool:
+        (problem,) = _C.problems_posed_by(lambda: call())
+        return "bias=f64" in problem.split()
+
+    assert posed(lambda: ops.conv2d(x, w, bias, padding=1))
+    assert posed(lambda: ops.conv2d(x[0], w, bias, padding=1))
+    assert posed(lambda: ops.conv2d(x, w, bias, padding=1, conv_mode="conv"))
+    assert posed(lambda: ops.convolution(x, w, bias, padding=1, z=z, beta=0.0))
+    assert not posed(lambda: ops.conv2d(x, w, padding=1))
+    assert not posed(lambda: ops.conv_transpose2d(x, w, bias))
+    assert not posed(lambda: ops.convolution(x, w, bias, padding=1, alpha=2.0))
+    assert not posed(lambda: ops.convolution(x, w, bias, padding=1, z=z, beta=1.0))
+    assert not posed(lambda: ops.convolution(x, w, bias, padding=1, out=z))
+    torch.testing.assert_close(
+        ops.convolution(x, w, bias, padding=1, z=wanted, beta=1.0), 2 * wanted
+    )
+
+
+def test_a_bias_may_lie_anywhere(device: str) -> None:
+    x, w = (_random(s, device, torch.float32) for s in ((2, 8, 6, 6), (8, 8, 3, 3)))
+    values = _random((17,), device, torch.float32)
+    for bias, align in ((values[1:9], 4), (values[::2][:8], 16), (values[:1].expand(8), 16)):
+        y = OPS.conv2d.default(x, w, bias, padding=[1, 1], policy="allow_tf32=false")
+        wanted = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
+        torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-4)
+        choice = _C.last_choice("conv_fwd")
+        assert choice is not None and ("align=4" in choice["problem"]) == (align == 4)
+
+
 def test_transposed_convolution_names_the_primitive_that_runs(device: str) -> None:
     x, w = _random((2, 8, 5, 5), device), _random((8, 4, 3, 3), device)
     problem = _C.convolution_problem(

@@ -209,6 +209,13 @@ def test_two_spellings_of_a_problem_are_one(written: str, canonical: str) -> Non
     assert _C.canonical_problem(LINE.replace(written, canonical)) == LINE
 
 
+def test_a_bias_is_one_number_a_channel() -> None:
+    info = _C.problem_info(LINE.replace("f16[64,64,3,3]", "f16[96,64,3,3]") + " bias=f16")
+    bias = info["slots"]["bias"]
+    assert (bias["dtype"], bias["sizes"], bias["output"]) == ("f16", [96], False)
+    assert info["text"].endswith("compute=f32 bias=f16")
+
+
 def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
     rest = "w=f32[1,1,1,1]:nchw pad=0 stride=1 dilation=1 groups=1 compute=f32"
     plain = _C.canonical_problem(f"conv_fwd x=f32[1,1,1,5]:nchw {rest}")
@@ -230,6 +237,9 @@ def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
         (("compute=f32", "compute=f32 colour=red"), ("colour",)),
         (("compute=f32", "compute=f32 align=3"), ("align", "3")),
         (("f16[64,64,3,3]", "f16[64,64,99,99]"), ("99", "larger")),
+        (("compute=f32", "compute=f32 bias=f32"), ("bias", "f32", "f16")),
+        (("compute=f32", "compute=f32 bias=f16 accumulate=add"), ("bias", "accumulate=add")),
+        ((LINE, LINE.replace("fwd", "bwd_data") + " bias=f16"), ("bias", "conv_bwd_data")),
     ],
 )
 def test_a_bad_problem_is_told_what_is_wrong(

@@ -238,7 +238,7 @@ def test_a_model_s_convolutions_are_counted_and_named() -> None:
         names[layer.problem] = (layer.names, layer.count)
     same = (
         "conv_fwd x=f32[2,4,8,8]:nchw w=f32[4,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1 "
-        "compute=f32"
+        "compute=f32 bias=f32"
     )
     assert names[same] == (("first", "second"), 3)
     depthwise = same.replace("[4,4,3,3]", "[4,1,3,3]").replace("groups=1", "groups=4")
@@ -462,6 +462,9 @@ def test_rewrite_changes_what_it_is_asked_for() -> None:
         "groups=1 compute=f64"
     )
     assert rewrite(PROBLEM) == PROBLEM
+    biased = f"{PROBLEM} bias=f32"
+    assert rewrite(biased, dtype="bf16") == f"{rewrite(PROBLEM, dtype='bf16')} bias=bf16"
+    assert rewrite(biased, op="conv_bwd_data") == rewrite(PROBLEM, op="conv_bwd_data")
     layers = with_passes([Layer(PROBLEM, ("a",), 3)], ["fwd", "bwd_data"])
     assert [layer.problem.split()[0] for layer in layers] == ["conv_fwd", "conv_bwd_data"]
     assert all(layer.count == 3 for layer in layers)
@@ -470,6 +473,7 @@ def test_rewrite_changes_what_it_is_asked_for() -> None:
 def test_convolution_arguments_expand_and_refuse() -> None:
     arguments = convolution_arguments(PROBLEM.replace("pad=1", "pad=1,2"))
     assert arguments == {"stride": [1, 1], "padding": [1, 2], "dilation": [1, 1], "groups": 1}
+    assert convolution_arguments(PROBLEM + " bias=f32") == convolution_arguments(PROBLEM)
     with pytest.raises(ValueError, match="wanted none of them"):
         convolution_arguments(PROBLEM + " mode=conv")
 
@@ -645,10 +649,11 @@ def test_an_unwritable_export_leaves_the_old_file(
 
 def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
     layers = with_passes([Layer(PROBLEM, ("a",), 2)], ["fwd", "bwd_data", "bwd_filter"])
+    layers.append(Layer(PROBLEM + " bias=f32", ("a",), 2))
     results = list(
         bench.compare_layers(layers, make_settings(device, time_budget_s=1), kernels=True)
     )
-    assert [result.problem.split()[0] for result in results] == list(PASSES)
+    assert [result.problem.split()[0] for result in results] == [*PASSES, PASSES[0]]
     for result in results:
         assert result.ratio_low <= result.ratio <= result.ratio_high
         both = (result.pytorch_default_ms, result.pytorch_benchmark_ms)

@@ -199,7 +199,7 @@ def compare_layers(
         progress: Told of every problem and algorithm.
 
     Raises:
-        ValueError: A problem is not a plain convolution.
+        ValueError: A problem is not a convolution as PyTorch has it.
         RuntimeError: No algorithm works under the policy.
     """
     layers = merge(layers)
@@ -273,7 +273,7 @@ def _here(work: Callable[[], T]) -> T:
 
 
 def _operands(problem: str, device: str) -> dict[str, Tensor]:
-    """``x``, ``w`` and ``y``, of which a pass reads two and takes the third one's sizes."""
+    """``x``, ``w`` and ``y``, of which a pass reads two and takes the third one's sizes; a bias."""
     operands = _C.scratch(problem, device)
     for role, slot in _C.problem_info(problem)["slots"].items():
         if role not in operands:
@@ -292,14 +292,14 @@ def _our_call(
     arguments = convolution_arguments(problem)
     geometry = (arguments["stride"], arguments["padding"], arguments["dilation"])
     groups = arguments["groups"]
-    x, w, y = operands["x"], operands["w"], operands["y"]
+    x, w, y, bias = operands["x"], operands["w"], operands["y"], operands.get("bias")
     pass_name = info["pass_name"]
     policy = ";".join(word for word in (f"{pass_name}={algorithm}", constraints) if word)
     ops = torch.ops.torch_cudnn_ext
 
     def forward() -> object:
         zeros = [0] * len(arguments["stride"])
-        return ops.convolution.default(x, w, None, *geometry, False, zeros, groups, policy=policy)
+        return ops.convolution.default(x, w, bias, *geometry, False, zeros, groups, policy=policy)
 
     def backward_input() -> object:
         return ops.convolution_backward_input.default(
@@ -328,7 +328,7 @@ def _pytorch_call(problem: str, operands: dict[str, Tensor]) -> Callable[[], obj
     x, w, y, groups = operands["x"], operands["w"], operands["y"], arguments["groups"]
     if pass_name == "fwd":
         return lambda: torch.ops.aten.convolution.default(
-            x, w, None, *geometry, False, zeros, groups
+            x, w, operands.get("bias"), *geometry, False, zeros, groups
         )
     mask = [pass_name == "bwd_data", pass_name == "bwd_filter", False]
     return lambda: torch.ops.aten.convolution_backward.default(

@@ -131,12 +131,12 @@ def convolution_arguments(problem: str) -> dict[str, Any]:
     """``stride``, ``padding``, ``dilation`` (lists) and ``groups`` of a convolution's problem line.
 
     Raises:
-        ValueError: The line holds what a plain convolution has not (fused bias, flipped kernel,
+        ValueError: The line holds what PyTorch's convolution has not (activation, flipped kernel,
             accumulation).
     """
     info = _C.problem_info(problem)
     fields = dict(word.split("=", 1) for word in info["text"].split()[1:])
-    unusual = sorted({*_FUSED_FORWARD_ONLY, "mode", "accumulate"} & fields.keys())
+    unusual = sorted({"z", "act", "mode", "accumulate"} & fields.keys())
     if unusual:
         raise ValueError(f"problem: got {', '.join(unusual)} in {problem}, wanted none of them")
     spatial = len(info["slots"]["x"]["sizes"]) - 2

@@ -40,9 +40,9 @@ constexpr const char* kRoles[] = {"x",
                                   "input_lengths",
                                   "target_lengths"};
 static_assert(std::size(kRoles) == static_cast<size_t>(Role::kCount));
-constexpr const char* kNotes[] = {"tensor_core",        "tf32", "down_convert", "reduced_range",
-                                  "low_accuracy",       "fft",  "winograd",     "nondeterministic",
-                                  "runtime_compilation"};
+constexpr const char* kNotes[] = {"tensor_core",         "tf32", "down_convert", "reduced_range",
+                                  "low_accuracy",        "fft",  "winograd",     "nondeterministic",
+                                  "runtime_compilation", "fused"};
 
 template <class Enum, size_t Count>
 Enum from_text(const char* what, const char* const (&texts)[Count], const std::string& text) {
@@ -69,6 +69,12 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
             ? result
             : at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype))
                   .copy_(result);
+}
+
+void add_bias(at::Tensor& result, const at::Tensor& bias) {
+  Dims shape(static_cast<int>(result.dim()), 1);
+  shape[1] = bias.size(0);
+  result.add_(bias.view(shape));
 }
 
 const char* role_text(Role role) { return kRoles[static_cast<int>(role)]; }

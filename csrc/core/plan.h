@@ -90,6 +90,7 @@ enum class Note : uint8_t {
   winograd,
   nondeterministic,
   runtime_compilation,
+  fused,  // one engine computes the convolution and adds the bias
 };
 const char* note_text(Note note);
 
@@ -140,6 +141,9 @@ class FunctionPlan : public Plan {
 // Makes a computed tensor the output of a role: copied into the tensor that is bound there, or
 // bound itself, in the layout that the problem says.
 void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result);
+
+// Adds one number to each channel, which is dimension 1.
+void add_bias(at::Tensor& result, const at::Tensor& bias);
 
 // Why an algorithm cannot be had. `needs_driver` is set where only the missing driver is at fault.
 struct Unsupported {

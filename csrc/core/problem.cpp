@@ -615,6 +615,13 @@ void ConvolutionProblem::validate() const {
   TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double), "convolution: compute is ",
                     dtype_text(compute), " for ", dtype_text(x.dtype), " data, wanted ",
                     is_double ? "f64" : "f32, f16 or bf16");
+  if (!bias) return;
+  TORCH_CHECK_VALUE(*bias == x.dtype, "convolution: bias is ", dtype_text(*bias),
+                    ", wanted x's dtype ", dtype_text(x.dtype));
+  TORCH_CHECK_VALUE(pass == ConvolutionPass::fwd, "convolution: bias is ", dtype_text(*bias),
+                    " in conv_", word_of(pass), ", wanted it in conv_fwd only");
+  TORCH_CHECK_VALUE(accumulate == Accumulate::none, "convolution: bias is ", dtype_text(*bias),
+                    " with accumulate=", word_of(accumulate), ", wanted one of the two");
 }
 
 const char* family_of(const Problem& problem) {

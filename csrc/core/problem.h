@@ -98,7 +98,8 @@ enum class ConvolutionMode : uint8_t { cross, conv };
 enum class Accumulate : uint8_t { none, add, general };  // (alpha, beta): (1, 0), (1, 1), any
 enum class Activation : uint8_t { none, relu };
 
-// The three passes of y = conv(x, w). Sizes are those of the forward convolution in every pass.
+// The three passes of y = conv(x, w), to which the forward may add a bias, [channels of y]. Sizes
+// are those of the forward convolution in every pass.
 struct ConvolutionProblem {
   static constexpr const char* kFamily = "conv";
 

@@ -67,7 +67,7 @@ struct Shapes {
 };
 
 // Canonical by construction: see canonicalise_strides.
-ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes& s,
+ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes& s, bool has_bias,
                               const Policy& policy) {
   ConvolutionProblem p;
   p.pass = r.pass;
@@ -83,6 +83,7 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
   p.groups = r.groups.guard_int(__FILE__, __LINE__);
   p.mode = r.flip_kernel ? ConvolutionMode::conv : ConvolutionMode::cross;
   p.compute = compute_type(dtype, policy.compute);
+  if (has_bias) p.bias = dtype;
   if (r.beta != 0 || r.alpha != 1) {
     p.accumulate = r.alpha == 1 && r.beta == 1 ? Accumulate::add : Accumulate::general;
   }
@@ -90,13 +91,14 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
 }
 
 // Runs the request. `out`, where defined, is accumulated into and returned; it is in the call's
-// layout.
-Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tensor& out) {
+// layout. `bias`, where defined, is part of the problem.
+Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tensor& out,
+           const Tensor& bias) {
   Tensor first = in_layout(r.first, channels_last);
   Tensor second = in_layout(r.second, channels_last);
   const ResolvedPolicy& policy = resolve_policy(ConvolutionProblem::kFamily, r.policy);
-  Problem problem = problem_of(r, channels_last, Shapes(sizes), policy.policy);
-  std::get<ConvolutionProblem>(problem).alignment = alignment_of({&first, &second, &out});
+  Problem problem = problem_of(r, channels_last, Shapes(sizes), bias.defined(), policy.policy);
+  std::get<ConvolutionProblem>(problem).alignment = alignment_of({&first, &second, &out, &bias});
   Bindings bindings;
   bindings.alpha = r.alpha;
   bindings.beta = r.beta;
@@ -104,6 +106,7 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
   bindings[r.pass == ConvolutionPass::fwd ? Role::x : Role::y] = std::move(first);
   bindings[r.pass == ConvolutionPass::bwd_filter ? Role::x : Role::w] = std::move(second);
   if (out.defined()) bindings[result] = out;
+  if (bias.defined()) bindings[Role::bias] = bias;
   execute(problem, policy, device_of(r.first.device()), bindings);
   return std::move(bindings[result]);
 }
@@ -111,12 +114,7 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
 // Without a batch or channels there is nothing to sum.
 bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
 
-void add_bias(Tensor& result, const OptionalTensor& bias) {
-  if (!bias || !bias->defined() || result.numel() == 0) return;
-  Dims shape(static_cast<int>(result.dim()), 1);
-  shape[1] = bias->size(0);
-  result.add_(bias->view(shape));
-}
+bool has(const OptionalTensor& t) { return t && t->defined(); }
 
 // alpha * op + beta * z + bias, as a new tensor; of meta tensors, its shape and layout.
 Tensor run_functional(const Request& r, const OptionalTensor& bias, const OptionalTensor& z) {
@@ -130,6 +128,7 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   c10::OptionalDeviceGuard guard(r.first.device());
   bool adds = z && r.beta != 0;
   bool empty = is_empty(sizes);
+  bool fused = has(bias) && r.pass == ConvolutionPass::fwd && r.alpha == 1 && !adds && !empty;
   Tensor result;
   if (adds || empty) {
     Dims shape = C10_AS_INTARRAYREF_SLOW(result_sizes);
@@ -139,9 +138,9 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   if (empty) {
     adds ? result.mul_(r.beta) : result.zero_();
   } else {
-    result = run(r, sizes, channels_last, result);
+    result = run(r, sizes, channels_last, result, fused ? bias->contiguous() : Tensor());
   }
-  add_bias(result, bias);
+  if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);
   return result;
 }
 
@@ -157,13 +156,13 @@ void run_into(const Request& r, const OptionalTensor& bias, Tensor& out) {
   if (is_empty(sizes)) {
     r.beta == 0 ? out.zero_() : out.mul_(r.beta);
   } else if (in_place) {
-    run(r, sizes, channels_last, out);
+    run(r, sizes, channels_last, out, {});
   } else {
     Dims strides = strides_of(out.sizes(), channels_last);
     Tensor copy = at::empty_strided(out.sizes(), strides, out.options()).copy_(out);
-    out.copy_(run(r, sizes, channels_last, copy));
+    out.copy_(run(r, sizes, channels_last, copy, {}));
   }
-  add_bias(out, bias);
+  if (has(bias) && out.numel() > 0) add_bias(out, *bias);
 }
 
 Request request_of_forward(const Tensor& input, const Tensor& weight, SymIntArrayRef stride,
@@ -273,7 +272,7 @@ ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Ten
   bool channels_last = prefers_channels_last(r, sizes);
   r.pass = pass;
   const ResolvedPolicy& resolved = resolve_policy(ConvolutionProblem::kFamily, policy);
-  return problem_of(r, channels_last, Shapes(sizes), resolved.policy);
+  return problem_of(r, channels_last, Shapes(sizes), false, resolved.policy);
 }
 
 static void register_kernels(torch::Library& m) {
@@ -330,7 +329,7 @@ class ConvolutionOperator : public Operator {
         "cudnnBackendExecute, cudnnConvolutionForward, cudnnConvolutionBackwardData, "
         "cudnnConvolutionBackwardFilter",
         "nchw, nhwc; 1 to 3 dimensions of space",
-        "no fused epilogue; float64 contiguous",
+        "of epilogues the bias is fused; float64 contiguous",
         {"conv_fwd x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1"}};
   }
 
@@ -348,9 +347,11 @@ class ConvolutionOperator : public Operator {
   std::vector<SlotSpec> slots(const Problem& problem) const override {
     const auto& p = std::get<ConvolutionProblem>(problem);
     Role output = result_role(p.pass);
-    return {{Role::x, p.x, output == Role::x},
-            {Role::w, p.w, output == Role::w},
-            {Role::y, p.y, output == Role::y}};
+    std::vector<SlotSpec> slots{{Role::x, p.x, output == Role::x},
+                                {Role::w, p.w, output == Role::w},
+                                {Role::y, p.y, output == Role::y}};
+    if (p.bias) slots.push_back({Role::bias, {*p.bias, {p.w.sizes[0]}, {1}}, false});
+    return slots;
   }
 
   Cost cost(const Problem& problem) const override {
@@ -365,7 +366,8 @@ class ConvolutionOperator : public Operator {
     } else if (p.pass == ConvolutionPass::bwd_filter) {
       terms = outputs / static_cast<double>(p.w.sizes[0]);
     }
-    auto bytes = static_cast<double>(p.x.nbytes() + p.w.nbytes() + p.y.nbytes());
+    double bytes = 0;
+    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
     return {2 * outputs * taps, bytes, terms};
   }
 
@@ -378,13 +380,14 @@ class ConvolutionOperator : public Operator {
 
   Bindings reference(const Problem& problem, const Bindings& bindings) const override;
 
-  // Rounding of the output, plus the error of a sum of that many terms in the compute type. Filter
-  // gradients are long sums, split over blocks that may meet in the data's type. Winograd and FFT
-  // transform their operands, which costs some more digits; TF32 keeps 10 bits of each factor.
+  // Rounding of the output, once more before a bias is added, plus the error of a sum of that many
+  // terms in the compute type. Filter gradients are long sums, split over blocks that may meet in
+  // the data's type. Winograd and FFT transform their operands, which costs some more digits; TF32
+  // keeps 10 bits of each factor.
   double tolerance(const Problem& problem, const Notes& notes) const override {
     const auto& p = std::get<ConvolutionProblem>(problem);
     double sum = epsilon_of(p.compute) * std::sqrt(cost(problem).reduction_length);
-    double roundings = p.pass == ConvolutionPass::bwd_filter ? 6 : 2;
+    double roundings = p.pass == ConvolutionPass::bwd_filter ? 6 : p.bias ? 3 : 2;
     double tolerance = roundings * epsilon_of(p.x.dtype) + 4 * sum;
     if (notes.has(Note::tf32)) tolerance += 2e-3;
     if (notes.has(Note::down_convert)) {
@@ -437,6 +440,7 @@ Bindings ConvolutionOperator::reference(const Problem& problem, const Bindings& 
   if (accumulates(problem)) {
     result = result.mul(bindings.alpha).add_(before.to(at::kDouble), bindings.beta);
   }
+  if (p.bias) add_bias(result, in_double(Role::bias));
   Bindings out;
   out[result_role(p.pass)] = std::move(result);
   return out;

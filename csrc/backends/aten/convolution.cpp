@@ -37,8 +37,8 @@ class AtenConvolution : public Plan {
 
   Tensor compute(const Bindings& b) const {
     if (p_.pass == ConvolutionPass::fwd) {
-      return at::convolution(b[Role::x], weight(b), {}, p_.stride, p_.padding, p_.dilation, false,
-                             none_, p_.groups);
+      return at::convolution(b[Role::x], weight(b), b[Role::bias], p_.stride, p_.padding,
+                             p_.dilation, false, none_, p_.groups);
     }
     // PyTorch asks for the tensor whose gradient is wanted, of which it reads sizes and layout
     // only.
@@ -61,8 +61,8 @@ class AtenConvolution : public Plan {
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  if (p.bias || p.z || p.activation != Activation::none) {
-    return Unsupported{"aten has no fused convolution"};
+  if (p.z || p.activation != Activation::none) {
+    return Unsupported{"aten has no fused convolution but with a bias"};
   }
   bool usual = p.compute == compute_dtype(p.x.dtype);
   if (!usual) {

@@ -129,6 +129,7 @@ class CpuConvolution : public Plan {
     if (fresh)
       out = at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype));
     Tensor value = result.reshape(spec.sizes);
+    if (p_.bias) add_bias(value, b[Role::bias].to(p_.compute));
     if (p_.accumulate == Accumulate::none) {
       out.copy_(value);
     } else if (fresh || b.beta == 0) {
@@ -335,8 +336,8 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
   if (device.kind != Device::Kind::cpu) {
     return Unsupported{"the cpu backend runs on CPU tensors only"};
   }
-  if (p.bias || p.z || p.activation != Activation::none) {
-    return Unsupported{"the cpu backend has no fused convolution"};
+  if (p.z || p.activation != Activation::none) {
+    return Unsupported{"the cpu backend has no fused convolution but with a bias"};
   }
   if (p.compute != at::kFloat && p.compute != at::kDouble) {
     return Unsupported{

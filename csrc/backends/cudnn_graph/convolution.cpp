@@ -1,7 +1,12 @@
-// Convolution as an operation graph: forward, data gradient, filter gradient.
+// Convolution as an operation graph: forward, with or without a bias, data gradient, filter
+// gradient.
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <set>
+
 #include "backends/cudnn_graph/engine.h"
+#include "backends/cudnn_graph/pointwise.h"
 #include "core/errors.h"
 #include "core/operator.h"
 
@@ -55,13 +60,22 @@ Descriptor make_convolution(const ConvolutionProblem& p) {
   return convolution;
 }
 
+// One number a channel, to be added everywhere.
+TensorSpec bias_of(const ConvolutionProblem& p) {
+  Dims sizes(p.y.sizes.size(), 1);
+  sizes[1] = p.y.sizes[1];
+  return {*p.bias, sizes, channels_last_strides(sizes)};
+}
+
 OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Device& device) {
   ConvolutionProblem p = lift_to_plane(problem);
   const PassAttributes& names = attributes_of(p.pass);
   std::vector<Descriptor> parts;
   parts.push_back(make_tensor(p.x, Role::x, p.alignment));
   parts.push_back(make_tensor(p.w, Role::w, p.alignment));
-  parts.push_back(make_tensor(p.y, Role::y, p.alignment));
+  TensorSpec sum = p.y;
+  sum.dtype = p.compute;
+  parts.push_back(p.bias ? make_intermediate(sum, 1) : make_tensor(p.y, Role::y, p.alignment));
   parts.push_back(make_convolution(p));
   Descriptor operation(names.operation);
   operation.set(names.x, parts[0])
@@ -81,6 +95,13 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
   operation.finalise("cuDNN has no such convolution");
   std::vector<Descriptor> operations;
   operations.push_back(std::move(operation));
+  if (p.bias) {
+    Descriptor bias = make_tensor(bias_of(p), Role::bias, p.alignment);
+    Descriptor y = make_tensor(p.y, Role::y, p.alignment);
+    Descriptor add = make_function(CUDNN_POINTWISE_ADD, p.compute);
+    operations.push_back(make_pointwise(add, parts[2], bias, y));
+    for (Descriptor* part : {&bias, &y, &add}) parts.push_back(std::move(*part));
+  }
   OperationGraph graph = make_graph(device, std::move(parts), std::move(operations));
   graph.float32_products = p.x.dtype == at::kFloat;
   return graph;
@@ -93,7 +114,7 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
         "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
         "(1, 1) only"};
   }
-  if (p.bias || p.z || p.activation != Activation::none) {
+  if (p.z || p.activation != Activation::none) {
     return Unsupported{"the fused graph is not offered for this problem"};
   }
   return std::nullopt;
@@ -124,6 +145,10 @@ std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm
       return "cuDNN 9.19's run-time compiled engines do not flip the kernel";
     }
   }
+  // Fused ones are not known to be wrong there, but their like for other operators are.
+  if (p.bias && !alignment_defect(notes, p.alignment).empty()) {
+    return alignment_defect(notes, p.alignment);
+  }
   if (p.pass == ConvolutionPass::bwd_data && algorithm.name == "eng2" && !packed) {
     return "engine 2 of cuDNN 9.19 writes between the rows of a strided result";
   }
@@ -145,11 +170,81 @@ BuildResult make_plan(const ConvolutionProblem& p, const Algorithm& algorithm, E
   std::string defect = known_defect(plane, algorithm, engine.notes);
   if (!defect.empty()) return Unsupported{defect};
   complete_notes(engine.notes, plane, algorithm);
+  if (p.bias) engine.notes.add(Note::fused);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-const auto registered =
-    register_graphs<ConvolutionProblem, refuse, make_operation_graph, make_plan>();
+// A graph of the problem as it is. With a bias that is the fused one.
+using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, make_plan>;
+
+ConvolutionProblem without_bias(ConvolutionProblem p) {
+  p.bias.reset();
+  return p;
+}
+
+// With a bias those of the plain graph too: the engines of the fused one are others, and fewer. Of
+// depthwise convolutions it has no fast ones, so there the plain graph's heuristic comes first.
+std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& device) {
+  if (!p.bias) return Graph::candidates(p, device);
+  std::vector<Candidate> list;
+  std::set<std::string> seen;
+  auto add = [&](std::vector<Candidate> more) {
+    for (Candidate& c : more) {
+      if (seen.insert(c.algorithm.text()).second) list.push_back(std::move(c));
+    }
+  };
+  bool plain_first = p.groups > 1 && p.w.sizes[1] == 1;
+  add(Graph::candidates(plain_first ? without_bias(p) : p, device));
+  add(Graph::candidates(plain_first ? p : without_bias(p), device));
+  auto rank = [](const Candidate& c) {
+    if (c.source == "default knobs") return 2;
+    return c.source.find("FALLBACK") == std::string::npos ? 0 : 1;
+  };
+  std::stable_sort(list.begin(), list.end(),
+                   [&](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
+  return list;
+}
+
+// Whether a policy may exclude `a` where it admits `b`.
+bool has_lower_numerics(const Notes& a, const Notes& b) {
+  for (Note note : {Note::tf32, Note::down_convert, Note::low_accuracy, Note::nondeterministic}) {
+    if (a.has(note) && !b.has(note)) return true;
+  }
+  return false;
+}
+
+// With a bias an algorithm is the fused graph's, else the plain graph's with the addition behind.
+// Their engines of one number are different ones: of lower numerics, the fused one gives way.
+BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  BuildResult built = Graph::build(p, algorithm, device);
+  if (!p.bias) return built;
+  auto* fused = std::get_if<std::shared_ptr<Plan>>(&built);
+  bool decided = fused == nullptr ? std::get<Unsupported>(built).needs_driver
+                                  : !has_lower_numerics((*fused)->notes, {});
+  if (decided) return built;
+  BuildResult plain = Graph::build(without_bias(p), algorithm, device);
+  if (std::holds_alternative<Unsupported>(plain)) return fused == nullptr ? plain : built;
+  auto convolution = std::get<std::shared_ptr<Plan>>(plain);
+  if (fused != nullptr && !has_lower_numerics((*fused)->notes, convolution->notes)) return built;
+  return std::make_shared<FunctionPlan>(algorithm, convolution->notes, convolution->workspace_bytes,
+                                        [convolution](Bindings& b) {
+                                          convolution->run(b);
+                                          add_bias(b[Role::y], b[Role::bias]);
+                                        });
+}
+
+std::vector<Algorithm> neighbours(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
+  if (!p.bias) return Graph::neighbours(p, algorithm, device);
+  BuildResult built = build_plan(p, algorithm, device);
+  auto* plan = std::get_if<std::shared_ptr<Plan>>(&built);
+  bool fused = plan != nullptr && (*plan)->notes.has(Note::fused);
+  return Graph::neighbours(fused ? p : without_bias(p), algorithm, device);
+}
+
+const RegisterBackendOperator<ConvolutionProblem> registered("graph", candidates, build_plan,
+                                                             neighbours);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -70,6 +70,7 @@ class ConvolutionPlan : public Plan {
                     "cudnnConvolutionBackwardFilter");
         break;
     }
+    if (p_.bias) add_bias(b[Role::y], b[Role::bias]);
   }
 
  private:
@@ -141,7 +142,7 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
   if (auto refused = refuse(device)) return *refused;
-  if (problem.bias || problem.z || problem.activation != Activation::none) {
+  if (problem.z || problem.activation != Activation::none) {
     return Unsupported{"the fused classic call is not offered for this problem"};
   }
   int value = -1;
