@@ -147,6 +147,7 @@ def test_fused_epilogues_are_refused_by_every_backend(device: str) -> None:
         "x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1",
         "x=f32[32,64,56,56]:nchw w=f32[64,64,3,3]:nchw pad=1",
         "x=f64[32,64,56,56]:nchw w=f64[64,64,3,3]:nchw pad=1",
+        "x=f16[32,3,224,224]:nhwc w=f16[64,3,7,7]:nhwc pad=3 stride=2",
         "x=f16[2,64,8,28,28]:nhwc w=f16[64,64,3,3,3]:nhwc pad=1",
         "x=bf16[2,64,100]:nchw w=bf16[64,64,3]:nchw pad=1",
         "x=f16[32,64,56,56]:nhwc w=f16[64,1,3,3]:nhwc pad=1 groups=64",

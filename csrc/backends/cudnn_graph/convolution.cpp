@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "backends/cudnn_graph/engine.h"
@@ -182,29 +183,6 @@ ConvolutionProblem without_bias(ConvolutionProblem p) {
   return p;
 }
 
-// With a bias those of the plain graph too: the engines of the fused one are others, and fewer. Of
-// depthwise convolutions it has no fast ones, so there the plain graph's heuristic comes first.
-std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& device) {
-  if (!p.bias) return Graph::candidates(p, device);
-  std::vector<Candidate> list;
-  std::set<std::string> seen;
-  auto add = [&](std::vector<Candidate> more) {
-    for (Candidate& c : more) {
-      if (seen.insert(c.algorithm.text()).second) list.push_back(std::move(c));
-    }
-  };
-  bool plain_first = p.groups > 1 && p.w.sizes[1] == 1;
-  add(Graph::candidates(plain_first ? without_bias(p) : p, device));
-  add(Graph::candidates(plain_first ? p : without_bias(p), device));
-  auto rank = [](const Candidate& c) {
-    if (c.source == "default knobs") return 2;
-    return c.source.find("FALLBACK") == std::string::npos ? 0 : 1;
-  };
-  std::stable_sort(list.begin(), list.end(),
-                   [&](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
-  return list;
-}
-
 // Whether a policy may exclude `a` where it admits `b`.
 bool has_lower_numerics(const Notes& a, const Notes& b) {
   for (Note note : {Note::tf32, Note::down_convert, Note::low_accuracy, Note::nondeterministic}) {
@@ -232,6 +210,40 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                                           convolution->run(b);
                                           add_bias(b[Role::y], b[Role::bias]);
                                         });
+}
+
+// The fused graph's own. Its heuristic may name an engine without knobs that gives way.
+std::vector<Candidate> fused_candidates(const ConvolutionProblem& p, const Device& device) {
+  std::vector<Candidate> list = Graph::candidates(p, device);
+  auto gives_way = [&](const Candidate& c) {
+    if (!c.algorithm.options.empty() || c.source == kDefaultKnobs) return false;
+    BuildResult built = build_plan(p, c.algorithm, device);
+    auto* plan = std::get_if<std::shared_ptr<Plan>>(&built);
+    return plan != nullptr && !(*plan)->notes.has(Note::fused);
+  };
+  list.erase(std::remove_if(list.begin(), list.end(), gives_way), list.end());
+  return list;
+}
+
+// With a bias those of the plain graph too: the engines of the fused one are others, and fewer. Of
+// depthwise convolutions it has no fast ones, so there the plain graph's heuristic comes first.
+std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& device) {
+  if (!p.bias) return Graph::candidates(p, device);
+  std::vector<Candidate> list = fused_candidates(p, device);
+  std::vector<Candidate> plain = Graph::candidates(without_bias(p), device);
+  bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
+  if (depthwise) list.swap(plain);
+  std::move(plain.begin(), plain.end(), std::back_inserter(list));
+  std::set<std::string> seen;
+  auto known = [&](const Candidate& c) { return !seen.insert(c.algorithm.text()).second; };
+  list.erase(std::remove_if(list.begin(), list.end(), known), list.end());
+  auto rank = [](const Candidate& c) {
+    if (c.source == kDefaultKnobs) return 2;
+    return c.source.find("FALLBACK") == std::string::npos ? 0 : 1;
+  };
+  std::stable_sort(list.begin(), list.end(),
+                   [&](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
+  return list;
 }
 
 std::vector<Algorithm> neighbours(const ConvolutionProblem& p, const Algorithm& algorithm,

@@ -265,7 +265,7 @@ std::vector<Candidate> candidates(const OperationGraph& graph) {
     }
   }
   int64_t engines = graph.graph->get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
-  for (int64_t i = 0; i < engines; ++i) add({"graph", c10::str("eng", i), {}}, "default knobs");
+  for (int64_t i = 0; i < engines; ++i) add({"graph", c10::str("eng", i), {}}, kDefaultKnobs);
   return list;
 }
 

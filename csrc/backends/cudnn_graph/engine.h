@@ -39,6 +39,9 @@ Descriptor make_scalar(const std::vector<Scalar>& scalars, Scalar scalar, int di
 OperationGraph make_graph(const Device& device, std::vector<Descriptor> parts,
                           std::vector<Descriptor> operations);
 
+// The source of a candidate that no heuristic list names.
+constexpr const char* kDefaultKnobs = "default knobs";
+
 // Heuristic lists A, B and FALLBACK, then every engine with default knobs; without duplicates.
 std::vector<Candidate> candidates(const OperationGraph& graph);
 
@@ -92,7 +95,7 @@ struct Graphs {
   }
 
   static std::vector<Candidate> candidates(const P& p, const Device& device) {
-    std::vector<Candidate> carrier{{{"graph", "eng0", {}}, "default knobs"}};  // of the reason
+    std::vector<Candidate> carrier{{{"graph", "eng0", {}}, kDefaultKnobs}};  // of the reason
     if (refused(p, device)) return carrier;
     try {
       return graph::candidates(make_operation_graph(p, device));
