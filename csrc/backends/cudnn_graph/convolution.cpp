@@ -225,14 +225,24 @@ std::vector<Candidate> fused_candidates(const ConvolutionProblem& p, const Devic
   return list;
 }
 
+// Whether the first algorithm that the heuristic names runs on tensor cores.
+bool leads_on_tensor_cores(const std::vector<Candidate>& list, const ConvolutionProblem& p,
+                           const Device& device) {
+  if (list.empty() || list[0].source == kDefaultKnobs) return false;
+  return Graph::notes(p, list[0].algorithm, device).has(Note::tensor_core);
+}
+
 // With a bias those of the plain graph too: the engines of the fused one are others, and fewer. Of
-// depthwise convolutions it has no fast ones, so there the plain graph's heuristic comes first.
+// depthwise convolutions it has no fast ones, and not everywhere some on tensor cores: there the
+// plain graph's heuristic comes first.
 std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& device) {
   if (!p.bias) return Graph::candidates(p, device);
   std::vector<Candidate> list = fused_candidates(p, device);
   std::vector<Candidate> plain = Graph::candidates(without_bias(p), device);
   bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
-  if (depthwise) list.swap(plain);
+  bool slower = leads_on_tensor_cores(plain, without_bias(p), device) &&
+                !leads_on_tensor_cores(list, p, device);
+  if (depthwise || slower) list.swap(plain);
   std::move(plain.begin(), plain.end(), std::back_inserter(list));
   std::set<std::string> seen;
   auto known = [&](const Candidate& c) { return !seen.insert(c.algorithm.text()).second; };

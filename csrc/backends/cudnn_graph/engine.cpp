@@ -300,6 +300,10 @@ bool has_aligned_rows(const TensorSpec& t) {
   return true;
 }
 
+Notes notes_of(const OperationGraph& graph, const Algorithm& algorithm) {
+  return notes_of(make_engine_descriptor(graph, engine_index(algorithm)), graph.float32_products);
+}
+
 std::string alignment_defect(const Notes& notes, int64_t alignment) {
   bool known = cudnnGetVersion() / 100 == 919;
   if (!known || !notes.has(Note::runtime_compilation) || alignment >= 16) return "";

@@ -54,6 +54,8 @@ bool has_aligned_rows(const TensorSpec& t);
 // What is wrong with an engine on tensors of a small alignment; empty where nothing is known to be.
 std::string alignment_defect(const Notes& notes, int64_t alignment);
 
+Notes notes_of(const OperationGraph& graph, const Algorithm& algorithm);
+
 struct Engine {
   Descriptor plan;
   Notes notes;
@@ -102,6 +104,11 @@ struct Graphs {
     } catch (const Failure&) {
       return carrier;  // building it says why
     }
+  }
+
+  // Of an engine of that graph; throws Failure where it does not take the problem.
+  static Notes notes(const P& p, const Algorithm& algorithm, const Device& device) {
+    return notes_of(make_operation_graph(p, device), algorithm);
   }
 
   static BuildResult build(const P& p, const Algorithm& algorithm, const Device& device) {
