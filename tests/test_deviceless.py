@@ -172,3 +172,24 @@ def test_graph_plans_hold_no_free_scales() -> None:
     listing = _C.candidates(PROBLEM.format(op="conv_fwd") + " accumulate=general", TARGET, "")
     reasons = [c["reason"] for c in listing if c["backend"] == "graph"]
     assert reasons and all("alpha and beta are fixed" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("align", [2, 8])
+def test_a_bias_is_fused_on_aligned_tensors_alone(align: int) -> None:
+    line = f"conv_fwd x=f16[2,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1 align={align} bias=f16"
+    good = [c for c in _C.candidates(line, TARGET, "") if c["status"] == "ok"]
+    assert good and not any("fused" in c["notes"] for c in good)
+    plain = _C.candidates(line.replace(" bias=f16", ""), TARGET, "")
+    assert [c["algorithm"] for c in plain if c["status"] == "ok"] == [c["algorithm"] for c in good]
+
+
+def test_products_of_planes_are_the_plain_graphs() -> None:
+    line = "conv_fwd x=f16[32,96,56,56]:{0} w=f16[24,96,1,1]:{0} bias=f16"
+    fused = [
+        "fused"
+        in next(c for c in _C.candidates(line.format(layout), TARGET, "") if c["status"] == "ok")[
+            "notes"
+        ]
+        for layout in ("nchw", "nhwc")
+    ]
+    assert fused == [False, True]

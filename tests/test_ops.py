@@ -577,12 +577,12 @@ def test_only_a_plain_forward_poses_its_bias(device: str) -> None:
 def test_a_bias_may_lie_anywhere(device: str) -> None:
     x, w = (_random(s, device, torch.float32) for s in ((2, 8, 6, 6), (8, 8, 3, 3)))
     values = _random((17,), device, torch.float32)
-    for bias, align in ((values[1:9], 4), (values[::2][:8], 16), (values[:1].expand(8), 16)):
+    for bias in (values[1:9], values[::2][:8], values[:1].expand(8)):
         y = OPS.conv2d.default(x, w, bias, padding=[1, 1], policy="allow_tf32=false")
         wanted = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
         torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-4)
         choice = _C.last_choice("conv_fwd")
-        assert choice is not None and ("align=4" in choice["problem"]) == (align == 4)
+        assert choice is not None and "align=" not in choice["problem"]
 
 
 def test_transposed_convolution_names_the_primitive_that_runs(device: str) -> None:

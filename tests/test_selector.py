@@ -175,6 +175,9 @@ def test_the_fastest_wins(fake: Any, x: Tensor, w: Tensor) -> None:
         ("", (1.0, 512), (1.0, 256), "fake:second"),
         ("", (1.0, 256), (1.004, 0), "fake:second"),
         ("", (1.0, 256), (1.03, 0), "fake:first"),
+        ("", (0.0100, 2**21), (0.0104, 2**22), "fake:first"),
+        ("", (0.0100, 2**21), (0.0104, 256), "fake:second"),  # less than events resolve
+        ("", (0.0100, 2**21), (0.0108, 256), "fake:first"),
         ("prefer=memory", (1.0, 256), (1.03, 0), "fake:second"),
         ("prefer=memory", (1.0, 256), (1.1, 0), "fake:first"),
     ],

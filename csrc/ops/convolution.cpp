@@ -116,6 +116,12 @@ bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
 
 bool has(const OptionalTensor& t) { return t && t->defined(); }
 
+// So that a few numbers do not take engines from the rest.
+Tensor aligned(const Tensor& bias) {
+  Tensor out = bias.contiguous();
+  return alignment_of({&out}) < 16 ? out.clone() : out;
+}
+
 // alpha * op + beta * z + bias, as a new tensor; of meta tensors, its shape and layout.
 Tensor run_functional(const Request& r, const OptionalTensor& bias, const OptionalTensor& z) {
   Sizes sizes = checked_sizes(r, bias);
@@ -138,7 +144,7 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   if (empty) {
     adds ? result.mul_(r.beta) : result.zero_();
   } else {
-    result = run(r, sizes, channels_last, result, fused ? bias->contiguous() : Tensor());
+    result = run(r, sizes, channels_last, result, fused ? aligned(*bias) : Tensor());
   }
   if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);
   return result;

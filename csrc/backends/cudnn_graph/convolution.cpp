@@ -118,6 +118,10 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"the fused graph is not offered for this problem"};
   }
+  if (p.bias && p.alignment < 16) {
+    return Unsupported{
+        "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
+  }
   return std::nullopt;
 }
 
@@ -145,10 +149,6 @@ std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm
     if (p.mode == ConvolutionMode::conv) {
       return "cuDNN 9.19's run-time compiled engines do not flip the kernel";
     }
-  }
-  // Fused ones are not known to be wrong there, but their like for other operators are.
-  if (p.bias && !alignment_defect(notes, p.alignment).empty()) {
-    return alignment_defect(notes, p.alignment);
   }
   if (p.pass == ConvolutionPass::bwd_data && algorithm.name == "eng2" && !packed) {
     return "engine 2 of cuDNN 9.19 writes between the rows of a strided result";
@@ -232,9 +232,15 @@ bool leads_on_tensor_cores(const std::vector<Candidate>& list, const Convolution
   return Graph::notes(p, list[0].algorithm, device).has(Note::tensor_core);
 }
 
+// A matrix product of each image, for which the plain graph alone has engines.
+bool is_product_of_planes(const ConvolutionProblem& p) {
+  bool pointwise =
+      std::all_of(p.w.sizes.begin() + 2, p.w.sizes.end(), [](int64_t n) { return n == 1; });
+  return pointwise && !is_channels_last(p.x);
+}
+
 // With a bias those of the plain graph too: the engines of the fused one are others, and fewer. Of
-// depthwise convolutions it has no fast ones, and not everywhere some on tensor cores: there the
-// plain graph's heuristic comes first.
+// some convolutions it has no fast ones: there the plain graph's heuristic comes first.
 std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& device) {
   if (!p.bias) return Graph::candidates(p, device);
   std::vector<Candidate> list = fused_candidates(p, device);
@@ -242,7 +248,7 @@ std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& dev
   bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
   bool slower = leads_on_tensor_cores(plain, without_bias(p), device) &&
                 !leads_on_tensor_cores(list, p, device);
-  if (depthwise || slower) list.swap(plain);
+  if (depthwise || slower || is_product_of_planes(p)) list.swap(plain);
   std::move(plain.begin(), plain.end(), std::back_inserter(list));
   std::set<std::string> seen;
   auto known = [&](const Candidate& c) { return !seen.insert(c.algorithm.text()).second; };
