@@ -77,9 +77,10 @@ void check_input(const Tensor& input) {
 void check_statistic(const char* name, const OptionalTensor& t, const Tensor& input,
                      bool per_activation) {
   if (!has(t)) return;
-  auto sizes = statistic_sizes(input, per_activation);
-  TORCH_CHECK_VALUE(t->sym_sizes() == SymIntArrayRef(sizes), "torch_cudnn_ext::batch_norm: ", name,
-                    " has sizes ", t->sym_sizes(), ", wanted ", SymIntArrayRef(sizes),
+  bool fits = per_activation ? t->sym_sizes() == input.sym_sizes().slice(1)
+                             : t->dim() == 1 && t->sym_size(0) == input.sym_size(1);
+  TORCH_CHECK_VALUE(fits, "torch_cudnn_ext::batch_norm: ", name, " has sizes ", t->sym_sizes(),
+                    ", wanted ", SymIntArrayRef(statistic_sizes(input, per_activation)),
                     " for input of sizes ", input.sym_sizes());
   auto wanted = compute_dtype(input.scalar_type());
   TORCH_CHECK_VALUE(t->scalar_type() == wanted || t->scalar_type() == input.scalar_type(),
@@ -116,10 +117,12 @@ Tensor fold(const Tensor& t, bool per_activation) {
 // A statistic in the type and shape of a Problem; a constant where there is none.
 Tensor flat(const OptionalTensor& t, const TensorSpec& spec, const Tensor& like, double otherwise) {
   if (!has(t)) return at::full(spec.sizes, otherwise, like.options().dtype(spec.dtype));
+  if (t->dim() == 1 && t->scalar_type() == spec.dtype && t->is_contiguous()) return *t;
   return t->to(spec.dtype).reshape(spec.sizes).contiguous();
 }
 
 Tensor unflat(const Tensor& t, const Tensor& input, bool per_activation) {
+  if (!per_activation) return t;
   return t.view(C10_AS_INTARRAYREF_SLOW(statistic_sizes(input, per_activation)));
 }
 
@@ -173,12 +176,12 @@ Tensors4 train(const Tensor& input, const OptionalTensor& running_mean,
   bool per_activation = is_per_activation(mode);
   check_forward(input, running_mean, running_var, weight, bias, per_activation, z);
   c10::OptionalDeviceGuard guard(input.device());
-  auto sizes = statistic_sizes(input, per_activation);
-  auto options = input.options().dtype(compute_dtype(input.scalar_type()));
-  Tensor no_reserve = at::empty({0}, input.options().dtype(at::kByte));
+  auto no_reserve = [&] { return at::empty({0}, input.options().dtype(at::kByte)); };
   if (input.numel() == 0) {
-    Tensor nothing = at::full_symint(sizes, std::numeric_limits<double>::quiet_NaN(), options);
-    return {dense_like(input, per_activation), nothing, nothing.clone(), no_reserve};
+    auto options = input.options().dtype(compute_dtype(input.scalar_type()));
+    Tensor nothing = at::full_symint(statistic_sizes(input, per_activation),
+                                     std::numeric_limits<double>::quiet_NaN(), options);
+    return {dense_like(input, per_activation), nothing, nothing.clone(), no_reserve()};
   }
   int64_t statistics = per_activation ? input.numel() / input.size(0) : input.size(1);
   TORCH_CHECK_VALUE(input.numel() > statistics, "torch_cudnn_ext::batch_norm: input has sizes ",
@@ -197,7 +200,7 @@ Tensors4 train(const Tensor& input, const OptionalTensor& running_mean,
   const Tensor& reserve = bindings[Role::reserve];
   return {y, unflat(bindings[Role::mean], input, per_activation),
           unflat(bindings[Role::invstd], input, per_activation),
-          reserve.defined() ? reserve : no_reserve};
+          reserve.defined() ? reserve : no_reserve()};
 }
 
 Tensors4 train_meta(const Tensor& input, const OptionalTensor& running_mean,
@@ -356,8 +359,10 @@ Tensor forward(const Tensor& input, const OptionalTensor& running_mean,
   TORCH_CHECK_VALUE(has(running_mean) && has(running_var), "torch_cudnn_ext::batch_norm: ",
                     has(running_mean) ? "running_var" : "running_mean",
                     " is None, wanted a Tensor when training is False");
-  return infer_op().call(input, *running_mean, *running_var, weight, bias, eps, mode, z, activation,
-                         policy);
+  const Tensor w = or_undefined(weight), b = or_undefined(bias), addend = or_undefined(z);
+  return call_directly({&input, &*running_mean, &*running_var, &w, &b, &addend}, infer, infer_op(),
+                       input, *running_mean, *running_var, weight, bias, eps, mode, z, activation,
+                       policy);
 }
 
 // --- gradients
@@ -393,8 +398,9 @@ struct BatchNormGradient {
     const Tensor &input = saved[0], &weight = saved[1];
     Tensor invstd =
         training ? saved[3] : (saved[3].to(compute_dtype(input.scalar_type())) + eps).rsqrt();
-    auto [dx, dw, dbias] = backward_op().call(grad, input, optional_of(weight), saved[2], invstd,
-                                              training, eps, mode, optional_of(saved[4]), policy);
+    auto [dx, dw, dbias] = call_directly(
+        {&grad, &input, &weight, &saved[2], &invstd}, backward, backward_op(), grad, input,
+        optional_of(weight), saved[2], invstd, training, eps, mode, optional_of(saved[4]), policy);
     if (needed[0]) out[0] = dx;
     if (needed[1]) out[1] = dw.to(weight_dtype);
     if (needed[2]) out[2] = dbias.to(bias_dtype);

@@ -1,6 +1,7 @@
 // What the operators share below the dispatcher: arguments, alignment, accuracy.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
@@ -31,8 +32,17 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
 int64_t alignment_of(std::initializer_list<const Tensor*> tensors);
 
 // Whether calling a kernel directly does what a call through the dispatcher does: no gradient is
-// recorded, and nobody traces, transforms, casts or observes.
+// recorded, and nobody traces, transforms, casts or observes. Undefined tensors do not count.
 bool is_plain_call(std::initializer_list<const Tensor*> tensors);
+
+// Calls an operator's kernel, without the dispatcher where that makes no difference.
+template <class Kernel, class Op, class... Args>
+auto call_directly(std::initializer_list<const Tensor*> tensors, Kernel& kernel, const Op& op,
+                   const Args&... args) {
+  if (!is_plain_call(tensors)) return op.call(args...);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return kernel(args...);
+}
 
 // A tensor's dtype, sizes and strides.
 TensorSpec spec_of(const Tensor& t);

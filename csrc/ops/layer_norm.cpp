@@ -298,8 +298,10 @@ struct NormGradient {
   // Saved: input, weight, mean, invstd.
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
-    auto [dx, dw, dbias] = backward_op().call(grads[0], saved[0], optional_of(saved[1]), saved[2],
-                                              saved[3], kind, groups, needed[2], epsilon, policy);
+    auto [dx, dw, dbias] =
+        call_directly({&grads[0], &saved[0], &saved[1], &saved[2], &saved[3]}, normalize_backward,
+                      backward_op(), grads[0], saved[0], optional_of(saved[1]), saved[2], saved[3],
+                      kind, groups, bool(needed[2]), epsilon, policy);
     return {needed[0] ? dx : Tensor(), needed[1] ? dw : Tensor(), needed[2] ? dbias : Tensor()};
   }
 };
@@ -390,13 +392,20 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
 
 Tensor normalised(const Tensor& rows, const OptionalTensor& weight, const OptionalTensor& bias,
                   std::string_view kind, int64_t groups, double epsilon, OptionalPolicy policy) {
-  return std::get<0>(normalize_op().call(rows, weight, bias, kind, groups, epsilon, false, policy));
+  const Tensor w = or_undefined(weight), b = or_undefined(bias);
+  return std::get<0>(call_directly({&rows, &w, &b}, normalize, normalize_op(), rows, weight, bias,
+                                   kind, groups, epsilon, false, policy));
+}
+
+// A view, where that is another tensor: autograd records every one.
+Tensor with_sizes(const Tensor& t, SymIntArrayRef sizes) {
+  return t.sym_sizes().equals(sizes) ? t : t.reshape_symint(sizes);
 }
 
 // On the CPU, PyTorch's group and RMS norm keep channels_last, and on Meta RMS norm does; all
 // others give contiguous tensors.
 Tensor in_pytorchs_layout(const Tensor& y, const Tensor& input, bool on_meta) {
-  Tensor shaped = y.view_symint(input.sym_sizes());
+  Tensor shaped = with_sizes(y, input.sym_sizes());
   bool keeps = input.is_cpu() || (on_meta && input.is_meta());
   return keeps ? shaped.contiguous(input.suggest_memory_format()) : shaped;
 }
@@ -414,7 +423,7 @@ Tensor as_rows(const char* op, const Tensor& input, SymIntArrayRef normalized_sh
   SymInt rows = 1, n = 1;
   for (int64_t i = 0; i < input.dim(); ++i)
     (i < input.dim() - count ? rows : n) *= input.sym_size(i);
-  return input.reshape_symint({rows, n});
+  return with_sizes(input, {rows, n});
 }
 
 // Parameters of layer norms have the normalised sizes.
@@ -423,17 +432,17 @@ OptionalTensor flat(const char* op, const char* name, const OptionalTensor& t,
   if (!t) return t;
   TORCH_CHECK_VALUE(t->sym_sizes().equals(normalized_shape), "torch_cudnn_ext::", op, ": ", name,
                     " has sizes ", t->sym_sizes(), ", wanted normalized_shape ", normalized_shape);
-  return t->reshape_symint({t->sym_numel()});
+  return with_sizes(*t, {t->sym_numel()});
 }
 
 Tensor layer_norm(const Tensor& input, SymIntArrayRef normalized_shape,
                   const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
                   OptionalPolicy policy) {
   constexpr const char* kOp = "layer_norm";
-  return normalised(as_rows(kOp, input, normalized_shape),
-                    flat(kOp, "weight", weight, normalized_shape),
-                    flat(kOp, "bias", bias, normalized_shape), "layer", 1, epsilon, policy)
-      .view_symint(input.sym_sizes());
+  Tensor y = normalised(as_rows(kOp, input, normalized_shape),
+                        flat(kOp, "weight", weight, normalized_shape),
+                        flat(kOp, "bias", bias, normalized_shape), "layer", 1, epsilon, policy);
+  return with_sizes(y, input.sym_sizes());
 }
 
 // Of the dtype that sums are taken in.
@@ -458,7 +467,7 @@ Tensor as_channels(const char* op, const Tensor& input, int64_t least_dims) {
                     " dimensions (batch, channels, ...)");
   SymInt space = 1;
   for (int64_t i = 2; i < input.dim(); ++i) space *= input.sym_size(i);
-  return input.reshape_symint({input.sym_size(0), input.sym_size(1), space});
+  return with_sizes(input, {input.sym_size(0), input.sym_size(1), space});
 }
 
 Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,

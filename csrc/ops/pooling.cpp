@@ -601,8 +601,9 @@ struct MaxPoolGradient {
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
     if (!needed[0]) return {Tensor()};
-    return {max_pool_backward_op().call(grads[0], saved[0], saved[1], saved[2], w.window, w.stride,
-                                        w.padding, w.dilation, w.ceil, w.adaptive, policy)};
+    return {call_directly({&grads[0], &saved[0], &saved[1], &saved[2]}, max_pool_backward,
+                          max_pool_backward_op(), grads[0], saved[0], saved[1], saved[2], w.window,
+                          w.stride, w.padding, w.dilation, w.ceil, w.adaptive, policy)};
   }
 };
 
@@ -738,9 +739,9 @@ struct AvgPoolForwardGradient : AvgPoolGradient {
   variable_list apply(const variable_list& grads, const std::vector<Tensor>&,
                       const std::vector<bool>& needed) {
     if (!needed[0]) return {Tensor()};
-    return {avg_pool_backward_op().call(grads[0], input_size, channels_last, w.window, w.stride,
-                                        w.padding, w.ceil, count_include_pad, divisor, w.adaptive,
-                                        policy)};
+    return {call_directly({&grads[0]}, avg_pool_backward, avg_pool_backward_op(), grads[0],
+                          input_size, channels_last, w.window, w.stride, w.padding, w.ceil,
+                          count_include_pad, divisor, w.adaptive, policy)};
   }
 };
 

@@ -128,7 +128,9 @@ struct SoftmaxGradient {
   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
                       const std::vector<bool>& needed) {
     if (!needed[0]) return {Tensor()};
-    return {backward_op().call(grads[0], saved[0], dim, log, policy).to(input_dtype)};
+    return {call_directly({&grads[0], &saved[0]}, backward, backward_op(), grads[0], saved[0], dim,
+                          log, policy)
+                .to(input_dtype)};
   }
 };
 
