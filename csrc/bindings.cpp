@@ -530,14 +530,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [](const std::string& op, const at::Tensor& x, const at::Tensor& w,
          const std::vector<int64_t>& padding, const std::vector<int64_t>& stride,
          const std::vector<int64_t>& dilation, int64_t groups,
-         const std::optional<std::string>& policy) {
+         const std::optional<std::string>& policy, bool has_bias) {
         std::optional<std::string_view> view;
         if (policy) view = *policy;
         return problem_text(convolution::make_problem(convolution_pass(op), x, w, stride, padding,
-                                                      dilation, groups, view));
+                                                      dilation, groups, has_bias, view));
       },
       py::arg("op"), py::arg("x"), py::arg("w"), py::arg("padding"), py::arg("stride"),
-      py::arg("dilation"), py::arg("groups"), py::arg("policy") = py::none());
+      py::arg("dilation"), py::arg("groups"), py::arg("policy") = py::none(),
+      py::arg("has_bias") = false);
   m.def("operators", operators);
 
   m.def("add_target", add_target, py::arg("name"), py::arg("device_properties_json"));

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torch_cudnn_ext import Policy, knobs, ops
+from torch_cudnn_ext import Policy, knobs, ops, tuning
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.conversion import counterparts
 
@@ -355,6 +355,19 @@ def test_once_keeps_the_first_choice_for_every_shape(choice: str, device: str) -
     with knobs.flags(backends=other):
         module(images(device))
     assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+
+
+def test_time_once_tunes_the_problem_that_runs(device: str) -> None:
+    for bias in (True, False):
+        tuning.clear()
+        module = conv(device, "fwd=time_once", bias=bias)
+        module(images(device))
+        assert [entry["problem"] for entry in tuning.choices()] == [ran("conv_fwd").problem]
+    tuning.clear()
+    module = ours.ConvTranspose2d(4, 6, 3, device=device, policy="time_once")
+    backward(module(images(device)[0].requires_grad_()))
+    tuned = {entry["problem"] for entry in tuning.choices()}
+    assert tuned == {ran(f"conv_{name}").problem for name in PINS[device]}
 
 
 def test_once_in_a_transposed_convolution(device: str) -> None:

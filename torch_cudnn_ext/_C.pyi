@@ -87,8 +87,9 @@ def convolution_problem(
     dilation: list[int],
     groups: int,
     policy: str | None = None,
+    has_bias: bool = False,
 ) -> str:
-    """The problem line that a call on these tensors would have."""
+    """The problem line that a call on these tensors would have; a bias is the forward's alone."""
 
 def operators() -> list[dict[str, Any]]:
     """Each family: {"family": "conv", "passes": [...], "backends": [name, ...],

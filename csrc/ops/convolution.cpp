@@ -263,7 +263,8 @@ void backward_weight_out(const Tensor& grad_output, const Tensor& input, SymIntA
 
 ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Tensor& w,
                                 c10::IntArrayRef stride, c10::IntArrayRef padding,
-                                c10::IntArrayRef dilation, int64_t groups, OptionalPolicy policy) {
+                                c10::IntArrayRef dilation, int64_t groups, bool has_bias,
+                                OptionalPolicy policy) {
   SymInt group_count = groups;
   Request r{ConvolutionPass::fwd,
             kForwardNames,
@@ -278,7 +279,8 @@ ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Ten
   bool channels_last = prefers_channels_last(r, sizes);
   r.pass = pass;
   const ResolvedPolicy& resolved = resolve_policy(ConvolutionProblem::kFamily, policy);
-  return problem_of(r, channels_last, Shapes(sizes), false, resolved.policy);
+  has_bias = has_bias && pass == ConvolutionPass::fwd;
+  return problem_of(r, channels_last, Shapes(sizes), has_bias, resolved.policy);
 }
 
 static void register_kernels(torch::Library& m) {

@@ -84,9 +84,10 @@ std::optional<WithoutSurplus> without_surplus(const Tensor& input, SymIntArrayRe
                                               SymIntArrayRef output_padding);
 
 // The problem that a call on these forward-convolution tensors poses; of the output of the pass
-// only sizes matter. Arguments are checked as a call checks them.
+// only sizes matter. Arguments are checked as a call checks them. A bias is the forward's alone.
 ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Tensor& w,
                                 c10::IntArrayRef stride, c10::IntArrayRef padding,
-                                c10::IntArrayRef dilation, int64_t groups, OptionalPolicy policy);
+                                c10::IntArrayRef dilation, int64_t groups, bool has_bias,
+                                OptionalPolicy policy);
 
 }  // namespace torch_cudnn_ext::convolution

@@ -41,7 +41,7 @@ class _Convolution(Tunable, _ConvNd):
         if self._once:
             waiting = self._waiting("fwd", bwd_data=input, bwd_filter=weight)
             if waiting:
-                self._freeze(input, weight, padding, waiting)
+                self._freeze(input, weight, padding, waiting, bias is not None)
         output: Tensor = self._operator(
             input,
             weight,
@@ -88,7 +88,14 @@ class _Convolution(Tunable, _ConvNd):
     @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
         reason="guess_once and time_once choose at a first call in eager mode"
     )
-    def _freeze(self, x: Tensor, w: Tensor, padding: tuple[int, ...], waiting: list[str]) -> None:
+    def _freeze(
+        self,
+        x: Tensor,
+        w: Tensor,
+        padding: tuple[int, ...],
+        waiting: list[str],
+        has_bias: bool = False,
+    ) -> None:
         """Choose now for these passes, and keep to that."""
         x = _as_computed(x if x.dim() == w.dim() else x.unsqueeze(0))
         for name in waiting:
@@ -102,6 +109,7 @@ class _Convolution(Tunable, _ConvNd):
                 list(self.dilation),
                 self.groups,
                 policy.text,
+                has_bias,
             )
             choice = _C.choose(problem, str(x.device), policy.text)
             self._running = policy.replace(**{name: choice["algorithm"]}).text
