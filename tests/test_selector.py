@@ -180,6 +180,7 @@ def test_the_fastest_wins(fake: Any, x: Tensor, w: Tensor) -> None:
         ("", (0.0100, 2**21), (0.0108, 256), "fake:first"),
         ("prefer=memory", (1.0, 256), (1.03, 0), "fake:second"),
         ("prefer=memory", (1.0, 256), (1.1, 0), "fake:first"),
+        ("prefer=memory", (0.0040, 256), (0.0044, 0), "fake:second"),  # less than events resolve
     ],
 )
 def test_equal_times_go_to_the_smaller_workspace(

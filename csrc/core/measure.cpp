@@ -466,8 +466,8 @@ class Session {
     return order;
   }
 
-  // Within 1 % of the fastest, or what events resolve (or 5 % when memory is preferred, and of
-  // those only), time is equal: the smaller workspace first, where it is worth speaking of, then
+  // Within 1 % of the fastest (or 5 % when memory is preferred, and of those only), or what events
+  // resolve, time is equal: the smaller workspace first, where it is worth speaking of, then
   // the call that costs the host less, then the smaller workspace after all and the simpler
   // algorithm.
   void break_ties(std::vector<size_t>& order, const std::vector<double>& medians) const {
@@ -477,7 +477,7 @@ class Session {
     size_t tied = 0;
     if (!order.empty()) {
       double best = medians[order[0]];
-      double limit = memory ? best * 1.05 : std::max(best * 1.01, best + kResolutionMs);
+      double limit = std::max(best * (memory ? 1.05 : 1.01), best + kResolutionMs);
       while (tied < order.size() && medians[order[tied]] <= limit) ++tied;
     }
     auto key = [&](size_t i) {
