@@ -162,6 +162,10 @@ def test_a_bias_is_fused_and_takes_nothing_away(shape: str, policy: str) -> None
     good = {c["algorithm"]: c for c in biased if c["status"] == "ok"}
     assert {c["algorithm"] for c in plain if c["status"] == "ok"} <= set(good)
     assert not any("fused" in c["notes"] for c in plain)
+    sources = {c["algorithm"]: c["source"] for c in biased}
+    for candidate in plain:  # what the heuristic names there it names here
+        if candidate["status"] == "ok" and candidate["source"].startswith("heuristic"):
+            assert sources[candidate["algorithm"]].startswith("heuristic")
     fused = [c for c in good.values() if "fused" in c["notes"]]
     assert fused and len(fused) < len(good)
     first = next(iter(good.values()))

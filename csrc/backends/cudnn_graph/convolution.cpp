@@ -118,7 +118,7 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"the fused graph is not offered for this problem"};
   }
-  if (p.bias && p.alignment < 16) {
+  if (p.bias && p.alignment < 16 && cudnnGetVersion() / 100 == 919) {
     return Unsupported{
         "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
   }
@@ -250,15 +250,15 @@ std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& dev
                 !leads_on_tensor_cores(list, p, device);
   if (depthwise || slower || is_product_of_planes(p)) list.swap(plain);
   std::move(plain.begin(), plain.end(), std::back_inserter(list));
-  std::set<std::string> seen;
-  auto known = [&](const Candidate& c) { return !seen.insert(c.algorithm.text()).second; };
-  list.erase(std::remove_if(list.begin(), list.end(), known), list.end());
   auto rank = [](const Candidate& c) {
     if (c.source == kDefaultKnobs) return 2;
     return c.source.find("FALLBACK") == std::string::npos ? 0 : 1;
   };
   std::stable_sort(list.begin(), list.end(),
                    [&](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
+  std::set<std::string> seen;
+  auto known = [&](const Candidate& c) { return !seen.insert(c.algorithm.text()).second; };
+  list.erase(std::remove_if(list.begin(), list.end(), known), list.end());
   return list;
 }
 
