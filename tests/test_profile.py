@@ -23,6 +23,7 @@ from torch_cudnn_ext.workload import (
     Journal,
     Layer,
     convolution_arguments,
+    load_model,
     network_layers,
     read_problems,
     rewrite,
@@ -453,6 +454,15 @@ def test_shipped_problems_are_canonical_and_distinct(name: str) -> None:
 )
 def test_shipped_problems_count_every_convolution(name: str, calls: int) -> None:
     assert sum(layer.count for layer in read_problems(name)) == calls
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "alexnet", "mobilenet_v2"])
+def test_shipped_problems_are_those_of_the_network(name: str) -> None:
+    pytest.importorskip("torchvision")
+    layers = network_layers(*load_model(name), ["fwd"]).layers
+    found = [layer for layer in layers if layer.problem.startswith("conv_fwd ")]
+    shipped = read_problems(name)
+    assert sorted(layer.problem for layer in shipped) == sorted(layer.problem for layer in found)
 
 
 def test_rewrite_changes_what_it_is_asked_for() -> None:
