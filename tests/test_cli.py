@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,15 @@ def test_bench_of_networks_compares_what_it_says(
         for side in (True, False):
             assert (side, True, torch.bfloat16, benchmark, "ieee") in seen
     assert not is_enabled()
+
+
+def test_bench_of_networks_waits_for_the_gpu_that_it_runs_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    sample = bench_networks._timer(lambda: None, nullcontext, "cuda:1")
+    assert sample() >= 0 and set(waited) == {"cuda:1"}
 
 
 def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

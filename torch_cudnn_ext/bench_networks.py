@@ -140,7 +140,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     with ours():
         step()
         tuning.export_choices(choices)
-    timers = [_timer(step, side, kind) for side in (ours, nullcontext)]
+    timers = [_timer(step, side, task.device) for side in (ours, nullcontext)]
     result = rounds(timers)
     if result.high < TARGET_RATIO:
         result = rounds(timers)
@@ -173,15 +173,15 @@ def _step(
 
 
 def _timer(
-    step: Callable[[], None], side: Callable[[], AbstractContextManager[None]], kind: str
+    step: Callable[[], None], side: Callable[[], AbstractContextManager[None]], device: str
 ) -> Callable[[], float]:
     """Milliseconds a step, of the host and the GPU together; a side is entered and warm before."""
 
     def steps(count: int) -> None:
         for _ in range(count):
             step()
-        if kind == "cuda":
-            torch.cuda.synchronize()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
 
     with side():
         steps(3)
