@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-# Names of torchvision, the size of their images, and whether CI runs them too.
+# Names of torchvision and the size of their images; of which CI runs the small ones too.
 MODELS = {
     "alexnet": 96,
     "vgg16_bn": 64,
