@@ -206,6 +206,9 @@ def test_verbose_prints_one_line_for_each_decision(
     knobs.conv_fwd_algo = PINS[device][1]
     convolve(device)
     assert "conv_fwd" not in capfd.readouterr().err
+    knobs.verbose = True  # what is known already is told too
+    convolve(device)
+    assert PINS[device][1] in capfd.readouterr().err
 
 
 def test_flags_are_stronger_than_knobs_and_leave_the_others() -> None:

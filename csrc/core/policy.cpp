@@ -595,6 +595,9 @@ void pop_thread_policy() {
 uint64_t decision_generation() { return decision_counter.load(std::memory_order_relaxed); }
 void next_decision_generation() { decision_counter.fetch_add(1, std::memory_order_relaxed); }
 bool verbose() { return verbose_on.load(std::memory_order_relaxed); }
-void set_verbose(bool on) { verbose_on.store(on, std::memory_order_relaxed); }
+void set_verbose(bool on) {
+  bool was_on = verbose_on.exchange(on, std::memory_order_relaxed);
+  if (on && !was_on) next_decision_generation();
+}
 
 }  // namespace torch_cudnn_ext

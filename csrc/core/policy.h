@@ -86,8 +86,8 @@ void set_process_policy(Policy policy);
 void push_thread_policy(const Policy& policy);
 void pop_thread_policy();
 
-// Grows when rules or the choice table change; decisions made before are made again. A policy that
-// changes is another one, with decisions of its own.
+// Grows when rules or the choice table change, and when decisions begin to be printed; decisions
+// made before are made again. A policy that changes is another one, with decisions of its own.
 uint64_t decision_generation();
 void next_decision_generation();
 
