@@ -8,7 +8,6 @@ host is given a head start.
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import _C, nn, report
-from .bench import TARGET_RATIO, rounds, samplers, tables
+from .bench import formatted, judged, samplers
 from .profiling import Progress
 from .workload import DTYPES
 
@@ -168,9 +167,7 @@ def _compare(
         if compiled:
             sides.append(make(torch.compile(theirs), x))
         timers = samplers([(side, call) for side in sides], device)
-        result = rounds(timers[:2])
-        if result.high < TARGET_RATIO:
-            result = rounds(timers[:2])
+        result = judged(timers[:2])
         yield ModuleComparison(
             family=case.family,
             module=case.text,
@@ -243,11 +240,8 @@ def comparison_text(
     """Comparisons in a format: tables for ``table``, text for ``json``, ``csv``, ``markdown``."""
     records = [dataclasses.asdict(comparison) for comparison in comparisons]
     means = geometric_means(comparisons)
-    if format == "json":
-        return json.dumps({"comparisons": records, "geometric_means": means}, indent=1)
-    if format == "csv":
-        return report.csv_text(records)
+    data = {"comparisons": records, "geometric_means": means}
     words = [f"{name}: {mean:.3f}" for name, mean in means.items()]
     footer = f"geometric means: {'; '.join(words)}"
-    made = tables("modules, tuned against PyTorch's", COLUMNS, records, footer)
-    return report.tables_markdown(made) if format == "markdown" else made
+    title = "modules, tuned against PyTorch's"
+    return formatted(format, data, title, COLUMNS, records, footer)

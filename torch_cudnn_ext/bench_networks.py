@@ -9,7 +9,6 @@ both sides take turns. PyTorch's better setting counts.
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 
 from . import report, tuning
-from .bench import TARGET_RATIO, rounds, tables
+from .bench import formatted, judged
 from .enabling import enabled
 from .peaks import host_ms
 from .profiling import Progress
@@ -141,9 +140,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
         step()
         tuning.export_choices(choices)
     timers = [_timer(step, side, task.device) for side in (ours, nullcontext)]
-    result = rounds(timers)
-    if result.high < TARGET_RATIO:
-        result = rounds(timers)
+    result = judged(timers)
     return NetworkComparison(
         network=task.network,
         batch=task.batch,
@@ -212,11 +209,7 @@ def comparison_text(
 ) -> str | list[report.Table]:
     """Comparisons in a format: tables for ``table``, text for ``json``, ``csv``, ``markdown``."""
     records = [dataclasses.asdict(comparison) for comparison in comparisons]
-    if format == "json":
-        return json.dumps({"comparisons": records}, indent=1)
-    if format == "csv":
-        return report.csv_text(records)
     ratios = [comparison.ratio for comparison in comparisons]
     footer = f"geometric mean: {statistics.geometric_mean(ratios):.3f}" if ratios else ""
-    made = tables("unmodified networks, enable() against eager", COLUMNS, records, footer)
-    return report.tables_markdown(made) if format == "markdown" else made
+    title = "unmodified networks, enable() against eager"
+    return formatted(format, {"comparisons": records}, title, COLUMNS, records, footer)

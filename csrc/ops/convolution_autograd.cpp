@@ -46,16 +46,9 @@ struct Geometry {
 // `result_sizes` is read by D and W.
 Tensor bilinear(ConvolutionPass pass, const Tensor& a, const Tensor& b, SymIntArrayRef result_sizes,
                 const Geometry& g) {
-  bool plain = is_plain_call({&a, &b});
-  std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
-  if (plain) below_autograd.emplace();
   auto backward = [&](const auto& kernel, const auto& op) {
-    auto call = [&](auto&& function) {
-      return function(a, b, result_sizes, g.stride, g.padding, g.dilation, g.groups,
-                      OptionalTensor(), g.alpha, 0.0, g.flip_kernel, g.policy);
-    };
-    if (plain) return call(kernel);
-    return call([&](auto&&... arguments) { return op.call(arguments...); });
+    return call_directly({&a, &b}, kernel, op, a, b, result_sizes, g.stride, g.padding, g.dilation,
+                         g.groups, OptionalTensor(), g.alpha, 0.0, g.flip_kernel, g.policy);
   };
   switch (pass) {
     case ConvolutionPass::fwd: {

@@ -147,8 +147,7 @@ std::string known_defect(const PoolingProblem& p, const Notes& notes) {
   bool leaves_none = p.pass == PoolingPass::fwd && !keeps_indices(p);
   if (leaves_none && p.x.dtype == at::kBFloat16) {
     return "cuDNN 9.19's run-time compiled pooling of bfloat16 that leaves no indices writes "
-           "outside "
-           "of its result";
+           "outside of its result";
   }
   int64_t pixel_bytes = p.x.sizes[1] * static_cast<int64_t>(c10::elementSize(p.x.dtype));
   if (pixel_bytes % 16 != 0) {
