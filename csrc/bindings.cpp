@@ -550,6 +550,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("cudnn_files", cudnn_files);
 
   m.def("candidates", candidates, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
+  m.def("set_turn_file", set_turn_file, py::arg("path"));
   m.def("measure", measure_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
         py::arg("algorithms") = py::none(), py::arg("time_budget_s") = 0.0,
         py::arg("knob_search") = false, py::arg("record") = true, py::arg("min_samples") = 11,

@@ -109,6 +109,9 @@ def cudnn_files() -> list[str]:
     """Paths of all mapped libcudnn files, in order of mapping."""
 
 # Choosing.
+def set_turn_file(path: str) -> None:
+    """Processes with one such file build side by side and otherwise measure one at a time."""
+
 def candidates(problem: str, device: str, policy: str = "") -> list[Candidate]: ...
 def measure(
     problem: str,

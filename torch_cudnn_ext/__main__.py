@@ -1,4 +1,4 @@
-"""``python -m torch_cudnn_ext profile | list | explain | coverage | bench | info``."""
+"""``python -m torch_cudnn_ext profile | list | tune | explain | coverage | bench | info``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import torch
 import typer
 
-from . import _C, bench, bench_modules, bench_networks, nn, report
+from . import _C, bench, bench_modules, bench_networks, nn, report, tuning
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
@@ -49,6 +49,8 @@ from .workload import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ._C import Measurement
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -103,7 +105,25 @@ _OF_MODULES = (
     "compiled",
 )
 # And `bench --networks`.
-_OF_NETWORKS = ("dtype", "batch", "image_size", "channels_last", "device", "policy", "format")
+_OF_NETWORKS = (
+    "dtype",
+    "batch",
+    "image_size",
+    "channels_last",
+    "device",
+    "policy",
+    "format",
+    "jobs",
+    "choices",
+)
+
+# What `tune` tells of each problem's best algorithm.
+_TUNED_COLUMNS = (
+    report.Column("problem", lambda r: r["problem"], False),
+    report.Column("algorithm", lambda r: r["algorithm"], False),
+    report.Column("ms", lambda r: report.milliseconds(r["median_ms"]), True),
+    report.Column("workspace", lambda r: report.bytes_text(r["workspace_bytes"]), True),
+)
 
 # Options that several commands take.
 ProblemArgument = Annotated[
@@ -172,6 +192,15 @@ BudgetOption = Annotated[
 KnobOption = Annotated[
     bool, typer.Option("--knob-search", help="Also search the knobs of the best engines.")
 ]
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        parser=_number(int, 1),
+        metavar="N",
+        help="Processes that build side by side, and run and time in turns.",
+    ),
+]
 AllOption = Annotated[
     bool, typer.Option("--all", help="Also what is excluded, unsupported or failed, and why.")
 ]
@@ -203,6 +232,7 @@ def profile_command(
     format: FormatOption = Format.table,
     time_budget: BudgetOption = None,
     knob_search: KnobOption = False,
+    jobs: JobsOption = 1,
 ) -> None:
     """Measure every algorithm on every distinct layer, and sum up."""
     settings = _settings(
@@ -211,7 +241,9 @@ def profile_command(
     work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
     layers = _shard(work.layers, shard_text)
     with report.ProgressBar() as bar:
-        measured, interrupted = _collect(measure_layers(layers, settings, _journal(resume), bar))
+        measured, interrupted = _collect(
+            measure_layers(layers, settings, _journal(resume), bar, jobs)
+        )
     result = Profile(measured, settings, model or problems or "", work.not_profiled)
     if format is Format.table:
         result.print(show_all, top)
@@ -280,6 +312,7 @@ def bench_command(
     format: FormatOption = Format.table,
     time_budget: BudgetOption = None,
     knob_search: KnobOption = False,
+    jobs: JobsOption = 1,
     overhead: Annotated[
         bool, typer.Option("--overhead", help="Host time per call instead, on small problems.")
     ] = False,
@@ -303,6 +336,12 @@ def bench_command(
             "--networks",
             help="Unmodified networks under enable() against eager PyTorch instead: names as "
             "--model takes them, with commas. --dtype takes several: f32,tf32,f16,bf16.",
+        ),
+    ] = None,
+    choices: Annotated[
+        str | None,
+        typer.Option(
+            "--choices", help="With --networks: a file of choices to begin with, and to add to."
         ),
     ] = None,
 ) -> None:
@@ -343,14 +382,27 @@ def bench_command(
             with _running("bench --networks"):
                 whole, interrupted = _collect(
                     bench_networks.compare_networks(
-                        names, precisions, channels_last, device, text, batch or 64, image_size, bar
+                        names,
+                        precisions,
+                        channels_last,
+                        device,
+                        text,
+                        batch or 64,
+                        image_size,
+                        bar,
+                        jobs,
+                        choices,
                     )
                 )
             output = bench_networks.comparison_text(whole, format.value)
             finished, total = len(whole), 2 * len(names) * len(precisions)
         else:
-            if compiled:
-                raise typer.BadParameter("--compiled: got it without --modules, wanted both")
+            for option, given, mode in (
+                ("--compiled", compiled, "--modules"),
+                ("--choices", choices is not None, "--networks"),
+            ):
+                if given:
+                    raise typer.BadParameter(f"{option}: got it without {mode}, wanted both")
             settings = _settings(
                 device,
                 None,
@@ -371,15 +423,19 @@ def bench_command(
                 raise typer.BadParameter(f"{source}: got {ops}, wanted a convolution")
             layers = _shard(layers, shard_text)
             comparisons, interrupted = _collect(
-                bench.compare_layers(layers, settings, kernels, _journal(resume), bar)
+                bench.compare_layers(layers, settings, kernels, _journal(resume), bar, jobs)
             )
             output = bench.comparison_text(comparisons, format.value)
             finished, total = len(comparisons), len(layers)
+    _print(output)
+    _finish(interrupted, finished, total)
+
+
+def _print(output: str | list[report.Table]) -> None:
     if isinstance(output, str):
         typer.echo(output)
     else:
         report.print_tables(output)
-    _finish(interrupted, finished, total)
 
 
 def _refuse_others(context: typer.Context, mode: str, *taken: str) -> None:
@@ -413,6 +469,66 @@ def _one_of(option: str, word: str, known: Iterable[str]) -> str:
     if word not in known:
         raise typer.BadParameter(f"{option}: got {word!r}, wanted one of {', '.join(known)}")
     return word
+
+
+@app.command("tune")
+def tune_command(
+    choices: Annotated[
+        str, typer.Option("--choices", help="A file of choices, to begin with and to add to.")
+    ],
+    problem: ProblemArgument = None,
+    model: ModelOption = None,
+    problems: ProblemsOption = None,
+    passes: PassesOption = None,
+    dtype: DtypeOption = None,
+    batch: BatchOption = None,
+    image_size: ImageOption = IMAGE_SIZE,
+    channels_last: ChannelsLastOption = False,
+    device: DeviceOption = None,
+    policy: PolicyOption = "",
+    max_workspace: WorkspaceOption = None,
+    deterministic: DeterministicOption = False,
+    allow_tf32: Tf32Option = None,
+    shard_text: ShardOption = None,
+    time_budget: BudgetOption = None,
+    knob_search: KnobOption = False,
+    jobs: JobsOption = 1,
+    format: FormatOption = Format.table,
+) -> None:
+    """Measure ahead of use, and keep the rankings in a file for `tuning.import_choices`."""
+    with _options():
+        place = checked_device(device)
+    _check_policy(policy)
+    text = _constrained(policy, max_workspace, deterministic, allow_tf32)
+    work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
+    lines = [layer.problem for layer in _shard(work.layers, shard_text)]
+    with _naming("--choices"):
+        if Path(choices).exists():
+            tuning.import_choices(choices)
+    budget = make_settings(place, time_budget_s=time_budget).time_budget_s
+    best: dict[str, Measurement] = {}
+    interrupted = False
+    try:
+        with report.ProgressBar() as bar:
+            best = tuning.tune(
+                lines,
+                device=place,
+                policy=text,
+                time_budget_s=budget,
+                knob_search=knob_search,
+                jobs=jobs,
+                progress=bar,
+            )
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        tuning.export_choices(choices)
+    records = [{"problem": line, **row} for line, row in best.items()]
+    title = f"tuned on {place}"
+    output = bench.formatted(format.value, {"best": records}, title, _TUNED_COLUMNS, records, "")
+    _print(output)
+    kept = {entry["problem"] for entry in tuning.choices()}
+    _finish(interrupted, sum(line in kept for line in lines), len(lines))
 
 
 @app.command("coverage")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import call
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +27,13 @@ from torch import Tensor
 
 from . import _C, report
 from .enabling import enabled
+from .measuring import Progress, measure_tasks
 from .peaks import event_ms, host_ms
-from .profiling import Progress, Settings
+from .profiling import Settings
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
+
+if TYPE_CHECKING:
+    from ._C import Measurement
 
 T = TypeVar("T")
 _Runner = Callable[[Callable[[], Any]], Any]
@@ -185,6 +189,7 @@ def compare_layers(
     kernels: bool = False,
     journal: Journal | None = None,
     progress: Progress | None = None,
+    jobs: int = 1,
 ) -> Iterator[Comparison]:
     """Compare layer by layer, taking from the journal what was finished before.
 
@@ -197,20 +202,24 @@ def compare_layers(
         kernels: Also take down the names of the GPU kernels of both sides.
         journal: Where finished comparisons are kept.
         progress: Told of every problem and algorithm.
+        jobs: How many processes tune, before anything is compared; with 1 all goes layer by layer.
 
     Raises:
-        ValueError: A problem is not a convolution as PyTorch has it.
+        ValueError: A problem is not a convolution as PyTorch has it, or ``jobs`` less than 1.
         RuntimeError: No algorithm works under the policy.
     """
     layers = merge(layers)
+    keys = [f"bench | kernels={kernels} | {settings.key(layer.problem)}" for layer in layers]
+    finished = [journal.get(key, Comparison) if journal is not None else None for key in keys]
+    left = [layer.problem for layer, one in zip(layers, finished, strict=True) if one is None]
+    tasks = [settings.task(problem, settings.policy) for problem in left]
+    rows = measure_tasks(tasks, jobs, progress)
+    if jobs > 1:
+        rows = iter(list(rows))
     with _PyTorchThreads(settings.device) as threads, _current(settings.device):
-        for done, layer in enumerate(layers):
-            if progress is not None:
-                progress.problem(done, len(layers), layer.problem)
-            key = f"bench | kernels={kernels} | {settings.key(layer.problem)}"
-            result = journal.get(key, Comparison) if journal is not None else None
+        for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
-                result = _compare(layer, settings, kernels, threads, progress)
+                result = _compare(layer, settings, kernels, threads, next(rows))
                 if journal is not None:
                     journal.add(key, dataclasses.asdict(result))
             result.names, result.count = list(layer.names), layer.count
@@ -222,18 +231,9 @@ def _compare(
     settings: Settings,
     kernels: bool,
     threads: tuple[_PyTorchThread, _PyTorchThread],
-    progress: Progress | None,
+    rows: list[Measurement],
 ) -> Comparison:
     problem, device = layer.problem, settings.device
-    rows = _C.measure(
-        problem,
-        device,
-        settings.policy,
-        time_budget_s=settings.time_budget_s,
-        knob_search=settings.knob_search,
-        min_samples=settings.min_samples,
-        progress=progress.algorithm if progress is not None else None,
-    )
     if not rows or rows[0]["status"] != "ok":
         raise RuntimeError(f"bench: no algorithm works under {settings.policy!r} for {problem}")
     algorithm = rows[0]["algorithm"]

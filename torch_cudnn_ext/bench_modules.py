@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import _C, nn, report
 from .bench import formatted, judged, samplers
-from .profiling import Progress
+from .measuring import Progress
 from .workload import DTYPES
 
 __all__ = ["CASES", "Case", "ModuleComparison", "compare_modules", "comparison_text"]

@@ -22,11 +22,13 @@ from typing import Any
 
 import torch
 
-from . import report, tuning
+from . import _C, report, tuning
 from .bench import formatted, judged
 from .enabling import enabled
+from .explaining import trace
+from .measuring import Progress
 from .peaks import host_ms
-from .profiling import Progress
+from .profiling import make_settings
 from .workload import call_model, load_model, sum_of_outputs
 
 __all__ = ["PRECISIONS", "NetworkComparison", "compare_networks", "comparison_text"]
@@ -38,6 +40,7 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
     "f16": ("ieee", torch.float16),
     "bf16": ("ieee", torch.bfloat16),
 }
+Autocast = Callable[[], AbstractContextManager[None]]
 SAMPLE_MS = 30.0  # as many steps are timed at once as this holds
 
 
@@ -71,6 +74,7 @@ class _Task:
     mode: str
     device: str
     policy: str
+    jobs: int
 
 
 def compare_networks(
@@ -82,6 +86,8 @@ def compare_networks(
     batch: int = 64,
     image_size: int = 224,
     progress: Progress | None = None,
+    jobs: int = 1,
+    choices: str | Path | None = None,
 ) -> Iterator[NetworkComparison]:
     """Compare network by network, a training step and inference.
 
@@ -94,19 +100,28 @@ def compare_networks(
         batch: Images at a time.
         image_size: Their height and width in pixels.
         progress: Told of every setting.
+        jobs: How many processes tune, before anything is compared.
+        choices: A file of `tuning.export_choices` to begin with, where there is one, and to keep
+            what is tuned.
+
+    Raises:
+        ValueError: ``jobs`` is less than 1.
     """
+    if jobs < 1:
+        raise ValueError(f"jobs: got {jobs}, wanted 1 or more")
     tasks = [
-        _Task(network, batch, image_size, precision, channels_last, mode, device, policy)
+        _Task(network, batch, image_size, precision, channels_last, mode, device, policy, jobs)
         for network in networks
         for precision in precisions
         for mode in ("train", "infer")
     ]
     with TemporaryDirectory() as folder:
-        choices = Path(folder, "choices.jsonl")  # so that no process tunes what one before did
+        # So that no process tunes what one before did.
+        table = Path(folder, "choices.jsonl") if choices is None else Path(choices)
         for done, task in enumerate(tasks):
             if progress is not None:
                 progress.problem(done, len(tasks), f"{task.network} {task.precision} {task.mode}")
-            sides = [_in_fresh_process(task, setting, choices) for setting in (False, True)]
+            sides = [_in_fresh_process(task, setting, table) for setting in (False, True)]
             yield min(sides, key=lambda side: side.ratio)
 
 
@@ -118,7 +133,7 @@ def _in_fresh_process(task: _Task, benchmark: bool, choices: Path) -> NetworkCom
 
 def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     torch.backends.cudnn.benchmark = benchmark
-    precision, autocast = PRECISIONS[task.precision]
+    precision, dtype = PRECISIONS[task.precision]
     cudnn: Any = torch.backends.cudnn
     for switch in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):
         switch.fp32_precision = precision
@@ -132,10 +147,13 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     )
     model.train(task.mode == "train")
     kind = torch.device(task.device).type
+    autocast = partial(torch.autocast, kind, dtype, enabled=dtype is not None)
     ours = partial(enabled, task.policy)
-    step = partial(_step, model, inputs, task.mode == "train", kind, autocast)
+    step = partial(_step, model, inputs, task.mode == "train", autocast)
     if choices.exists():
         tuning.import_choices(choices)
+    if task.jobs > 1 and not benchmark:
+        _tune(model, inputs, task, autocast)
     with ours():
         step()
         tuning.export_choices(choices)
@@ -156,13 +174,21 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     )
 
 
-def _step(
-    model: torch.nn.Module, inputs: object, train: bool, kind: str, autocast: torch.dtype | None
-) -> None:
-    with (
-        torch.set_grad_enabled(train),
-        torch.autocast(kind, autocast) if autocast is not None else nullcontext(),
-    ):
+def _tune(model: torch.nn.Module, inputs: object, task: _Task, autocast: Autocast) -> None:
+    """Measures what autotuning would measure in a step."""
+    constraints = make_settings(task.device, None, task.policy).measured_policy
+    with enabled(";".join(word for word in ("heuristic", constraints) if word)), autocast():
+        lines = trace(model, inputs, train=task.mode == "train")
+    problems = []
+    for line in lines:
+        info = _C.problem_info(problem := line.partition("  #")[0])
+        if info["pass_name"] == "fwd" or not info["coupled"]:  # others have their forward's
+            problems.append(problem)
+    tuning.tune(problems, device=task.device, policy=task.policy, jobs=task.jobs)
+
+
+def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocast) -> None:
+    with torch.set_grad_enabled(train), autocast():
         output = call_model(model, inputs)
     if train:
         model.zero_grad()

@@ -19,13 +19,14 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from . import _C, report
-from .peaks import measured_peaks
+from .measuring import Progress, Task, measure_tasks
+from .peaks import Peaks, measured_peaks
 from .policy import Policy, PolicyLike, policy_text
 from .workload import PASSES, Journal, Layer, merge, network_layers, rewrite
 
@@ -52,16 +53,6 @@ _MEASURED_CONSTRAINTS = (
 _NUMERICS = ("allow_tf32", "allow_down_convert", "allow_reduced_range", "compute")
 
 
-class Progress(Protocol):
-    """Told how far a long measurement is."""
-
-    def problem(self, done: int, total: int, text: str) -> None:
-        """``done`` of ``total`` problems are finished; ``text`` is next."""
-
-    def algorithm(self, done: int, total: int, text: str) -> None:
-        """The same for the algorithms of one problem."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """How to measure; `make_settings` fills in what depends on the machine."""
@@ -78,6 +69,11 @@ class Settings:
     def measured_policy(self) -> str:
         """The policy's constraints, without its choices and its workspace cap."""
         return _keep(self.policy, _MEASURED_CONSTRAINTS)
+
+    def task(self, problem: str, policy: str) -> Task:
+        """The measurement of one problem under a policy."""
+        budget, search = self.time_budget_s, self.knob_search
+        return Task(problem, self.device, policy, budget, search, self.min_samples)
 
     def key(self, problem: str) -> str:
         """What a finished measurement is found again by."""
@@ -523,23 +519,33 @@ def measure_layers(
     settings: Settings,
     journal: Journal | None = None,
     progress: Progress | None = None,
+    jobs: int = 1,
 ) -> Iterator[LayerProfile]:
-    """Measure layer by layer, taking from the journal what was finished before."""
+    """Measure layer by layer, taking from the journal what was finished before.
+
+    Raises:
+        ValueError: ``jobs``, the number of processes, is less than 1.
+    """
     layers = merge(layers)
-    for done, layer in enumerate(layers):
-        if progress is not None:
-            progress.problem(done, len(layers), layer.problem)
-        key = f"profile | {settings.key(layer.problem)}"
-        measured = journal.get(key, LayerProfile) if journal is not None else None
+    keys = [f"profile | {settings.key(layer.problem)}" for layer in layers]
+    finished = [journal.get(key, LayerProfile) if journal is not None else None for key in keys]
+    left = [
+        _measured(layer, settings)
+        for layer, one in zip(layers, finished, strict=True)
+        if one is None
+    ]
+    for problem in left:  # the device's peaks, before others measure on it too
+        _peaks(problem, settings)
+    tasks = [settings.task(problem, settings.measured_policy) for problem in left]
+    rows = measure_tasks(tasks, jobs, progress)
+    for layer, key, measured in zip(layers, keys, finished, strict=True):
         if measured is None:
-            measured = _measure(layer, settings, progress)
+            measured = _profiled(layer, settings, next(rows))
             if journal is not None:
                 journal.add(key, dataclasses.asdict(measured))
         measured.names, measured.count = list(layer.names), layer.count
         measured.note = layer.note
         yield measured
-    if progress is not None:
-        progress.problem(len(layers), len(layers), "")
 
 
 def list_layer(layer: Layer, device: str, policy: str) -> LayerProfile:
@@ -561,25 +567,24 @@ def list_layer(layer: Layer, device: str, policy: str) -> LayerProfile:
     )
 
 
-def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> LayerProfile:
-    problem = layer.problem
-    if settings.target is not None:
-        problem = _at_batch(problem, report.STAND_IN_BATCH)
-    policy = settings.measured_policy
-    rows = _C.measure(
-        problem,
-        settings.device,
-        policy,
-        time_budget_s=settings.time_budget_s,
-        knob_search=settings.knob_search,
-        min_samples=settings.min_samples,
-        progress=progress.algorithm if progress is not None else None,
-    )
+def _measured(layer: Layer, settings: Settings) -> str:
+    """The problem that is measured: where the CPU stands in for a target, at a small batch."""
+    if settings.target is None:
+        return layer.problem
+    return _at_batch(layer.problem, report.STAND_IN_BATCH)
+
+
+def _peaks(problem: str, settings: Settings) -> Peaks:
+    info = _C.problem_info(problem)
+    policy = _C.resolved_policy(settings.measured_policy, info["family"])
+    allow_tf32 = bool(_C.policy_fields(policy, info["family"]).get("allow_tf32"))
+    return measured_peaks(settings.device, info["dtype"], allow_tf32)
+
+
+def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> LayerProfile:
+    problem, policy = _measured(layer, settings), settings.measured_policy
     rows = _with_baseline(rows, problem, settings)
     ok = sorted((row for row in rows if row["status"] == "ok"), key=_median)
-    info = _C.problem_info(problem)
-    resolved = _C.policy_fields(_C.resolved_policy(policy, info["family"]), info["family"])
-    peaks = measured_peaks(settings.device, info["dtype"], bool(resolved.get("allow_tf32")))
     flops, bytes_moved = _cost(problem)
     current, refusal = _chosen(problem, settings.device, settings.policy)
     heuristic, _ = _chosen(
@@ -594,7 +599,7 @@ def _measure(layer: Layer, settings: Settings, progress: Progress | None) -> Lay
         device=settings.device,
         measured=problem,
         flops=flops,
-        floor_ms=peaks.floor_ms(flops, bytes_moved),
+        floor_ms=_peaks(problem, settings).floor_ms(flops, bytes_moved),
         rows=ok + [row for row in rows if row["status"] != "ok"],
         current=current,
         heuristic=heuristic,

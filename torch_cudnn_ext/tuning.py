@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from . import _C
+from .measuring import Progress, Task, measure_tasks
 from .policy import PolicyLike, policy_text
 from .profiling import checked_device
 
@@ -47,8 +48,14 @@ def tune(
     policy: PolicyLike = None,
     time_budget_s: float = 0.0,
     knob_search: bool = False,
+    jobs: int = 1,
+    progress: Progress | None = None,
 ) -> dict[str, Measurement]:
     """Measure problems and keep the ranking, so that ``autotune`` need not measure them again.
+
+    On a GPU most of the time goes into engines that are compiled at run time. Several jobs do that
+    side by side, and run and time one at a time. They are processes that import the main module, so
+    a script calls this under ``if __name__ == "__main__":``.
 
     Args:
         problems: A problem line, or several.
@@ -56,22 +63,24 @@ def tune(
         policy: Constraints (``max_workspace``, ``deterministic``, ``backends``, …).
         time_budget_s: Seconds a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
+        jobs: How many processes; with 1 it is this one.
+        progress: Told of every problem.
 
     Returns:
         The best measurement of each problem, by its canonical line.
 
     Raises:
-        ValueError: A line is no problem, the policy no policy, or the device none.
+        ValueError: A line is no problem, the policy no policy, the device none, or ``jobs`` less
+            than 1.
         RuntimeError: A problem has no algorithm under the policy, or PyTorch finds no such device.
     """
     place = checked_device(device)
     text = policy_text(policy) or ""
     lines = [problems] if isinstance(problems, str) else list(problems)
+    problems = [_C.canonical_problem(line) for line in lines]
+    tasks = [Task(problem, place, text, time_budget_s, knob_search) for problem in problems]
     best = {}
-    for problem in [_C.canonical_problem(line) for line in lines]:
-        rows = _C.measure(
-            problem, place, text, time_budget_s=time_budget_s, knob_search=knob_search
-        )
+    for problem, rows in zip(problems, measure_tasks(tasks, jobs, progress), strict=True):
         if not rows or rows[0]["status"] != "ok":
             reasons = "; ".join(f"{row['algorithm']}: {row['reason']}" for row in rows)
             raise RuntimeError(f"tune: no algorithm works under {text!r} for {problem}: {reasons}")

@@ -8,6 +8,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/util/error.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -121,6 +125,51 @@ struct ScratchGuard {
   GeneratorGuard generator;
 };
 
+std::mutex turn_mutex;
+std::string turn_path;
+
+// This process's turn among those that share a turn file.
+class Turn {
+ public:
+  Turn() {
+    std::lock_guard<std::mutex> lock(turn_mutex);
+    if (turn_path.empty()) return;
+    file_ = ::open(turn_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    TORCH_CHECK(file_ >= 0, "measure: cannot open the turn file ", turn_path, ": ",
+                c10::utils::str_error(errno));
+    take();
+  }
+  ~Turn() {
+    if (file_ >= 0) ::close(file_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+  double waited_s() const { return waited_s_; }
+
+  // Others have their turn meanwhile.
+  template <class Work>
+  auto pass_during(Work&& work) {
+    if (file_ >= 0) ::flock(file_, LOCK_UN);
+    auto result = work();
+    if (file_ >= 0) take();
+    return result;
+  }
+
+ private:
+  void take() {
+    auto start = Clock::now();
+    while (::flock(file_, LOCK_EX) != 0) {
+      TORCH_CHECK(errno == EINTR,
+                  "measure: cannot lock the turn file: ", c10::utils::str_error(errno));
+      check_interrupt();
+    }
+    waited_s_ += seconds_since(start);
+  }
+  int file_ = -1;
+  double waited_s_ = 0;
+};
+
 // One problem of a measured sequence, and what is known about it beforehand.
 struct Step {
   Problem problem;
@@ -152,8 +201,7 @@ class Session {
         options_(options),
         op_(operator_of(problem)),
         runtime_(runtime_of(device)),
-        timer_(runtime_.make_timer(device)),
-        start_(Clock::now()) {
+        timer_(runtime_.make_timer(device)) {
     bool has_forward = op_.forward_of(problem).has_value();
     for (const Problem& member : sequence_of(problem)) {
       bool timed = !has_forward || !steps_.empty();
@@ -198,7 +246,8 @@ class Session {
   }
 
   bool out_of_time() const {
-    return options_.time_budget_s > 0 && seconds_since(start_) > options_.time_budget_s;
+    double spent_s = seconds_since(start_) - turn_.waited_s();
+    return options_.time_budget_s > 0 && spent_s > options_.time_budget_s;
   }
 
   void report(int done, int total, const Algorithm& algorithm) {
@@ -256,11 +305,14 @@ class Session {
           c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
       return;
     }
-    auto build_start = Clock::now();
     std::vector<std::shared_ptr<Plan>> plans;
     for (const Step& step : steps_) {
-      BuildResult built = build(step.problem, candidate.algorithm, device_);
-      m.build_ms = seconds_since(build_start) * 1e3;
+      BuildResult built = turn_.pass_during([&] {
+        auto start = Clock::now();
+        BuildResult result = build(step.problem, candidate.algorithm, device_);
+        m.build_ms += seconds_since(start) * 1e3;
+        return result;
+      });
       if (auto* unsupported = std::get_if<Unsupported>(&built)) {
         m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
         m.reason = reason_of(step, unsupported->reason);
@@ -516,6 +568,8 @@ class Session {
     return out;
   }
 
+  const Clock::time_point start_ = Clock::now();
+  Turn turn_;
   const Problem& problem_;
   const ResolvedPolicy& policy_;
   const Device device_;
@@ -523,7 +577,6 @@ class Session {
   const Operator& op_;
   const DeviceRuntime& runtime_;
   std::unique_ptr<Timer> timer_;
-  Clock::time_point start_;
   std::vector<Step> steps_;
   Bindings scratch_;
   std::vector<Measurement> measurements_;
@@ -741,6 +794,11 @@ std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& p
               "capturing. Problem: ",
               problem_text(problem));
   return Session(problem, policy, device, options).run();
+}
+
+void set_turn_file(const std::string& path) {
+  std::lock_guard<std::mutex> lock(turn_mutex);
+  turn_path = path;
 }
 
 int64_t measured_workspace(const Problem& problem, Plan& plan, Bindings bindings,

@@ -1,0 +1,149 @@
+"""Measuring many problems, in this process or in several at a time.
+
+Where engines are compiled at run time, building takes most of the time. Several processes build
+side by side, and take turns to run and to time what they built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from . import _C
+
+if TYPE_CHECKING:
+    from ._C import Measurement, TableEntry
+
+__all__ = ["Progress", "Task", "measure_tasks"]
+
+
+class Progress(Protocol):
+    """Told how far a long measurement is."""
+
+    def problem(self, done: int, total: int, text: str) -> None:
+        """``done`` of ``total`` problems are finished; ``text`` is next."""
+
+    def algorithm(self, done: int, total: int, text: str) -> None:
+        """The same for the algorithms of one problem."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem to measure, and how; ``time_budget_s`` 0 is no limit."""
+
+    problem: str
+    device: str
+    policy: str
+    time_budget_s: float = 0.0
+    knob_search: bool = False
+    min_samples: int = 11
+
+
+def measure_tasks(
+    tasks: Sequence[Task], jobs: int = 1, progress: Progress | None = None
+) -> Iterator[list[Measurement]]:
+    """Each task's measurements, best first, in the order of the tasks.
+
+    Afterwards the table of choices of this process holds them.
+
+    Args:
+        tasks: The problems.
+        jobs: How many processes build plans; with 1 it is this one.
+        progress: Told of every problem, and with one job of every algorithm.
+
+    Raises:
+        ValueError: ``jobs`` is less than 1.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs: got {jobs}, wanted 1 or more")
+    if min(jobs, len(tasks)) <= 1:
+        yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
+        return
+    # Policies with what holds in this process at this moment.
+    whole = [_with_all_levels(task) for task in tasks]
+    with TemporaryDirectory() as folder:
+        turns = str(Path(folder, "turns"))
+        _C.set_turn_file(turns)  # what else this process measures takes its turn too
+        try:
+            with ProcessPoolExecutor(
+                min(jobs, len(tasks)), get_context("spawn"), _start, (turns, _switches())
+            ) as pool:
+                yield from _told(tasks, _imported(pool.map(_measure_elsewhere, whole)), progress)
+        finally:
+            _C.set_turn_file("")
+
+
+def _told(
+    tasks: Sequence[Task], results: Iterator[list[Measurement]], progress: Progress | None
+) -> Iterator[list[Measurement]]:
+    for done, task in enumerate(tasks):
+        if progress is not None:
+            progress.problem(done, len(tasks), task.problem)
+        yield next(results)
+
+
+def _measure(task: Task, progress: Progress | None = None) -> list[Measurement]:
+    return _C.measure(
+        task.problem,
+        task.device,
+        task.policy,
+        time_budget_s=task.time_budget_s,
+        knob_search=task.knob_search,
+        min_samples=task.min_samples,
+        progress=progress.algorithm if progress is not None else None,
+    )
+
+
+def _with_all_levels(task: Task) -> Task:
+    family = _C.problem_info(task.problem)["family"]
+    return replace(task, policy=_C.resolved_policy(task.policy, family))
+
+
+def _imported(
+    results: Iterator[tuple[list[Measurement], list[TableEntry]]],
+) -> Iterator[list[Measurement]]:
+    for rows, entries in results:
+        _C.table_import(entries)
+        yield rows
+
+
+# In the other processes.
+
+
+def _switches() -> dict[str, Any]:
+    """What PyTorch's own kernels obey."""
+    cudnn: Any = torch.backends.cudnn
+    return {
+        "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precisions": [switch.fp32_precision for switch in _fp32_switches()],
+    }
+
+
+def _fp32_switches() -> list[Any]:
+    cudnn: Any = torch.backends.cudnn
+    return [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
+
+
+def _start(turns: str, switches: dict[str, Any]) -> None:
+    _C.set_turn_file(turns)
+    cudnn: Any = torch.backends.cudnn
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = switches["cudnn"]
+    torch.use_deterministic_algorithms(switches["deterministic"])
+    for switch, precision in zip(_fp32_switches(), switches["precisions"], strict=True):
+        switch.fp32_precision = precision
+
+
+def _measure_elsewhere(task: Task) -> tuple[list[Measurement], list[TableEntry]]:
+    _C.table_clear()
+    rows = _measure(task)
+    if task.device != "cpu":
+        torch.cuda.empty_cache()  # for the other processes
+    return rows, _C.table_export()
