@@ -76,6 +76,7 @@ py::dict measurement_dict(const Measurement& m) {
   py::dict d = candidate_dict(m);
   d["median_ms"] = object_of(m.median_ms);
   d["spread_ms"] = object_of(m.spread_ms);
+  d["host_ms"] = object_of(m.host_ms);
   d["samples"] = m.samples;
   d["error"] = object_of(m.error);
   d["build_ms"] = m.build_ms;
@@ -103,6 +104,8 @@ Measurement measurement_from(const py::dict& d) {
   m.source = field<std::string>(d, "source");
   m.median_ms = field<std::optional<double>>(d, "median_ms");
   m.spread_ms = field<std::optional<double>>(d, "spread_ms");
+  // Files of earlier versions have none.
+  if (d.contains("host_ms")) m.host_ms = field<std::optional<double>>(d, "host_ms");
   m.samples = field<int64_t>(d, "samples");
   m.error = field<std::optional<double>>(d, "error");
   m.build_ms = field<double>(d, "build_ms");

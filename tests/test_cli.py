@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudnn_ext import _C, bench, bench_modules, bench_networks, is_enabled
+from torch_cudnn_ext import _C, bench, bench_modules, bench_networks, is_enabled, tuning
 from torch_cudnn_ext.__main__ import main
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
@@ -155,6 +155,11 @@ def test_bench(capsys: Capture) -> None:
     assert comparison["problem"] == LINE
     assert main(["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.5"]) == 0
     assert "geometric mean over all" in capsys.readouterr().out
+    assert {"prefer=gpu_time" in entry["constraints"] for entry in tuning.choices()} == {True}
+    tuning.clear()
+    command = ["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.1"]
+    assert main([*command, "--policy", "autotune"]) == 0
+    assert [entry for entry in tuning.choices() if "prefer" in entry["constraints"]] == []
 
 
 def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +190,8 @@ def test_bench_of_modules_keeps_its_constraints(
     command = ["bench", "--modules", "Soft", "--dtype", "f32", "--device", "cpu"]
     constraints = ["--max-workspace", "1MiB", "--deterministic", "--no-allow-tf32"]
     assert main([*command, *constraints]) == 0, capsys.readouterr().err
-    words = "fwd=autotune;bwd=autotune;max_workspace=1MiB;deterministic;allow_tf32=false"
-    assert ran[0].split(";") == words.split(";")
+    words = "fwd=autotune;bwd=autotune;max_workspace=1MiB;prefer=gpu_time"
+    assert ran[0] == f"{words};deterministic;allow_tf32=false"
     switches: Any = torch.backends.cudnn
     assert switches.rnn.fp32_precision == switches.conv.fp32_precision == "ieee"
     # A policy is read for the modules' family.

@@ -306,6 +306,12 @@ def little_memory() -> Iterator[Callable[[int], None]]:
     torch.cuda.empty_cache()
 
 
+def test_the_host_s_time_is_measured_beside_the_gpu_s() -> None:
+    rows = _C.measure(F32_NCHW.problem("conv_fwd"), "cuda", record=False)
+    assert all((row["host_ms"] is None) == (row["median_ms"] is None) for row in rows)
+    assert 0 < (rows[0]["host_ms"] or 0) < 5  # a launch, not a wait
+
+
 def _rank_largest_workspace_first(problem: str) -> tuple[str, int]:
     """Puts the runnable algorithm with the most workspace on top of the choice table."""
     _C.measure(problem, "cuda", "autotune")

@@ -67,6 +67,7 @@ def test_a_knob_reaches_the_policy_of_every_call() -> None:
     ("name", "value", "text"),
     [
         ("prefer", "memory", "memory"),
+        ("prefer", "gpu_time", "gpu_time"),
         ("deterministic", True, "true"),
         ("allow_tf32", True, "true"),
         ("allow_tf32", False, "false"),

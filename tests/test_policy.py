@@ -93,7 +93,7 @@ def keywords(draw: st.DrawFn) -> dict[str, Any]:
         "fastest",
     ):
         drawn[name] = draw(FLAGS)
-    drawn["prefer"] = draw(st.sampled_from([None, "time", "memory"]))
+    drawn["prefer"] = draw(st.sampled_from([None, "time", "gpu_time", "memory"]))
     drawn["backends"] = draw(
         st.sampled_from(
             [None, "cudnn", "aten,cpu", ["cpu"], ["legacy", "graph"], ["cudnn", "aten"]]

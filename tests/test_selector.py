@@ -198,6 +198,114 @@ def test_equal_times_go_to_the_smaller_workspace(
     assert _winner(measured) == winner
 
 
+# What the host takes, as where a GPU works behind its back.
+
+
+@pytest.mark.parametrize(
+    ("policy", "first", "second", "winner"),
+    [
+        # (milliseconds, milliseconds of the host, bytes) of fake:first and fake:second
+        ("", (0.004, 0.030, 0), (0.010, 0.006, 0), "fake:second"),
+        ("prefer=time", (0.004, 0.030, 0), (0.010, 0.006, 0), "fake:second"),
+        ("prefer=gpu_time", (0.004, 0.030, 0), (0.010, 0.006, 0), "fake:first"),
+        ("prefer=memory", (0.004, 0.030, 0), (0.010, 0.006, 256), "fake:second"),
+        ("", (0.050, 0.030, 0), (0.052, 0.006, 0), "fake:first"),
+        # Equal ones: a large workspace, steps of 10 us, the kernel, bytes.
+        ("", (1.0, 0.006, 2**21), (1.0, 0.030, 0), "fake:second"),
+        ("", (1.0, 0.030, 256), (1.005, 0.006, 512), "fake:second"),
+        ("", (0.006, 0.012, 0), (0.002, 0.012, 256), "fake:second"),
+        ("", (1.0, 0.006, 512), (1.0, 0.013, 256), "fake:second"),
+        ("prefer=gpu_time", (1.0, 0.030, 256), (1.0, 0.006, 512), "fake:first"),
+        ("prefer=memory", (1.0, 0.030, 0), (1.03, 0.006, 256), "fake:first"),
+        ("prefer=memory", (1.0, 0.030, 256), (1.03, 0.006, 256), "fake:second"),
+    ],
+)
+def test_what_takes_longer_of_the_device_and_its_host_ranks(
+    fake: Any,
+    x: Tensor,
+    w: Tensor,
+    policy: str,
+    first: tuple[float, float, int],
+    second: tuple[float, float, int],
+    winner: str,
+) -> None:
+    for name, script in (("first", first), ("second", second)):
+        milliseconds, host_ms, size = script
+        fake.script(
+            f"fake:{name}", milliseconds=milliseconds, host_ms=host_ms, workspace_bytes=size
+        )
+    measured = _measure(x, w, f"backends=fake;{policy}")
+    assert _winner(measured) == winner
+    for name, script in (("first", first), ("second", second)):
+        assert measured[f"fake:{name}"]["host_ms"] == pytest.approx(script[1])
+
+
+@pytest.mark.parametrize(
+    ("policy", "pytorch_ms", "milliseconds", "wins"),
+    [
+        ("", 1.0, 1.005, True),
+        ("", 1.0, 1.02, False),
+        ("", 0.0100, 0.0104, True),  # less than events resolve
+        ("", 0.0100, 0.0107, False),
+        ("prefer=memory", 1.0, 1.04, True),
+        ("prefer=memory", 1.0, 1.06, False),
+    ],
+)
+def test_no_slower_kernel_than_pytorch_s_wins_by_its_host(
+    fake: Any, x: Tensor, w: Tensor, policy: str, pytorch_ms: float, milliseconds: float, wins: bool
+) -> None:
+    fake.script_others(milliseconds=pytorch_ms, host_ms=5)
+    fake.script("fake:other", milliseconds=pytorch_ms, host_ms=4)
+    fake.script("fake:slow", milliseconds=milliseconds, host_ms=0.001)
+    order = list(_measure(x, w, f"backends=aten,fake;{policy}"))[:3]
+    rest = ["fake:other", "aten:default"]
+    assert order == (["fake:slow", *rest] if wins else [*rest, "fake:slow"])
+    # Where PyTorch's own row does not run, nothing is compared with it.
+    assert _winner(_measure(x, w, f"backends=fake;{policy}")) == "fake:slow"
+
+
+def test_a_slow_first_call_of_the_host_drops_nobody(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", milliseconds=1, host_ms=1, first_host_ms=100)
+    fake.script("fake:b", milliseconds=3, host_ms=1)
+    measured = _measure(x, w)
+    assert _winner(measured) == "fake:a"
+    assert measured["fake:a"]["host_ms"] == pytest.approx(1)
+
+
+def test_what_takes_the_host_far_longer_is_dropped_early(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script_others(milliseconds=1, host_ms=10)
+    fake.script("fake:a", milliseconds=1, host_ms=2)
+    fake.script("fake:b", milliseconds=1, host_ms=8)
+    # It is no faster than PyTorch, so it drops nobody.
+    fake.script("fake:slow", milliseconds=1.5, host_ms=0.1)
+    samples = {name: m["samples"] for name, m in _measure(x, w, "backends=aten,fake").items()}
+    assert list(samples)[:4] == ["fake:a", "fake:b", "aten:default", "fake:slow"]
+    assert samples["fake:a"] == samples["aten:default"]
+    assert samples["fake:a"] > max(samples["fake:b"], samples["fake:slow"])
+    fake.script("fake:a", unsupported="gone")
+    samples = {name: m["samples"] for name, m in _measure(x, w, "backends=aten,fake").items()}
+    assert samples["fake:b"] == samples["aten:default"]
+
+
+def test_the_device_s_time_alone_is_a_ranking_of_its_own(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:kernel", milliseconds=1, host_ms=4)
+    fake.script("fake:call", milliseconds=2, host_ms=1)
+    for _ in range(2):
+        for policy, winner in (
+            ("", "call"),
+            (";prefer=gpu_time", "kernel"),
+            (";prefer=time", "call"),
+        ):
+            assert _convolve(x, w, TUNE + policy) == f"fake:{winner}"
+    assert len(_C.table_export()) == 2
+
+
+def test_there_is_no_time_of_a_host_that_does_the_work_itself(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    assert _measure(x, w, "backends=aten")["aten:default"]["host_ms"] is None
+
+
 def test_equal_times_and_workspaces_go_to_the_simpler(fake: Any, x: Tensor, w: Tensor) -> None:
     for algorithm in ("fake:a/k=1/l=2", "fake:b", "fake:b/k=1"):
         fake.script(algorithm, milliseconds=1)

@@ -29,6 +29,7 @@ class Measurement(TypedDict):
     reason: str
     median_ms: float | None
     spread_ms: float | None  # half of the interquartile range
+    host_ms: float | None  # the host's for a call, median; None where the host does the work itself
     samples: int
     workspace_bytes: int | None
     notes: list[str]

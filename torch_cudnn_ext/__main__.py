@@ -345,7 +345,11 @@ def bench_command(
         ),
     ] = None,
 ) -> None:
-    """Compare tuned algorithms with PyTorch's best, side by side."""
+    """Compare tuned algorithms with PyTorch's best, side by side.
+
+    Single layers and modules are compared by the GPU's time, so tuning ranks by it there:
+    --policy is "autotune;prefer=gpu_time" by default, of --networks "autotune".
+    """
     with _options():
         device = checked_device(device)
     with report.ProgressBar() as bar:
@@ -360,7 +364,9 @@ def bench_command(
             cases = _module_cases(modules, channels_last)
             words = ["f32", "f16"] if dtype is None else dtype.split(",")
             dtypes = [_one_of("--dtype", word, ("f32", "f16", "bf16")) for word in words]
-            text = _constrained(policy or "autotune", max_workspace, deterministic, allow_tf32)
+            text = _constrained(
+                policy or bench.DEFAULT_POLICY, max_workspace, deterministic, allow_tf32
+            )
             for family in {getattr(nn, case.module).family for case in cases}:
                 _check_policy(text, family)
             compared, interrupted = _collect(
@@ -406,7 +412,7 @@ def bench_command(
             settings = _settings(
                 device,
                 None,
-                policy,
+                policy or bench.DEFAULT_POLICY,
                 max_workspace,
                 deterministic,
                 allow_tf32,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import _C, nn, report
-from .bench import formatted, judged, samplers
+from .bench import DEFAULT_POLICY, formatted, judged, samplers
 from .measuring import Progress
 from .workload import DTYPES
 
@@ -116,7 +116,7 @@ def compare_modules(
     dtypes: Sequence[str],
     channels_last: Sequence[bool],
     device: str,
-    policy: str = "autotune",
+    policy: str = DEFAULT_POLICY,
     compiled: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[ModuleComparison]:

@@ -30,7 +30,7 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
     "allow_tf32": _BOOLEAN,
     "allow_down_convert": _BOOLEAN,
     "allow_reduced_range": _BOOLEAN,
-    "prefer": ((str,), "'time' or 'memory'"),
+    "prefer": ((str,), "'time', 'gpu_time' or 'memory'"),
     "backends": (
         (str, list, tuple),
         "'cudnn', or a list of 'graph', 'legacy', 'aten', 'cpu', 'cudnn'",
@@ -127,7 +127,9 @@ class Policy:
         allow_tf32: Admit TF32 arithmetic for float32 data.
         allow_down_convert: Admit algorithms that convert to, or accumulate in, a narrower type.
         allow_reduced_range: Admit algorithms that narrow the range of values.
-        prefer: ``time`` or ``memory``, where both cannot be had.
+        prefer: What tuning ranks by: ``time``, the GPU's or the host's, whichever is longer;
+            ``gpu_time``, the GPU's alone, for what is captured as a CUDA graph; ``memory``, the
+            workspace of those within 5 % of the best time.
         backends: The backends admitted: a list, or text such as ``aten,cpu``; ``cudnn`` stands for
             ``graph`` and ``legacy``.
         on_unsupported: What a pin that cannot run is: ``error``, ``warn`` or ``fallback``.

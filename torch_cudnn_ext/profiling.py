@@ -40,13 +40,14 @@ CPU_TIME_BUDGET_S = 2.0
 CPU_MIN_SAMPLES = 7
 GPU_MIN_SAMPLES = 11
 
-# What decides which algorithms may run at all. Choices are left out, since everything is measured;
-# the workspace cap too, since the tables tell what it costs.
+# What decides which algorithms may run at all, and how they rank. Choices are left out, since
+# everything is measured; the workspace cap too, since the tables tell what it costs.
 _MEASURED_CONSTRAINTS = (
     "deterministic",
     "allow_tf32",
     "allow_down_convert",
     "allow_reduced_range",
+    "prefer",
     "backends",
     "compute",
 )
@@ -209,7 +210,7 @@ class LayerProfile:
 
     @property
     def ranked(self) -> list[Measurement]:
-        """The measurements that may be chosen, fastest first."""
+        """The measurements that may be chosen, best first."""
         return [row for row in self.rows if row["status"] == "ok"]
 
     @property
@@ -233,7 +234,7 @@ class LayerProfile:
     def best(
         self, max_workspace_bytes: int | None = None, deterministic: bool = False
     ) -> Measurement | None:
-        """The fastest measurement that keeps the constraints; unknown does not keep them."""
+        """The first in rank order that keeps the constraints; unknown does not keep them."""
         for row in self.ranked:
             workspace = row["workspace_bytes"]
             too_large = max_workspace_bytes is not None and (
@@ -280,7 +281,7 @@ class Profile:
         deterministic: bool = False,
         layer: str | None = None,
     ) -> Policy:
-        """The policy that pins the fastest algorithm of each pass that was measured.
+        """The policy that pins the best algorithm of each pass: the first in rank order.
 
         Args:
             max_workspace: Only algorithms within this workspace (bytes, ``64MiB``, ``20%``).
@@ -288,7 +289,7 @@ class Profile:
             layer: A module name; needed where no one policy fits all that was measured.
 
         Raises:
-            ValueError: There are several kinds of operators, or problems of one pass whose fastest
+            ValueError: There are several kinds of operators, or problems of one pass whose best
                 algorithms differ; or no algorithm keeps the constraints.
             KeyError: No layer has this name.
         """
@@ -312,7 +313,7 @@ class Profile:
     def _pins(
         self, profiles: Sequence[LayerProfile], max_workspace: int | str | None, deterministic: bool
     ) -> dict[str, str] | None:
-        """By pass the algorithm that is the fastest on all its problems, if there is one."""
+        """By pass the algorithm that is the best on all its problems, if there is one."""
         if len({profile.family for profile in profiles}) > 1:
             return None
         cap = workspace_cap(max_workspace, self.settings.device)
@@ -335,7 +336,7 @@ class Profile:
         """`best` for every module name of a network that one pin fits.
 
         Left out are modules that call several kinds of operators, and those with several problems
-        of one pass whose fastest algorithms differ; `autotune` fits these. That may be a module
+        of one pass whose best algorithms differ; `autotune` fits these. That may be a module
         called on several shapes, or a linear layer, whose gradients are two more forward problems.
         """
         policies = {}
@@ -381,7 +382,8 @@ class Profile:
     def records(self) -> list[dict[str, Any]]:
         """Every measurement and every listed algorithm as one flat dict.
 
-        Times are in ms, workspaces in bytes, ``tflops`` in 1e12 floating-point operations of the
+        Times are in ms (``median_ms`` the device's, ``host_ms`` the host's for a call, ``None`` on
+        the CPU), workspaces in bytes, ``tflops`` in 1e12 floating-point operations of the
         direct algorithm a second, ``percent_of_peak`` relates the roofline's bound to the time,
         ``vs_pytorch`` PyTorch's time to the algorithm's (above 1: faster than PyTorch).
         """
@@ -584,7 +586,6 @@ def _peaks(problem: str, settings: Settings) -> Peaks:
 def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> LayerProfile:
     problem, policy = _measured(layer, settings), settings.measured_policy
     rows = _with_baseline(rows, problem, settings)
-    ok = sorted((row for row in rows if row["status"] == "ok"), key=_median)
     flops, bytes_moved = _cost(problem)
     current, refusal = _chosen(problem, settings.device, settings.policy)
     heuristic, _ = _chosen(
@@ -600,7 +601,7 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
         measured=problem,
         flops=flops,
         floor_ms=_peaks(problem, settings).floor_ms(flops, bytes_moved),
-        rows=ok + [row for row in rows if row["status"] != "ok"],
+        rows=rows,
         current=current,
         heuristic=heuristic,
         refusal=refusal,
@@ -654,10 +655,6 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
         baseline["status"] = "excluded"
         baseline["reason"] = "baseline only: " + (refused or "the policy does not admit it")
     return [row for row in rows if row["backend"] != "aten"] + [baseline]
-
-
-def _median(row: Measurement) -> float:
-    return row["median_ms"] if row["median_ms"] is not None else float("inf")
 
 
 def _keep(policy: str, keys: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ RECORD_FIELDS = (
     "current",
     "median_ms",
     "spread_ms",
+    "host_ms",
     "samples",
     "workspace_bytes",
     "tflops",
@@ -175,6 +176,10 @@ def _spread(record: Record) -> str:
     return f"± {record['spread_ms']:.2g}" if known else ""
 
 
+def _host(record: Record) -> str:
+    return "" if record["host_ms"] is None else f"{record['host_ms'] * 1e3:.1f}"
+
+
 def _ratio(record: Record) -> str:
     return "" if record["vs_pytorch"] is None else f"{record['vs_pytorch']:.2f}x"
 
@@ -188,6 +193,11 @@ def _status(record: Record) -> str:
     return f"{record['status']}: {reason}" if reason else str(record["status"])
 
 
+_HOST = Column("host us", _host, right=True)
+_RANKED_BY = (
+    "ranked by the longer of ms and host us (prefer=gpu_time: by ms), last what takes the GPU "
+    "longer than PyTorch's own row"
+)
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
 _DETERMINISTIC = Column("determ.", _yes_no)
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
@@ -199,6 +209,7 @@ MEASURED_COLUMNS = (
     Column("algorithm", lambda record: str(record["algorithm"])),
     Column("ms", _time, right=True),
     Column("spread", _spread, right=True),
+    _HOST,
     _WORKSPACE,
     Column("TFLOP/s", _tflops, right=True),
     Column("% peak", _percent, right=True),
@@ -289,6 +300,10 @@ def _table(
         else:
             not_shown[record["status"]] += 1
     footer = []
+    if all(record["host_ms"] is None for record in shown):
+        columns = [column for column in columns if column is not _HOST]
+    else:
+        footer.append(_RANKED_BY)
     if any(record["current"] for record in shown):
         footer.append("* what the current policy runs")
     if hidden:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
 
 _ENTRY_FIELDS = {"problem": str, "device": str, "constraints": str, "measurements": list}
-_MEASUREMENT_FIELDS = {
+_MEASUREMENT_FIELDS = {  # all but host_ms, which earlier versions did not write
     "algorithm",
     "backend",
     "status",

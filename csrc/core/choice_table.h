@@ -19,6 +19,7 @@ struct Measurement {
   Status status = Status::unsupported;
   std::string reason;                          // empty when ok
   std::optional<double> median_ms, spread_ms;  // spread: half the interquartile range
+  std::optional<double> host_ms;  // the host's median for a call; none where it does the work
   int64_t samples = 0;
   std::optional<int64_t> workspace_bytes;
   Notes notes;

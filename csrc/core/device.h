@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,13 +30,15 @@ Device parse_device(const std::string& text);  // throws ValueError
 void add_target(const std::string& name, const std::string& device_properties_json);
 const std::string& target_properties(const Device& target);  // JSON
 
-// Time between two points of the device's work.
+// Time between two points of the device's work, and of the host's where that runs ahead.
 class Timer {
  public:
   virtual ~Timer() = default;
   virtual void start() = 0;
   virtual void stop() = 0;
   virtual float milliseconds() = 0;  // waits for the device
+  // What the host took to enqueue the work; none where it does the work itself.
+  virtual std::optional<double> host_milliseconds() const { return std::nullopt; }
 };
 
 class DeviceRuntime {

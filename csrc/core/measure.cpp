@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -32,6 +33,8 @@ namespace {
 
 using Status = Measurement::Status;
 using Clock = std::chrono::steady_clock;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -76,10 +79,12 @@ class AllocationObserver : public c10::MemoryReportingInfoBase {
 struct Contender {
   size_t index;  // in the list of measurements
   Algorithm algorithm;
-  std::vector<std::shared_ptr<Plan>> plans;  // one a step
-  std::vector<double> samples;
-  double best = std::numeric_limits<double>::infinity();
+  std::vector<std::shared_ptr<Plan>> plans;        // one a step
+  std::vector<double> samples, host_samples;       // ms; of the host where it runs ahead
+  double best = kInfinity, best_host = kInfinity;  // the least of each
   bool running = true;
+
+  bool is_baseline() const { return algorithm.backend == "aten"; }
 };
 
 double percentile(std::vector<double> values, double q) {
@@ -437,19 +442,28 @@ class Session {
     double ms = timer_->milliseconds();
     contender.samples.push_back(ms);
     contender.best = std::min(contender.best, ms);
+    std::optional<double> host_ms = timer_->host_milliseconds();
+    if (host_ms) contender.host_samples.push_back(*host_ms);
+    contender.best_host = std::min(contender.best_host, host_ms.value_or(0));
   }
 
   // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2
   // at first, by 1.25 later. PyTorch's own row stays, since every other is compared with it.
   void time_rounds(int rounds) {
     for (int round = 1; round < rounds; ++round) {
-      double best = std::numeric_limits<double>::infinity();
-      for (const Contender& c : contenders_) best = std::min(best, c.best);
-      double limit = round < 3 ? 2.0 : 1.25;
+      double baseline = baseline_of(&Contender::best);
+      double best = kInfinity;  // of those that may win
+      for (const Contender& c : contenders_) {
+        if (c.best <= limit_of_equal(baseline)) best = std::min(best, cost(c.best, c.best_host));
+      }
+      bool early = round < 3;
+      // A launch-bound time has an absolute noise of a few microseconds.
+      auto limit = [&](double ms) { return ms * (early ? 2.0 : 1.25) + 0.002; };
       for (Contender& c : contenders_) {
-        bool baseline = c.algorithm.backend == "aten";
-        // A launch-bound time has an absolute noise of a few microseconds.
-        c.running = c.running && (baseline || c.best <= best * limit + 0.002);
+        // The host's first calls may take many times as long as later ones, so they drop nobody.
+        double own = early ? c.best : cost(c.best, c.best_host);
+        bool hopeless = own > limit(best) || c.best > limit(baseline);
+        c.running = c.running && (c.is_baseline() || !hopeless);
         if (c.running) attempt(measurements_[c.index], [&] { sample(c); });
       }
       drop_failed();
@@ -462,7 +476,7 @@ class Session {
   void time_finals() {
     constexpr size_t kFinalists = 6;
     std::vector<size_t> order = rank_contenders();
-    for (Contender& c : contenders_) c.running = c.algorithm.backend == "aten";
+    for (Contender& c : contenders_) c.running = c.is_baseline();
     for (size_t i = 0; i < std::min(order.size(), kFinalists); ++i) {
       contenders_[order[i]].running = true;
     }
@@ -507,46 +521,76 @@ class Session {
     return std::nullopt;
   }
 
+  bool prefers(Prefer what) const { return policy_.policy.prefer == what; }
+
+  // What is ranked. A network waits for its host where that takes longer than the device.
+  double cost(double device_ms, double host_ms) const {
+    return prefers(Prefer::gpu_time) ? device_ms : std::max(device_ms, host_ms);
+  }
+
+  // Up to here a time is equal: 1 % more, or 5 % when memory is preferred, or what events resolve.
+  double limit_of_equal(double ms) const {
+    constexpr double kResolutionMs = 0.0005;
+    return std::max(ms * (prefers(Prefer::memory) ? 1.05 : 1.01), ms + kResolutionMs);
+  }
+
+  // A time of PyTorch's own row; infinite where it did not run.
+  template <class Time>
+  double baseline_of(Time&& time) const {
+    for (const Contender& c : contenders_) {
+      if (c.is_baseline()) return std::invoke(time, c);
+    }
+    return kInfinity;
+  }
+
+  struct Rank {
+    size_t index;  // of the contender
+    double device_ms, host_ms, cost;
+    bool above_baseline;
+  };
+
+  // By cost, but what takes the device longer than PyTorch's own row comes after all others.
   std::vector<size_t> rank_contenders() const {
-    std::vector<size_t> order(contenders_.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::vector<double> medians;
-    for (const Contender& c : contenders_) medians.push_back(percentile(c.samples, 0.5));
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return medians[a] < medians[b]; });
-    break_ties(order, medians);
+    auto device_ms = [](const Contender& c) { return percentile(c.samples, 0.5); };
+    double baseline = baseline_of(device_ms);
+    std::vector<Rank> ranks;
+    for (size_t i = 0; i < contenders_.size(); ++i) {
+      const Contender& c = contenders_[i];
+      double device = device_ms(c);
+      double host = c.host_samples.empty() ? 0 : percentile(c.host_samples, 0.5);
+      ranks.push_back({i, device, host, cost(device, host), device > limit_of_equal(baseline)});
+    }
+    std::stable_sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) {
+      return std::tie(a.above_baseline, a.cost) < std::tie(b.above_baseline, b.cost);
+    });
+    break_ties(ranks);
+    std::vector<size_t> order;
+    for (const Rank& r : ranks) order.push_back(r.index);
     return order;
   }
 
-  // Within 1 % of the fastest (or 5 % when memory is preferred, and of those only), or what events
-  // resolve, time is equal: the smaller workspace first, where it is worth speaking of, then
-  // the call that costs the host less, then the smaller workspace after all and the simpler
-  // algorithm.
-  void break_ties(std::vector<size_t>& order, const std::vector<double>& medians) const {
-    constexpr double kResolutionMs = 0.0005;
-    bool memory = policy_.policy.prefer == Prefer::memory;
-    const int64_t small_bytes = memory ? 0 : 1 << 20;
-    size_t tied = 0;
-    if (!order.empty()) {
-      double best = medians[order[0]];
-      double limit = std::max(best * (memory ? 1.05 : 1.01), best + kResolutionMs);
-      while (tied < order.size() && medians[order[tied]] <= limit) ++tied;
+  // Of those whose cost equals the first one's: the smaller workspace, where it is worth speaking
+  // of, then the call that takes the host less, then the faster kernel, then the smaller workspace
+  // after all and the simpler algorithm.
+  void break_ties(std::vector<Rank>& ranks) const {
+    constexpr double kHostStepMs = 0.01;
+    const int64_t small_bytes = prefers(Prefer::memory) ? 0 : 1 << 20;
+    double fastest = kInfinity;
+    auto end = ranks.begin();
+    while (end != ranks.end() && end->above_baseline == ranks[0].above_baseline &&
+           end->cost <= limit_of_equal(ranks[0].cost)) {
+      fastest = std::min(fastest, end++->device_ms);
     }
-    auto key = [&](size_t i) {
-      const Contender& c = contenders_[i];
+    auto key = [&](const Rank& r) {
+      const Contender& c = contenders_[r.index];
       int64_t bytes =
           measurements_[c.index].workspace_bytes.value_or(std::numeric_limits<int64_t>::max());
-      return std::tuple(bytes < small_bytes ? 0 : bytes, host_cost(c.algorithm.backend), bytes,
-                        c.algorithm.options.size());
+      int64_t host_steps = prefers(Prefer::gpu_time) ? 0 : std::llround(r.host_ms / kHostStepMs);
+      return std::tuple(bytes < small_bytes ? 0 : bytes, host_steps,
+                        r.device_ms > limit_of_equal(fastest), bytes, c.algorithm.options.size());
     };
-    std::stable_sort(order.begin(), order.begin() + static_cast<int64_t>(tied),
-                     [&](size_t a, size_t b) { return key(a) < key(b); });
-  }
-
-  // Which backend's calls take the host longer, as seen on an H200: an engine's some 6 us,
-  // PyTorch's 10, those of the classic API 20 and more.
-  static int host_cost(const std::string& backend) {
-    return backend == "graph" ? 0 : backend == "aten" ? 1 : 2;
+    std::stable_sort(ranks.begin(), end,
+                     [&](const Rank& a, const Rank& b) { return key(a) < key(b); });
   }
 
   std::vector<Measurement> ranked() {
@@ -556,6 +600,7 @@ class Session {
       Measurement& m = measurements_[c.index];
       m.median_ms = percentile(c.samples, 0.5);
       m.spread_ms = (percentile(c.samples, 0.75) - percentile(c.samples, 0.25)) / 2;
+      if (!c.host_samples.empty()) m.host_ms = percentile(c.host_samples, 0.5);
       m.samples = static_cast<int64_t>(c.samples.size());
       out.push_back(m);
     }

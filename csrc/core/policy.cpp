@@ -18,7 +18,8 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr Word<Prefer> kPrefer[] = {{Prefer::time, "time"}, {Prefer::memory, "memory"}};
+constexpr Word<Prefer> kPrefer[] = {
+    {Prefer::time, "time"}, {Prefer::gpu_time, "gpu_time"}, {Prefer::memory, "memory"}};
 constexpr Word<OnUnsupported> kOnUnsupported[] = {{OnUnsupported::error, "error"},
                                                   {OnUnsupported::warn, "warn"},
                                                   {OnUnsupported::fallback, "fallback"}};

@@ -25,7 +25,8 @@ struct Choice {
   std::string text() const;
 };
 
-enum class Prefer : uint8_t { time, memory };
+// time: the device's or the host's, whichever is longer; gpu_time: the device's alone.
+enum class Prefer : uint8_t { time, gpu_time, memory };
 enum class OnUnsupported : uint8_t { error, warn, fallback };
 enum class Compute : uint8_t { as_input, as_input_f32, f16, f32, f64 };
 

@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <ATen/cuda/CUDAGraphsUtils.cuh>
+#include <chrono>
 
 #include "core/device.h"
 #include "cuda/cudnn.h"
@@ -16,14 +17,25 @@ namespace {
 
 class EventTimer : public Timer {
  public:
-  void start() override { begin_.record(); }
-  void stop() override { end_.record(); }
+  void start() override {
+    begin_.record();
+    host_begin_ = Clock::now();
+  }
+  void stop() override {
+    host_end_ = Clock::now();
+    end_.record();
+  }
   float milliseconds() override {
     end_.synchronize();
     return begin_.elapsed_time(end_);
   }
+  std::optional<double> host_milliseconds() const override {
+    return std::chrono::duration<double, std::milli>(host_end_ - host_begin_).count();
+  }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point host_begin_, host_end_;
   at::cuda::CUDAEvent begin_{cudaEventDefault}, end_{cudaEventDefault};
 };
 

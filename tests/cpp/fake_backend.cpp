@@ -13,6 +13,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "core/backend.h"
 
@@ -24,8 +25,10 @@ namespace {
 using at::Tensor;
 
 struct Script {
-  double milliseconds = 0;  // of a run, by the clock
-  double sleep_ms = 0;      // of a run, in truth
+  double milliseconds = 0;              // of a run, by the clock
+  std::optional<double> host_ms;        // of a run, as a device's host would have it
+  std::optional<double> first_host_ms;  // the same for the first timed run
+  double sleep_ms = 0;                  // of a run, in truth
   int64_t workspace_bytes = 0;
   bool states_workspace = true;  // false: it shows in a run only
   std::vector<std::string> notes;
@@ -88,29 +91,46 @@ Scripts& scripts() {
   return *made;
 }
 
-// What the clock would show of this thread's runs, and how many there were.
-thread_local double scripted_ms = 0;
-thread_local int64_t scripted_runs = 0;
+// What the clocks of the device and of the host would show, of this thread's scripted runs.
+struct Elapsed {
+  double ms = 0, host_ms = 0;
+  int64_t runs = 0, host_runs = 0;  // how many, and of how many the host's time is known
+
+  void add(double more_ms, std::optional<double> more_host_ms) {
+    ms += more_ms;
+    runs += 1;
+    host_ms += more_host_ms.value_or(0);
+    host_runs += more_host_ms ? 1 : 0;
+  }
+};
+thread_local Elapsed elapsed;
+// What they show of what is not scripted, where a test says so.
+std::optional<std::pair<double, double>> time_of_others;
 
 // Real time, but between points that scripted runs lie between: theirs.
 class ScriptedTimer : public Timer {
  public:
   void start() override {
-    ms_ = scripted_ms;
-    runs_ = scripted_runs;
-    begin_ = Clock::now();
+    begin_ = elapsed;
+    real_begin_ = Clock::now();
   }
   void stop() override {
-    std::chrono::duration<double, std::milli> real = Clock::now() - begin_;
-    ms_ = scripted_runs == runs_ ? real.count() : scripted_ms - ms_;
+    std::chrono::duration<double, std::milli> real = Clock::now() - real_begin_;
+    bool scripted = elapsed.runs != begin_.runs;
+    if (!scripted && time_of_others) elapsed.add(time_of_others->first, time_of_others->second);
+    ms_ = scripted || time_of_others ? elapsed.ms - begin_.ms : real.count();
+    host_ms_.reset();
+    if (elapsed.host_runs != begin_.host_runs) host_ms_ = elapsed.host_ms - begin_.host_ms;
   }
   float milliseconds() override { return static_cast<float>(ms_); }
+  std::optional<double> host_milliseconds() const override { return host_ms_; }
 
  private:
   using Clock = std::chrono::steady_clock;
-  Clock::time_point begin_;
+  Clock::time_point real_begin_;
+  Elapsed begin_;
   double ms_ = 0;
-  int64_t runs_ = 0;
+  std::optional<double> host_ms_;
 };
 
 // The CPU as it is, but for the clock.
@@ -148,8 +168,9 @@ class FakeConvolution : public Plan {
 
   void run(Bindings& b) override {
     Script script = scripts().next(algorithm.text(), &Script::runs);
-    scripted_ms += script.milliseconds;
-    scripted_runs += 1;
+    bool first_timed = script.runs == 2;  // the one before is checked
+    elapsed.add(script.milliseconds,
+                first_timed && script.first_host_ms ? script.first_host_ms : script.host_ms);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(script.sleep_ms));
     if (script.raises_at == 0 || script.raises_at == script.runs) {
       raise(script.run_raises, algorithm.text());
@@ -238,17 +259,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   register_runtime(Device::Kind::cpu, std::make_unique<ScriptedRuntime>(runtime_of({})));
   m.def(
       "script",
-      [](const std::string& algorithm, double milliseconds, double sleep_ms,
-         int64_t workspace_bytes, bool states_workspace, std::vector<std::string> notes,
-         std::string unsupported, std::string build_raises, std::string run_raises,
-         int64_t raises_at, double relative_error, double written, std::string neighbour_of) {
-        scripts().set(parse_algorithm(algorithm).text(),
-                      {milliseconds, sleep_ms, workspace_bytes, states_workspace, std::move(notes),
-                       std::move(unsupported), std::move(build_raises), std::move(run_raises),
-                       raises_at, relative_error, written, std::move(neighbour_of)});
+      [](const std::string& algorithm, double milliseconds, std::optional<double> host_ms,
+         std::optional<double> first_host_ms, double sleep_ms, int64_t workspace_bytes,
+         bool states_workspace, std::vector<std::string> notes, std::string unsupported,
+         std::string build_raises, std::string run_raises, int64_t raises_at, double relative_error,
+         double written, std::string neighbour_of) {
+        scripts().set(
+            parse_algorithm(algorithm).text(),
+            {milliseconds, host_ms, first_host_ms, sleep_ms, workspace_bytes, states_workspace,
+             std::move(notes), std::move(unsupported), std::move(build_raises),
+             std::move(run_raises), raises_at, relative_error, written, std::move(neighbour_of)});
       },
-      py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0, py::arg("sleep_ms") = 0.0,
-      py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
+      py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
+      py::arg("host_ms") = py::none(), py::arg("first_host_ms") = py::none(),
+      py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
       py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
       py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,
       py::arg("relative_error") = 0.0, py::arg("written") = 1.0, py::arg("neighbour_of") = "",
@@ -256,7 +280,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "counts", [](const std::string& algorithm) { return scripts().counts(algorithm); },
       py::arg("algorithm"), "How often an algorithm was built (or tried to be) and run.");
-  m.def("reset", [] { scripts().clear(); }, "Forgets every algorithm.");
+  m.def(
+      "script_others",
+      [](double milliseconds, double host_ms) { time_of_others = {milliseconds, host_ms}; },
+      py::kw_only(), py::arg("milliseconds"), py::arg("host_ms"),
+      "Sets what the clocks show of algorithms of other backends, such as PyTorch's own.");
+  m.def(
+      "reset",
+      [] {
+        scripts().clear();
+        time_of_others.reset();
+      },
+      "Forgets what was scripted.");
 }
 
 }  // namespace torch_cudnn_ext
