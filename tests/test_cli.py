@@ -231,14 +231,14 @@ def test_bench_of_networks_compares_what_it_says(
 ) -> None:
     seen: list[tuple[bool, bool, torch.dtype | None, bool, str]] = []
 
-    def watched(
-        model: Any, inputs: Any, train: bool, kind: str, autocast: torch.dtype | None
-    ) -> None:
+    def watched(model: Any, inputs: Any, train: bool, autocast: Callable[[], Any]) -> None:
         conv: Any = torch.backends.cudnn
-        seen.append((is_enabled(), train, autocast, conv.benchmark, conv.conv.fp32_precision))
+        with autocast():
+            half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        seen.append((is_enabled(), train, half, conv.benchmark, conv.conv.fp32_precision))
 
     monkeypatch.setattr(bench_networks, "_step", watched)
-    task = bench_networks._Task(f"{networks}:softmax", 2, 8, "bf16", False, "train", "cpu", "")
+    task = bench_networks._Task(f"{networks}:softmax", 2, 8, "bf16", False, "train", "cpu", "", 1)
     for benchmark in (True, False):
         result = bench_networks._compare(task, benchmark, tmp_path / "choices")
         assert result.pytorch_setting == f"benchmark={benchmark}"
@@ -246,6 +246,49 @@ def test_bench_of_networks_compares_what_it_says(
         for side in (True, False):
             assert (side, True, torch.bfloat16, benchmark, "ieee") in seen
     assert not is_enabled()
+
+
+def test_bench_of_networks_keeps_its_choices(
+    capsys: Capture, networks: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "choices.jsonl"
+    command = ["bench", "--networks", f"{networks}:conv", "--device", "cpu", "--jobs", "2"]
+    command += ["--policy", "autotune;backends=aten,cpu", "--choices", str(file)]
+    assert len(_json(capsys, *command)["comparisons"]) == 2
+    tuned = file.read_text()
+    ops = {json.loads(line)["problem"].split()[0] for line in tuned.splitlines()}
+    assert {"conv_fwd", "conv_bwd_data", "conv_bwd_filter"} & ops
+    command[command.index("--jobs") + 1] = "1"
+    _json(capsys, *command)
+    assert sorted(file.read_text().splitlines()) == sorted(tuned.splitlines())  # nothing anew
+
+
+def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "choices.jsonl"
+    command = ["tune", "--choices", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    (best,) = _json(capsys, *command, PROBLEM)["best"]
+    assert best["problem"] == LINE and float(str(best["median_ms"])) > 0
+    tuning.reset()
+    problems = tmp_path / "lines.txt"
+    problems.write_text(f"{LINE}\nsoftmax_fwd x=f32[2,3,4]:nchw log=false\n")
+    rows = _json(capsys, *command, "--problems", str(problems), "--jobs", "2", "--deterministic")
+    assert [row["problem"] for row in rows["best"]] == problems.read_text().splitlines()
+    tuning.reset()
+    assert tuning.import_choices(file) == 3  # one of them under other constraints
+    assert _C.choose(PROBLEM, "cpu", "autotune")["algorithm"] == best["algorithm"]
+
+
+@pytest.mark.parametrize("command", ["profile", "bench"])
+def test_jobs_measure_the_same(capsys: Capture, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "lines.txt"
+    lines = [LINE, LINE.replace("pad=1", "pad=0")]
+    file.write_text("\n".join(lines))
+    words = [command, "--problems", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    resume = str(tmp_path / "finished.jsonl")
+    found = _json(capsys, *words, "--jobs", "2", "--resume", resume)
+    key = {"profile": "layers", "bench": "comparisons"}[command]
+    assert [row["problem"] for row in found[key]] == lines
+    assert _json(capsys, *words, "--jobs", "2", "--resume", resume) == found  # as kept
 
 
 def test_bench_of_networks_waits_for_the_gpu_that_it_runs_on(
@@ -311,6 +354,9 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             "problem line: got softmax_fwd, wanted a conv",
         ),
         (["bench", PROBLEM, "--compiled"], "--compiled: got it without --modules"),
+        (["bench", PROBLEM, "--choices", "x"], "--choices: got it without --networks"),
+        (["bench", PROBLEM, "--jobs", "0"], "--jobs: got '0', wanted a whole number, 1 or more"),
+        (["tune", PROBLEM], "Missing option '--choices'"),
         (["bench", "--overhead", "--shard", "9/1"], "--shard: got '9/1' with --overhead, which"),
         (["bench", "--overhead", "--resume", "x"], "--resume: got 'x' with --overhead, which"),
         (["bench", "--overhead", "--modules", "all"], "--modules: got 'all' with --overhead"),

@@ -1,10 +1,14 @@
 """Profiles: what their tables hold, what they choose, how they are written and resumed."""
 
 import csv
+import fcntl
 import io
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -30,6 +34,9 @@ from torch_cudnn_ext.workload import (
     shard,
     with_passes,
 )
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import TableEntry
 
 PROBLEM = (
     "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1 "
@@ -658,6 +665,63 @@ def test_choices_are_read_with_and_without_the_host_s_time(tmp_path: Path) -> No
     path.write_text(json.dumps(entry))
     with pytest.raises(ValueError, match="the field 'host_ms' is 'fast'"):
         tuning.import_choices(path)
+
+
+def test_jobs_tune_what_one_process_would(
+    flags: Callable[[str], AbstractContextManager[None]],
+) -> None:
+    torch.use_deterministic_algorithms(True)
+    with flags("max_workspace=64MiB"):
+        alone = tuning.tune([PROBLEM, OTHER], device="cpu")
+        before = tuning.choices()
+        tuning.clear()
+        together = tuning.tune([PROBLEM, OTHER], device="cpu", jobs=2)
+    assert list(together) == list(alone) == [PROBLEM, OTHER]
+
+    def keys(entries: "list[TableEntry]") -> set[tuple[str, str, str]]:
+        return {(one["problem"], one["device"], one["constraints"]) for one in entries}
+
+    def measured(entries: "list[TableEntry]") -> set[str]:
+        return {f"{m['algorithm']} {m['status']}" for one in entries for m in one["measurements"]}
+
+    assert keys(tuning.choices()) == keys(before)
+    assert measured(tuning.choices()) == measured(before)
+    with pytest.raises(ValueError, match="jobs: got 0, wanted 1 or more"):
+        tuning.tune(PROBLEM, device="cpu", jobs=0)
+    with pytest.raises(RuntimeError, match="no algorithm works"):
+        tuning.tune([PROBLEM, OTHER], device="cpu", policy="backends=graph", jobs=2)
+
+
+def test_measuring_takes_turns(tmp_path: Path) -> None:
+    turns = tmp_path / "turns"
+    _C.set_turn_file(str(turns))
+    try:
+        with turns.open("w") as file, ThreadPoolExecutor(1) as thread:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            waiting = thread.submit(_C.measure, PROBLEM, "cpu", time_budget_s=1.0)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=1.3)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            rows = waiting.result(timeout=60)
+        # The wait is no part of the budget, nor of building.
+        timed = [row for row in rows if row["status"] == "ok"]
+        assert len(timed) > 1 and all(row["build_ms"] < 1000 for row in rows)
+        with turns.open() as file:
+            held: list[bool] = []
+
+            def progress(done: int, total: int, algorithm: str) -> None:
+                with pytest.raises(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.append(True)
+
+            _C.measure(PROBLEM, "cpu", progress=progress)
+            assert held
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
+        _C.set_turn_file(str(tmp_path / "no folder" / "turns"))
+        with pytest.raises(RuntimeError, match="cannot open the turn file .*: No such file"):
+            _C.measure(PROBLEM, "cpu")
+    finally:
+        _C.set_turn_file("")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,15 @@ std::optional<Tensor> given(const Tensor& t) {
   return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
 }
 
-Tensor flat(const Tensor& statistics, const LayerNormProblem& p) {
-  return statistics.reshape(p.statistics().sizes).to(p.statistics().dtype);
+using Pair = std::array<Tensor, 2>;
+
+// Both statistics in another dtype, by one kernel on a GPU.
+Pair cast(const Pair& statistics, at::ScalarType dtype) {
+  if (statistics[0].scalar_type() == dtype) return statistics;
+  auto options = statistics[0].options().dtype(dtype);
+  Pair out{at::empty(statistics[0].sizes(), options), at::empty(statistics[1].sizes(), options)};
+  at::_foreach_copy_(out, statistics);
+  return out;
 }
 
 // Repeated for each instance; float parameters are what PyTorch's batch norm takes with any data.
@@ -48,8 +55,15 @@ void forward(const LayerNormProblem& p, Bindings& b) {
       break;
   }
   give(b, Role::y, p.x, y);
-  if (p.stats && p.has_mean()) give(b, Role::mean, p.statistics(), flat(mean, p));
-  if (p.stats) give(b, Role::invstd, p.statistics(), flat(invstd, p));
+  if (!p.stats) return;
+  TensorSpec spec = p.statistics();
+  if (!p.has_mean()) {
+    give(b, Role::invstd, spec, invstd.reshape(spec.sizes).to(spec.dtype));
+    return;
+  }
+  auto [m, r] = cast({mean, invstd}, spec.dtype);
+  give(b, Role::mean, spec, m.reshape(spec.sizes));
+  give(b, Role::invstd, spec, r.reshape(spec.sizes));
 }
 
 // As autograd derives it where PyTorch has no kernel, on the CPU.
@@ -97,10 +111,10 @@ void backward(const LayerNormProblem& p, Bindings& b) {
       // PyTorch makes the bias's gradient of the weight's options, and fails without a weight.
       mask[2] = mask[2] && mask[1];
       Dims sizes{v.batch, v.groups};
-      auto statistic = [&](const Tensor& t) { return t.to(x.scalar_type()).view(sizes); };
+      auto [m, r] = cast({mean, invstd}, x.scalar_type());
       std::tie(dx, dw, dbias) =
-          at::native_group_norm_backward(dy, x, statistic(mean), statistic(invstd), given(w),
-                                         v.batch, v.channels, v.space, v.groups, mask);
+          at::native_group_norm_backward(dy, x, m.view(sizes), r.view(sizes), given(w), v.batch,
+                                         v.channels, v.space, v.groups, mask);
       if (p.bias && !p.w) dbias = dy.sum(at::IntArrayRef{0, 2});
       break;
     }
