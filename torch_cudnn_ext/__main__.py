@@ -115,6 +115,7 @@ _OF_NETWORKS = (
     "format",
     "jobs",
     "choices",
+    "knob_search",
 )
 
 # What `tune` tells of each problem's best algorithm.
@@ -398,6 +399,7 @@ def bench_command(
                         bar,
                         jobs,
                         choices,
+                        knob_search,
                     )
                 )
             output = bench_networks.comparison_text(whole, format.value)

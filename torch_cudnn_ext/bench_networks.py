@@ -74,7 +74,8 @@ class _Task:
     mode: str
     device: str
     policy: str
-    jobs: int
+    jobs: int = 1
+    knob_search: bool = False
 
 
 def compare_networks(
@@ -88,6 +89,7 @@ def compare_networks(
     progress: Progress | None = None,
     jobs: int = 1,
     choices: str | Path | None = None,
+    knob_search: bool = False,
 ) -> Iterator[NetworkComparison]:
     """Compare network by network, a training step and inference.
 
@@ -103,6 +105,7 @@ def compare_networks(
         jobs: How many processes tune, before anything is compared.
         choices: A file of `tuning.export_choices` to begin with, where there is one, and to keep
             what is tuned.
+        knob_search: Also search the knobs of the best engines.
 
     Raises:
         ValueError: ``jobs`` is less than 1.
@@ -110,7 +113,18 @@ def compare_networks(
     if jobs < 1:
         raise ValueError(f"jobs: got {jobs}, wanted 1 or more")
     tasks = [
-        _Task(network, batch, image_size, precision, channels_last, mode, device, policy, jobs)
+        _Task(
+            network=network,
+            batch=batch,
+            image_size=image_size,
+            precision=precision,
+            channels_last=channels_last,
+            mode=mode,
+            device=device,
+            policy=policy,
+            jobs=jobs,
+            knob_search=knob_search,
+        )
         for network in networks
         for precision in precisions
         for mode in ("train", "infer")
@@ -152,7 +166,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     step = partial(_step, model, inputs, task.mode == "train", autocast)
     if choices.exists():
         tuning.import_choices(choices)
-    if task.jobs > 1 and not benchmark:
+    if (task.jobs > 1 or task.knob_search) and not benchmark:  # else the other process did
         _tune(model, inputs, task, autocast)
     with ours():
         step()
@@ -179,12 +193,21 @@ def _tune(model: torch.nn.Module, inputs: object, task: _Task, autocast: Autocas
     constraints = make_settings(task.device, None, task.policy).measured_policy
     with enabled(";".join(word for word in ("heuristic", constraints) if word)), autocast():
         lines = trace(model, inputs, train=task.mode == "train")
+    place = _C.device_fingerprint(task.device)
+    known = {entry["problem"] for entry in tuning.choices() if entry["device"] == place}
     problems = []
     for line in lines:
         info = _C.problem_info(problem := line.partition("  #")[0])
-        if info["pass_name"] == "fwd" or not info["coupled"]:  # others have their forward's
+        # Coupled passes have their forward's.
+        if problem not in known and (info["pass_name"] == "fwd" or not info["coupled"]):
             problems.append(problem)
-    tuning.tune(problems, device=task.device, policy=task.policy, jobs=task.jobs)
+    tuning.tune(
+        problems,
+        device=task.device,
+        policy=task.policy,
+        knob_search=task.knob_search,
+        jobs=task.jobs,
+    )
 
 
 def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocast) -> None:
