@@ -176,10 +176,11 @@ LayerNormProblem make_problem(LayerNormPass pass, LayerNormKind kind, const Tens
 // A result that there is not.
 Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
 
-// y, and with `statistics` the mean (not of rms) and the inverse standard deviation, flat.
-Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-                   std::string_view kind_text, int64_t groups, double epsilon, bool statistics,
-                   OptionalPolicy policy) {
+// y, and with `statistics` the mean (not of rms) and the inverse standard deviation, flat. What
+// there is not is undefined.
+Tensors3 run_normalize(const Tensor& input, const OptionalTensor& weight,
+                       const OptionalTensor& bias, std::string_view kind_text, int64_t groups,
+                       double epsilon, bool statistics, OptionalPolicy policy) {
   LayerNormKind kind = kind_of(kind_text);
   check_arguments(kind, input, weight, bias);
   c10::OptionalDeviceGuard guard(input.device());
@@ -204,8 +205,16 @@ Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const Opti
     execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
   }
   return {bindings[Role::y].contiguous(),
-          statistics && p.has_mean() ? bindings[Role::mean] : nothing(input),
-          statistics ? bindings[Role::invstd] : nothing(input)};
+          statistics && p.has_mean() ? bindings[Role::mean] : Tensor(),
+          statistics ? bindings[Role::invstd] : Tensor()};
+}
+
+Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                   std::string_view kind, int64_t groups, double epsilon, bool statistics,
+                   OptionalPolicy policy) {
+  auto [y, mean, invstd] =
+      run_normalize(input, weight, bias, kind, groups, epsilon, statistics, policy);
+  return {y, mean.defined() ? mean : nothing(input), invstd.defined() ? invstd : nothing(input)};
 }
 
 Tensors3 normalize_meta(const Tensor& input, const OptionalTensor& weight,
@@ -296,8 +305,7 @@ struct NormGradient {
     visit(policy);
   }
   // Saved: input, weight, mean, invstd.
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto [dx, dw, dbias] =
         call_directly({&grads[0], &saved[0], &saved[1], &saved[2], &saved[3]}, normalize_backward,
                       backward_op(), grads[0], saved[0], optional_of(saved[1]), saved[2], saved[3],
@@ -316,13 +324,13 @@ Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
                                      (b.defined() && b.requires_grad()));
   auto results = run_with_gradient<NormGradient>(
       {input, w, b}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 3> {
         auto [y, mean, invstd] =
             normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, kind,
                                       groups, epsilon, statistics || wanted, policy);
         return {y, mean, invstd};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.kind = kind;
         node.gradient.groups = groups;
         node.gradient.epsilon = epsilon;
@@ -349,8 +357,7 @@ struct NormBackwardGradient {
     visit(groups);
     visit(epsilon);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto formula = [&](const std::vector<Tensor>& in) {
       return gradients(kind_of(kind), in[0], in[1], in[2], groups, epsilon,
                        compute_dtype(in[1].scalar_type()));
@@ -371,13 +378,13 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
   Tensor w = or_undefined(weight);
   auto results = run_with_gradient<NormBackwardGradient>(
       {grad_output, input, w}, 3,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 3> {
         auto [dx, dw, dbias] =
             backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, weight,
                                      mean, invstd, kind, groups, has_bias, epsilon, policy);
         return {dx, dw, dbias};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.kind = kind;
         node.gradient.groups = groups;
         node.gradient.epsilon = epsilon;
@@ -393,8 +400,8 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
 Tensor normalised(const Tensor& rows, const OptionalTensor& weight, const OptionalTensor& bias,
                   std::string_view kind, int64_t groups, double epsilon, OptionalPolicy policy) {
   const Tensor w = or_undefined(weight), b = or_undefined(bias);
-  return std::get<0>(call_directly({&rows, &w, &b}, normalize, normalize_op(), rows, weight, bias,
-                                   kind, groups, epsilon, false, policy));
+  return std::get<0>(call_directly({&rows, &w, &b}, run_normalize, normalize_op(), rows, weight,
+                                   bias, kind, groups, epsilon, false, policy));
 }
 
 // A view, where that is another tensor: autograd records every one.
