@@ -15,6 +15,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -106,6 +107,17 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     return result;
   }
 };
+
+// The results of an operator that has several, as a list and back.
+template <class... T>
+std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
+  return std::apply(
+      [](auto&... t)->std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
+}
+template <size_t count>
+auto as_tuple(std::array<Tensor, count> list) {
+  return std::apply([](auto&... t) { return std::make_tuple(std::move(t)...); }, list);
+}
 
 // Runs an operator below autograd and records its node.
 //   inputs   tensors, in the order of the gradients; may be undefined

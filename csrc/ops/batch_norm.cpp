@@ -360,7 +360,7 @@ Tensor forward(const Tensor& input, const OptionalTensor& running_mean,
   TORCH_CHECK_VALUE(has(running_mean) && has(running_var), "torch_cudnn_ext::batch_norm: ",
                     has(running_mean) ? "running_var" : "running_mean",
                     " is None, wanted a Tensor when training is False");
-  const Tensor w = or_undefined(weight), b = or_undefined(bias), addend = or_undefined(z);
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias), &addend = or_undefined(z);
   return call_directly({&input, &*running_mean, &*running_var, &w, &b, &addend}, infer, infer_op(),
                        input, *running_mean, *running_var, weight, bias, eps, mode, z, activation,
                        policy);
@@ -435,10 +435,7 @@ Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weigh
                                 OptionalPolicy policy, Run&& run) {
   auto results = run_with_gradient<BatchNormGradient>(
       {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1,
-      [&]() -> std::array<Tensor, 4> {
-        auto [output, mean, invstd, reserve] = run();
-        return {output, mean, invstd, reserve};
-      },
+      [&] { return as_list(run()); },
       [&](auto& node, const auto& results) {
         fill(node, weight, bias, eps, mode, activation, policy);
         node.gradient.training = true;
@@ -447,7 +444,7 @@ Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weigh
         for (int i : {1, 2, 3}) save_result(node, results[i]);
         save_result(node, node.gradient.relu ? results[0] : Tensor());
       });
-  return {results[0], results[1], results[2], results[3]};
+  return as_tuple(std::move(results));
 }
 
 Tensors4 train_alone_autograd(c10::DispatchKeySet keys, const Tensor& input,
@@ -554,11 +551,10 @@ Tensors3 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
                            const OptionalTensor& reserve, OptionalPolicy policy) {
   auto results = run_with_gradient<BatchNormBackwardGradient>(
       {grad_output, input, or_undefined(weight)}, 3,
-      [&]() -> std::array<Tensor, 3> {
-        auto [dx, dw, dbias] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, weight,
-                                     mean, invstd, training, eps, mode, reserve, policy);
-        return {dx, dw, dbias};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, weight, mean, invstd, training, eps, mode,
+                                                reserve, policy));
       },
       [&](auto& node, const auto&) {
         node.gradient.training = training;
@@ -568,7 +564,7 @@ Tensors3 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
           save_input(node, t);
         }
       });
-  return {results[0], results[1], results[2]};
+  return as_tuple(std::move(results));
 }
 
 // --- what the core must know
@@ -588,8 +584,8 @@ struct AtenBatchNorm {
                                             const OptionalTensor& running_mean,
                                             const OptionalTensor& running_var, bool training,
                                             double, double, bool) {
-    const Tensor w = or_undefined(weight), b = or_undefined(bias),
-                 mean = or_undefined(running_mean), var = or_undefined(running_var);
+    const Tensor &w = or_undefined(weight), &b = or_undefined(bias),
+                 &mean = or_undefined(running_mean), &var = or_undefined(running_var);
     const NamedTensor statistics[] = {
         {"weight", w}, {"bias", b}, {"running_mean", mean}, {"running_var", var}};
     if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {

@@ -191,14 +191,12 @@ std::tuple<Tensor, Tensor> forward_with_gradient_autograd(
   static auto op = find_op<decltype(forward_with_gradient)>("torch_cudnn_ext::_ctc_loss");
   auto results = run_with_gradient<CtcGradient>(
       {log_probs}, 2,
-      [&]() -> std::array<Tensor, 2> {
-        auto [losses, gradient] =
-            op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
-                          target_lengths, blank, zero_infinity, policy);
-        return {losses, gradient};
+      [&] {
+        return as_list(op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets,
+                                     input_lengths, target_lengths, blank, zero_infinity, policy));
       },
       [](auto& node, const auto& results) { save_result(node, results[1]); });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& log_probs, const Tensor& targets,

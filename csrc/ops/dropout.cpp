@@ -160,10 +160,8 @@ std::tuple<Tensor, Tensor> forward_train_autograd(c10::DispatchKeySet keys, cons
                                                   double p, OptionalPolicy policy) {
   auto results = run_with_gradient<DropoutGradient<true>>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 2> {
-        auto [output, reserve] =
-            train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy);
-        return {output, reserve};
+      [&] {
+        return as_list(train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy));
       },
       [&](auto& node, const auto& results) {
         node.gradient.p = p;
@@ -171,7 +169,7 @@ std::tuple<Tensor, Tensor> forward_train_autograd(c10::DispatchKeySet keys, cons
         node.gradient.policy = coupled_policy_to_save(policy);
         save_input(node, results[1]);
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,

@@ -244,14 +244,13 @@ std::tuple<Tensor, Tensor> backward_autograd(c10::DispatchKeySet keys, const Ten
                                              bool input_gradient, OptionalPolicy policy) {
   auto results = run_with_gradient<GridSampleBackwardGradient>(
       {grad_output, input, grid}, 2,
-      [&]() -> std::array<Tensor, 2> {
-        auto [dx, dgrid] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, grid,
-                                     mode, padding_mode, align_corners, input_gradient, policy);
-        return {dx, dgrid};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, grid, mode, padding_mode, align_corners,
+                                                input_gradient, policy));
       },
       [](auto&, const auto&) {});
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 // As PyTorch does: float32 on the CPU, on CUDA the wider dtype of the two.

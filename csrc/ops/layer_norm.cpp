@@ -212,9 +212,11 @@ Tensors3 run_normalize(const Tensor& input, const OptionalTensor& weight,
 Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                    std::string_view kind, int64_t groups, double epsilon, bool statistics,
                    OptionalPolicy policy) {
-  auto [y, mean, invstd] =
-      run_normalize(input, weight, bias, kind, groups, epsilon, statistics, policy);
-  return {y, mean.defined() ? mean : nothing(input), invstd.defined() ? invstd : nothing(input)};
+  Tensors3 results = run_normalize(input, weight, bias, kind, groups, epsilon, statistics, policy);
+  for (Tensor* t : {&std::get<1>(results), &std::get<2>(results)}) {
+    if (!t->defined()) *t = nothing(input);
+  }
+  return results;
 }
 
 Tensors3 normalize_meta(const Tensor& input, const OptionalTensor& weight,
@@ -269,7 +271,7 @@ Tensors3 normalize_backward_meta(const Tensor& grad_output, const Tensor& input,
                                  const OptionalTensor& weight, const Tensor&, const Tensor&,
                                  std::string_view, int64_t, bool has_bias, double, OptionalPolicy) {
   check_same("normalize_backward", "grad_output", grad_output, "input", input);
-  Tensor w = or_undefined(weight);
+  const Tensor& w = or_undefined(weight);
   auto options = w.defined() ? w.options() : input.options();
   auto parameter = [&](bool is_there) {
     return is_there ? at::empty_symint({input.sym_size(1)}, options) : nothing(input);
@@ -318,17 +320,16 @@ Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
                             const OptionalTensor& weight, const OptionalTensor& bias,
                             std::string_view kind, int64_t groups, double epsilon, bool statistics,
                             OptionalPolicy policy) {
-  Tensor w = or_undefined(weight), b = or_undefined(bias);
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias);
   bool wanted =
       at::GradMode::is_enabled() && (input.requires_grad() || (w.defined() && w.requires_grad()) ||
                                      (b.defined() && b.requires_grad()));
   auto results = run_with_gradient<NormGradient>(
       {input, w, b}, 1,
-      [&]() -> std::array<Tensor, 3> {
-        auto [y, mean, invstd] =
-            normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, kind,
-                                      groups, epsilon, statistics || wanted, policy);
-        return {y, mean, invstd};
+      [&] {
+        return as_list(normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight,
+                                                 bias, kind, groups, epsilon, statistics || wanted,
+                                                 policy));
       },
       [&](auto& node, const auto& results) {
         node.gradient.kind = kind;
@@ -340,7 +341,7 @@ Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
         save_input(node, results[1]);
         save_input(node, results[2]);
       });
-  return {results[0], results[1], results[2]};
+  return as_tuple(std::move(results));
 }
 
 // The statistics are functions of the input, and enter as such.
@@ -375,14 +376,13 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
                                      const Tensor& mean, const Tensor& invstd,
                                      std::string_view kind, int64_t groups, bool has_bias,
                                      double epsilon, OptionalPolicy policy) {
-  Tensor w = or_undefined(weight);
+  const Tensor& w = or_undefined(weight);
   auto results = run_with_gradient<NormBackwardGradient>(
       {grad_output, input, w}, 3,
-      [&]() -> std::array<Tensor, 3> {
-        auto [dx, dw, dbias] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, weight,
-                                     mean, invstd, kind, groups, has_bias, epsilon, policy);
-        return {dx, dw, dbias};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, weight, mean, invstd, kind, groups, has_bias,
+                                                epsilon, policy));
       },
       [&](auto& node, const auto&) {
         node.gradient.kind = kind;
@@ -392,14 +392,14 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
         save_input(node, input);
         save_input(node, w);
       });
-  return {results[0], results[1], results[2]};
+  return as_tuple(std::move(results));
 }
 
 // --- the public operators: views of the one above
 
 Tensor normalised(const Tensor& rows, const OptionalTensor& weight, const OptionalTensor& bias,
                   std::string_view kind, int64_t groups, double epsilon, OptionalPolicy policy) {
-  const Tensor w = or_undefined(weight), b = or_undefined(bias);
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias);
   return std::get<0>(call_directly({&rows, &w, &b}, run_normalize, normalize_op(), rows, weight,
                                    bias, kind, groups, epsilon, false, policy));
 }
@@ -571,7 +571,7 @@ OptionalTensor given(const OptionalTensor& t) { return t ? optional_of(*t) : t; 
 std::optional<std::string> refusal_of_norm(c10::DispatchKeySet keys, const Tensor& input,
                                            const OptionalTensor& weight,
                                            const OptionalTensor& bias) {
-  const Tensor w = or_undefined(weight), b = or_undefined(bias);
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias);
   if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
     return reason;
   }

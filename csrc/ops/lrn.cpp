@@ -248,11 +248,10 @@ Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
   Tensor m = or_undefined(means);
   auto results = run_with_gradient<LrnBackwardGradient>(
       {grad_output, input, m}, m.defined() ? 2 : 1,
-      [&]() -> std::array<Tensor, 2> {
-        auto [dx, dmeans] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, output,
-                                     means, kind, size, alpha, beta, k, window, policy);
-        return {dx, dmeans};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, output, means, kind, size, alpha, beta, k,
+                                                window, policy));
       },
       [&](auto& node, const auto&) {
         node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
@@ -260,7 +259,7 @@ Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
         save_input(node, input);
         save_input(node, m);
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 // --- the public operators: views of the one above

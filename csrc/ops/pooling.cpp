@@ -618,11 +618,10 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
                                                    bool adaptive, OptionalPolicy policy) {
   auto results = run_with_gradient<MaxPoolGradient>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 2> {
-        auto [output, reserve] =
-            max_pool_train_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
-                                           stride, padding, dilation, ceil, adaptive, policy);
-        return {output, reserve};
+      [&] {
+        return as_list(max_pool_train_op().redispatch(keys & c10::after_autograd_keyset, input,
+                                                      kernel_size, stride, padding, dilation, ceil,
+                                                      adaptive, policy));
       },
       [&](auto& node, const auto& results) {
         node.gradient.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
@@ -633,7 +632,7 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
         save_result(node, results[0]);
         save_input(node, results[1]);
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntArrayRef kernel_size,

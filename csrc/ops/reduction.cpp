@@ -387,17 +387,16 @@ Indexed with_indices_autograd(c10::DispatchKeySet keys, const Tensor& input, std
                               at::OptionalIntArrayRef dim, bool keepdim, OptionalPolicy policy) {
   auto results = run_with_gradient<ReduceWithIndicesGradient>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 2> {
-        auto [values, indices] = with_indices_op().redispatch(keys & c10::after_autograd_keyset,
-                                                              input, kind, dim, keepdim, policy);
-        return {values, indices};
+      [&] {
+        return as_list(with_indices_op().redispatch(keys & c10::after_autograd_keyset, input, kind,
+                                                    dim, keepdim, policy));
       },
       [&](auto& node, const auto& results) {
         node.gradient.dims = check_dims("reduce_with_indices", input, dim);
         node.gradient.sizes = input.sym_sizes().vec();
         save_input(node, results[1]);  // it has no history
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 // --- autocast: on the CPU, PyTorch has products in float32, and no other reduction
