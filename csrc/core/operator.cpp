@@ -7,28 +7,32 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-std::vector<std::unique_ptr<Operator>>& operators() {
-  static auto* list = new std::vector<std::unique_ptr<Operator>>();
+struct Entry {
+  std::string_view family;  // op's own: every call searches for it
+  std::unique_ptr<Operator> op;
+};
+std::vector<Entry>& operators() {
+  static auto* list = new std::vector<Entry>();
   return *list;
 }
 
 }  // namespace
 
 const Operator& find_operator(std::string_view family) {
-  for (const auto& op : operators()) {
-    if (op->family() == family) return *op;
+  for (const auto& entry : operators()) {
+    if (entry.family == family) return *entry.op;
   }
   std::string known;
-  for (const auto& op : operators()) known += c10::str(known.empty() ? "" : ", ", op->family());
+  for (const auto& entry : operators()) known += c10::str(known.empty() ? "" : ", ", entry.family);
   TORCH_CHECK_VALUE(false, "operator family is '", family, "', wanted one of ", known);
 }
 
 std::pair<const Operator*, std::string> find_pass(const std::string& op) {
   std::string known;
-  for (const auto& family : operators()) {
-    for (const std::string& pass : family->passes()) {
-      std::string name = c10::str(family->family(), "_", pass);
-      if (name == op) return {family.get(), pass};
+  for (const auto& entry : operators()) {
+    for (const std::string& pass : entry.op->passes()) {
+      std::string name = c10::str(entry.family, "_", pass);
+      if (name == op) return {entry.op.get(), pass};
       known += c10::str(known.empty() ? "" : ", ", name);
     }
   }
@@ -39,10 +43,13 @@ const Operator& operator_of(const Problem& problem) { return find_operator(famil
 
 std::vector<const Operator*> all_operators() {
   std::vector<const Operator*> list;
-  for (const auto& op : operators()) list.push_back(op.get());
+  for (const auto& entry : operators()) list.push_back(entry.op.get());
   return list;
 }
 
-void register_operator(std::unique_ptr<Operator> op) { operators().push_back(std::move(op)); }
+void register_operator(std::unique_ptr<Operator> op) {
+  std::string_view family = op->family();
+  operators().push_back({family, std::move(op)});
+}
 
 }  // namespace torch_cudnn_ext

@@ -62,8 +62,9 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
     return;
   }
   bool as_specified = result.scalar_type() == spec.dtype;
+  c10::IntArrayRef strides = result.strides();
   for (int i = 0; i < spec.sizes.size(); ++i) {
-    as_specified &= spec.sizes[i] <= 1 || result.stride(i) == spec.strides[i];
+    as_specified &= spec.sizes[i] <= 1 || strides[i] == spec.strides[i];
   }
   out = as_specified
             ? result

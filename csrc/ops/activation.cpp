@@ -256,8 +256,7 @@ struct ActivationGradient {
     visit(policy);
   }
   // `saved` is y, then x where it is read.
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     OptionalTensor x;
     if (saved.size() > 1) x = saved[1];
@@ -281,11 +280,11 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::stri
                         double coefficient, OptionalPolicy policy) {
   return run_with_gradient<ActivationGradient>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {forward_op().redispatch(keys & c10::after_autograd_keyset, input, kind, coefficient,
                                         policy)};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         set_attributes(node.gradient, kind, coefficient, policy);
         save_result(node, results[0]);
         auto p = problem_of("activation", input, kind, coefficient, ActivationPass::bwd, false);
@@ -342,8 +341,7 @@ struct ActivationBackwardGradient {
     visit(coefficient);
     visit(policy);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Tensor &dy = saved[0], &y = saved[1];
     Tensor x = saved.size() > 2 ? saved[2] : Tensor();
     variable_list result(3);
@@ -369,11 +367,11 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
                          double coefficient, OptionalPolicy policy) {
   return run_with_gradient<ActivationBackwardGradient>(
       {grad_output, input.value_or(Tensor()), output}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
                                          output, kind, coefficient, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.kind = kind;
         node.gradient.coefficient = coefficient;
         node.gradient.policy = policy_to_save(ActivationProblem::kFamily, policy);

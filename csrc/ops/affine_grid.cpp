@@ -132,8 +132,7 @@ struct AffineGridGradient {
     visit(align_corners);
     visit(policy);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>&,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList, const Needed& needed) {
     static auto op = find_op<Signature>(is_forward ? kBackward : kForward);
     if (!needed[0]) return {Tensor()};
     return {op.call(grads[0], size, align_corners, policy)};
@@ -146,11 +145,11 @@ Tensor autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntArrayRef si
   static auto op = find_op<Signature>(is_forward ? kForward : kBackward);
   return run_with_gradient<AffineGridGradient<is_forward>>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {
             op.redispatch(keys & c10::after_autograd_keyset, input, size, align_corners, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.size = size.vec();
         node.gradient.align_corners = align_corners;
         node.gradient.policy = policy_to_save(AffineGridProblem::kFamily, policy);

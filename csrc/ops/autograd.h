@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
@@ -11,8 +12,10 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <array>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,15 +23,17 @@
 
 namespace torch_cudnn_ext {
 
+using at::TensorList;
 using torch::autograd::variable_list;
+// Which gradients are wanted. Short lists that every call makes are inline: memory costs time.
+using Needed = c10::SmallVector<bool, 8>;
 
 // `Gradient` describes one operator:
 //   static constexpr const char* kName;            the node's name
 //   static constexpr size_t kInputs;               how many inputs may need a gradient, or kAny
 //   (attributes, as members)
 //   template <class F> void attributes(F&& visit)  visits each member that is an attribute
-//   variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-//                       const std::vector<bool>& needed)
+//   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
 //   (bool retain_variables, where it is a member: whether backward may be asked for once more)
 // `apply` gives as many gradients, undefined where they are not needed; it calls operators through
 // the dispatcher, so that gradients have gradients.
@@ -45,8 +50,8 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   using TraceableFunction::TraceableFunction;
 
   Gradient gradient;
-  std::vector<torch::autograd::SavedVariable> saved;
-  std::vector<bool> is_result;  // of each saved one
+  c10::SmallVector<torch::autograd::SavedVariable, 6> saved;
+  c10::SmallVector<bool, 6> is_result;  // of each saved one
 
   std::string name() const override { return Gradient::kName; }
 
@@ -62,16 +67,22 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     bool any = false;
     for (const Tensor& grad : grads) any |= grad.defined();
     if (!any) return variable_list(num_outputs());
-    std::vector<bool> needed;
+    Needed needed;
     for (size_t i = 0; i < num_outputs(); ++i) needed.push_back(task_should_compute_output(i));
-    std::vector<Tensor> unpacked;
+    c10::SmallVector<Tensor, 6> unpacked;
     for (const auto& variable : saved) unpacked.push_back(variable.unpack(shared_from_this()));
     return gradient.apply(grads, unpacked, needed);
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     for (size_t i = 0; i < saved.size(); ++i) args.collect(saved[i], is_result[i]);
-    const_cast<Gradient&>(gradient).attributes([&](auto& item) { args.collect(item); });
+    const_cast<Gradient&>(gradient).attributes([&](auto& item) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(item)>, c10::SymDimVector>) {
+        args.collect(SymIntArrayRef(item));
+      } else {
+        args.collect(item);
+      }
+    });
   }
 
   // Attributes that are symbols while a graph is compiled.
@@ -79,7 +90,8 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   void each_symbolic(Visit&& visit) {
     gradient.attributes([&](auto& item) {
       using T = std::decay_t<decltype(item)>;
-      if constexpr (std::is_same_v<T, SymInt> || std::is_same_v<T, std::vector<SymInt>>) {
+      if constexpr (std::is_same_v<T, SymInt> || std::is_same_v<T, std::vector<SymInt>> ||
+                    std::is_same_v<T, c10::SymDimVector>) {
         visit(item);
       }
     });
@@ -96,16 +108,26 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   }
 };
 
+// The results of an operator that has several, as a list and back.
+template <class... T>
+std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
+  return std::apply(
+      [](auto&... t)->std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
+}
+template <size_t count>
+auto as_tuple(std::array<Tensor, count> list) {
+  return std::apply([](auto&... t) { return std::make_tuple(std::move(t)...); }, list);
+}
+
 // Runs an operator below autograd and records its node.
 //   inputs   tensors, in the order of the gradients; may be undefined
 //   run      () -> results: the kernels; called with autograd's keys excluded
 //   record   (node, results) -> void: fills node->gradient and node->saved (use save_input and
 //            save_result); called only when a gradient is wanted, after `run`
 //   differentiable  how many of the leading results have gradients
-// Results is Tensor or std::vector<Tensor>.
+// Results is a std::array of Tensor, or a std::vector.
 template <class Gradient, class Run, class Record>
-std::vector<Tensor> run_with_gradient(const std::vector<Tensor>& inputs, size_t differentiable,
-                                      Run&& run, Record&& record) {
+auto run_with_gradient(TensorList inputs, size_t differentiable, Run&& run, Record&& record) {
   using namespace torch::autograd;
   using Node = GradientNode<Gradient>;
   TORCH_INTERNAL_ASSERT(Gradient::kInputs == kAny || inputs.size() == Gradient::kInputs);
@@ -119,9 +141,12 @@ std::vector<Tensor> run_with_gradient(const std::vector<Tensor>& inputs, size_t 
   std::shared_ptr<Node> node;
   if (wanted) {
     node = std::shared_ptr<Node>(new Node(), deleteNode);
-    node->set_next_edges(collect_next_edges(inputs));
+    edge_list edges;
+    edges.reserve(inputs.size());
+    for (const Tensor& t : inputs) edges.push_back(t.defined() ? impl::gradient_edge(t) : Edge());
+    node->set_next_edges(std::move(edges));
   }
-  std::vector<Tensor> results = [&] {
+  auto results = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;
     return run();
   }();
@@ -154,11 +179,11 @@ inline Tensor variable_of(const Tensor& t, bool create_graph) {
 // `formula` takes `inputs` and gives the tensors whose gradients are `grads`. Undefined where not
 // needed.
 template <class Formula>
-variable_list gradients_of_formula(Formula&& formula, const std::vector<Tensor>& inputs,
-                                   const variable_list& grads, const std::vector<bool>& needed) {
+variable_list gradients_of_formula(Formula&& formula, TensorList inputs, const variable_list& grads,
+                                   const Needed& needed) {
   bool create_graph = c10::GradMode::is_enabled();
   at::AutoGradMode on(true);
-  std::vector<Tensor> arguments = inputs;
+  std::vector<Tensor> arguments = inputs.vec();
   variable_list wanted;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!needed[i]) continue;

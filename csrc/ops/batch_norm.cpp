@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/selector.h"
+#include "core/tensors.h"
 #include "core/words.h"
 #include "ops/autograd.h"
 #include "overrides.h"
@@ -110,8 +111,8 @@ void check_forward(const Tensor& input, const OptionalTensor& running_mean,
 // [N, C, S] with statistics over N and S. `t` is contiguous, or contiguous with channels last.
 Tensor fold(const Tensor& t, bool per_activation) {
   int64_t n = t.size(0), c = per_activation ? t.numel() / n : t.size(1), s = t.numel() / (n * c);
-  if (t.is_contiguous()) return t.view({n, c, s});
-  return t.as_strided({n, c, s}, {c * s, 1, c});
+  if (t.is_contiguous()) return strided_view(t, {n, c, s}, {c * s, s, 1});
+  return strided_view(t, {n, c, s}, {c * s, 1, c});
 }
 
 // A statistic in the type and shape of a Problem; a constant where there is none.
@@ -165,7 +166,7 @@ struct Forward {
     problem.alignment = alignment_of(bindings);
     execute(problem, resolve_policy(BatchNormProblem::kFamily, policy), device_of(x.device()),
             bindings);
-    return bindings[Role::y].as_strided(x.sizes(), x.strides());
+    return strided_view(bindings[Role::y], x.sizes(), x.strides());
   }
 };
 
@@ -291,7 +292,7 @@ Tensors3 backward(const Tensor& grad_output, const Tensor& input, const Optional
   if (has(reserve)) bindings[Role::reserve] = *reserve;
   p.alignment = alignment_of(bindings);
   execute(p, resolve_policy(BatchNormProblem::kFamily, policy), device_of(x.device()), bindings);
-  return {bindings[Role::dx].as_strided(x.sizes(), x.strides()),
+  return {strided_view(bindings[Role::dx], x.sizes(), x.strides()),
           unflat(bindings[Role::dw], input, per_activation),
           unflat(bindings[Role::dbias], input, per_activation)};
 }
@@ -359,7 +360,7 @@ Tensor forward(const Tensor& input, const OptionalTensor& running_mean,
   TORCH_CHECK_VALUE(has(running_mean) && has(running_var), "torch_cudnn_ext::batch_norm: ",
                     has(running_mean) ? "running_var" : "running_mean",
                     " is None, wanted a Tensor when training is False");
-  const Tensor w = or_undefined(weight), b = or_undefined(bias), addend = or_undefined(z);
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias), &addend = or_undefined(z);
   return call_directly({&input, &*running_mean, &*running_var, &w, &b, &addend}, infer, infer_op(),
                        input, *running_mean, *running_var, weight, bias, eps, mode, z, activation,
                        policy);
@@ -388,8 +389,7 @@ struct BatchNormGradient {
   }
   // saved: input, weight, the statistics that were subtracted and divided by (mean and invstd when
   // training, else running mean and variance), reserve, output (the last two may be undefined)
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     variable_list out(kInputs);
     if (!grads[0].defined()) return out;
     Tensor grad = relu ? at::threshold_backward(grads[0], saved[5], 0) : grads[0];
@@ -402,8 +402,8 @@ struct BatchNormGradient {
         {&grad, &input, &weight, &saved[2], &invstd}, backward, backward_op(), grad, input,
         optional_of(weight), saved[2], invstd, training, eps, mode, optional_of(saved[4]), policy);
     if (needed[0]) out[0] = dx;
-    if (needed[1]) out[1] = dw.to(weight_dtype);
-    if (needed[2]) out[2] = dbias.to(bias_dtype);
+    if (needed[1]) out[1] = in_dtype(dw, weight_dtype);
+    if (needed[2]) out[2] = in_dtype(dbias, bias_dtype);
     return out;
   }
 };
@@ -435,11 +435,8 @@ Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weigh
                                 OptionalPolicy policy, Run&& run) {
   auto results = run_with_gradient<BatchNormGradient>(
       {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1,
-      [&]() -> std::vector<Tensor> {
-        auto [output, mean, invstd, reserve] = run();
-        return {output, mean, invstd, reserve};
-      },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&] { return as_list(run()); },
+      [&](auto& node, const auto& results) {
         fill(node, weight, bias, eps, mode, activation, policy);
         node.gradient.training = true;
         save_input(node, input);
@@ -447,7 +444,7 @@ Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weigh
         for (int i : {1, 2, 3}) save_result(node, results[i]);
         save_result(node, node.gradient.relu ? results[0] : Tensor());
       });
-  return {results[0], results[1], results[2], results[3]};
+  return as_tuple(std::move(results));
 }
 
 Tensors4 train_alone_autograd(c10::DispatchKeySet keys, const Tensor& input,
@@ -489,11 +486,11 @@ Tensor infer_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tenso
   check_no_gradient("running_var", running_var);
   return run_with_gradient<BatchNormGradient>(
       {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {infer_op().redispatch(keys & c10::after_autograd_keyset, input, running_mean,
                                       running_var, weight, bias, eps, mode, z, activation, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         fill(node, weight, bias, eps, mode, activation, policy);
         save_input(node, input);
         save_input(node, or_undefined(weight));
@@ -518,8 +515,7 @@ struct BatchNormBackwardGradient {
     visit(mode);
   }
   // saved: the inputs, mean, invstd
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     bool per_activation = is_per_activation(mode);
     auto sizes = statistic_sizes(saved[1], per_activation), ones = sizes;
     ones.insert(ones.begin(), 1);
@@ -555,13 +551,12 @@ Tensors3 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
                            const OptionalTensor& reserve, OptionalPolicy policy) {
   auto results = run_with_gradient<BatchNormBackwardGradient>(
       {grad_output, input, or_undefined(weight)}, 3,
-      [&]() -> std::vector<Tensor> {
-        auto [dx, dw, dbias] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, weight,
-                                     mean, invstd, training, eps, mode, reserve, policy);
-        return {dx, dw, dbias};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, weight, mean, invstd, training, eps, mode,
+                                                reserve, policy));
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.training = training;
         node.gradient.eps = eps;
         node.gradient.mode = std::string(mode);
@@ -569,7 +564,7 @@ Tensors3 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
           save_input(node, t);
         }
       });
-  return {results[0], results[1], results[2]};
+  return as_tuple(std::move(results));
 }
 
 // --- what the core must know
@@ -589,8 +584,8 @@ struct AtenBatchNorm {
                                             const OptionalTensor& running_mean,
                                             const OptionalTensor& running_var, bool training,
                                             double, double, bool) {
-    const Tensor w = or_undefined(weight), b = or_undefined(bias),
-                 mean = or_undefined(running_mean), var = or_undefined(running_var);
+    const Tensor &w = or_undefined(weight), &b = or_undefined(bias),
+                 &mean = or_undefined(running_mean), &var = or_undefined(running_var);
     const NamedTensor statistics[] = {
         {"weight", w}, {"bias", b}, {"running_mean", mean}, {"running_var", var}};
     if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
@@ -610,10 +605,14 @@ struct AtenBatchNorm {
     }
     return std::nullopt;
   }
-  static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input,
+  static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
                               const OptionalTensor& weight, const OptionalTensor& bias,
                               const OptionalTensor& running_mean, const OptionalTensor& running_var,
                               bool training, double momentum, double eps, bool) {
+    if (training && has(running_mean)) {
+      return std::get<0>(train_autograd(keys, input, running_mean, running_var, weight, bias,
+                                        momentum, eps, "spatial", {}, "none", {}));
+    }
     return forward(input, running_mean, running_var, weight, bias, training, momentum, eps,
                    "spatial", {}, "none", {});
   }

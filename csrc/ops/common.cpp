@@ -84,7 +84,10 @@ std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy) {
   return ran == nullptr ? argument_to_save(policy) : ran->coupled_policy;
 }
 
-Tensor or_undefined(const OptionalTensor& t) { return t.value_or(Tensor()); }
+const Tensor& or_undefined(const OptionalTensor& t) {
+  static const Tensor none;
+  return t ? *t : none;
+}
 
 OptionalTensor optional_of(const Tensor& t) {
   return t.defined() ? OptionalTensor(t) : std::nullopt;

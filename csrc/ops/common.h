@@ -68,7 +68,7 @@ std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy);
 
 // --- tensors that may be absent: nullopt in schemas, undefined in autograd's nodes and in kernels
 
-Tensor or_undefined(const OptionalTensor& t);
+const Tensor& or_undefined(const OptionalTensor& t);
 OptionalTensor optional_of(const Tensor& t);
 Tensor contiguous_or_undefined(const OptionalTensor& t);
 

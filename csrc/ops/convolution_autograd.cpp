@@ -77,7 +77,7 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
 
   ConvolutionPass pass = ConvolutionPass::fwd;
   torch::autograd::SavedVariable a, b;  // each only where the other's gradient is wanted
-  std::vector<SymInt> a_sizes, b_sizes, stride, padding, dilation;
+  c10::SymDimVector a_sizes, b_sizes, stride, padding, dilation;
   SymInt groups;
   double alpha = 1, beta = 0;
   bool flip_kernel = false;
@@ -137,7 +137,7 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     args.collect(static_cast<int64_t>(pass));
     args.collect(a, false);
     args.collect(b, false);
-    for (const auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) args.collect(*list);
+    for (SymIntArrayRef list : {a_sizes, b_sizes, stride, padding, dilation}) args.collect(list);
     args.collect(groups);
     args.collect(alpha);
     args.collect(beta);
@@ -205,11 +205,11 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
     node->pass = pass;
     if (node->should_compute_output(1)) node->a = SavedVariable(a, false);
     if (node->should_compute_output(0)) node->b = SavedVariable(b, false);
-    node->a_sizes = a.sym_sizes().vec();
-    node->b_sizes = b.sym_sizes().vec();
-    node->stride = g.stride.vec();
-    node->padding = g.padding.vec();
-    node->dilation = g.dilation.vec();
+    node->a_sizes = a.sym_sizes();
+    node->b_sizes = b.sym_sizes();
+    node->stride = g.stride;
+    node->padding = g.padding;
+    node->dilation = g.dilation;
     node->groups = g.groups;
     node->alpha = g.alpha;
     node->beta = beta;

@@ -173,8 +173,7 @@ struct CtcGradient {
 
   template <class F>
   void attributes(F&&) {}
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     TORCH_CHECK_NOT_IMPLEMENTED(
         !grads[1].defined(),
@@ -192,14 +191,12 @@ std::tuple<Tensor, Tensor> forward_with_gradient_autograd(
   static auto op = find_op<decltype(forward_with_gradient)>("torch_cudnn_ext::_ctc_loss");
   auto results = run_with_gradient<CtcGradient>(
       {log_probs}, 2,
-      [&]() -> std::vector<Tensor> {
-        auto [losses, gradient] =
-            op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
-                          target_lengths, blank, zero_infinity, policy);
-        return {losses, gradient};
+      [&] {
+        return as_list(op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets,
+                                     input_lengths, target_lengths, blank, zero_infinity, policy));
       },
-      [](auto& node, const std::vector<Tensor>& results) { save_result(node, results[1]); });
-  return {results[0], results[1]};
+      [](auto& node, const auto& results) { save_result(node, results[1]); });
+  return as_tuple(std::move(results));
 }
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& log_probs, const Tensor& targets,
@@ -212,11 +209,11 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& log_probs, const
   }
   return run_with_gradient<CtcGradient>(
       {log_probs}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
                               target_lengths, blank, zero_infinity, policy)};
       },
-      [](auto&, const std::vector<Tensor>&) {})[0];
+      [](auto&, const auto&) {})[0];
 }
 
 template <c10::DeviceType device>

@@ -148,8 +148,7 @@ struct DropoutGradient {
     visit(stride);
     visit(policy);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     return {backward_op().call(grads[0], saved[0], p, stride, policy)};
   }
@@ -161,18 +160,16 @@ std::tuple<Tensor, Tensor> forward_train_autograd(c10::DispatchKeySet keys, cons
                                                   double p, OptionalPolicy policy) {
   auto results = run_with_gradient<DropoutGradient<true>>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
-        auto [output, reserve] =
-            train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy);
-        return {output, reserve};
+      [&] {
+        return as_list(train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy));
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.p = p;
         node.gradient.stride = results[0].sym_strides().vec();
         node.gradient.policy = coupled_policy_to_save(policy);
         save_input(node, results[1]);
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
@@ -182,21 +179,21 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
   }
   return run_with_gradient<DropoutGradient<true>>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {forward_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy)};
       },
-      [](auto&, const std::vector<Tensor>&) {})[0];
+      [](auto&, const auto&) {})[0];
 }
 
 Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& reserve,
                          double p, SymIntArrayRef stride, OptionalPolicy policy) {
   return run_with_gradient<DropoutGradient<false>>(
       {grad_output}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, reserve, p,
                                          stride, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.p = p;
         node.gradient.stride = stride.vec();
         node.gradient.policy = policy_to_save(DropoutProblem::kFamily, policy);

@@ -197,8 +197,7 @@ struct GridSampleGradient {
     visit(align_corners);
     visit(policy);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0] && !needed[1]) return variable_list(kInputs);
     auto [dx, dgrid] = backward_op().call(grads[0], saved[0], saved[1], mode, padding_mode,
                                           align_corners, needed[0], policy);
@@ -212,11 +211,11 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Ten
   static auto op = find_op<decltype(forward)>("torch_cudnn_ext::grid_sample");
   return run_with_gradient<GridSampleGradient>(
       {input, grid}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {op.redispatch(keys & c10::after_autograd_keyset, input, grid, mode, padding_mode,
                               align_corners, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.mode = mode;
         node.gradient.padding_mode = padding_mode;
         node.gradient.align_corners = align_corners;
@@ -233,7 +232,7 @@ struct GridSampleBackwardGradient {
 
   template <class F>
   void attributes(F&&) {}
-  variable_list apply(const variable_list&, const std::vector<Tensor>&, const std::vector<bool>&) {
+  variable_list apply(const variable_list&, TensorList, const Needed&) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, "derivative for torch_cudnn_ext::grid_sample_backward is not implemented");
   }
@@ -243,16 +242,15 @@ std::tuple<Tensor, Tensor> backward_autograd(c10::DispatchKeySet keys, const Ten
                                              const Tensor& input, const Tensor& grid, int64_t mode,
                                              int64_t padding_mode, bool align_corners,
                                              bool input_gradient, OptionalPolicy policy) {
-  std::vector<Tensor> results = run_with_gradient<GridSampleBackwardGradient>(
+  auto results = run_with_gradient<GridSampleBackwardGradient>(
       {grad_output, input, grid}, 2,
-      [&]() -> std::vector<Tensor> {
-        auto [dx, dgrid] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, grid,
-                                     mode, padding_mode, align_corners, input_gradient, policy);
-        return {dx, dgrid};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, grid, mode, padding_mode, align_corners,
+                                                input_gradient, policy));
       },
-      [](auto&, const std::vector<Tensor>&) {});
-  return {results[0], results[1]};
+      [](auto&, const auto&) {});
+  return as_tuple(std::move(results));
 }
 
 // As PyTorch does: float32 on the CPU, on CUDA the wider dtype of the two.

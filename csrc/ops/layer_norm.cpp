@@ -176,10 +176,11 @@ LayerNormProblem make_problem(LayerNormPass pass, LayerNormKind kind, const Tens
 // A result that there is not.
 Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
 
-// y, and with `statistics` the mean (not of rms) and the inverse standard deviation, flat.
-Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-                   std::string_view kind_text, int64_t groups, double epsilon, bool statistics,
-                   OptionalPolicy policy) {
+// y, and with `statistics` the mean (not of rms) and the inverse standard deviation, flat. What
+// there is not is undefined.
+Tensors3 run_normalize(const Tensor& input, const OptionalTensor& weight,
+                       const OptionalTensor& bias, std::string_view kind_text, int64_t groups,
+                       double epsilon, bool statistics, OptionalPolicy policy) {
   LayerNormKind kind = kind_of(kind_text);
   check_arguments(kind, input, weight, bias);
   c10::OptionalDeviceGuard guard(input.device());
@@ -204,8 +205,18 @@ Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const Opti
     execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
   }
   return {bindings[Role::y].contiguous(),
-          statistics && p.has_mean() ? bindings[Role::mean] : nothing(input),
-          statistics ? bindings[Role::invstd] : nothing(input)};
+          statistics && p.has_mean() ? bindings[Role::mean] : Tensor(),
+          statistics ? bindings[Role::invstd] : Tensor()};
+}
+
+Tensors3 normalize(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                   std::string_view kind, int64_t groups, double epsilon, bool statistics,
+                   OptionalPolicy policy) {
+  Tensors3 results = run_normalize(input, weight, bias, kind, groups, epsilon, statistics, policy);
+  for (Tensor* t : {&std::get<1>(results), &std::get<2>(results)}) {
+    if (!t->defined()) *t = nothing(input);
+  }
+  return results;
 }
 
 Tensors3 normalize_meta(const Tensor& input, const OptionalTensor& weight,
@@ -260,7 +271,7 @@ Tensors3 normalize_backward_meta(const Tensor& grad_output, const Tensor& input,
                                  const OptionalTensor& weight, const Tensor&, const Tensor&,
                                  std::string_view, int64_t, bool has_bias, double, OptionalPolicy) {
   check_same("normalize_backward", "grad_output", grad_output, "input", input);
-  Tensor w = or_undefined(weight);
+  const Tensor& w = or_undefined(weight);
   auto options = w.defined() ? w.options() : input.options();
   auto parameter = [&](bool is_there) {
     return is_there ? at::empty_symint({input.sym_size(1)}, options) : nothing(input);
@@ -296,8 +307,7 @@ struct NormGradient {
     visit(policy);
   }
   // Saved: input, weight, mean, invstd.
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto [dx, dw, dbias] =
         call_directly({&grads[0], &saved[0], &saved[1], &saved[2], &saved[3]}, normalize_backward,
                       backward_op(), grads[0], saved[0], optional_of(saved[1]), saved[2], saved[3],
@@ -310,19 +320,18 @@ Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
                             const OptionalTensor& weight, const OptionalTensor& bias,
                             std::string_view kind, int64_t groups, double epsilon, bool statistics,
                             OptionalPolicy policy) {
-  Tensor w = or_undefined(weight), b = or_undefined(bias);
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias);
   bool wanted =
       at::GradMode::is_enabled() && (input.requires_grad() || (w.defined() && w.requires_grad()) ||
                                      (b.defined() && b.requires_grad()));
   auto results = run_with_gradient<NormGradient>(
       {input, w, b}, 1,
-      [&]() -> std::vector<Tensor> {
-        auto [y, mean, invstd] =
-            normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, kind,
-                                      groups, epsilon, statistics || wanted, policy);
-        return {y, mean, invstd};
+      [&] {
+        return as_list(normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight,
+                                                 bias, kind, groups, epsilon, statistics || wanted,
+                                                 policy));
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.kind = kind;
         node.gradient.groups = groups;
         node.gradient.epsilon = epsilon;
@@ -332,7 +341,7 @@ Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
         save_input(node, results[1]);
         save_input(node, results[2]);
       });
-  return {results[0], results[1], results[2]};
+  return as_tuple(std::move(results));
 }
 
 // The statistics are functions of the input, and enter as such.
@@ -349,8 +358,7 @@ struct NormBackwardGradient {
     visit(groups);
     visit(epsilon);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto formula = [&](const std::vector<Tensor>& in) {
       return gradients(kind_of(kind), in[0], in[1], in[2], groups, epsilon,
                        compute_dtype(in[1].scalar_type()));
@@ -368,16 +376,15 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
                                      const Tensor& mean, const Tensor& invstd,
                                      std::string_view kind, int64_t groups, bool has_bias,
                                      double epsilon, OptionalPolicy policy) {
-  Tensor w = or_undefined(weight);
+  const Tensor& w = or_undefined(weight);
   auto results = run_with_gradient<NormBackwardGradient>(
       {grad_output, input, w}, 3,
-      [&]() -> std::vector<Tensor> {
-        auto [dx, dw, dbias] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, weight,
-                                     mean, invstd, kind, groups, has_bias, epsilon, policy);
-        return {dx, dw, dbias};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, weight, mean, invstd, kind, groups, has_bias,
+                                                epsilon, policy));
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.kind = kind;
         node.gradient.groups = groups;
         node.gradient.epsilon = epsilon;
@@ -385,16 +392,16 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
         save_input(node, input);
         save_input(node, w);
       });
-  return {results[0], results[1], results[2]};
+  return as_tuple(std::move(results));
 }
 
 // --- the public operators: views of the one above
 
 Tensor normalised(const Tensor& rows, const OptionalTensor& weight, const OptionalTensor& bias,
                   std::string_view kind, int64_t groups, double epsilon, OptionalPolicy policy) {
-  const Tensor w = or_undefined(weight), b = or_undefined(bias);
-  return std::get<0>(call_directly({&rows, &w, &b}, normalize, normalize_op(), rows, weight, bias,
-                                   kind, groups, epsilon, false, policy));
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias);
+  return std::get<0>(call_directly({&rows, &w, &b}, run_normalize, normalize_op(), rows, weight,
+                                   bias, kind, groups, epsilon, false, policy));
 }
 
 // A view, where that is another tensor: autograd records every one.
@@ -564,7 +571,7 @@ OptionalTensor given(const OptionalTensor& t) { return t ? optional_of(*t) : t; 
 std::optional<std::string> refusal_of_norm(c10::DispatchKeySet keys, const Tensor& input,
                                            const OptionalTensor& weight,
                                            const OptionalTensor& bias) {
-  const Tensor w = or_undefined(weight), b = or_undefined(bias);
+  const Tensor &w = or_undefined(weight), &b = or_undefined(bias);
   if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
     return reason;
   }

@@ -192,8 +192,7 @@ struct LrnGradient {
     visit(policy);
   }
   // Saved: input, means, output.
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto [dx, dmeans] =
         backward_op().call(grads[0], saved[0], saved[2], optional_of(saved[1]), form.kind,
                            form.size, form.alpha, form.beta, form.k, form.window, policy);
@@ -207,11 +206,11 @@ Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const Optiona
   Tensor m = or_undefined(means);
   return run_with_gradient<LrnGradient>(
       {input, m}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {run_op().redispatch(keys & c10::after_autograd_keyset, input, means, kind, size,
                                     alpha, beta, k, window, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
         node.gradient.policy = policy_to_save(LrnProblem::kFamily, policy);
         save_input(node, input);
@@ -230,8 +229,7 @@ struct LrnBackwardGradient {
   void attributes(F&& visit) {
     form.attributes(visit);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto of = [&](const std::vector<Tensor>& in) {
       auto p = make_problem(LrnPass::bwd, form, in[1], in[2].defined());
       p.canonicalise();
@@ -250,19 +248,18 @@ Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
   Tensor m = or_undefined(means);
   auto results = run_with_gradient<LrnBackwardGradient>(
       {grad_output, input, m}, m.defined() ? 2 : 1,
-      [&]() -> std::vector<Tensor> {
-        auto [dx, dmeans] =
-            backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, output,
-                                     means, kind, size, alpha, beta, k, window, policy);
-        return {dx, dmeans};
+      [&] {
+        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                input, output, means, kind, size, alpha, beta, k,
+                                                window, policy));
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
         save_input(node, grad_output);
         save_input(node, input);
         save_input(node, m);
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 // --- the public operators: views of the one above

@@ -223,8 +223,7 @@ struct MatmulGradient {
   }
 
   // `saved` is a, b, then y where relu comes last.
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Tensor &a = saved[0], &b = saved[1];
     Tensor grad = relu ? grads[0].masked_fill(saved[2] <= 0, 0) : grads[0];
     variable_list result(kInputs);
@@ -252,11 +251,11 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
   Tensor added = z.value_or(Tensor());
   return run_with_gradient<MatmulGradient>(
       {a, b, bias.value_or(Tensor()), added}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {op().redispatch(keys & c10::after_autograd_keyset, a, b, bias, transpose_a,
                                 transpose_b, alpha, beta, z, activation, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         MatmulGradient& g = node.gradient;
         g.transpose_a = transpose_a;
         g.transpose_b = transpose_b;

@@ -241,7 +241,9 @@ Tensor backward_by_taps(const PoolingProblem& p, const Tensor& x, const Tensor& 
 
 namespace {
 
-using SymInts = std::vector<SymInt>;
+using SymInts = c10::SymDimVector;
+
+SymInts copied(SymIntArrayRef list) { return {list.begin(), list.end()}; }
 
 // The arguments that say which windows there are, of an input with or without batch.
 struct Windows {
@@ -262,7 +264,7 @@ struct Windows {
 Windows windows_of(SymIntArrayRef kernel_size, SymIntArrayRef stride, SymIntArrayRef padding,
                    SymIntArrayRef dilation, bool ceil, bool adaptive) {
   SymIntArrayRef steps = stride.empty() ? kernel_size : stride;
-  return {kernel_size.vec(), steps.vec(), padding.vec(), dilation.vec(), ceil, adaptive};
+  return {copied(kernel_size), copied(steps), copied(padding), copied(dilation), ceil, adaptive};
 }
 
 // The sizes of the result; raises where the arguments make no sense.
@@ -376,7 +378,7 @@ Tensor forward_meta(const char* op, const Tensor& input, const Windows& w, bool 
   return lower(out, w, input.dim());
 }
 
-// The result, and what is left for the backward where `p` says so.
+// The result, and what is left for the backward of a maximum with `train`, else undefined.
 std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const Windows& w,
                                       PoolingMode mode, int64_t divisor, bool train,
                                       OptionalPolicy policy) {
@@ -384,9 +386,11 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   SymInts sizes = output_sizes(op, input.sym_sizes(), w);
   c10::OptionalDeviceGuard guard(input.device());
   at::MemoryFormat format = format_of(lift(input, w), w, mode == PoolingMode::max);
+  auto no_reserve = [&] {
+    return train ? at::empty({0}, input.options().dtype(at::kByte)) : Tensor();
+  };
   if (c10::multiply_integers(sizes) == 0) {
-    return {forward_meta(op, input, w, mode == PoolingMode::max),
-            at::empty({0}, input.options().dtype(at::kByte))};
+    return {forward_meta(op, input, w, mode == PoolingMode::max), no_reserve()};
   }
   Bindings bindings;
   Tensor& x = bindings[Role::x];
@@ -395,9 +399,8 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   p.divisor = divisor;
   p.train = train;
   execute_pooling(p, policy, x, bindings);
-  Tensor& reserve = bindings[Role::reserve];
-  if (!reserve.defined()) reserve = at::empty({0}, input.options().dtype(at::kByte));
-  return {lower(bindings[Role::y], w, input.dim()), reserve};
+  const Tensor& reserve = bindings[Role::reserve];
+  return {lower(bindings[Role::y], w, input.dim()), reserve.defined() ? reserve : no_reserve()};
 }
 
 // --- maximum
@@ -526,7 +529,7 @@ Tensor avg_pool_backward_meta(const Tensor& grad_output, SymIntArrayRef input_si
   divisor_of(divisor, adaptive);
   check_backward(grad_output, input_size, w);
   auto rank = static_cast<int64_t>(input_size.size());
-  SymInts sizes = input_size.vec();
+  SymInts sizes = copied(input_size);
   if (rank == static_cast<int64_t>(w.window.size()) + 1) sizes.insert(sizes.begin(), 1);
   if (w.window.size() == 1) sizes.insert(sizes.begin() + 2, 1);
   return lower(at::empty_symint(sizes, grad_output.options(), format_from(channels_last, w)), w,
@@ -598,8 +601,7 @@ struct MaxPoolGradient {
     w.attributes(visit);
     visit(policy);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     return {call_directly({&grads[0], &saved[0], &saved[1], &saved[2]}, max_pool_backward,
                           max_pool_backward_op(), grads[0], saved[0], saved[1], saved[2], w.window,
@@ -616,13 +618,12 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
                                                    bool adaptive, OptionalPolicy policy) {
   auto results = run_with_gradient<MaxPoolGradient>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
-        auto [output, reserve] =
-            max_pool_train_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
-                                           stride, padding, dilation, ceil, adaptive, policy);
-        return {output, reserve};
+      [&] {
+        return as_list(max_pool_train_op().redispatch(keys & c10::after_autograd_keyset, input,
+                                                      kernel_size, stride, padding, dilation, ceil,
+                                                      adaptive, policy));
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
         node.gradient.policy = results[0].sym_numel() == 0
                                    ? policy_to_save(PoolingProblem::kFamily, policy)
@@ -631,7 +632,7 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
         save_result(node, results[0]);
         save_input(node, results[1]);
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntArrayRef kernel_size,
@@ -643,11 +644,11 @@ Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntAr
   }
   return run_with_gradient<MaxPoolGradient>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {max_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
                                          stride, padding, dilation, ceil, adaptive, policy)};
       },
-      [](auto&, const std::vector<Tensor>&) {})[0];
+      [](auto&, const auto&) {})[0];
 }
 
 // Linear in grad_output: every element of the result comes from where its maximum stands, so that
@@ -662,8 +663,7 @@ struct MaxPoolBackwardGradient {
   void attributes(F&& visit) {
     w.attributes(visit);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     auto dims = static_cast<int64_t>(w.window.size());
     Tensor indices = indices_in(saved[0]);
@@ -697,12 +697,12 @@ Tensor max_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
                                   bool adaptive, OptionalPolicy policy) {
   return run_with_gradient<MaxPoolBackwardGradient>(
       {grad_output}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {max_pool_backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
                                                   input, output, reserve, kernel_size, stride,
                                                   padding, dilation, ceil, adaptive, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
         save_input(node, input);
       })[0];
@@ -736,8 +736,7 @@ struct AvgPoolForwardGradient : AvgPoolGradient {
     visit(input_size);
     visit(channels_last);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>&,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     return {call_directly({&grads[0]}, avg_pool_backward, avg_pool_backward_op(), grads[0],
                           input_size, channels_last, w.window, w.stride, w.padding, w.ceil,
@@ -749,8 +748,7 @@ struct AvgPoolBackwardGradient : AvgPoolGradient {
   static constexpr const char* kName = "TorchCudnnExtAvgPoolBackwardBackward";
   static constexpr size_t kInputs = 1;
 
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>&,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     return {avg_pool_op().call(grads[0], w.window, w.stride, w.padding, w.ceil, count_include_pad,
                                divisor, w.adaptive, policy)};
@@ -763,19 +761,20 @@ Tensor avg_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntAr
                          OptionalPolicy policy) {
   return run_with_gradient<AvgPoolForwardGradient>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {avg_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
                                          stride, padding, ceil, count_include_pad, divisor,
                                          adaptive, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         auto& g = node.gradient;
         g.w = gapless(kernel_size, stride, padding, ceil, adaptive);
         g.count_include_pad = count_include_pad;
         g.divisor = divisor;
         g.policy = policy_to_save(PoolingProblem::kFamily, policy);
-        g.input_size = input.sym_sizes().vec();
-        g.channels_last = is_channels_last(format_of(lift(input.detach(), g.w), g.w, false));
+        g.input_size = copied(input.sym_sizes());
+        at::NoGradGuard no_grad;
+        g.channels_last = is_channels_last(format_of(lift(input, g.w), g.w, false));
       })[0];
 }
 
@@ -787,12 +786,12 @@ Tensor avg_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
                                   OptionalPolicy policy) {
   return run_with_gradient<AvgPoolBackwardGradient>(
       {grad_output}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {avg_pool_backward_op().redispatch(
             keys & c10::after_autograd_keyset, grad_output, input_size, channels_last, kernel_size,
             stride, padding, ceil, count_include_pad, divisor, adaptive, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         auto& g = node.gradient;
         g.w = gapless(kernel_size, stride, padding, ceil, adaptive);
         g.count_include_pad = count_include_pad;
@@ -828,7 +827,7 @@ Tensor avg_pool_autocast(const Tensor& input, SymIntArrayRef kernel_size, SymInt
 // A list of one is for all dimensions.
 SymInts for_each(at::IntArrayRef list, size_t dims) {
   if (list.size() == 1) return SymInts(dims, list[0]);
-  return SymInts(list.begin(), list.end());
+  return {list.begin(), list.end()};
 }
 
 std::optional<std::string> refusal_of_pooling(c10::DispatchKeySet keys, const Tensor& input,
@@ -849,11 +848,16 @@ struct AtenMaxPool {
                                             at::IntArrayRef, bool) {
     return refusal_of_pooling(keys, input, dims);
   }
-  static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input, at::IntArrayRef kernel_size,
-                              at::IntArrayRef stride, at::IntArrayRef padding,
-                              at::IntArrayRef dilation, bool ceil) {
-    return max_pool_op().call(input, for_each(kernel_size, dims), for_each(stride, dims),
-                              for_each(padding, dims), for_each(dilation, dims), ceil, false, {});
+  static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                              at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                              at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil) {
+    SymInts window = for_each(kernel_size, dims), steps = for_each(stride, dims),
+            border = for_each(padding, dims), gaps = for_each(dilation, dims);
+    if (is_plain_call({&input})) {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      return max_pool(input, window, steps, border, gaps, ceil, false, {});
+    }
+    return max_pool_autograd(keys, input, window, steps, border, gaps, ceil, false, {});
   }
 };
 
@@ -870,6 +874,10 @@ struct AtenAvgPool {
                               at::IntArrayRef kernel_size, at::IntArrayRef stride,
                               at::IntArrayRef padding, bool ceil, bool count_include_pad,
                               std::optional<int64_t> divisor) {
+    if (is_plain_call({&input})) {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      return run(input, kernel_size, stride, padding, ceil, count_include_pad, divisor);
+    }
     return avg_pool_autograd(keys, input, for_each(kernel_size, dims), for_each(stride, dims),
                              for_each(padding, dims), ceil, count_include_pad, divisor, false, {});
   }

@@ -282,8 +282,7 @@ struct ReduceGradient {
   }
 
   // `saved` is x and y where the gradient reads them. Equal extremes share it, as PyTorch's do.
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     Tensor g = spread(grads[0]);
     ReduceKind op = kind_of("reduce", kind);
@@ -330,11 +329,11 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::stri
                         at::OptionalIntArrayRef dim, bool keepdim, OptionalPolicy policy) {
   return run_with_gradient<ReduceGradient>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {
             op().redispatch(keys & c10::after_autograd_keyset, input, kind, dim, keepdim, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.kind = kind;
         node.gradient.dims = check_dims("reduce", input, dim);
         node.gradient.sizes = input.sym_sizes().vec();
@@ -358,8 +357,7 @@ struct ReduceWithIndicesGradient {
     visit(sizes);
   }
 
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0] || !grads[0].defined()) return {Tensor()};
     // Kept dimensions, then the reduced ones, first as one.
     std::vector<int64_t> order, back(sizes.size());
@@ -389,17 +387,16 @@ Indexed with_indices_autograd(c10::DispatchKeySet keys, const Tensor& input, std
                               at::OptionalIntArrayRef dim, bool keepdim, OptionalPolicy policy) {
   auto results = run_with_gradient<ReduceWithIndicesGradient>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
-        auto [values, indices] = with_indices_op().redispatch(keys & c10::after_autograd_keyset,
-                                                              input, kind, dim, keepdim, policy);
-        return {values, indices};
+      [&] {
+        return as_list(with_indices_op().redispatch(keys & c10::after_autograd_keyset, input, kind,
+                                                    dim, keepdim, policy));
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.dims = check_dims("reduce_with_indices", input, dim);
         node.gradient.sizes = input.sym_sizes().vec();
         save_input(node, results[1]);  // it has no history
       });
-  return {results[0], results[1]};
+  return as_tuple(std::move(results));
 }
 
 // --- autocast: on the CPU, PyTorch has products in float32, and no other reduction

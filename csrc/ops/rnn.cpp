@@ -454,17 +454,16 @@ struct RnnBackwardGradient {
     visit(batch_sizes);
   }
 
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     TORCH_CHECK_NOT_IMPLEMENTED(settings.dropout == 0 || settings.num_layers == 1,
                                 "torch_cudnn_ext::", name_of(settings),
                                 ": the gradient of its gradient is not computed with dropout, "
                                 "since the mask is not known outside of the algorithm; wanted "
                                 "dropout=0, got ",
                                 settings.dropout);
-    std::vector<Tensor> inputs = saved;
+    std::vector<Tensor> inputs = saved.vec();
     RnnProblem p;
-    Sizes sizes = sizes_of(saved[3], batch_sizes, TensorList(saved).slice(6), settings);
+    Sizes sizes = sizes_of(saved[3], batch_sizes, saved.slice(6), settings);
     p.cell = settings.cell_kind();
     p.bias = static_cast<RnnBias>(settings.bias);
     p.layers = settings.num_layers;
@@ -536,8 +535,7 @@ struct RnnGradient {
     visit(policy);
   }
 
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Settings& s = settings;
     std::vector<Tensor> params(saved.begin() + 5, saved.end());
     // cuDNN writes into the reserve, and whoever traces a graph may run it more than once.

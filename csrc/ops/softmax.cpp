@@ -5,12 +5,15 @@
 #include <ATen/ops/_log_softmax_cuda_dispatch.h>
 #include <ATen/ops/_softmax_cpu_dispatch.h>
 #include <ATen/ops/_softmax_cuda_dispatch.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include <cmath>
 
 #include "core/selector.h"
+#include "core/tensors.h"
 #include "ops/autograd.h"
 #include "overrides.h"
 
@@ -31,8 +34,8 @@ const char* op_name(bool log) { return log ? "log_softmax" : "softmax"; }
 
 // The view [outer, n, inner] of a contiguous tensor; the sum runs over n, its dimension `dim`.
 Tensor as_rows(const Tensor& t, int64_t dim) {
-  int64_t n = t.size(dim), inner = t.stride(dim);
-  return t.view({t.numel() / (n * inner), n, inner});
+  int64_t n = t.size(dim), inner = c10::multiply_integers(t.sizes().slice(dim + 1));
+  return strided_view(t, {t.numel() / (n * inner), n, inner}, {n * inner, inner, 1});
 }
 
 // `first` is x, or dy with y as `second`. As PyTorch's, the result is contiguous.
@@ -52,7 +55,7 @@ Tensor run(SoftmaxPass pass, const Tensor& first, const Tensor& second, int64_t 
   p.canonicalise();
   p.alignment = alignment_of({&a, &b});
   execute(p, resolve_policy(SoftmaxProblem::kFamily, policy), device_of(a.device()), bindings);
-  return bindings[forward ? Role::y : Role::dx].view(first.sizes());
+  return at::native::view(bindings[forward ? Role::y : Role::dx], first.sizes());
 }
 
 constexpr int64_t kOne[] = {1};  // sizes of a scalar as a row
@@ -70,7 +73,7 @@ Tensor forward(const Tensor& input, int64_t dim, std::optional<at::ScalarType> d
                OptionalPolicy policy) {
   const char* op = op_name(log);
   dim = check_dim(op, input, dim);
-  Tensor x = dtype ? input.to(*dtype) : input;
+  Tensor x = dtype ? in_dtype(input, *dtype) : input;
   check_dtype(op, "input", x);
   if (x.dim() == 0)
     return run(SoftmaxPass::fwd, x.reshape(kOne), {}, 0, log, policy).reshape(at::IntArrayRef());
@@ -125,12 +128,11 @@ struct SoftmaxGradient {
     visit(input_dtype);
     visit(policy);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
-    return {call_directly({&grads[0], &saved[0]}, backward, backward_op(), grads[0], saved[0], dim,
-                          log, policy)
-                .to(input_dtype)};
+    return {in_dtype(call_directly({&grads[0], &saved[0]}, backward, backward_op(), grads[0],
+                                   saved[0], dim, log, policy),
+                     input_dtype)};
   }
 };
 
@@ -141,10 +143,10 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t d
                                                        : "torch_cudnn_ext::softmax");
   return run_with_gradient<SoftmaxGradient>(
       {input}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {op.redispatch(keys & c10::after_autograd_keyset, input, dim, dtype, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>& results) {
+      [&](auto& node, const auto& results) {
         node.gradient.dim = dim;
         node.gradient.log = log;
         node.gradient.input_dtype = input.scalar_type();
@@ -167,8 +169,7 @@ struct SoftmaxBackwardGradient {
     visit(log);
     visit(policy);
   }
-  variable_list apply(const variable_list& grads, const std::vector<Tensor>& saved,
-                      const std::vector<bool>& needed) {
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Tensor &g = grads[0], &dy = saved[0], &y = saved[1];
     variable_list result(2);
     if (log) {
@@ -189,11 +190,11 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, co
                          int64_t dim, bool log, OptionalPolicy policy) {
   return run_with_gradient<SoftmaxBackwardGradient>(
       {grad_output, output}, 1,
-      [&]() -> std::vector<Tensor> {
+      [&]() -> std::array<Tensor, 1> {
         return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, output,
                                          dim, log, policy)};
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.dim = dim;
         node.gradient.log = log;
         node.gradient.policy = policy_to_save(SoftmaxProblem::kFamily, policy);
@@ -230,6 +231,10 @@ struct AtenSoftmax {
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t dim,
                               bool half_to_float) {
+    if (is_plain_call({&input})) {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      return run(input, dim, half_to_float);
+    }
     return forward_autograd<log>(keys, input, dim, dtype(half_to_float), {});
   }
   static Tensor run(const Tensor& input, int64_t dim, bool half_to_float) {

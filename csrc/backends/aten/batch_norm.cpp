@@ -2,6 +2,7 @@
 #include <ATen/native/Normalization.h>
 
 #include "backends/aten/plan.h"
+#include "core/tensors.h"
 
 namespace at::native {
 // Exported by libtorch_cuda; its header is not installed.
@@ -13,13 +14,15 @@ namespace {
 
 // PyTorch tells layouts by four dimensions, and data without space by two.
 Tensor as_image(const Tensor& t) {
-  if (t.size(2) == 1) return t.squeeze(2);
+  if (t.size(2) == 1) return without_unit_dim(t, 2);
   // A stride that tells channels_last, though the dimension has one element.
   int64_t last = t.stride(1) == 1 ? t.size(1) : 1;
-  return t.as_strided({t.size(0), t.size(1), t.size(2), 1},
+  return strided_view(t, {t.size(0), t.size(1), t.size(2), 1},
                       {t.stride(0), t.stride(1), t.stride(2), last});
 }
-Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t.squeeze(3); }
+Tensor as_rows(const Tensor& t) {
+  return t.dim() == 2 ? with_unit_dim(t, 2) : without_unit_dim(t, 3);
+}
 
 void forward(const BatchNormProblem& p, Bindings& b) {
   bool training = p.pass == BatchNormPass::fwd;

@@ -1,5 +1,6 @@
 // PyTorch's own layer, RMS, instance and group norm. Instance norm is its batch norm of one sample.
 #include "backends/aten/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -35,7 +36,7 @@ void forward(const LayerNormProblem& p, Bindings& b) {
   auto v = p.view();
   Tensor x = b[Role::x], y, mean, invstd;
   auto w = given(b[Role::w]), bias = given(b[Role::bias]);
-  if (p.kind != LayerNormKind::instance) x = x.to(common_dtype(p));
+  if (p.kind != LayerNormKind::instance) x = in_dtype(x, common_dtype(p));
   switch (p.kind) {
     case LayerNormKind::layer:
       std::tie(y, mean, invstd) = at::native_layer_norm(x, {v.channels}, w, bias, b.epsilon);
@@ -57,13 +58,16 @@ void forward(const LayerNormProblem& p, Bindings& b) {
   give(b, Role::y, p.x, y);
   if (!p.stats) return;
   TensorSpec spec = p.statistics();
+  auto flat = [&](const Tensor& t) {
+    return strided_view(t.contiguous(), spec.sizes, spec.strides);
+  };
   if (!p.has_mean()) {
-    give(b, Role::invstd, spec, invstd.reshape(spec.sizes).to(spec.dtype));
+    give(b, Role::invstd, spec, flat(in_dtype(invstd, spec.dtype)));
     return;
   }
   auto [m, r] = cast({mean, invstd}, spec.dtype);
-  give(b, Role::mean, spec, m.reshape(spec.sizes));
-  give(b, Role::invstd, spec, r.reshape(spec.sizes));
+  give(b, Role::mean, spec, flat(m));
+  give(b, Role::invstd, spec, flat(r));
 }
 
 // As autograd derives it where PyTorch has no kernel, on the CPU.
@@ -88,20 +92,21 @@ void backward(const LayerNormProblem& p, Bindings& b) {
   std::array<bool, 3> mask{true, p.w.has_value(), p.bias.has_value()};
   Tensor dx, dw, dbias;
   if (p.kind != LayerNormKind::instance) {
-    x = x.to(common_dtype(p));
-    dy = dy.to(common_dtype(p));
+    x = in_dtype(x, common_dtype(p));
+    dy = in_dtype(dy, common_dtype(p));
   }
   // On the CPU the statistics are kept in the parameters' dtype.
   if (x.is_cpu() && p.has_mean()) {
-    mean = mean.to(common_dtype(p));
-    invstd = invstd.to(common_dtype(p));
+    mean = in_dtype(mean, common_dtype(p));
+    invstd = in_dtype(invstd, common_dtype(p));
   }
   switch (p.kind) {
     case LayerNormKind::layer: {
-      // Of the bias it reads the sizes alone.
-      Tensor bias = p.bias ? at::empty({v.channels}, x.options()) : Tensor();
-      std::tie(dx, dw, dbias) = at::native_layer_norm_backward(
-          dy, x, {v.channels}, mean.unsqueeze(1), invstd.unsqueeze(1), given(w), given(bias), mask);
+      // Of the bias it reads the sizes alone, those of its gradient and of the weight's.
+      Tensor bias = !p.bias ? Tensor() : w.defined() ? w : at::empty({v.channels}, x.options());
+      std::tie(dx, dw, dbias) =
+          at::native_layer_norm_backward(dy, x, {v.channels}, with_unit_dim(mean, 1),
+                                         with_unit_dim(invstd, 1), given(w), given(bias), mask);
       break;
     }
     case LayerNormKind::rms:

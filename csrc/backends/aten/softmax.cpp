@@ -1,5 +1,6 @@
 // PyTorch's own softmax.
 #include "backends/aten/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -9,8 +10,8 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   return make_plan(algorithm, {}, [p](Bindings& b) {
     // Rows in memory order have a kernel of their own, which is chosen by the last dimension.
     bool last = p.x.sizes[2] == 1;
-    auto rows = [&](Role role) { return last ? b[role].squeeze(2) : b[role]; };
-    auto result = [&](const Tensor& t) { return last ? t.unsqueeze(2) : t; };
+    auto rows = [&](Role role) { return last ? without_unit_dim(b[role], 2) : b[role]; };
+    auto result = [&](const Tensor& t) { return last ? with_unit_dim(t, 2) : t; };
     if (p.pass == SoftmaxPass::fwd) {
       Tensor x = rows(Role::x);
       give(b, Role::y, p.x,

@@ -1,0 +1,25 @@
+// Small steps that kernels and plans take several times a call. They spare the dispatcher, which
+// takes as long as the steps themselves; so they are for code below autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/as_strided_native.h>
+
+namespace torch_cudnn_ext {
+
+// The same memory in other sizes and strides, of which nothing is worked out anew.
+inline at::Tensor strided_view(const at::Tensor& t, c10::IntArrayRef sizes,
+                               c10::IntArrayRef strides) {
+  return at::native::as_strided_tensorimpl(t, sizes, strides, t.storage_offset());
+}
+
+// A dimension of size 1 at `dim`, put in or taken out.
+at::Tensor with_unit_dim(const at::Tensor& t, int dim);
+at::Tensor without_unit_dim(const at::Tensor& t, int dim);
+
+// Also above autograd.
+inline at::Tensor in_dtype(const at::Tensor& t, c10::ScalarType dtype) {
+  return t.scalar_type() == dtype ? t : t.to(dtype);
+}
+
+}  // namespace torch_cudnn_ext
