@@ -707,15 +707,20 @@ def test_measuring_takes_turns(tmp_path: Path) -> None:
         timed = [row for row in rows if row["status"] == "ok"]
         assert len(timed) > 1 and all(row["build_ms"] < 1000 for row in rows)
         with turns.open() as file:
-            held: list[bool] = []
+            seen: list[tuple[str, bool]] = []
 
             def progress(done: int, total: int, algorithm: str) -> None:
-                with pytest.raises(BlockingIOError):
+                try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held.append(True)
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                    seen.append((algorithm, False))
+                except BlockingIOError:
+                    seen.append((algorithm, True))
 
-            _C.measure(PROBLEM, "cpu", progress=progress)
-            assert held
+            rows = _C.measure(PROBLEM, "cpu", progress=progress)
+            # Each is built without a turn first, then all run in one.
+            assert [held for _, held in seen[: len(rows)]] == [False] * len(rows)
+            assert ("timing:round", False) not in seen and ("timing:round", True) in seen
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
         _C.set_turn_file(str(tmp_path / "no folder" / "turns"))
         with pytest.raises(RuntimeError, match="cannot open the turn file .*: No such file"):

@@ -133,36 +133,18 @@ struct ScratchGuard {
 std::mutex turn_mutex;
 std::string turn_path;
 
-// This process's turn among those that share a turn file.
+// This process's turn to run among those that share a turn file; without one it is always its turn.
 class Turn {
  public:
-  Turn() {
-    std::lock_guard<std::mutex> lock(turn_mutex);
-    if (turn_path.empty()) return;
-    file_ = ::open(turn_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    TORCH_CHECK(file_ >= 0, "measure: cannot open the turn file ", turn_path, ": ",
-                c10::utils::str_error(errno));
-    take();
-  }
+  Turn() = default;
   ~Turn() {
     if (file_ >= 0) ::close(file_);
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 
-  double waited_s() const { return waited_s_; }
-
-  // Others have their turn meanwhile.
-  template <class Work>
-  auto pass_during(Work&& work) {
-    if (file_ >= 0) ::flock(file_, LOCK_UN);
-    auto result = work();
-    if (file_ >= 0) take();
-    return result;
-  }
-
- private:
   void take() {
+    if (file_ < 0 && !open()) return;
     auto start = Clock::now();
     while (::flock(file_, LOCK_EX) != 0) {
       TORCH_CHECK(errno == EINTR,
@@ -170,6 +152,21 @@ class Turn {
       check_interrupt();
     }
     waited_s_ += seconds_since(start);
+  }
+  void give_back() {
+    if (file_ >= 0) ::flock(file_, LOCK_UN);
+  }
+  double waited_s() const { return waited_s_; }
+
+ private:
+  // False where there is no turn file.
+  bool open() {
+    std::lock_guard<std::mutex> lock(turn_mutex);
+    if (turn_path.empty()) return false;
+    file_ = ::open(turn_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    TORCH_CHECK(file_ >= 0, "measure: cannot open the turn file ", turn_path, ": ",
+                c10::utils::str_error(errno));
+    return true;
   }
   int file_ = -1;
   double waited_s_ = 0;
@@ -211,16 +208,27 @@ class Session {
     for (const Problem& member : sequence_of(problem)) {
       bool timed = !has_forward || !steps_.empty();
       steps_.push_back({member, timed, op_.slots(member), {}, {}});
-      add_scratch(steps_.back());
     }
   }
 
+  // All is built before memory is taken: of several processes only the one whose turn it is has
+  // any.
   std::vector<Measurement> run() {
+    constexpr double kShareOfBuilding = 0.5;  // of the time: what is built wants to be run too
     std::vector<Candidate> candidates = collect();
+    std::vector<Built> built;
     int total = static_cast<int>(candidates.size());
     for (int i = 0; i < total; ++i) {
       report(i, total, candidates[i].algorithm);
-      try_candidate(candidates[i]);
+      if (auto one = build_candidate(candidates[i], kShareOfBuilding))
+        built.push_back(std::move(*one));
+    }
+    turn_.take();
+    for (size_t i = 0; i < steps_.size(); ++i) add_scratch(steps_[i], i + 1);
+    total = static_cast<int>(built.size());
+    for (int i = 0; i < total; ++i) {
+      report(i, total, measurements_[built[i].index].algorithm);
+      try_built(built[i]);
     }
     time_rounds(options_.min_samples);
     if (options_.knob_search) search_knobs();
@@ -231,8 +239,8 @@ class Session {
  private:
   // Inputs of a later step that an earlier one computes stay what they are in the reference: every
   // algorithm is given its own.
-  void add_scratch(Step& step) {
-    Bindings made = make_scratch(step.problem, device_, steps_.size());
+  void add_scratch(Step& step, uint64_t seed) {
+    Bindings made = make_scratch(step.problem, device_, seed);
     for (const SlotSpec& slot : step.slots) {
       at::Tensor& tensor = scratch_[slot.role];
       bool input = holds_input(op_, step.problem, slot);
@@ -250,9 +258,9 @@ class Session {
     }
   }
 
-  bool out_of_time() const {
+  bool out_of_time(double share = 1) const {
     double spent_s = seconds_since(start_) - turn_.waited_s();
-    return options_.time_budget_s > 0 && spent_s > options_.time_budget_s;
+    return options_.time_budget_s > 0 && spent_s > options_.time_budget_s * share;
   }
 
   void report(int done, int total, const Algorithm& algorithm) {
@@ -276,14 +284,6 @@ class Session {
     return list;
   }
 
-  Measurement& add(const Candidate& candidate) {
-    measurements_.emplace_back();
-    measurements_.back().algorithm = candidate.algorithm;
-    measurements_.back().source = candidate.source;
-    seen_.insert(candidate.algorithm.text());
-    return measurements_.back();
-  }
-
   void set_scalars(Bindings& bindings, const Step& step) const {
     if (op_.accumulates(step.problem)) bindings.beta = 1;
   }
@@ -295,39 +295,53 @@ class Session {
     }
   }
 
-  // Builds, checks and times once. What fails is data.
-  void try_candidate(const Candidate& candidate) {
-    if (seen_.count(candidate.algorithm.text()) != 0) return;
-    Measurement& m = add(candidate);
+  struct Built {
+    size_t index;                              // of the measurement
+    std::vector<std::shared_ptr<Plan>> plans;  // one a step
+  };
+
+  // None where the algorithm was met before, cannot be built, or this share of the time is used up;
+  // the latter two are measurements.
+  std::optional<Built> build_candidate(const Candidate& candidate, double share) {
+    if (!seen_.insert(candidate.algorithm.text()).second) return std::nullopt;
+    Built built{measurements_.size(), {}};
+    Measurement& m = measurements_.emplace_back();
+    m.algorithm = candidate.algorithm;
+    m.source = candidate.source;
     m.reason = refusal_of_backend(candidate.algorithm.backend, policy_, device_);
     if (!m.reason.empty()) {
       m.status = Status::excluded;
-      return;
+      return std::nullopt;
     }
-    if (out_of_time() && candidate.algorithm.backend != "aten") {
-      m.status = Status::excluded;
-      m.reason =
-          c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
-      return;
-    }
-    std::vector<std::shared_ptr<Plan>> plans;
+    if (is_too_late(m, share)) return std::nullopt;
+    auto start = Clock::now();
     for (const Step& step : steps_) {
-      BuildResult built = turn_.pass_during([&] {
-        auto start = Clock::now();
-        BuildResult result = build(step.problem, candidate.algorithm, device_);
-        m.build_ms += seconds_since(start) * 1e3;
-        return result;
-      });
-      if (auto* unsupported = std::get_if<Unsupported>(&built)) {
+      BuildResult result = build(step.problem, candidate.algorithm, device_);
+      m.build_ms = seconds_since(start) * 1e3;
+      if (auto* unsupported = std::get_if<Unsupported>(&result)) {
         m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
         m.reason = reason_of(step, unsupported->reason);
-        return;
+        return std::nullopt;
       }
-      plans.push_back(std::get<std::shared_ptr<Plan>>(built));
-      m.notes.add(plans.back()->notes);
+      built.plans.push_back(std::get<std::shared_ptr<Plan>>(result));
+      m.notes.add(built.plans.back()->notes);
     }
-    attempt(m, [&] { check_and_time(m, plans); });
+    return built;
+  }
+
+  // Checks and times once. What fails is data.
+  void try_built(const Built& built) {
+    Measurement& m = measurements_[built.index];
+    if (is_too_late(m)) return;
+    attempt(m, [&] { check_and_time(built); });
     drop_failed();
+  }
+
+  bool is_too_late(Measurement& m, double share = 1) const {
+    if (m.algorithm.backend == "aten" || !out_of_time(share)) return false;
+    m.status = Status::excluded;
+    m.reason = c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
+    return true;
   }
 
   // Says which of several steps it is about.
@@ -354,14 +368,15 @@ class Session {
                       contenders_.end());
   }
 
-  void check_and_time(Measurement& m, const std::vector<std::shared_ptr<Plan>>& plans) {
+  void check_and_time(const Built& built) {
+    Measurement& m = measurements_[built.index];
     Bindings bindings = scratch_;
     for (size_t i = 0; i < steps_.size(); ++i) {
-      if (!check(m, steps_[i], *plans[i], bindings)) return;
+      if (!check(m, steps_[i], *built.plans[i], bindings)) return;
     }
     m.status = Status::ok;
     m.reason.clear();
-    contenders_.push_back({measurements_.size() - 1, m.algorithm, plans, {}});
+    contenders_.push_back({built.index, m.algorithm, built.plans, {}});
     sample(contenders_.back());
   }
 
@@ -509,7 +524,10 @@ class Session {
     std::vector<Algorithm> around = op.neighbours(problem_, from, device_);
     for (size_t i = 0; i < around.size() && !out_of_time(); ++i) {
       report(static_cast<int>(i), static_cast<int>(around.size()), around[i]);
-      try_candidate({around[i], "knob search"});
+      turn_.give_back();
+      auto built = build_candidate({around[i], "knob search"}, 1);
+      turn_.take();
+      if (built) try_built(*built);
     }
     if (contenders_.size() <= before) return std::nullopt;
     time_rounds(kRounds);

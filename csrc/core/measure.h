@@ -55,8 +55,9 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
                                  const Device& device, const MeasureOptions& options);
 
-// Processes that measure on one device at the same time build plans side by side and take turns in
-// all else, each holding a lock on this file meanwhile. Empty, as at first: there is no other.
+// Processes that measure on one device at the same time build plans side by side, and take turns to
+// run and to time them, each holding a lock on this file meanwhile. Empty, as at first: there is no
+// other.
 void set_turn_file(const std::string& path);
 
 // The allocator's peak over a run on these inputs beyond its outputs, for plans that cannot tell
