@@ -637,6 +637,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return resolve_policy(op.family(), view).text;
       },
       py::arg("policy"), py::arg("family") = "conv");
+  m.def(
+      "is_tuned",
+      [](const std::string& text, const std::string& device, const std::string& policy_text) {
+        Problem problem = parse_problem(text);
+        std::string constraints = resolved(problem, policy_text).policy.constraints_text(problem);
+        return choice_table::find(problem_text(problem), fingerprint_of(parse_device(device)),
+                                  constraints)
+            .has_value();
+      },
+      py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));
   m.def("table_clear", clear_table);

@@ -16,7 +16,18 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_cudnn_ext
-from torch_cudnn_ext import _C, Policy, declined, disable, enable, enabled, is_enabled, knobs, when
+from torch_cudnn_ext import (
+    _C,
+    Policy,
+    declined,
+    disable,
+    enable,
+    enabled,
+    is_enabled,
+    knobs,
+    tuning,
+    when,
+)
 
 # What any device has besides PyTorch's own.
 OTHER = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
@@ -366,6 +377,29 @@ def test_a_model_of_all_kinds(device: str) -> None:
     check_equal(found, run(model, x), 1e-3)
     check_equal(list(other.buffers()), list(model.buffers()))
     assert declined() == {}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_tuning_a_model_ahead_leaves_nothing_to_measure(device: str, train: bool) -> None:
+    model, x = AllKinds().to(device).train(train), images(device, 16)
+    policy = f"max_workspace=64MiB;backends={'cpu,aten' if device == 'cpu' else 'legacy,aten'}"
+    with torch.autocast(device, torch.bfloat16):
+        best = tuning.tune_model(model, x, train=train, policy=policy)
+    assert {line.split()[0] for line in best} >= {"conv_fwd", "pool_fwd", "softmax_fwd"}
+    assert all(row["status"] == "ok" for row in best.values())
+    assert not is_enabled()
+    before = tuning.choices()
+    with torch.autocast(device, torch.bfloat16):
+        with enabled(f"autotune;{policy}"), torch.set_grad_enabled(train):
+            y = model(x)
+            if train:
+                y.float().square().sum().backward()
+        assert tuning.choices() == before
+        assert tuning.tune_model(model, x, train=train, policy=policy) == {}
+        again = tuning.tune_model(model, x, train=train, policy=f"{policy};deterministic")
+    assert again.keys() == best.keys()  # other constraints, other rankings
+    with pytest.raises(ValueError, match="tune_model: got a model and inputs without a tensor"):
+        tuning.tune_model(nn.Identity(), None)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -22,13 +22,11 @@ from typing import Any
 
 import torch
 
-from . import _C, report, tuning
+from . import report, tuning
 from .bench import formatted, judged
 from .enabling import enabled
-from .explaining import trace
 from .measuring import Progress
 from .peaks import host_ms
-from .profiling import make_settings
 from .workload import call_model, load_model, sum_of_outputs
 
 __all__ = ["PRECISIONS", "NetworkComparison", "compare_networks", "comparison_text"]
@@ -167,7 +165,15 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     if choices.exists():
         tuning.import_choices(choices)
     if (task.jobs > 1 or task.knob_search) and not benchmark:  # else the other process did
-        _tune(model, inputs, task, autocast)
+        with autocast():
+            tuning.tune_model(
+                model,
+                inputs,
+                train=task.mode == "train",
+                policy=task.policy,
+                knob_search=task.knob_search,
+                jobs=task.jobs,
+            )
     with ours():
         step()
         tuning.export_choices(choices)
@@ -185,28 +191,6 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
         ratio=result.ratio,
         ratio_low=result.low,
         ratio_high=result.high,
-    )
-
-
-def _tune(model: torch.nn.Module, inputs: object, task: _Task, autocast: Autocast) -> None:
-    """Measures what autotuning would measure in a step."""
-    constraints = make_settings(task.device, None, task.policy).measured_policy
-    with enabled(";".join(word for word in ("heuristic", constraints) if word)), autocast():
-        lines = trace(model, inputs, train=task.mode == "train")
-    place = _C.device_fingerprint(task.device)
-    known = {entry["problem"] for entry in tuning.choices() if entry["device"] == place}
-    problems = []
-    for line in lines:
-        info = _C.problem_info(problem := line.partition("  #")[0])
-        # Coupled passes have their forward's.
-        if problem not in known and (info["pass_name"] == "fwd" or not info["coupled"]):
-            problems.append(problem)
-    tuning.tune(
-        problems,
-        device=task.device,
-        policy=task.policy,
-        knob_search=task.knob_search,
-        jobs=task.jobs,
     )
 
 

@@ -11,11 +11,15 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from . import _C
+from .enabling import enabled
+from .explaining import trace
 from .measuring import Progress, Task, measure_tasks
 from .policy import PolicyLike, policy_text
 from .profiling import checked_device
@@ -86,6 +90,62 @@ def tune(
             raise RuntimeError(f"tune: no algorithm works under {text!r} for {problem}: {reasons}")
         best[problem] = rows[0]
     return best
+
+
+def tune_model(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    train: bool = True,
+    policy: PolicyLike = None,
+    time_budget_s: float = 0.0,
+    knob_search: bool = False,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Measurement]:
+    """Tune what an unmodified network meets under ``enable("autotune")``, ahead of its first run.
+
+    The network runs once to see its problems, as in `trace`: call this inside ``torch.autocast``
+    for what holds there. What is in the table already is not measured again.
+
+    Args:
+        model: Any module, on one device.
+        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        train: Also the problems of the backward.
+        policy: As for `tune`, like all that follow.
+        time_budget_s: Seconds a problem; 0 is no limit.
+        knob_search: Also search the knobs of the best engines.
+        jobs: How many processes.
+        progress: Told of every problem.
+
+    Returns:
+        The best measurement of each problem that was measured.
+
+    Raises:
+        ValueError: There is no tensor among inputs and parameters, or as `tune`.
+        RuntimeError: As `tune`.
+    """
+    tensors = [t for t in (*tree_leaves(inputs), *model.parameters()) if isinstance(t, Tensor)]
+    if not tensors:
+        raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
+    place = checked_device(tensors[0].device)
+    text = policy_text(policy) or ""
+    problems = []
+    with enabled("heuristic"):
+        for line in trace(model, inputs, train=train):
+            info = _C.problem_info(problem := line.partition("  #")[0])
+            is_led = info["pass_name"] != "fwd" and bool(info["coupled"])  # by its forward
+            if not is_led and not _C.is_tuned(problem, place, text):
+                problems.append(problem)
+    return tune(
+        problems,
+        device=place,
+        policy=policy,
+        time_budget_s=time_budget_s,
+        knob_search=knob_search,
+        jobs=jobs,
+        progress=progress,
+    )
 
 
 def choices() -> list[TableEntry]:
