@@ -299,6 +299,7 @@ BIASED: tuple[Line, ...] = tuple(
         *_rows("bias_depthwise", (2, 16, 8, 8), (16, 1, 3, 3), _BOTH, padding=1, groups=16),
         *_rows("bias_primes", (1, 5, 7, 7), (11, 5, 3, 3), _DTYPES, padding=1),
         *_rows("bias_one_pixel", (2, 8, 3, 3), (16, 8, 3, 3), _BOTH),
+        *_rows("bias_one_pixel_in", (64, 120, 1, 1), (32, 120, 1, 1), _DTYPES),
         *_rows("bias_align2", (2, 8, 8, 8), (8, 8, 3, 3), _HALVES, padding=1, align=2),
         *_rows("bias_align8", (2, 8, 8, 8), (8, 8, 3, 3), _DTYPES, padding=1, align=8),
         *_rows("bias_flipped", (2, 8, 7, 7), (8, 8, 3, 3), _BOTH, padding=1, mode="conv"),
