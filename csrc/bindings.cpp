@@ -637,6 +637,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return resolve_policy(op.family(), view).text;
       },
       py::arg("policy"), py::arg("family") = "conv");
+  m.def(
+      "constraints",
+      [](const std::string& text, const std::string& policy) {
+        Problem problem = parse_problem(text);
+        return resolve_policy(family_of(problem), policy).policy.constraints_text(problem);
+      },
+      py::arg("problem"), py::arg("policy"));
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));
   m.def("table_clear", clear_table);

@@ -205,6 +205,9 @@ def recorded(begin: int = 0) -> list[Choice | str]:
 def resolved_policy(policy: str | None, family: str = "conv") -> str:
     """All levels merged: argument, flags, knobs, PyTorch's switches."""
 
+def constraints(problem: str, policy: str) -> str:
+    """What the table of choices keeps a problem's ranking by, beside the problem and the device."""
+
 def table_export() -> list[TableEntry]: ...
 def table_import(entries: list[TableEntry]) -> int: ...
 def table_clear() -> None: ...

@@ -170,7 +170,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
         _tune(model, inputs, task, autocast)
     with ours():
         step()
-        tuning.export_choices(choices)
+        tuning.add_choices(choices)
     timers = [_timer(step, side, task.device) for side in (ours, nullcontext)]
     result = judged(timers)
     return NetworkComparison(
@@ -194,12 +194,17 @@ def _tune(model: torch.nn.Module, inputs: object, task: _Task, autocast: Autocas
     with enabled(";".join(word for word in ("heuristic", constraints) if word)), autocast():
         lines = trace(model, inputs, train=task.mode == "train")
     place = _C.device_fingerprint(task.device)
-    known = {entry["problem"] for entry in tuning.choices() if entry["device"] == place}
+    known = {
+        (entry["problem"], entry["constraints"])
+        for entry in tuning.choices()
+        if entry["device"] == place
+    }
     problems = []
     for line in lines:
         info = _C.problem_info(problem := line.partition("  #")[0])
+        key = (problem, _C.constraints(problem, task.policy))
         # Coupled passes have their forward's.
-        if problem not in known and (info["pass_name"] == "fwd" or not info["coupled"]):
+        if key not in known and (info["pass_name"] == "fwd" or not info["coupled"]):
             problems.append(problem)
     tuning.tune(
         problems,
