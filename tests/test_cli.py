@@ -327,6 +327,20 @@ def test_a_file_of_choices_is_checked_first(
     assert damaged.read_text() == "nonsense"
 
 
+def test_bench_of_networks_keeps_what_was_tuned_before_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, networks: str, tmp_path: Path
+) -> None:
+    def stop(problems: list[str], device: str, **_: object) -> None:
+        _C.measure(problems[0], device, time_budget_s=0.1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "tune", stop)
+    task = bench_networks._Task(f"{networks}:conv", 2, 8, "f32", False, "infer", "cpu", "", jobs=2)
+    with pytest.raises(KeyboardInterrupt):
+        bench_networks._compare(task, False, tmp_path / "choices.jsonl")
+    assert (tmp_path / "choices.jsonl").read_text().startswith('{"problem": "conv_fwd')
+
+
 def test_bench_of_networks_tunes_what_is_known_under_other_constraints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -166,10 +166,12 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     step = partial(_step, model, inputs, task.mode == "train", autocast)
     if choices.exists():
         tuning.import_choices(choices)
-    if (task.jobs > 1 or task.knob_search) and not benchmark:  # else the other process did
-        _tune(model, inputs, task, autocast)
-    with ours():
-        step()
+    try:
+        if (task.jobs > 1 or task.knob_search) and not benchmark:  # else the other process did
+            _tune(model, inputs, task, autocast)
+        with ours():
+            step()
+    finally:
         tuning.add_choices(choices)
     timers = [_timer(step, side, task.device) for side in (ours, nullcontext)]
     result = judged(timers)
