@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudnn_ext import _C, bench, bench_modules, bench_networks, is_enabled, tuning
+from torch_cudnn_ext import _C, bench, bench_modules, bench_networks, is_enabled, report, tuning
 from torch_cudnn_ext.__main__ import main
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
@@ -276,6 +276,68 @@ def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     tuning.reset()
     assert tuning.import_choices(file) == 3  # one of them under other constraints
     assert _C.choose(PROBLEM, "cpu", "autotune")["algorithm"] == best["algorithm"]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_tune_prints_and_keeps_what_was_finished(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str
+) -> None:
+    choices, file = tmp_path / "choices.jsonl", tmp_path / "lines.txt"
+    lines = [LINE, LINE.replace("pad=1", "pad=0"), LINE.replace("pad=1", "pad=2")]
+    file.write_text("\n".join(lines))
+    command = ["tune", "--problems", str(file), "--choices", str(choices), "--device", "cpu"]
+    command += ["--time-budget", "0.1", "--jobs", jobs, "--format", "csv"]
+
+    def stop(bar: object, done: int, total: int, text: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(report.ProgressBar, "problem", stop)
+        assert main(command) == 130
+    shown = capsys.readouterr()
+    assert "interrupted: 1 of 3 problems were finished" in shown.err
+    assert lines[0] in shown.out and lines[1] not in shown.out
+    assert lines[0] in choices.read_text()
+    # Nor is it lost to a problem that no algorithm takes.
+    small = "softmax_fwd x=f32[2,3,4]:nchw log=false"
+    file.write_text(f"{small}\n{LINE.replace('8,8', '64,64')}\n")
+    assert main([*command, "--policy", "backends=aten", "--max-workspace", "1KiB"]) == 1
+    shown = capsys.readouterr()
+    assert small in shown.out and "error: tune: no algorithm works" in shown.err
+
+
+def test_a_file_of_choices_is_checked_first(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune_each", None)
+    monkeypatch.setattr(bench_networks, "compare_networks", None)
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text("nonsense")
+    for command in (["tune", PROBLEM], ["bench", "--networks", "alexnet"]):
+        for path, text in (
+            (damaged, "line 1: "),
+            (tmp_path, "Is a directory"),
+            (tmp_path / "none" / "choices", "No such file or directory"),
+        ):
+            assert main([*command, "--device", "cpu", "--choices", str(path)]) == 2
+            error = capsys.readouterr().err
+            assert error.startswith("error: --choices: ") and text in error
+    assert damaged.read_text() == "nonsense"
+
+
+def test_bench_of_networks_keeps_what_was_tuned_before_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, networks: str, tmp_path: Path
+) -> None:
+    def stop(problems: list[str], device: str, **_: object) -> None:
+        _C.measure(problems[0], device, time_budget_s=0.1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "tune", stop)
+    task = bench_networks._Task(f"{networks}:conv", 2, 8, "f32", False, "infer", "cpu", "", jobs=2)
+    with pytest.raises(KeyboardInterrupt):
+        bench_networks._compare(task, False, tmp_path / "choices.jsonl")
+    assert (tmp_path / "choices.jsonl").read_text().startswith('{"problem": "conv_fwd')
 
 
 @pytest.mark.parametrize("command", ["profile", "bench"])

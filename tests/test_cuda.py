@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -310,6 +311,17 @@ def test_the_host_s_time_is_measured_beside_the_gpu_s() -> None:
     rows = _C.measure(F32_NCHW.problem("conv_fwd"), "cuda", record=False)
     assert all((row["host_ms"] is None) == (row["median_ms"] is None) for row in rows)
     assert 0 < (rows[0]["host_ms"] or 0) < 5  # a launch, not a wait
+
+
+def test_memory_goes_back_with_the_turn(tmp_path: Path) -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    _C.set_turn_file(str(tmp_path / "turns"))
+    try:
+        _C.measure(F32_NCHW.problem("conv_fwd"), "cuda", record=False)
+    finally:
+        _C.set_turn_file("")
+    assert torch.cuda.memory_reserved() - before < 100 << 20  # flushing the cache took more
 
 
 def _rank_largest_workspace_first(problem: str) -> tuple[str, int]:

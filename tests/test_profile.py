@@ -4,6 +4,11 @@ import csv
 import fcntl
 import io
 import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -14,7 +19,17 @@ import pytest
 import torch
 from torch import nn
 
-from torch_cudnn_ext import _C, Policy, bench, peaks, profile, profile_model, tuning
+from torch_cudnn_ext import (
+    _C,
+    Policy,
+    bench,
+    measuring,
+    peaks,
+    profile,
+    profile_model,
+    tuning,
+)
+from torch_cudnn_ext.measuring import Task
 from torch_cudnn_ext.profiling import (
     LayerProfile,
     Profile,
@@ -727,6 +742,129 @@ def test_measuring_takes_turns(tmp_path: Path) -> None:
             _C.measure(PROBLEM, "cpu")
     finally:
         _C.set_turn_file("")
+
+
+def test_jobs_measure_on_what_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    there = [measuring._as_here(Task(PROBLEM, device, "")).device for device in ("cuda", "cuda:1")]
+    assert there == ["cuda:3", "cuda:1"]
+    tuning.tune([PROBLEM, OTHER], device="cpu", jobs=2, time_budget_s=0.1)
+    (before,) = {entry["device"] for entry in tuning.choices()}
+    tuning.clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        tuning.tune([PROBLEM, OTHER], device="cpu", jobs=2, time_budget_s=0.1)
+        (device,) = {entry["device"] for entry in tuning.choices()}
+        assert before != device == _C.device_fingerprint("cpu")
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_problem_without_algorithms_keeps_no_other_from_being_tuned(jobs: int) -> None:
+    small = [f"softmax_fwd x=f32[2,{n},4]:nchw log=false" for n in (3, 5)]
+    lines = [small[0], PROBLEM.replace("8,8", "64,64"), small[1]]
+    policy = "backends=aten;max_workspace=1KiB"
+    with pytest.raises(RuntimeError, match=f"no algorithm works under '{policy}' for conv_fwd"):
+        tuning.tune(lines, device="cpu", policy=policy, jobs=jobs, time_budget_s=0.1)
+    tuned = {e["problem"] for e in tuning.choices() if e["measurements"][0]["status"] == "ok"}
+    assert tuned == set(small)
+
+
+class Stopping:
+    """A progress that does something when one problem is finished."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+
+    def problem(self, done: int, total: int, text: str) -> None:
+        if done == 1:
+            self.act()
+
+    def algorithm(self, done: int, total: int, text: str) -> None:
+        pass
+
+
+def test_what_stops_jobs_leaves_no_process_behind() -> None:
+    lines = [PROBLEM.replace("[2,", f"[{n},") for n in range(1, 60)]
+
+    def kill() -> None:
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+
+    def fail() -> None:
+        raise KeyError("of the user's own")
+
+    for act, error in ((kill, RuntimeError), (fail, KeyError)):
+        tuning.clear()
+        match = "a process that measures has ended" if act is kill else "of the user's own"
+        with pytest.raises(error, match=match):
+            tuning.tune(lines, device="cpu", jobs=2, time_budget_s=0.1, progress=Stopping(act))
+        assert multiprocessing.active_children() == []
+        assert lines[0] in {entry["problem"] for entry in tuning.choices()}
+        assert len(tuning.choices()) < len(lines)
+    abandoned = tuning.tune_each(lines, device="cpu", jobs=2, time_budget_s=0.1)
+    assert next(abandoned)[0] == lines[0]
+    abandoned.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("victim", ["group", "parent"])
+def test_signals_end_all_jobs(tmp_path: Path, victim: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal\n"
+        "from torch_cudnn_ext import tuning\n"
+        f"lines = [{PROBLEM!r}.replace('[2,', f'[{{n}},') for n in range(1, 60)]\n"
+        "class Stopping:\n"
+        "    def problem(self, done, total, text):\n"
+        "        if done == 1:\n"
+        + (
+            "            os.killpg(0, signal.SIGINT)\n"
+            if victim == "group"
+            else "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        + "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "    try:\n"
+        "        tuning.tune(lines, device='cpu', jobs=2, time_budget_s=0.1, progress=Stopping())\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted', 1 <= len(tuning.choices()) < 59)\n"
+    )
+    done = subprocess.run(  # returns when no process has its pipes
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=120,
+    )
+    assert "Traceback" not in done.stderr
+    if victim == "group":
+        assert done.stdout == "interrupted True\n"
+    else:
+        assert done.returncode == -signal.SIGKILL
+
+
+def test_a_file_of_choices_keeps_what_others_added(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    assert tuning.add_choices(path) == 1
+    (ours,) = tuning.choices()
+    tuning.clear()
+    tuning.tune([PROBLEM, OTHER], device="cpu", time_budget_s=0.1)
+    theirs = {entry["problem"]: entry for entry in tuning.choices()}
+    tuning.export_choices(path)
+    tuning.clear()
+    _C.table_import([ours])
+    assert tuning.add_choices(path) == 2
+    tuning.clear()
+    tuning.import_choices(path)
+    found = {entry["problem"]: entry for entry in tuning.choices()}
+    assert found == {PROBLEM: ours, OTHER: theirs[OTHER]}
+    path.write_text("nonsense")
+    with pytest.raises(ValueError, match="line 1"):
+        tuning.add_choices(path)
+    assert path.read_text() == "nonsense"
 
 
 @pytest.mark.parametrize(

@@ -386,6 +386,8 @@ def bench_command(
                 _network(name, 1, image_size, None, channels_last, option="--networks")
             text = policy or "autotune"
             _check_policy(text)
+            if choices is not None:
+                _add_choices(choices)
             with _running("bench --networks"):
                 whole, interrupted = _collect(
                     bench_networks.compare_networks(
@@ -510,15 +512,13 @@ def tune_command(
     text = _constrained(policy, max_workspace, deterministic, allow_tf32)
     work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
     lines = [layer.problem for layer in _shard(work.layers, shard_text)]
-    with _naming("--choices"):
-        if Path(choices).exists():
-            tuning.import_choices(choices)
+    _add_choices(choices)
     budget = make_settings(place, time_budget_s=time_budget).time_budget_s
-    best: dict[str, Measurement] = {}
+    best: list[tuple[str, Measurement]] = []
     interrupted = False
     try:
         with report.ProgressBar() as bar:
-            best = tuning.tune(
+            for one in tuning.tune_each(
                 lines,
                 device=place,
                 policy=text,
@@ -526,17 +526,22 @@ def tune_command(
                 knob_search=knob_search,
                 jobs=jobs,
                 progress=bar,
-            )
+            ):
+                best.append(one)
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        tuning.export_choices(choices)
-    records = [{"problem": line, **row} for line, row in best.items()]
-    title = f"tuned on {place}"
-    output = bench.formatted(format.value, {"best": records}, title, _TUNED_COLUMNS, records, "")
-    _print(output)
-    kept = {entry["problem"] for entry in tuning.choices()}
-    _finish(interrupted, sum(line in kept for line in lines), len(lines))
+        tuning.add_choices(choices)
+        records = [{"problem": line, **row} for line, row in best]
+        title = f"tuned on {place}"
+        _print(bench.formatted(format.value, {"best": records}, title, _TUNED_COLUMNS, records, ""))
+    _finish(interrupted, len(best), len(lines))
+
+
+def _add_choices(path: str) -> None:
+    """Before anything is measured, so that what cannot be read or written is told at once."""
+    with _naming("--choices"):
+        tuning.add_choices(path)
 
 
 @app.command("coverage")

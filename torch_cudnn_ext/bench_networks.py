@@ -164,19 +164,21 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     step = partial(_step, model, inputs, task.mode == "train", autocast)
     if choices.exists():
         tuning.import_choices(choices)
-    if (task.jobs > 1 or task.knob_search) and not benchmark:  # else the other process did
-        with autocast():
-            tuning.tune_model(
-                model,
-                inputs,
-                train=task.mode == "train",
-                policy=task.policy,
-                knob_search=task.knob_search,
-                jobs=task.jobs,
-            )
-    with ours():
-        step()
-        tuning.export_choices(choices)
+    try:
+        if (task.jobs > 1 or task.knob_search) and not benchmark:  # else the other process did
+            with autocast():
+                tuning.tune_model(
+                    model,
+                    inputs,
+                    train=task.mode == "train",
+                    policy=task.policy,
+                    knob_search=task.knob_search,
+                    jobs=task.jobs,
+                )
+        with ours():
+            step()
+    finally:
+        tuning.add_choices(choices)
     timers = [_timer(step, side, task.device) for side in (ours, nullcontext)]
     result = judged(timers)
     return NetworkComparison(

@@ -6,12 +6,18 @@ side by side, and take turns to run and to time what they built.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,6 +26,8 @@ from . import _C
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
+
+    _Measured = tuple[list[Measurement], list[TableEntry]]
 
 __all__ = ["Progress", "Task", "measure_tasks"]
 
@@ -51,7 +59,8 @@ def measure_tasks(
 ) -> Iterator[list[Measurement]]:
     """Each task's measurements, best first, in the order of the tasks.
 
-    Afterwards the table of choices of this process holds them.
+    Afterwards the table of choices of this process holds them, and after an error or Ctrl-C those
+    that were finished.
 
     Args:
         tasks: The problems.
@@ -60,24 +69,52 @@ def measure_tasks(
 
     Raises:
         ValueError: ``jobs`` is less than 1.
+        RuntimeError: One of several processes was killed, or could not start.
     """
     if jobs < 1:
         raise ValueError(f"jobs: got {jobs}, wanted 1 or more")
     if min(jobs, len(tasks)) <= 1:
         yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
         return
-    # Policies with what holds in this process at this moment.
-    whole = [_with_all_levels(task) for task in tasks]
-    with TemporaryDirectory() as folder:
+    whole = [_as_here(task) for task in tasks]
+    with _processes(min(jobs, len(tasks))) as pool:
+        with _without_interrupts():
+            left = [pool.submit(_measure_elsewhere, task) for task in whole]
+        try:
+            yield from _told(tasks, _imported(left), progress)
+        finally:
+            for future in left:  # finished before others that are not
+                if future.done() and future.exception() is None:
+                    _C.table_import(future.result()[1])
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """They take turns with this one, and end with it, whatever they are doing."""
+    context = get_context("spawn")
+    end, lifeline = context.Pipe(duplex=False)
+    with TemporaryDirectory() as folder, end:
         turns = str(Path(folder, "turns"))
         _C.set_turn_file(turns)  # what else this process measures takes its turn too
         try:
-            with ProcessPoolExecutor(
-                min(jobs, len(tasks)), get_context("spawn"), _start, (turns, _switches())
-            ) as pool:
-                yield from _told(tasks, _imported(pool.map(_measure_elsewhere, whole)), progress)
+            pool = ProcessPoolExecutor(count, context, _start, (turns, _switches(), end))
+            with lifeline, pool:
+                try:
+                    yield pool
+                finally:
+                    lifeline.send("end")
         finally:
             _C.set_turn_file("")
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started inside get no Ctrl-C; this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _told(
@@ -101,15 +138,25 @@ def _measure(task: Task, progress: Progress | None = None) -> list[Measurement]:
     )
 
 
-def _with_all_levels(task: Task) -> Task:
-    family = _C.problem_info(task.problem)["family"]
-    return replace(task, policy=_C.resolved_policy(task.policy, family))
+def _as_here(task: Task) -> Task:
+    """With what holds in this process at this moment: all levels of policy, the current GPU."""
+    policy = _C.resolved_policy(task.policy, _C.problem_info(task.problem)["family"])
+    device = f"cuda:{torch.cuda.current_device()}" if task.device == "cuda" else task.device
+    return replace(task, policy=policy, device=device)
 
 
-def _imported(
-    results: Iterator[tuple[list[Measurement], list[TableEntry]]],
-) -> Iterator[list[Measurement]]:
-    for rows, entries in results:
+def _imported(left: list[Future[_Measured]]) -> Iterator[list[Measurement]]:
+    """Takes from the list what it gives."""
+    while left:
+        try:
+            rows, entries = left[0].result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "jobs: a process that measures has ended. Either it was killed, as for want of "
+                "memory, or it could not import the main module: a script measures under "
+                '`if __name__ == "__main__":`'
+            ) from error
+        del left[0]
         _C.table_import(entries)
         yield rows
 
@@ -124,6 +171,7 @@ def _switches() -> dict[str, Any]:
         "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "precisions": [switch.fp32_precision for switch in _fp32_switches()],
+        "threads": torch.get_num_threads(),
     }
 
 
@@ -132,8 +180,10 @@ def _fp32_switches() -> list[Any]:
     return [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
 
 
-def _start(turns: str, switches: dict[str, Any]) -> None:
+def _start(turns: str, switches: dict[str, Any], end: Connection) -> None:
+    Thread(target=_end_with_parent, args=(end,), daemon=True).start()
     _C.set_turn_file(turns)
+    torch.set_num_threads(switches["threads"])
     cudnn: Any = torch.backends.cudnn
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = switches["cudnn"]
     torch.use_deterministic_algorithms(switches["deterministic"])
@@ -141,9 +191,11 @@ def _start(turns: str, switches: dict[str, Any]) -> None:
         switch.fp32_precision = precision
 
 
-def _measure_elsewhere(task: Task) -> tuple[list[Measurement], list[TableEntry]]:
+def _end_with_parent(end: Connection) -> None:
+    wait([end])  # for a word, or until there is no parent
+    os._exit(1)
+
+
+def _measure_elsewhere(task: Task) -> _Measured:
     _C.table_clear()
-    rows = _measure(task)
-    if task.device != "cpu":
-        torch.cuda.empty_cache()  # for the other processes
-    return rows, _C.table_export()
+    return _measure(task), _C.table_export()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,20 +76,49 @@ def tune(
     Raises:
         ValueError: A line is no problem, the policy no policy, the device none, or ``jobs`` less
             than 1.
-        RuntimeError: A problem has no algorithm under the policy, or PyTorch finds no such device.
+        RuntimeError: A problem has no algorithm under the policy, which is told when all others are
+            tuned; or PyTorch finds no such device.
     """
+    return dict(
+        tune_each(
+            problems,
+            device=device,
+            policy=policy,
+            time_budget_s=time_budget_s,
+            knob_search=knob_search,
+            jobs=jobs,
+            progress=progress,
+        )
+    )
+
+
+def tune_each(
+    problems: str | Iterable[str],
+    *,
+    device: str | torch.device | None = None,
+    policy: PolicyLike = None,
+    time_budget_s: float = 0.0,
+    knob_search: bool = False,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, Measurement]]:
+    """The same, problem by problem."""
     place = checked_device(device)
     text = policy_text(policy) or ""
     lines = [problems] if isinstance(problems, str) else list(problems)
     problems = [_C.canonical_problem(line) for line in lines]
     tasks = [Task(problem, place, text, time_budget_s, knob_search) for problem in problems]
-    best = {}
+    failed = []
     for problem, rows in zip(problems, measure_tasks(tasks, jobs, progress), strict=True):
-        if not rows or rows[0]["status"] != "ok":
+        if rows and rows[0]["status"] == "ok":
+            yield problem, rows[0]
+        else:
             reasons = "; ".join(f"{row['algorithm']}: {row['reason']}" for row in rows)
-            raise RuntimeError(f"tune: no algorithm works under {text!r} for {problem}: {reasons}")
-        best[problem] = rows[0]
-    return best
+            failed.append(f"{problem}: {reasons}")
+    if failed:
+        raise RuntimeError(
+            f"tune: no algorithm works under {text!r} for " + "; nor for ".join(failed)
+        )
 
 
 def tune_model(
@@ -172,6 +201,22 @@ def export_choices(path: str | os.PathLike[str]) -> int:
         os.unlink(temporary)
         raise
     return len(entries)
+
+
+def add_choices(path: str | os.PathLike[str]) -> int:
+    """Write the table of choices beside what the file holds of others, if there is one.
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        ValueError: As of `import_choices`; the file is left as it was.
+    """
+    mine = choices()
+    if Path(path).exists():
+        import_choices(path)
+        _C.table_import(mine)  # again: what is newer
+    return export_choices(path)
 
 
 def import_choices(path: str | os.PathLike[str]) -> int:

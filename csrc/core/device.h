@@ -52,6 +52,8 @@ class DeviceRuntime {
   // Evicts the last-level cache; on a GPU it also keeps the device busy while the host enqueues
   // what is timed next, so that launch gaps stay out of the measurement.
   virtual void flush_cache(const Device& device) const = 0;
+  // Gives the device what the allocator keeps of freed memory, for other processes.
+  virtual void release_cached_memory(const Device&) const {}
 };
 
 const DeviceRuntime& runtime_of(const Device& device);

@@ -151,11 +151,14 @@ class Turn {
                   "measure: cannot lock the turn file: ", c10::utils::str_error(errno));
       check_interrupt();
     }
+    held_ = true;
     waited_s_ += seconds_since(start);
   }
   void give_back() {
-    if (file_ >= 0) ::flock(file_, LOCK_UN);
+    ::flock(file_, LOCK_UN);
+    held_ = false;
   }
+  bool is_held() const { return held_; }
   double waited_s() const { return waited_s_; }
 
  private:
@@ -169,6 +172,7 @@ class Turn {
     return true;
   }
   int file_ = -1;
+  bool held_ = false;
   double waited_s_ = 0;
 };
 
@@ -212,7 +216,7 @@ class Session {
   }
 
   // All is built before memory is taken: of several processes only the one whose turn it is has
-  // any.
+  // any, but for the scratch tensors of those that search knobs.
   std::vector<Measurement> run() {
     constexpr double kShareOfBuilding = 0.5;  // of the time: what is built wants to be run too
     std::vector<Candidate> candidates = collect();
@@ -233,7 +237,11 @@ class Session {
     time_rounds(options_.min_samples);
     if (options_.knob_search) search_knobs();
     time_finals();
-    return ranked();
+    std::vector<Measurement> list = ranked();
+    steps_.clear();
+    scratch_ = {};
+    give_back_turn();
+    return list;
   }
 
  private:
@@ -256,6 +264,12 @@ class Session {
       // What the reference of the next step reads.
       if (result.defined()) scratch_[slot.role].copy_(result);
     }
+  }
+
+  void give_back_turn() {
+    if (!turn_.is_held()) return;
+    runtime_.release_cached_memory(device_);
+    turn_.give_back();
   }
 
   bool out_of_time(double share = 1) const {
@@ -524,7 +538,7 @@ class Session {
     std::vector<Algorithm> around = op.neighbours(problem_, from, device_);
     for (size_t i = 0; i < around.size() && !out_of_time(); ++i) {
       report(static_cast<int>(i), static_cast<int>(around.size()), around[i]);
-      turn_.give_back();
+      give_back_turn();
       auto built = build_candidate({around[i], "knob search"}, 1);
       turn_.take();
       if (built) try_built(*built);

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
 
@@ -71,6 +72,10 @@ class CudaRuntime : public DeviceRuntime {
   void flush_cache(const Device& device) const override {
     constexpr int64_t kBytes = 256 << 20;
     at::empty({kBytes}, at::TensorOptions(at::kByte).device(device.torch_device())).zero_();
+  }
+
+  void release_cached_memory(const Device&) const override {
+    c10::cuda::CUDACachingAllocator::emptyCache();
   }
 };
 
