@@ -9,10 +9,8 @@ both sides take turns. PyTorch's better setting counts.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +25,7 @@ from .bench import formatted, judged
 from .enabling import enabled
 from .measuring import Progress
 from .peaks import host_ms
+from .processes import processes
 from .workload import call_model, load_model, sum_of_outputs
 
 __all__ = ["PRECISIONS", "NetworkComparison", "compare_networks", "comparison_text"]
@@ -39,6 +38,7 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
     "bf16": ("ieee", torch.bfloat16),
 }
 Autocast = Callable[[], AbstractContextManager[None]]
+GRACE_S = 10.0  # for what was tuned to be written
 SAMPLE_MS = 30.0  # as many steps are timed at once as this holds
 
 
@@ -138,9 +138,8 @@ def compare_networks(
 
 
 def _in_fresh_process(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as executor:
-        return executor.submit(_compare, task, benchmark, choices).result()
+    with processes(1, grace_s=GRACE_S) as pool:
+        return pool.submit(_compare, task, benchmark, choices).result()
 
 
 def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:

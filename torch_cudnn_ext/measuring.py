@@ -6,23 +6,19 @@ side by side, and take turns to run and to time what they built.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from . import _C
+from .processes import Processes, processes
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -77,9 +73,8 @@ def measure_tasks(
         yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
         return
     whole = [_as_here(task) for task in tasks]
-    with _processes(min(jobs, len(tasks))) as pool:
-        with _without_interrupts():
-            left = [pool.submit(_measure_elsewhere, task) for task in whole]
+    with _taking_turns(min(jobs, len(tasks))) as pool:
+        left = [pool.submit(_measure_elsewhere, task) for task in whole]
         try:
             yield from _told(tasks, _imported(left), progress)
         finally:
@@ -89,32 +84,16 @@ def measure_tasks(
 
 
 @contextmanager
-def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """They take turns with this one, and end with it, whatever they are doing."""
-    context = get_context("spawn")
-    end, lifeline = context.Pipe(duplex=False)
-    with TemporaryDirectory() as folder, end:
+def _taking_turns(count: int) -> Iterator[Processes]:
+    """Processes that take turns with each other, and with what else this one measures."""
+    with TemporaryDirectory() as folder:
         turns = str(Path(folder, "turns"))
-        _C.set_turn_file(turns)  # what else this process measures takes its turn too
+        _C.set_turn_file(turns)
         try:
-            pool = ProcessPoolExecutor(count, context, _start, (turns, _switches(), end))
-            with lifeline, pool:
-                try:
-                    yield pool
-                finally:
-                    lifeline.send("end")
+            with processes(count, _start, turns, _switches()) as pool:
+                yield pool
         finally:
             _C.set_turn_file("")
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are started inside get no Ctrl-C; this one ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _told(
@@ -180,8 +159,7 @@ def _fp32_switches() -> list[Any]:
     return [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
 
 
-def _start(turns: str, switches: dict[str, Any], end: Connection) -> None:
-    Thread(target=_end_with_parent, args=(end,), daemon=True).start()
+def _start(turns: str, switches: dict[str, Any]) -> None:
     _C.set_turn_file(turns)
     torch.set_num_threads(switches["threads"])
     cudnn: Any = torch.backends.cudnn
@@ -189,11 +167,6 @@ def _start(turns: str, switches: dict[str, Any], end: Connection) -> None:
     torch.use_deterministic_algorithms(switches["deterministic"])
     for switch, precision in zip(_fp32_switches(), switches["precisions"], strict=True):
         switch.fp32_precision = precision
-
-
-def _end_with_parent(end: Connection) -> None:
-    wait([end])  # for a word, or until there is no parent
-    os._exit(1)
 
 
 def _measure_elsewhere(task: Task) -> _Measured:

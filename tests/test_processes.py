@@ -1,0 +1,74 @@
+"""Processes that end with the one that started them."""
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torch_cudnn_ext.processes import processes
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from test_processes import until_begun, work
+from torch_cudnn_ext.processes import processes
+
+if __name__ == "__main__":
+    with processes(1, grace_s=5) as pool:
+        pool.submit(work, Path(sys.argv[1]))
+        until_begun(Path(sys.argv[1]))
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def work(file: Path) -> None:
+    file.write_text("begun")
+    try:
+        time.sleep(120)
+    finally:
+        file.write_text("ended")
+
+
+def until_begun(file: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.read_text() == "begun"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("grace_s", [60.0, 0.0])
+def test_an_error_ends_them(tmp_path: Path, grace_s: float) -> None:
+    file = tmp_path / "file"
+    with pytest.raises(KeyError), processes(1, grace_s=grace_s) as pool:
+        pool.submit(work, file)
+        until_begun(file)
+        start = time.monotonic()
+        raise KeyError
+    assert time.monotonic() - start < 30
+    assert multiprocessing.active_children() == []
+    assert file.read_text() == ("ended" if grace_s else "begun")
+
+
+def test_death_ends_them(tmp_path: Path) -> None:
+    script, file = tmp_path / "script.py", tmp_path / "file"
+    script.write_text(KILLED)
+    done = subprocess.run(  # returns when no process has its pipes
+        [sys.executable, str(script), str(file)],
+        env={"PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert file.read_text() == "ended"
+
+
+def test_results_come_back_and_nothing_stays() -> None:
+    with processes(2) as pool:
+        futures = [pool.submit(pow, 2, n) for n in range(5)]
+        assert [future.result() for future in futures] == [1, 2, 4, 8, 16]
+    assert multiprocessing.active_children() == []

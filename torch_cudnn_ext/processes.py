@@ -1,0 +1,81 @@
+"""Fresh processes that end with the one that started them, whatever they are doing then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from threading import Thread, main_thread
+from typing import Any, TypeVar
+
+__all__ = ["Processes", "processes"]
+
+T = TypeVar("T")
+
+
+class Processes:
+    """Runs functions in other processes, which see no Ctrl-C: this process ends them."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        """Take a pool that is empty still; its processes start as work is submitted."""
+        self._pool = pool
+
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Begin ``work(*arguments)`` in the next process that is free."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._pool.submit(work, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def processes(
+    count: int,
+    start: Callable[..., None] | None = None,
+    *arguments: Any,
+    grace_s: float = 0.0,
+) -> Iterator[Processes]:
+    """At most so many of them, until the block is left.
+
+    Args:
+        count: How many.
+        start: What each calls first, with the arguments.
+        arguments: They are sent to the processes.
+        grace_s: Seconds that work gets to end by a ``KeyboardInterrupt``, where an error or Ctrl-C
+            leaves the block or this process is killed; 0: none.
+    """
+    context = get_context("spawn")
+    end, lifeline = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(count, context, _start, (end, grace_s, start, arguments))
+    with end, lifeline, pool:
+        try:
+            yield Processes(pool)
+        except BaseException:
+            lifeline.send("end")
+            raise
+
+
+def _start(
+    end: Connection,
+    grace_s: float,
+    start: Callable[..., None] | None,
+    arguments: tuple[Any, ...],
+) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    Thread(target=_end_with_parent, args=(end, grace_s), daemon=True).start()
+    if start is not None:
+        start(*arguments)
+
+
+def _end_with_parent(end: Connection, grace_s: float) -> None:
+    wait([end])  # for a word, or until there is no parent
+    if grace_s > 0:
+        signal.pthread_kill(main_thread().ident or 0, signal.SIGTERM)
+        time.sleep(grace_s)
+    os._exit(1)
