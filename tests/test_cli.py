@@ -268,6 +268,9 @@ def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     command = ["tune", "--choices", str(file), "--device", "cpu", "--time-budget", "0.1"]
     (best,) = _json(capsys, *command, PROBLEM)["best"]
     assert best["problem"] == LINE and float(str(best["median_ms"])) > 0
+    kept = file.read_text()
+    assert main([*command, PROBLEM]) == 0  # as after Ctrl-C: what is there is not measured again
+    assert "1 of 1 problems were in" in capsys.readouterr().out and file.read_text() == kept
     tuning.reset()
     problems = tmp_path / "lines.txt"
     problems.write_text(f"{LINE}\nsoftmax_fwd x=f32[2,3,4]:nchw log=false\n")

@@ -513,13 +513,16 @@ def tune_command(
     work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
     lines = [layer.problem for layer in _shard(work.layers, shard_text)]
     _add_choices(choices)
+    left = [line for line in lines if not _C.is_tuned(line, place, text)]
+    known = len(lines) - len(left)
+    footer = f"{known} of {len(lines)} problems were in {choices} before" if known else ""
     budget = make_settings(place, time_budget_s=time_budget).time_budget_s
     best: list[tuple[str, Measurement]] = []
     interrupted = False
     try:
         with report.ProgressBar() as bar:
             for one in tuning.tune_each(
-                lines,
+                left,
                 device=place,
                 policy=text,
                 time_budget_s=budget,
@@ -534,8 +537,9 @@ def tune_command(
         tuning.add_choices(choices)
         records = [{"problem": line, **row} for line, row in best]
         title = f"tuned on {place}"
-        _print(bench.formatted(format.value, {"best": records}, title, _TUNED_COLUMNS, records, ""))
-    _finish(interrupted, len(best), len(lines))
+        data = {"best": records}
+        _print(bench.formatted(format.value, data, title, _TUNED_COLUMNS, records, footer))
+    _finish(interrupted, len(best), len(left))
 
 
 def _add_choices(path: str) -> None:
