@@ -343,6 +343,30 @@ def test_bench_of_networks_keeps_what_was_tuned_before_ctrl_c(
     assert (tmp_path / "choices.jsonl").read_text().startswith('{"problem": "conv_fwd')
 
 
+def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
+    file, other = tmp_path / "choices.jsonl", LINE.replace("pad=1", "pad=0")
+    tuning.tune([LINE, other], device="cpu", policy="max_workspace=1GiB", time_budget_s=0.1)
+    entries = {entry["problem"]: entry for entry in tuning.choices()}
+    tuning.export_choices(file)
+    file.write_text(file.read_text().replace(entries[LINE]["device"], "another device"))
+    tuning.clear()
+    layers = _json(capsys, "profile", "--choices", str(file))["layers"]
+    assert {str(layer["problem"]): layer["rows"] for layer in layers} == {
+        line: entry["measurements"] for line, entry in entries.items()
+    }
+    assert main(["profile", "--choices", str(file), PROBLEM]) == 0
+    shown = capsys.readouterr().out
+    assert "measured on another device" in shown and "under max_workspace=" in shown
+    assert "aten:default" in shown and other not in shown and "heuristic" not in shown
+    assert tuning.choices() == []
+    assert main(["profile", "--choices", str(file), LINE.replace("pad=1", "pad=2")]) == 2
+    assert "problem line: got" in capsys.readouterr().err
+    assert main(["profile", "--choices", str(file), "--batch", "2"]) == 2
+    assert "--batch: got 2 with --choices, which takes no more than" in capsys.readouterr().err
+    assert main(["profile", "--choices", str(tmp_path / "none")]) == 2
+    assert "--choices: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["profile", "bench"])
 def test_jobs_measure_the_same(capsys: Capture, tmp_path: Path, command: str) -> None:
     file = tmp_path / "lines.txt"

@@ -30,6 +30,7 @@ from .profiling import (
     list_layer,
     make_settings,
     measure_layers,
+    profile_of_choices,
 )
 from .workload import (
     DTYPES,
@@ -212,6 +213,7 @@ TopOption = Annotated[
 
 @app.command("profile")
 def profile_command(
+    context: typer.Context,
     problem: ProblemArgument = None,
     model: ModelOption = None,
     problems: ProblemsOption = None,
@@ -234,8 +236,16 @@ def profile_command(
     time_budget: BudgetOption = None,
     knob_search: KnobOption = False,
     jobs: JobsOption = 1,
+    choices: Annotated[
+        str | None,
+        typer.Option("--choices", help="Print what a file of choices holds; measure nothing."),
+    ] = None,
 ) -> None:
     """Measure every algorithm on every distinct layer, and sum up."""
+    if choices is not None:
+        _refuse_others(context, "choices", "problem", "show_all", "top", "format")
+        _print_profile(_kept(choices, problem), format, show_all, top)
+        return
     settings = _settings(
         device, target, policy, max_workspace, deterministic, allow_tf32, time_budget, knob_search
     )
@@ -246,6 +256,23 @@ def profile_command(
             measure_layers(layers, settings, _journal(resume), bar, jobs)
         )
     result = Profile(measured, settings, model or problems or "", work.not_profiled)
+    _print_profile(result, format, show_all, top)
+    _finish(interrupted, len(measured), len(layers))
+
+
+def _kept(choices: str, problem: str | None) -> Profile:
+    with _naming("--choices"):
+        entries = tuning.read_choices(choices)
+    if problem is not None:
+        with _naming("problem line"):
+            line = _C.canonical_problem(problem)
+            entries = [entry for entry in entries if entry["problem"] == line]
+            if not entries:
+                raise ValueError(f"got {line!r}, which {choices} does not hold")
+    return profile_of_choices(entries)
+
+
+def _print_profile(result: Profile, format: Format, show_all: bool, top: int) -> None:
     if format is Format.table:
         result.print(show_all, top)
     elif format is Format.json:
@@ -254,7 +281,6 @@ def profile_command(
         typer.echo(result.to_csv(), nl=False)
     else:
         typer.echo(result.to_markdown(show_all, top), nl=False)
-    _finish(interrupted, len(measured), len(layers))
 
 
 @app.command("list")

@@ -17,7 +17,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from .workload import PASSES, Journal, Layer, merge, network_layers, rewrite
 if TYPE_CHECKING:
     import pandas
 
-    from ._C import Candidate, Measurement
+    from ._C import Candidate, Measurement, TableEntry
 
 DEFAULT_TARGET = "h200"
 CPU_TIME_BUDGET_S = 2.0
@@ -567,6 +567,31 @@ def list_layer(layer: Layer, device: str, policy: str) -> LayerProfile:
         listed_for=device,
         listed=_C.candidates(layer.problem, device, policy),
     )
+
+
+def profile_of_choices(entries: Iterable[TableEntry]) -> Profile:
+    """The tables of rankings that were kept, as they were measured then, on whatever device.
+
+    Args:
+        entries: Of `tuning.read_choices` or `tuning.choices`.
+    """
+    layers = [
+        LayerProfile(
+            problem=entry["problem"],
+            names=[],
+            count=1,
+            note=f"under {entry['constraints']}" if entry["constraints"] else "",
+            device=entry["device"],
+            measured=entry["problem"],
+            flops=_C.problem_info(entry["problem"])["flops"],
+            floor_ms=None,
+            rows=entry["measurements"],
+            current=None,
+            heuristic=None,
+        )
+        for entry in entries
+    ]
+    return Profile(layers, make_settings("cpu"))
 
 
 def _measured(layer: Layer, settings: Settings) -> str:

@@ -328,7 +328,9 @@ def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:
 def summary_table(profile: Profile) -> Table:
     """Totals over the layers, weighted by how often each occurs."""
     cap = profile.settings.max_workspace_bytes
-    headings = ["", "PyTorch", "heuristic's first", "best", "best vs PyTorch"]
+    # Rankings that were kept tell nothing of the heuristic.
+    untuned = any(layer.heuristic is not None for layer in profile.layers)
+    headings = ["", "PyTorch", *["heuristic's first"] * untuned, "best", "best vs PyTorch"]
     if cap is not None:
         headings.append(f"best within {bytes_text(cap)}")
 
@@ -346,7 +348,7 @@ def summary_table(profile: Profile) -> Table:
         row = [
             line.label,
             total("pytorch", line.pytorch_ms),
-            total("heuristic", line.heuristic_ms),
+            *([total("heuristic", line.heuristic_ms)] if untuned else []),
             total("best", line.best_ms),
             ratio,
         ]

@@ -231,6 +231,11 @@ def import_choices(path: str | os.PathLike[str]) -> int:
         ValueError: A line is no entry (the message gives its number); nothing is changed then.
         OSError: The file cannot be read.
     """
+    return _C.table_import(read_choices(path))
+
+
+def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:
+    """The entries of a file of `export_choices`; raises as `import_choices`."""
     entries: list[TableEntry] = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         if not line.strip():
@@ -239,7 +244,7 @@ def import_choices(path: str | os.PathLike[str]) -> int:
             entries.append(_entry(json.loads(line)))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}, line {number}: {error}") from error
-    return _C.table_import(entries)
+    return entries
 
 
 def _entry(value: object) -> TableEntry:
