@@ -638,13 +638,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("policy"), py::arg("family") = "conv");
   m.def(
-      "is_tuned",
+      "tuned",
       [](const std::string& text, const std::string& device, const std::string& policy_text) {
         Problem problem = parse_problem(text);
-        std::string constraints = resolved(problem, policy_text).policy.constraints_text(problem);
-        return choice_table::find(problem_text(problem), fingerprint_of(parse_device(device)),
-                                  constraints)
-            .has_value();
+        auto rows =
+            choice_table::find(problem_text(problem), fingerprint_of(parse_device(device)),
+                               resolved(problem, policy_text).policy.constraints_text(problem));
+        bool any = rows && !rows->empty() && rows->front().status == Measurement::Status::ok;
+        return any ? py::object(measurement_dict(rows->front())) : py::none();
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def("table_export", table_export);

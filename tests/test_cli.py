@@ -313,7 +313,7 @@ def test_tune_prints_and_keeps_what_was_finished(
 def test_a_file_of_choices_is_checked_first(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "tune_each", None)
+    monkeypatch.setattr(tuning, "tune", None)
     monkeypatch.setattr(bench_networks, "compare_networks", None)
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text("nonsense")

@@ -803,9 +803,10 @@ def test_what_stops_jobs_leaves_no_process_behind() -> None:
         assert multiprocessing.active_children() == []
         assert lines[0] in {entry["problem"] for entry in tuning.choices()}
         assert len(tuning.choices()) < len(lines)
-    abandoned = tuning.tune_each(lines, device="cpu", jobs=2, time_budget_s=0.1)
-    assert next(abandoned)[0] == lines[0]
-    abandoned.close()  # type: ignore[attr-defined]
+    tasks = [Task(line, "cpu", "", time_budget_s=0.1) for line in lines]
+    abandoned: Any = measuring.measure_tasks(tasks, jobs=2)
+    assert next(abandoned)[0]["status"] == "ok"
+    abandoned.close()
     assert multiprocessing.active_children() == []
 
 

@@ -205,8 +205,8 @@ def recorded(begin: int = 0) -> list[Choice | str]:
 def resolved_policy(policy: str | None, family: str = "conv") -> str:
     """All levels merged: argument, flags, knobs, PyTorch's switches."""
 
-def is_tuned(problem: str, device: str, policy: str = "") -> bool:
-    """Whether the table has a ranking of the problem under the policy's constraints."""
+def tuned(problem: str, device: str, policy: str = "") -> Measurement | None:
+    """The best measurement that the table has of a problem under the policy's constraints."""
 
 def table_export() -> list[TableEntry]: ...
 def table_import(entries: list[TableEntry]) -> int: ...

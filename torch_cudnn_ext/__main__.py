@@ -21,6 +21,7 @@ from . import _C, bench, bench_modules, bench_networks, nn, report, tuning
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
+from .measuring import fp32_switches
 from .profiling import (
     DEFAULT_TARGET,
     LayerProfile,
@@ -51,7 +52,6 @@ from .workload import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ._C import Measurement
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -539,15 +539,14 @@ def tune_command(
     work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
     lines = [layer.problem for layer in _shard(work.layers, shard_text)]
     _add_choices(choices)
-    left = [line for line in lines if not _C.is_tuned(line, place, text)]
+    left = [line for line in lines if _C.tuned(line, place, text) is None]
     known = len(lines) - len(left)
     footer = f"{known} of {len(lines)} problems were in {choices} before" if known else ""
     budget = make_settings(place, time_budget_s=time_budget).time_budget_s
-    best: list[tuple[str, Measurement]] = []
     interrupted = False
     try:
         with report.ProgressBar() as bar:
-            for one in tuning.tune_each(
+            tuning.tune(
                 left,
                 device=place,
                 policy=text,
@@ -555,17 +554,17 @@ def tune_command(
                 knob_search=knob_search,
                 jobs=jobs,
                 progress=bar,
-            ):
-                best.append(one)
+            )
     except KeyboardInterrupt:
         interrupted = True
     finally:
         tuning.add_choices(choices)
-        records = [{"problem": line, **row} for line, row in best]
+        best = [(line, _C.tuned(line, place, text)) for line in left]
+        records = [{"problem": line, **row} for line, row in best if row is not None]
         title = f"tuned on {place}"
         data = {"best": records}
         _print(bench.formatted(format.value, data, title, _TUNED_COLUMNS, records, footer))
-    _finish(interrupted, len(best), len(left))
+    _finish(interrupted, len(records), len(left))
 
 
 def _add_choices(path: str) -> None:
@@ -791,8 +790,7 @@ def _constrained(
         torch.backends.cudnn.deterministic = True
     if allow_tf32 is not None:
         words.append(f"allow_tf32={str(allow_tf32).lower()}")
-        cudnn: Any = torch.backends.cudnn
-        for switch in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):
+        for switch in fp32_switches():
             switch.fp32_precision = "tf32" if allow_tf32 else "ieee"
     return ";".join(words)
 

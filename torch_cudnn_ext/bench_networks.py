@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from . import report, tuning
 from .bench import formatted, judged
 from .enabling import enabled
-from .measuring import Progress
+from .measuring import Progress, fp32_switches
 from .peaks import host_ms
 from .processes import processes
 from .workload import call_model, load_model, sum_of_outputs
@@ -145,8 +144,7 @@ def _in_fresh_process(task: _Task, benchmark: bool, choices: Path) -> NetworkCom
 def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     torch.backends.cudnn.benchmark = benchmark
     precision, dtype = PRECISIONS[task.precision]
-    cudnn: Any = torch.backends.cudnn
-    for switch in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):
+    for switch in fp32_switches():
         switch.fp32_precision = precision
     torch.manual_seed(0)
     model, inputs = load_model(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     _Measured = tuple[list[Measurement], list[TableEntry]]
 
-__all__ = ["Progress", "Task", "measure_tasks"]
+__all__ = ["Progress", "Task", "fp32_switches", "measure_tasks"]
 
 
 class Progress(Protocol):
@@ -140,6 +140,12 @@ def _imported(left: list[Future[_Measured]]) -> Iterator[list[Measurement]]:
         yield rows
 
 
+def fp32_switches() -> list[Any]:
+    """PyTorch's switches whose ``fp32_precision`` says where float32 may be TF32."""
+    cudnn: Any = torch.backends.cudnn
+    return [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
+
+
 # In the other processes.
 
 
@@ -149,14 +155,9 @@ def _switches() -> dict[str, Any]:
     return {
         "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "precisions": [switch.fp32_precision for switch in _fp32_switches()],
+        "precisions": [switch.fp32_precision for switch in fp32_switches()],
         "threads": torch.get_num_threads(),
     }
-
-
-def _fp32_switches() -> list[Any]:
-    cudnn: Any = torch.backends.cudnn
-    return [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
 
 
 def _start(turns: str, switches: dict[str, Any]) -> None:
@@ -165,7 +166,7 @@ def _start(turns: str, switches: dict[str, Any]) -> None:
     cudnn: Any = torch.backends.cudnn
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = switches["cudnn"]
     torch.use_deterministic_algorithms(switches["deterministic"])
-    for switch, precision in zip(_fp32_switches(), switches["precisions"], strict=True):
+    for switch, precision in zip(fp32_switches(), switches["precisions"], strict=True):
         switch.fp32_precision = precision
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -79,39 +79,15 @@ def tune(
         RuntimeError: A problem has no algorithm under the policy, which is told when all others are
             tuned; or PyTorch finds no such device.
     """
-    return dict(
-        tune_each(
-            problems,
-            device=device,
-            policy=policy,
-            time_budget_s=time_budget_s,
-            knob_search=knob_search,
-            jobs=jobs,
-            progress=progress,
-        )
-    )
-
-
-def tune_each(
-    problems: str | Iterable[str],
-    *,
-    device: str | torch.device | None = None,
-    policy: PolicyLike = None,
-    time_budget_s: float = 0.0,
-    knob_search: bool = False,
-    jobs: int = 1,
-    progress: Progress | None = None,
-) -> Iterator[tuple[str, Measurement]]:
-    """The same, problem by problem."""
     place = checked_device(device)
     text = policy_text(policy) or ""
     lines = [problems] if isinstance(problems, str) else list(problems)
     problems = [_C.canonical_problem(line) for line in lines]
     tasks = [Task(problem, place, text, time_budget_s, knob_search) for problem in problems]
-    failed = []
+    best, failed = {}, []
     for problem, rows in zip(problems, measure_tasks(tasks, jobs, progress), strict=True):
         if rows and rows[0]["status"] == "ok":
-            yield problem, rows[0]
+            best[problem] = rows[0]
         else:
             reasons = "; ".join(f"{row['algorithm']}: {row['reason']}" for row in rows)
             failed.append(f"{problem}: {reasons}")
@@ -119,6 +95,7 @@ def tune_each(
         raise RuntimeError(
             f"tune: no algorithm works under {text!r} for " + "; nor for ".join(failed)
         )
+    return best
 
 
 def tune_model(
@@ -164,7 +141,7 @@ def tune_model(
         for line in trace(model, inputs, train=train):
             info = _C.problem_info(problem := line.partition("  #")[0])
             is_led = info["pass_name"] != "fwd" and bool(info["coupled"])  # by its forward
-            if not is_led and not _C.is_tuned(problem, place, text):
+            if not is_led and _C.tuned(problem, place, text) is None:
                 problems.append(problem)
     return tune(
         problems,

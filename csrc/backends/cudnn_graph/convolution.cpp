@@ -129,12 +129,6 @@ bool is_packed(const TensorSpec& t) {
   return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
 }
 
-int64_t pixels_of(const TensorSpec& t) {
-  int64_t count = 1;
-  for (int i = 2; i < t.sizes.size(); ++i) count *= t.sizes[i];
-  return count;
-}
-
 // What cuDNN 9.19 accepts and then computes wrongly or crashes on, found by running every engine
 // over tests/cases.py on an H200. Engine numbers belong to that version; with another one nothing
 // is refused.
@@ -160,10 +154,10 @@ std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm
     return "engine 2 of cuDNN 9.19 writes between the rows of a strided result";
   }
   bool adds_behind_gemm = algorithm.name == "eng52" || algorithm.name == "eng53";
-  if (p.bias && adds_behind_gemm && pixels_of(p.x) == 1) {
+  bool one_pixel = p.x.numel() == p.x.sizes[0] * p.x.sizes[1];
+  if (p.bias && adds_behind_gemm && one_pixel) {
     return "engines 52 and 53 of cuDNN 9.19 leave parts of the result unwritten when they add a "
-           "bias "
-           "to images of one pixel";
+           "bias to images of one pixel";
   }
   if (p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng67" && p.alignment < 16) {
     return "engine 67 of cuDNN 9.19 makes misaligned accesses when tensors are not aligned to 16 "
