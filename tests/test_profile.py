@@ -868,6 +868,25 @@ def test_a_file_of_choices_keeps_what_others_added(tmp_path: Path) -> None:
     assert path.read_text() == "nonsense"
 
 
+def test_processes_that_add_choices_at_once_lose_none(tmp_path: Path) -> None:
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    (entry,) = tuning.choices()
+    path = tmp_path / "choices.jsonl"
+    children = []
+    for number in range(8):
+        children.append(os.fork())
+        if children[-1] == 0:
+            added = 0
+            try:
+                mine = [entry | {"device": f"device {number} round {i}"} for i in range(50)]
+                _C.table_import(mine)
+                added = tuning.add_choices(path)
+            finally:
+                os._exit(added == 0)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
+    assert len(tuning.read_choices(path)) == 8 * 51 - 7  # what was there at the fork is one
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

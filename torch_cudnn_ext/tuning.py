@@ -6,10 +6,12 @@ device under one set of constraints a line, and `import_choices` reads it in ano
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -183,6 +185,8 @@ def export_choices(path: str | os.PathLike[str]) -> int:
 def add_choices(path: str | os.PathLike[str]) -> int:
     """Write the table of choices beside what the file holds of others, if there is one.
 
+    Processes that add to one file at a time wait for each other, so none loses what another added.
+
     Returns:
         The number of entries.
 
@@ -190,10 +194,22 @@ def add_choices(path: str | os.PathLike[str]) -> int:
         ValueError: As of `import_choices`; the file is left as it was.
     """
     mine = choices()
-    if Path(path).exists():
-        import_choices(path)
-        _C.table_import(mine)  # again: what is newer
-    return export_choices(path)
+    with _locked(Path(path).parent):
+        if Path(path).exists():
+            import_choices(path)
+            _C.table_import(mine)  # again: what is newer
+        return export_choices(path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder, because a file that is replaced cannot be locked."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def import_choices(path: str | os.PathLike[str]) -> int:
