@@ -306,6 +306,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   options.knob_search = knob_search;
   options.min_samples = min_samples;
   options.flush_cache = flush_l2;
+  options.throws_out_of_memory = false;
   options.progress = [&](int done, int total, const std::string& algorithm) {
     py::gil_scoped_acquire acquire;
     if (!progress.is_none()) progress(done, total, algorithm);
@@ -314,7 +315,8 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   {
     py::gil_scoped_release release;
     list = measure(problem, policy, device, options);
-    if (record && options.algorithms.empty()) {
+    bool any = !list.empty() && list[0].status == Measurement::Status::ok;
+    if (record && any && options.algorithms.empty()) {
       choice_table::insert({problem_text(problem), fingerprint_of(device),
                             policy.policy.constraints_text(problem), list});
       next_decision_generation();

@@ -534,3 +534,29 @@ def test_backward_runs_on_the_stream_of_forward() -> None:
         torch.testing.assert_close(
             leaf.grad.double() / scale, double.grad / scale, rtol=1e-2, atol=1e-2
         )
+
+
+@pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="engine numbers of cuDNN 9.19")
+@pytest.mark.parametrize(
+    ("problem", "algorithm"),
+    [
+        ("conv_fwd x=bf16[8,32,28,28]:nhwc w=bf16[32,1,3,3]:nhwc pad=1 groups=32", "graph:eng5"),
+        ("conv_bwd_data x=f16[8,32,28,28]:nhwc w=f16[32,1,5,5]:nhwc groups=32", "graph:eng6"),
+        ("conv_bwd_filter x=f16[8,32,28,28]:nhwc w=f16[32,1,3,3]:nhwc groups=32", "graph:eng16"),
+        ("conv_fwd x=f32[8,32,28,28]:nchw w=f32[32,1,3,3]:nchw groups=32", "graph:eng0"),
+        ("conv_fwd x=f32[8,32,28,28]:nchw w=f32[32,1,5,5]:nchw groups=32", "aten:default"),
+        ("conv_fwd x=f32[8,32,28,28]:nhwc w=f32[32,1,3,3]:nhwc groups=32", "aten:default"),
+        ("conv_fwd x=f32[8,32,28,28]:nchw w=f32[64,1,3,3]:nchw groups=32", "aten:default"),
+        ("conv_bwd_filter x=f32[8,32,28,28]:nchw w=f32[32,1,3,3]:nchw groups=32", "graph:"),
+        (
+            "conv_bwd_filter x=f32[8,32,28,28]:nchw w=f32[32,1,3,3]:nchw stride=2 groups=32",
+            "aten:default",
+        ),
+        ("batch_norm_infer x=bf16[64,128,3136]:nhwc", "graph:eng1"),
+        ("batch_norm_infer x=bf16[64,128,49]:nhwc", "legacy:spatial"),
+        ("batch_norm_infer x=f16[64,128,3136]:nchw", "legacy:spatial"),
+        ("batch_norm_infer x=f32[64,128,3136]:nhwc", "aten:default"),
+    ],
+)
+def test_the_heuristic_leads_with_what_was_measured_faster(problem: str, algorithm: str) -> None:
+    assert _C.choose(problem, "cuda")["algorithm"].startswith(algorithm)

@@ -228,7 +228,7 @@ class Session {
         built.push_back(std::move(*one));
     }
     turn_.take();
-    for (size_t i = 0; i < steps_.size(); ++i) add_scratch(steps_[i], i + 1);
+    if (!make_scratch_of_steps(built)) built.clear();
     total = static_cast<int>(built.size());
     for (int i = 0; i < total; ++i) {
       report(i, total, measurements_[built[i].index].algorithm);
@@ -245,6 +245,23 @@ class Session {
   }
 
  private:
+  struct Built {
+    size_t index;                              // of the measurement
+    std::vector<std::shared_ptr<Plan>> plans;  // one a step
+  };
+
+  // False where they do not fit and that is data: what was built has failed then.
+  bool make_scratch_of_steps(const std::vector<Built>& built) {
+    try {
+      for (size_t i = 0; i < steps_.size(); ++i) add_scratch(steps_[i], i + 1);
+    } catch (const c10::Error& error) {
+      if (options_.throws_out_of_memory || !is_out_of_memory(error)) throw;
+      for (const Built& one : built) set_failed(measurements_[one.index], error);
+      return false;
+    }
+    return true;
+  }
+
   // Inputs of a later step that an earlier one computes stay what they are in the reference: every
   // algorithm is given its own.
   void add_scratch(Step& step, uint64_t seed) {
@@ -309,11 +326,6 @@ class Session {
     }
   }
 
-  struct Built {
-    size_t index;                              // of the measurement
-    std::vector<std::shared_ptr<Plan>> plans;  // one a step
-  };
-
   // None where the algorithm was met before, cannot be built, or this share of the time is used up;
   // the latter two are measurements.
   std::optional<Built> build_candidate(const Candidate& candidate, double share) {
@@ -368,10 +380,14 @@ class Session {
     try {
       body();
     } catch (const c10::Error& error) {
-      m.status = Status::failed;
-      m.reason = c10::str(is_out_of_memory(error) ? "out of memory: " : "",
-                          error.what_without_backtrace());
+      set_failed(m, error);
     }
+  }
+
+  static void set_failed(Measurement& m, const c10::Error& error) {
+    m.status = Status::failed;
+    m.reason =
+        c10::str(is_out_of_memory(error) ? "out of memory: " : "", error.what_without_backtrace());
   }
 
   void drop_failed() {

@@ -17,6 +17,7 @@ struct MeasureOptions {
   double time_budget_s = 0;           // 0: no limit
   bool knob_search = false;
   bool flush_cache = true;
+  bool throws_out_of_memory = true;  // where the problem's tensors do not fit; else all have failed
   int min_samples = 11;
   // Called with (done, total, algorithm) as work goes on; what it throws ends the measuring.
   std::function<void(int, int, const std::string&)> progress;
