@@ -455,6 +455,37 @@ def test_a_candidate_that_fails_is_not_tried_again(
     assert ("out of memory" in failed["reason"]) == (kind == "out_of_memory")
 
 
+@pytest.mark.parametrize(("first_ms", "left_out"), [(1.6, True), (1.4, False)])
+def test_autotune_leaves_out_other_knobs_of_a_slow_compiled_engine(
+    fake: Any, x: Tensor, w: Tensor, first_ms: float, left_out: bool
+) -> None:
+    fake.script("fake:a", milliseconds=1)
+    for engine, notes in (("b", ["runtime_compilation"]), ("c", [])):
+        fake.script(f"fake:{engine}/k1=1", milliseconds=first_ms, notes=notes)
+        fake.script(f"fake:{engine}/k1=2", milliseconds=0.9 if engine == "b" else 2, notes=notes)
+    fake.script("fake:b", milliseconds=3, notes=["runtime_compilation"])
+    assert _convolve(x, w, TUNE) == ("fake:a" if left_out else "fake:b/k1=2")
+    assert (fake.counts("fake:b/k1=2")[0] == 0) == left_out
+    assert [fake.counts(f"fake:{a}")[0] for a in ("b", "b/k1=1", "c/k1=1", "c/k1=2")] == [1] * 4
+    (entry,) = _C.table_export()
+    (row,) = (m for m in entry["measurements"] if m["algorithm"] == "fake:b/k1=2")
+    if left_out:
+        assert (row["status"], row["samples"]) == ("excluded", 0)
+        reason = "not tried: other knobs of its engine took 1.6 times as long as the best"
+        assert row["reason"] == reason
+    assert _measure(x, w)["fake:b/k1=2"]["status"] == "ok"  # a profile tells all
+
+
+def test_what_the_notes_exclude_is_not_built(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", milliseconds=1)
+    fake.script("fake:b", notes=["nondeterministic"])
+    assert _convolve(x, w, f"{TUNE};deterministic") == "fake:a"
+    assert fake.counts("fake:b") == (0, 0)
+    excluded = _measure(x, w, "backends=fake;deterministic")["fake:b"]
+    assert excluded["notes"] == ["nondeterministic"] and not excluded["deterministic"]
+    assert "excluded by deterministic" in excluded["reason"]
+
+
 def test_a_policy_that_comes_back_finds_its_decision(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script("fake:a")
     fake.script("fake:b")

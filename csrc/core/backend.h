@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct BackendOperator {
   std::function<BuildResult(const Problem&, const Algorithm&, const Device&)> build;
   // Variations of an algorithm worth trying when it is among the best; may be empty.
   std::function<std::vector<Algorithm>(const Problem&, const Algorithm&, const Device&)> neighbours;
+  // Some of a plan's notes without building it, where they can be had; may be empty.
+  std::function<std::optional<Notes>(const Problem&, const Algorithm&, const Device&)> notes;
 };
 
 class Backend {
@@ -48,9 +51,10 @@ struct RegisterBackendOperator {
   using Candidates = std::vector<Candidate> (*)(const P&, const Device&);
   using Build = BuildResult (*)(const P&, const Algorithm&, const Device&);
   using Neighbours = std::vector<Algorithm> (*)(const P&, const Algorithm&, const Device&);
+  using FoundNotes = std::optional<Notes> (*)(const P&, const Algorithm&, const Device&);
 
   RegisterBackendOperator(const char* backend_name, Candidates candidates, Build build,
-                          Neighbours neighbours = nullptr) {
+                          Neighbours neighbours = nullptr, FoundNotes notes = nullptr) {
     BackendOperator op;
     op.candidates = [=](const Problem& p, const Device& d) {
       return candidates(std::get<P>(p), d);
@@ -61,6 +65,11 @@ struct RegisterBackendOperator {
     if (neighbours != nullptr) {
       op.neighbours = [=](const Problem& p, const Algorithm& a, const Device& d) {
         return neighbours(std::get<P>(p), a, d);
+      };
+    }
+    if (notes != nullptr) {
+      op.notes = [=](const Problem& p, const Algorithm& a, const Device& d) {
+        return notes(std::get<P>(p), a, d);
       };
     }
     backend(backend_name).add(P::kFamily, std::move(op));

@@ -18,6 +18,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <set>
 #include <tuple>
@@ -219,20 +220,19 @@ class Session {
   // any, but for the scratch tensors of those that search knobs.
   std::vector<Measurement> run() {
     constexpr double kShareOfBuilding = 0.5;  // of the time: what is built wants to be run too
-    std::vector<Candidate> candidates = collect();
-    std::vector<Built> built;
-    int total = static_cast<int>(candidates.size());
-    for (int i = 0; i < total; ++i) {
-      report(i, total, candidates[i].algorithm);
-      if (auto one = build_candidate(candidates[i], kShareOfBuilding))
-        built.push_back(std::move(*one));
-    }
+    constexpr double kShareOfBuildingMore = 0.7;
+    std::vector<Candidate> put_off;
+    std::vector<Built> built =
+        build_all(collect(), kShareOfBuilding, options_.prunes ? &put_off : nullptr);
     turn_.take();
-    if (!make_scratch_of_steps(built)) built.clear();
-    total = static_cast<int>(built.size());
-    for (int i = 0; i < total; ++i) {
-      report(i, total, measurements_[built[i].index].algorithm);
-      try_built(built[i]);
+    bool fits = make_scratch_of_steps(built);
+    if (fits) try_all(built);
+    if (fits && !put_off.empty()) {
+      leave_out_hopeless(put_off);
+      give_back_turn();
+      built = build_all(put_off, kShareOfBuildingMore, nullptr);
+      turn_.take();
+      try_all(built);
     }
     time_rounds(options_.min_samples);
     if (options_.knob_search) search_knobs();
@@ -249,6 +249,71 @@ class Session {
     size_t index;                              // of the measurement
     std::vector<std::shared_ptr<Plan>> plans;  // one a step
   };
+
+  // Where some may be put off, those are of a run-time compiled engine with chosen knobs, all but
+  // the first.
+  std::vector<Built> build_all(const std::vector<Candidate>& candidates, double share,
+                               std::vector<Candidate>* put_off) {
+    std::vector<Built> built;
+    std::set<std::string> compiled;
+    int total = static_cast<int>(candidates.size());
+    for (int i = 0; i < total; ++i) {
+      const Algorithm& algorithm = candidates[i].algorithm;
+      report(i, total, algorithm);
+      bool has_knobs = !algorithm.options.empty();
+      if (put_off != nullptr && has_knobs && compiled.count(engine_text(algorithm)) != 0) {
+        put_off->push_back(candidates[i]);
+        continue;
+      }
+      auto one = build_candidate(candidates[i], share);
+      if (!one) continue;
+      bool at_run_time = measurements_[one->index].notes.has(Note::runtime_compilation);
+      if (at_run_time && has_knobs) compiled.insert(engine_text(algorithm));
+      built.push_back(std::move(*one));
+    }
+    return built;
+  }
+
+  void try_all(const std::vector<Built>& built) {
+    int total = static_cast<int>(built.size());
+    for (int i = 0; i < total; ++i) {
+      report(i, total, measurements_[built[i].index].algorithm);
+      try_built(built[i]);
+    }
+  }
+
+  static std::string engine_text(const Algorithm& algorithm) {
+    return c10::str(algorithm.backend, ":", algorithm.name);
+  }
+
+  // Takes from the candidates those whose engine is known to be slow on this problem.
+  void leave_out_hopeless(std::vector<Candidate>& candidates) {
+    constexpr int kRounds = 4;
+    constexpr double kHopeless = 1.5;  // times the best
+    time_rounds(kRounds);
+    double best = kInfinity;
+    std::map<std::string, double> by_engine;
+    for (const Contender& c : contenders_) {
+      double own = cost(c.best, c.best_host);
+      best = std::min(best, own);
+      double& least = by_engine.emplace(engine_text(c.algorithm), own).first->second;
+      least = std::min(least, own);
+    }
+    auto is_hopeless = [&](const Candidate& candidate) {
+      auto found = by_engine.find(engine_text(candidate.algorithm));
+      if (found == by_engine.end() || found->second <= kHopeless * best) return false;
+      if (!seen_.insert(candidate.algorithm.text()).second) return true;
+      Measurement& m = measurements_.emplace_back();
+      m.algorithm = candidate.algorithm;
+      m.source = candidate.source;
+      m.status = Status::excluded;
+      m.reason = c10::str("not tried: other knobs of its engine took ", found->second / best,
+                          " times as long as the best");
+      return true;
+    };
+    candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_hopeless),
+                     candidates.end());
+  }
 
   // False where they do not fit and that is data: what was built has failed then.
   bool make_scratch_of_steps(const std::vector<Built>& built) {
@@ -342,6 +407,14 @@ class Session {
     if (is_too_late(m, share)) return std::nullopt;
     auto start = Clock::now();
     for (const Step& step : steps_) {
+      if (auto notes = notes_before_building(step.problem, candidate.algorithm)) {
+        m.notes.add(*notes);
+        m.reason = reason_of(step, refusal_of_notes(*notes, policy_));
+      }
+      if (!m.reason.empty()) {
+        m.status = Status::excluded;
+        return std::nullopt;
+      }
       BuildResult result = build(step.problem, candidate.algorithm, device_);
       m.build_ms = seconds_since(start) * 1e3;
       if (auto* unsupported = std::get_if<Unsupported>(&result)) {
@@ -353,6 +426,14 @@ class Session {
       m.notes.add(built.plans.back()->notes);
     }
     return built;
+  }
+
+  std::optional<Notes> notes_before_building(const Problem& problem,
+                                             const Algorithm& algorithm) const {
+    const Backend* backend = find_backend(algorithm.backend);
+    const BackendOperator* op = backend == nullptr ? nullptr : backend->find(op_.family());
+    if (op == nullptr || !op->notes) return std::nullopt;
+    return op->notes(problem, algorithm, device_);
   }
 
   // Checks and times once. What fails is data.
@@ -372,7 +453,8 @@ class Session {
 
   // Says which of several steps it is about.
   std::string reason_of(const Step& step, const std::string& reason) const {
-    return steps_.size() == 1 ? reason : c10::str(op_of(step.problem), ": ", reason);
+    if (steps_.size() == 1 || reason.empty()) return reason;
+    return c10::str(op_of(step.problem), ": ", reason);
   }
 
   template <class Body>
@@ -728,27 +810,33 @@ std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy&
   return "";
 }
 
-std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPolicy& policy,
-                    const Device& device) {
+std::string refusal_of_notes(const Notes& notes, const ResolvedPolicy& policy) {
   const Policy& p = policy.policy;
-  if (plan.notes.has(Note::tf32) && !p.allow_tf32.value_or(false)) {
+  if (notes.has(Note::tf32) && !p.allow_tf32.value_or(false)) {
     return "excluded: may use TF32 for float32 data (allow it with allow_tf32)";
   }
-  if (plan.notes.has(Note::down_convert) && !p.allow_down_convert.value_or(false)) {
+  if (notes.has(Note::down_convert) && !p.allow_down_convert.value_or(false)) {
     return "excluded: converts to or accumulates in a smaller type (allow it with "
            "allow_down_convert)";
   }
-  if (plan.notes.has(Note::low_accuracy) && !p.allow_down_convert.value_or(false)) {
+  if (notes.has(Note::low_accuracy) && !p.allow_down_convert.value_or(false)) {
     return "excluded: Winograd with large tiles is less accurate than TF32 (allow it with "
            "allow_down_convert)";
   }
-  if (plan.notes.has(Note::reduced_range) && !p.allow_reduced_range.value_or(false)) {
+  if (notes.has(Note::reduced_range) && !p.allow_reduced_range.value_or(false)) {
     return "excluded: has a reduced range (allow it with allow_reduced_range)";
   }
-  if (plan.notes.has(Note::nondeterministic) && p.deterministic.value_or(false)) {
+  if (notes.has(Note::nondeterministic) && p.deterministic.value_or(false)) {
     return "excluded by deterministic: its results can differ from run to run";
   }
-  std::optional<int64_t> cap = p.workspace_cap(device);
+  return "";
+}
+
+std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPolicy& policy,
+                    const Device& device) {
+  std::string reason = refusal_of_notes(plan.notes, policy);
+  if (!reason.empty()) return reason;
+  std::optional<int64_t> cap = policy.policy.workspace_cap(device);
   if (!cap) return "";
   if (workspace_bytes > *cap) {
     return c10::str("excluded by max_workspace=", *cap, ": it needs ", workspace_bytes, " bytes");

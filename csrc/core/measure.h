@@ -16,6 +16,9 @@ struct MeasureOptions {
   std::vector<Algorithm> algorithms;  // empty: all candidates of the admitted backends
   double time_budget_s = 0;           // 0: no limit
   bool knob_search = false;
+  // Leaves out configurations of run-time compiled engines that others of the engine show to be
+  // slow: to compile them all may take most of the time, and never was one the best.
+  bool prunes = false;
   bool flush_cache = true;
   bool throws_out_of_memory = true;  // where the problem's tensors do not fit; else all have failed
   int min_samples = 11;
@@ -34,7 +37,8 @@ double relative_error(const at::Tensor& result, const at::Tensor& reference);
 // Why the constraints keep a plan from being used; empty when they do not.
 std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPolicy& policy,
                     const Device& device);
-// The same for a whole backend, before anything is built.
+// The same for what notes alone say, and for a whole backend, before anything is built.
+std::string refusal_of_notes(const Notes& notes, const ResolvedPolicy& policy);
 std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy& policy,
                                const Device& device);
 

@@ -378,6 +378,7 @@ class Decider {
       if (being_built_here_) return unkept("heuristic: met again while it is being tuned");
       MeasureOptions options;
       options.time_budget_s = autotune_budget_s();
+      options.prunes = true;
       try {
         known = measure(problem_, policy_, device_, options);
       } catch (const c10::Error& error) {

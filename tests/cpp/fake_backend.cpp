@@ -75,6 +75,11 @@ class Scripts {
     return list;
   }
 
+  std::vector<std::string> notes(const std::string& algorithm) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return by_algorithm_.at(algorithm).notes;
+  }
+
   std::pair<int64_t, int64_t> counts(const std::string& algorithm) {
     std::lock_guard<std::mutex> lock(mutex_);
     const Script& script = by_algorithm_.at(algorithm);
@@ -235,8 +240,12 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm, 
   return std::make_shared<FakeConvolution>(p, algorithm, script);
 }
 
+std::optional<Notes> notes(const ConvolutionProblem&, const Algorithm& algorithm, const Device&) {
+  return notes_from_texts(scripts().notes(algorithm.text()));
+}
+
 const RegisterBackendOperator<ConvolutionProblem> registered("fake", candidates, build_plan,
-                                                             neighbours);
+                                                             neighbours, notes);
 
 // A dropout that drops nothing, for problems that share an algorithm: notes are of the backward.
 std::vector<Candidate> dropout_candidates(const DropoutProblem&, const Device&) { return {}; }

@@ -235,11 +235,7 @@ std::vector<Candidate> fused_candidates(const ConvolutionProblem& p, const Devic
 bool leads_on_tensor_cores(const std::vector<Candidate>& list, const ConvolutionProblem& p,
                            const Device& device) {
   if (list.empty() || list[0].source == kDefaultKnobs) return false;
-  try {
-    return Graph::notes(p, list[0].algorithm, device).has(Note::tensor_core);
-  } catch (const Failure&) {
-    return false;  // building it says why
-  }
+  return Graph::notes(p, list[0].algorithm, device).value_or(Notes{}).has(Note::tensor_core);
 }
 
 // A matrix product of each image, for which the plain graph alone has engines.
@@ -281,8 +277,14 @@ std::vector<Algorithm> neighbours(const ConvolutionProblem& p, const Algorithm& 
   return Graph::neighbours(fused ? p : without_bias(p), algorithm, device);
 }
 
+// With a bias it takes a build to know which graph's engine it is.
+std::optional<Notes> notes(const ConvolutionProblem& p, const Algorithm& algorithm,
+                           const Device& device) {
+  return p.bias ? std::nullopt : Graph::notes(p, algorithm, device);
+}
+
 const RegisterBackendOperator<ConvolutionProblem> registered("graph", candidates, build_plan,
-                                                             neighbours);
+                                                             neighbours, notes);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -106,9 +106,14 @@ struct Graphs {
     }
   }
 
-  // Of an engine of that graph; throws Failure where it does not take the problem.
-  static Notes notes(const P& p, const Algorithm& algorithm, const Device& device) {
-    return notes_of(make_operation_graph(p, device), algorithm);
+  // Of an engine; none where building says why it does not take the problem.
+  static std::optional<Notes> notes(const P& p, const Algorithm& algorithm, const Device& device) {
+    if (refused(p, device)) return std::nullopt;
+    try {
+      return notes_of(make_operation_graph(p, device), algorithm);
+    } catch (const Failure&) {
+      return std::nullopt;
+    }
   }
 
   static BuildResult build(const P& p, const Algorithm& algorithm, const Device& device) {
@@ -138,7 +143,7 @@ struct Graphs {
 template <class P, auto refuse, auto make_operation_graph, auto make_plan>
 RegisterBackendOperator<P> register_graphs() {
   using Made = Graphs<P, refuse, make_operation_graph, make_plan>;
-  return {"graph", Made::candidates, Made::build, Made::neighbours};
+  return {"graph", Made::candidates, Made::build, Made::neighbours, Made::notes};
 }
 
 }  // namespace torch_cudnn_ext::graph
