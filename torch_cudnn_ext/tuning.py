@@ -23,6 +23,7 @@ from .explaining import trace
 from .measuring import Progress, Task, measure_tasks
 from .policy import PolicyLike, policy_text
 from .profiling import checked_device
+from .workload import read_lines
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -89,8 +90,14 @@ def tune(
         if rows and rows[0]["status"] == "ok":
             best[problem] = rows[0]
         else:
-            reasons = "; ".join(f"{row['algorithm']}: {row['reason']}" for row in rows)
-            failed.append(f"{problem}: {reasons}")
+            reasons: dict[str, list[str]] = {}
+            for row in rows:
+                reasons.setdefault(row["reason"], []).append(row["algorithm"])
+            words = (
+                f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"
+                for reason, names in reasons.items()
+            )
+            failed.append(f"{problem}: {'; '.join(words)}")
     if failed:
         raise RuntimeError(
             f"tune: no algorithm works under {text!r} for " + "; nor for ".join(failed)
@@ -164,10 +171,16 @@ def export_choices(path: str | os.PathLike[str]) -> int:
 
     Returns:
         The number of entries.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     target = Path(path)
     entries = choices()
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:  # of a name that nobody gave
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
     try:
         with os.fdopen(handle, "w") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)
@@ -214,7 +227,7 @@ def import_choices(path: str | os.PathLike[str]) -> int:
 def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:
     """The entries of a file of `export_choices`; raises as `import_choices`."""
     entries: list[TableEntry] = []
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(read_lines(Path(path)), 1):
         if not line.strip():
             continue
         try:
