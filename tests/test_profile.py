@@ -889,6 +889,12 @@ def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: st
     assert tuning.choices() == []
 
 
+def test_an_export_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    tuning.export_choices(tmp_path / "choices.jsonl")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "choices.jsonl").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_an_unwritable_export_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

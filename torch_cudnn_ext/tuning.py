@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -177,18 +178,19 @@ def export_choices(path: str | os.PathLike[str]) -> int:
     """
     target = Path(path)
     entries = choices()
+    # Of this thread alone, and with the permissions of any new file.
+    temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:  # of a name that nobody gave
-        raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
-    try:
-        with os.fdopen(handle, "w") as file:
+        with temporary.open("w") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename is not None:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # as given
         raise
     return len(entries)
 
