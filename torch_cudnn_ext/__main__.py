@@ -69,7 +69,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     help="Profile, list and compare the algorithms of cuDNN, of PyTorch and of the CPU.",
 )
 
@@ -136,10 +135,11 @@ _TUNED_COLUMNS = (
 ProblemArgument = Annotated[
     str | None, typer.Argument(help="A problem line, in quotes.", show_default=False)
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", help="A network of torchvision, or module:callable that gives one."),
-]
+_MODEL = typer.Option(
+    "--model", help="A network of torchvision, or module:callable that gives one."
+)
+ModelOption = Annotated[str | None, _MODEL]
+RequiredModelOption = Annotated[str, _MODEL]
 ProblemsOption = Annotated[
     str | None,
     typer.Option("--problems", help="A file of problem lines, or a shipped one (resnet50)."),
@@ -597,7 +597,7 @@ def _add_choices(path: str) -> None:
 
 @app.command("coverage")
 def coverage_command(
-    model: Annotated[str, typer.Option("--model", help="As of profile.")],
+    model: RequiredModelOption,
     batch: BatchOption = None,
     image_size: ImageOption = None,
     dtype: DtypeOption = None,
@@ -624,12 +624,7 @@ def coverage_command(
 
 @app.command("explain")
 def explain_command(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="A network of torchvision, or module:callable that gives one."
-        ),
-    ],
+    model: RequiredModelOption,
     train: Annotated[bool, typer.Option("--train", help="Forward and backward.")] = False,
     dtype: DtypeOption = None,
     batch: BatchOption = None,
@@ -923,6 +918,7 @@ def _finish(interrupted: bool, finished: int, total: int) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; wrong input is one line on standard error, and exit code 2."""
     command: Callable[..., int | None] = typer.main.get_command(app)
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return command(arguments, prog_name="torch_cudnn_ext", standalone_mode=False) or 0
     except (typer.Abort, KeyboardInterrupt):
