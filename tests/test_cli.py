@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudnn_ext import _C, bench, bench_modules, bench_networks, is_enabled, report, tuning
+from torch_cudnn_ext import (
+    _C,
+    __version__,
+    bench,
+    bench_modules,
+    bench_networks,
+    is_enabled,
+    report,
+    tuning,
+)
 from torch_cudnn_ext.__main__ import main
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
@@ -111,6 +121,13 @@ def test_top_and_all(capsys: Capture) -> None:
     assert len(long.splitlines()) > len(short.splitlines())
 
 
+def test_list_of_a_network(capsys: Capture, networks: str) -> None:
+    command = ["list", "--model", f"{networks}:conv", "--device", "cpu", "--passes", "fwd"]
+    (layer,) = _json(capsys, *command)["layers"]
+    assert str(layer["problem"]).startswith("conv_fwd x=f32[2,3,5,5]")
+    assert layer["rows"] == [] and layer["listed"]
+
+
 def test_list_times_nothing(capsys: Capture) -> None:
     result = _json(capsys, "list", PROBLEM, "--device", "cpu")
     (layer,) = result["layers"]
@@ -127,6 +144,7 @@ def test_info(capsys: Capture) -> None:
     out = capsys.readouterr().out
     for text in (torch.__version__, "libcudnn.so.9", "target:h200", "graph", "legacy", "cpu"):
         assert text in out
+    assert out.startswith(f"torch_cudnn_ext {__version__}\n")
 
 
 def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:
@@ -310,6 +328,7 @@ def test_tune_prints_and_keeps_what_was_finished(
     assert main([*command, "--policy", "backends=aten", "--max-workspace", "1KiB"]) == 1
     shown = capsys.readouterr()
     assert small in shown.out and "error: tune: no algorithm works" in shown.err
+    assert " and 35 more: excluded by backends=aten" in shown.err
 
 
 def test_a_file_of_choices_is_checked_first(
@@ -323,7 +342,7 @@ def test_a_file_of_choices_is_checked_first(
         for path, text in (
             (damaged, "line 1: "),
             (tmp_path, "Is a directory"),
-            (tmp_path / "none" / "choices", "No such file or directory"),
+            (tmp_path / "none" / "choices", f"No such file or directory: '{tmp_path}/none/choi"),
         ):
             assert main([*command, "--device", "cpu", "--choices", str(path)]) == 2
             error = capsys.readouterr().err
@@ -367,6 +386,11 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     assert "--batch: got 2 with --choices, which takes no more than" in capsys.readouterr().err
     assert main(["profile", "--choices", str(tmp_path / "none")]) == 2
     assert "--choices: " in capsys.readouterr().err
+    assert main(["profile", "--choices", str(file), "--batch", "3"]) == 2
+    assert "no more than a problem line, --all, --top, --format" in capsys.readouterr().err
+    file.write_text("")
+    assert main(["profile", "--choices", str(file)]) == 2
+    assert f"--choices: got '{file}', which holds no choices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["profile", "bench"])
@@ -420,10 +444,14 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["profile", PROBLEM, "--passes", "up"], "--passes: got 'up', wanted some of fwd,"),
         (["profile", PROBLEM, "--shard", "3/2"], "--shard: got '3/2', wanted i/n"),
         (["profile", PROBLEM, "--device", "tpu"], "--device: got 'tpu', wanted 'cpu'"),
-        (["profile", PROBLEM, "--target", "z80"], "--target: "),
+        (["profile", PROBLEM, "--target", "z80"], "--target: no target 'z80', wanted one of h2"),
         (["profile", PROBLEM, "--policy", "zork=1"], "--policy: "),
         (["profile", PROBLEM, "--max-workspace", "lots"], "--max-workspace: "),
-        (["profile", PROBLEM, "--format", "tex"], "--format"),
+        (["profile", PROBLEM, "--format", "tex"], "--format: got 'tex', wanted one of 'table', '"),
+        (["profile", PROBLEM, "--passes", "infer"], "--passes: conv has fwd,bwd_data,bwd_filter"),
+        (["list", "softmax_fwd x=f32[2,3,4]:nchw", "--channels-last"], "--channels-last: softmax"),
+        (["list", PROBLEM, "--batch", "9" * 20], "--batch: got '99999999999999999999', wanted at "),
+        (["list", PROBLEM, "--image-size", "32"], "--image-size: got 32 without --model, wanted"),
         (["profile", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
         (["list", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
         (["profile", PROBLEM, "--policy", "guess_once"], "--policy: conv_bwd_data is guess_once"),
@@ -457,7 +485,7 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             ["bench", "--networks", "resnet18", "--shard", "1/2"],
             "--shard: got '1/2' with --networks",
         ),
-        (["bench", "--modules", "all", PROBLEM], f"problem: got '{PROBLEM}' with --modules"),
+        (["bench", "--modules", "all", PROBLEM], f"a problem line: got '{PROBLEM}' with --mod"),
         (["bench", "--modules", "all", "--shard", "x"], "--shard: got 'x' with --modules, which"),
         (["bench", "--modules", "all", "--problems", "x"], "--problems: got 'x' with --modules"),
         (["bench", "--modules", "all", "--resume", "/x"], "--resume: got '/x' with --modules"),
@@ -538,11 +566,39 @@ def test_cuda_without_a_gpu_is_refused(capsys: Capture) -> None:
         assert "--device: got 'cuda', but PyTorch finds no CUDA" in capsys.readouterr().err
 
 
-def test_a_damaged_resume_file_is_refused(capsys: Capture, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["nonsense\n", "notes of mine", '{"key": 1}'])
+def test_a_damaged_resume_file_is_refused(capsys: Capture, tmp_path: Path, text: str) -> None:
     path = tmp_path / "finished.jsonl"
-    path.write_text("nonsense\n")
+    path.write_text(text)
     assert main(["profile", PROBLEM, "--device", "cpu", "--resume", str(path)]) == 2
     assert "--resume: " in (error := capsys.readouterr().err) and "line 1" in error
+    assert path.read_text() == text
+
+
+def test_a_file_that_is_no_text_is_named(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(b"\x7fELF\xff")
+    for command in (["list", "--problems"], ["profile", "--choices"]):
+        assert main([*command, str(path)]) == 2
+        error = f"error: {command[1]}: got '{path}', which holds no text: "
+        assert capsys.readouterr().err.startswith(error)
+
+
+def test_output_that_cannot_hold_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch_cudnn_ext", "profile", PROBLEM, "--device", "cpu"]
+    command += ["--time-budget", "0.1"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    closed = ["bash", "-c", '"$@" >&-', "bash", *command]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
+def test_no_command_is_the_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert "\nCommands:\n" in shown.out and shown.err == ""
 
 
 def test_ctrl_c_prints_what_was_finished(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -506,6 +507,12 @@ def test_a_bad_policy_text_is_told_what_is_wrong(text: str, named: tuple[str, ..
         Policy.parse(text)
     for part in named:
         assert part in str(caught.value)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    for make in (Policy, partial(Policy, fwd="autotune"), partial(Policy.parse, "")):
+        with pytest.raises(ValueError, match="family: got 'zork', wanted one of activation, "):
+            make(family="zork")
 
 
 def test_policies_cannot_be_changed() -> None:

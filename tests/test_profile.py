@@ -609,9 +609,10 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_line_cut_off_within_a_character_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "finished.jsonl"
-    path.write_bytes(b'{"key": "a", "record": {"x": 1}}\n{"key": "\xc3')
-    assert Journal(path).get("a", dict) == {"x": 1}
-    assert path.read_text() == '{"key": "a", "record": {"x": 1}}\n'
+    for torn in (b'{"key": "\xc3', b'{"k', b'{"key": "b", "reco'):
+        path.write_bytes(b'{"key": "a", "record": {"x": 1}}\n' + torn)
+        assert Journal(path).get("a", dict) == {"x": 1}
+        assert path.read_text() == '{"key": "a", "record": {"x": 1}}\n'
 
 
 def test_a_journal_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
@@ -916,6 +917,12 @@ def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: st
     with pytest.raises(ValueError, match=message):
         tuning.import_choices(path)
     assert tuning.choices() == []
+
+
+def test_an_export_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    tuning.export_choices(tmp_path / "choices.jsonl")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "choices.jsonl").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_an_unwritable_export_leaves_the_old_file(

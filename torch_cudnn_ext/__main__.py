@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import torch
 import typer
 
-from . import _C, bench, bench_modules, bench_networks, nn, report, tuning
+from . import _C, __version__, bench, bench_modules, bench_networks, nn, report, tuning
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
@@ -58,6 +59,7 @@ N = TypeVar("N", int, float)
 
 INTERRUPTED = 130
 MODEL_BATCH = 32
+MOST = 2**31 - 1  # of a whole number that an option takes
 IMAGE_SIZE = 224
 
 # Any complaint about the command line; the class is click's, which some typers carry within.
@@ -86,6 +88,8 @@ def _number(kind: Callable[[str], N], least: N) -> Callable[[str], N]:
     def read(text: str) -> N:
         with suppress(ValueError):
             if least <= (value := kind(text)) < math.inf:  # nor nan
+                if kind is int and value > MOST:
+                    raise typer.BadParameter(f"got {text!r}, wanted at most {MOST}")
                 return value
         noun = "a whole number" if kind is int else "a number"
         raise typer.BadParameter(f"got {str(text)!r}, wanted {noun}, {least} or more")
@@ -131,10 +135,11 @@ _TUNED_COLUMNS = (
 ProblemArgument = Annotated[
     str | None, typer.Argument(help="A problem line, in quotes.", show_default=False)
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", help="A network of torchvision, or module:callable that gives one."),
-]
+_MODEL = typer.Option(
+    "--model", help="A network of torchvision, or module:callable that gives one."
+)
+ModelOption = Annotated[str | None, _MODEL]
+RequiredModelOption = Annotated[str, _MODEL]
 ProblemsOption = Annotated[
     str | None,
     typer.Option("--problems", help="A file of problem lines, or a shipped one (resnet50)."),
@@ -143,25 +148,44 @@ PassesOption = Annotated[
     str | None,
     typer.Option("--passes", help="fwd, bwd (all others), or passes by name: bwd_data,…"),
 ]
-DtypeOption = Annotated[str | None, typer.Option("--dtype", help="f64, f32, f16 or bf16.")]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", help="f64, f32, f16 or bf16; of a model f32 by default.")
+]
 BatchOption = Annotated[
-    int | None, typer.Option("--batch", parser=_number(int, 1), metavar="N", help="Batch size.")
+    int | None,
+    typer.Option(
+        "--batch",
+        parser=_number(int, 1),
+        metavar="N",
+        help=f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: 64). "
+        "Inputs that a callable gives keep theirs.",
+    ),
 ]
 ImageOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--image-size",
         parser=_number(int, 1),
         metavar="N",
-        help="Height and width of a model's images.",
+        help=f"Height and width of a model's images; {IMAGE_SIZE} by default.",
     ),
 ]
 ChannelsLastOption = Annotated[
     bool, typer.Option("--channels-last", help="Lay tensors out channels-last.")
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:<index>.")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="cpu, cuda or cuda:<index>; by default the GPU where there is one."
+    ),
+]
 TargetOption = Annotated[
-    str | None, typer.Option("--target", help="A GPU that need not be there, such as h200.")
+    str | None,
+    typer.Option(
+        "--target",
+        help="A GPU that need not be there: what it accepts is listed. "
+        f"{DEFAULT_TARGET} where there is no GPU and no --device.",
+    ),
 ]
 PolicyOption = Annotated[str, typer.Option("--policy", help="A policy text.")]
 WorkspaceOption = Annotated[
@@ -188,7 +212,7 @@ BudgetOption = Annotated[
         "--time-budget",
         parser=_number(float, 0),
         metavar="S",
-        help="Seconds a problem; 0: no limit. 2 on the CPU.",
+        help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU.",
     ),
 ]
 KnobOption = Annotated[
@@ -220,7 +244,7 @@ def profile_command(
     passes: PassesOption = None,
     dtype: DtypeOption = None,
     batch: BatchOption = None,
-    image_size: ImageOption = IMAGE_SIZE,
+    image_size: ImageOption = None,
     channels_last: ChannelsLastOption = False,
     device: DeviceOption = None,
     target: TargetOption = None,
@@ -263,6 +287,8 @@ def profile_command(
 def _kept(choices: str, problem: str | None) -> Profile:
     with _naming("--choices"):
         entries = tuning.read_choices(choices)
+        if not entries:
+            raise ValueError(f"got {choices!r}, which holds no choices")
     if problem is not None:
         with _naming("problem line"):
             line = _C.canonical_problem(problem)
@@ -286,10 +312,12 @@ def _print_profile(result: Profile, format: Format, show_all: bool, top: int) ->
 @app.command("list")
 def list_command(
     problem: ProblemArgument = None,
+    model: ModelOption = None,
     problems: ProblemsOption = None,
     passes: PassesOption = None,
     dtype: DtypeOption = None,
     batch: BatchOption = None,
+    image_size: ImageOption = None,
     channels_last: ChannelsLastOption = False,
     device: DeviceOption = None,
     target: TargetOption = None,
@@ -304,18 +332,11 @@ def list_command(
     constraints = settings.policy
     if max_workspace is not None:
         constraints = _C.canonical_policy(f"{constraints};{_field('max_workspace', max_workspace)}")
-    work = _workload(problem, None, problems, passes, dtype, batch, IMAGE_SIZE, channels_last)
+    work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
     place = settings.device if settings.target is None else f"target:{settings.target}"
     listed: list[LayerProfile] = [list_layer(layer, place, constraints) for layer in work.layers]
-    result = Profile(listed, settings)
-    if format is Format.table:
-        result.print(show_all=True)
-    elif format is Format.json:
-        typer.echo(result.to_json())
-    elif format is Format.csv:
-        typer.echo(result.to_csv(), nl=False)
-    else:
-        typer.echo(result.to_markdown(show_all=True), nl=False)
+    result = Profile(listed, settings, model or problems or "", work.not_profiled)
+    _print_profile(result, format, show_all=True, top=0)
 
 
 @app.command("bench")
@@ -327,7 +348,7 @@ def bench_command(
     passes: PassesOption = None,
     dtype: DtypeOption = None,
     batch: BatchOption = None,
-    image_size: ImageOption = IMAGE_SIZE,
+    image_size: ImageOption = None,
     channels_last: ChannelsLastOption = False,
     device: DeviceOption = None,
     policy: PolicyOption = "",
@@ -423,7 +444,7 @@ def bench_command(
                         device,
                         text,
                         batch or 64,
-                        image_size,
+                        image_size or IMAGE_SIZE,
                         bar,
                         jobs,
                         choices,
@@ -476,13 +497,14 @@ def _print(output: str | list[report.Table]) -> None:
 
 def _refuse_others(context: typer.Context, mode: str, *taken: str) -> None:
     """Refuse what was given on the command line and does nothing in this mode."""
-    for parameter in context.command.params:
-        name = parameter.name or ""
+    options = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
+    options["problem"] = "a problem line"
+    for name, option in options.items():
         source = context.get_parameter_source(name)
         if name not in (mode, *taken) and source is not None and source.name == "COMMANDLINE":
-            words = ", ".join(f"--{word.replace('_', '-')}" for word in taken)
+            words = ", ".join(options[word] for word in taken)
             raise typer.BadParameter(
-                f"{parameter.opts[0]}: got {context.params[name]!r} with --{mode}, which takes "
+                f"{option}: got {context.params[name]!r} with --{mode}, which takes "
                 f"no more than {words}"
             )
 
@@ -518,7 +540,7 @@ def tune_command(
     passes: PassesOption = None,
     dtype: DtypeOption = None,
     batch: BatchOption = None,
-    image_size: ImageOption = IMAGE_SIZE,
+    image_size: ImageOption = None,
     channels_last: ChannelsLastOption = False,
     device: DeviceOption = None,
     policy: PolicyOption = "",
@@ -575,9 +597,9 @@ def _add_choices(path: str) -> None:
 
 @app.command("coverage")
 def coverage_command(
-    model: Annotated[str, typer.Option("--model", help="As of profile.")],
+    model: RequiredModelOption,
     batch: BatchOption = None,
-    image_size: ImageOption = IMAGE_SIZE,
+    image_size: ImageOption = None,
     dtype: DtypeOption = None,
     channels_last: ChannelsLastOption = False,
     device: DeviceOption = None,
@@ -602,16 +624,11 @@ def coverage_command(
 
 @app.command("explain")
 def explain_command(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="A network of torchvision, or module:callable that gives one."
-        ),
-    ],
+    model: RequiredModelOption,
     train: Annotated[bool, typer.Option("--train", help="Forward and backward.")] = False,
     dtype: DtypeOption = None,
     batch: BatchOption = None,
-    image_size: ImageOption = IMAGE_SIZE,
+    image_size: ImageOption = None,
     channels_last: ChannelsLastOption = False,
     device: DeviceOption = None,
     policy: PolicyOption = "",
@@ -647,7 +664,7 @@ def info_command(
     if operators:
         typer.echo(report.operators_markdown(), nl=False)
         return
-    for name, version in _C.versions().items():
+    for name, version in {"torch_cudnn_ext": __version__, **_C.versions()}.items():
         typer.echo(f"{name:15} {version}")
     for path in _C.cudnn_files():
         typer.echo(f"{'libcudnn':15} {path}")
@@ -699,7 +716,9 @@ def _naming(option: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
-        text = str(error).removeprefix(f"{option.removeprefix('--')}: ")  # it may name itself
+        # It may name itself, and the option does.
+        text = str(error).removeprefix(f"{option.removeprefix('--')}: ")
+        text = re.sub(r"^(problem text|policy text|device): ", "", text)
         raise typer.BadParameter(f"{option}: {text}") from error
 
 
@@ -716,7 +735,7 @@ def _options() -> Iterator[None]:
 def _network(
     name: str,
     batch: int | None,
-    image_size: int,
+    image_size: int | None,
     dtype: str | None,
     channels_last: bool,
     device: str = "meta",
@@ -728,7 +747,7 @@ def _network(
         return load_model(
             name,
             batch=batch or MODEL_BATCH,
-            image_size=image_size,
+            image_size=image_size or IMAGE_SIZE,
             dtype=torch_dtype,
             channels_last=channels_last,
             device=device,
@@ -812,7 +831,7 @@ def _workload(
     passes: str | None,
     dtype: str | None,
     batch: int | None,
-    image_size: int,
+    image_size: int | None,
     channels_last: bool,
 ) -> Workload:
     sources = {"a problem line": problem, "--model": model, "--problems": problems}
@@ -828,6 +847,8 @@ def _workload(
         with _running(model):
             network.train(wanted != ["fwd"])
             return network_layers(network, inputs, wanted or PASSES)
+    if image_size is not None:
+        raise typer.BadParameter(f"--image-size: got {image_size} without --model, wanted both")
     with _naming("--problems" if problems is not None else "problem line"):
         if problems is not None:
             layers = read_problems(problems)
@@ -836,6 +857,8 @@ def _workload(
         else:
             assert problem is not None
             layers = [Layer(_C.canonical_problem(problem))]
+    changes = {"--dtype": dtype, "--batch": batch, "--channels-last": channels_last or None}
+    with _naming(", ".join(name for name, value in changes.items() if value is not None)):
         layers = [
             replace(
                 layer,
@@ -845,6 +868,7 @@ def _workload(
             )
             for layer in layers
         ]
+    with _naming("--passes"):
         return Workload(with_passes(layers, wanted) if wanted else merge(layers), {})
 
 
@@ -894,6 +918,7 @@ def _finish(interrupted: bool, finished: int, total: int) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; wrong input is one line on standard error, and exit code 2."""
     command: Callable[..., int | None] = typer.main.get_command(app)
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return command(arguments, prog_name="torch_cudnn_ext", standalone_mode=False) or 0
     except (typer.Abort, KeyboardInterrupt):
@@ -901,6 +926,8 @@ def main(arguments: list[str] | None = None) -> int:
     except _UsageError as error:
         # As in our own complaints: --option: what came, what was wanted.
         message = re.sub(r"^Invalid value(?: for '([^']*)')?: ", r"\1: ", error.format_message())
+        choice = r"^(--\S+: )(?:Value error, )?('[^']*') is not one of (.*?)\.?$"
+        message = re.sub(choice, r"\1got \2, wanted one of \3", message)
         typer.echo(f"error: {_one_line(message.removeprefix(': '))}", err=True)
         return 2
     except (RuntimeError, ValueError, OSError) as error:
@@ -909,8 +936,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    said, _, _ = message.partition("Exception raised from ")  # PyTorch's C++ frames come next
+    return " ".join(said.split())
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone
     sys.exit(main())

@@ -273,6 +273,7 @@ class Policy:
         return f"Policy.parse({self.text!r}{family})"
 
     def _set(self, text: str, family: str) -> None:
+        _passes(family)  # raises for an unknown one; an empty text would not
         object.__setattr__(self, "text", _C.canonical_policy(text, family))
         object.__setattr__(self, "family", family)
 
@@ -320,8 +321,10 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
 
 @cache
 def _passes(family: str) -> tuple[str, ...]:
-    passes = (tuple(op["passes"]) for op in _C.operators() if op["family"] == family)
-    return next(passes, ())  # of an unknown family the text's parser says so
+    passes = {op["family"]: tuple(op["passes"]) for op in _C.operators()}
+    if family not in passes:
+        raise ValueError(f"family: got {family!r}, wanted one of {', '.join(passes)}")
+    return passes[family]
 
 
 @cache

@@ -388,7 +388,7 @@ def profile_tables(profile: Profile, show_all: bool, top: int) -> list[Table]:
 
 def print_tables(tables: Iterable[Table]) -> None:
     """Print tables to standard output; what is no terminal gets lines as long as they need be."""
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     out = Console(width=None if terminal else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
     for table in tables:
         out.print(table.title, style="bold", soft_wrap=True)
@@ -543,7 +543,7 @@ class ProgressBar:
             console=Console(stderr=True),
             transient=True,
             redirect_stdout=False,
-            disable=not sys.stderr.isatty(),
+            disable=sys.stderr is None or not sys.stderr.isatty(),
         )
         self._problems = self._bar.add_task("problems", total=None)
         self._algorithms = self._bar.add_task("", total=None)

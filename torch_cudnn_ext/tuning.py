@@ -9,9 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +25,7 @@ from .explaining import trace
 from .measuring import Progress, Task, measure_tasks
 from .policy import PolicyLike, policy_text
 from .profiling import checked_device
+from .workload import read_lines
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -91,8 +92,14 @@ def tune(
         if rows and rows[0]["status"] == "ok":
             best[problem] = rows[0]
         else:
-            reasons = "; ".join(f"{row['algorithm']}: {row['reason']}" for row in rows)
-            failed.append(f"{problem}: {reasons}")
+            reasons: dict[str, list[str]] = {}
+            for row in rows:
+                reasons.setdefault(row["reason"], []).append(row["algorithm"])
+            words = (
+                f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"
+                for reason, names in reasons.items()
+            )
+            failed.append(f"{problem}: {'; '.join(words)}")
     if failed:
         raise RuntimeError(
             f"tune: no algorithm works under {text!r} for " + "; nor for ".join(failed)
@@ -166,18 +173,24 @@ def export_choices(path: str | os.PathLike[str]) -> int:
 
     Returns:
         The number of entries.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     target = Path(path)
     entries = choices()
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    # Of this thread alone, and with the permissions of any new file.
+    temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
     try:
-        with os.fdopen(handle, "w") as file:
-            file.writelines(json.dumps(entry) + "\n" for entry in entries)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        with _naming(path):
+            with temporary.open("w") as file:
+                file.writelines(json.dumps(entry) + "\n" for entry in entries)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(OSError):
+            temporary.unlink()
         raise
     return len(entries)
 
@@ -185,31 +198,38 @@ def export_choices(path: str | os.PathLike[str]) -> int:
 def add_choices(path: str | os.PathLike[str]) -> int:
     """Write the table of choices beside what the file holds of others, if there is one.
 
-    Processes that add to one file at a time wait for each other, so none loses what another added.
+    Processes that add to one file at a time wait for each other, so none loses what another added:
+    they lock a hidden file beside it, which stays.
 
     Returns:
         The number of entries.
 
     Raises:
         ValueError: As of `import_choices`; the file is left as it was.
+        OSError: It cannot be read or written.
     """
     mine = choices()
-    with _locked(Path(path).parent):
-        if Path(path).exists():
+    target = Path(path)
+    with ExitStack() as stack:
+        with _naming(path):
+            file = target.parent / f".{target.name}.lock"
+            lock = stack.enter_context(file.open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
             import_choices(path)
             _C.table_import(mine)  # again: what is newer
         return export_choices(path)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """The folder, because a file that is replaced cannot be locked."""
-    handle = os.open(folder, os.O_RDONLY)
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors name the path as it was given, not what was made beside it."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def import_choices(path: str | os.PathLike[str]) -> int:
@@ -230,7 +250,7 @@ def import_choices(path: str | os.PathLike[str]) -> int:
 def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:
     """The entries of a file of `export_choices`; raises as `import_choices`."""
     entries: list[TableEntry] = []
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(read_lines(Path(path)), 1):
         if not line.strip():
             continue
         try:

@@ -35,6 +35,7 @@ FRAMES = 16  # of a video network's clips
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
 
 T = TypeVar("T")
+_TORN = '{"key": "'  # how a line of a journal begins
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
 _FUSED_FORWARD_ONLY = ("bias", "z", "act")
 
@@ -204,7 +205,7 @@ def read_problems(source: str | Path) -> list[Layer]:
         shipped = ", ".join(sorted(file.stem for file in PROBLEM_FOLDER.glob("*.txt")))
         raise ValueError(f"got {str(source)!r}, wanted a file of problem lines or one of {shipped}")
     layers = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         text, _, comment = line.partition("#")
         if not text.strip():
             continue
@@ -217,6 +218,19 @@ def read_problems(source: str | Path) -> list[Layer]:
         count = int(words.pop()[1:]) if counted else max(1, len(words))
         layers.append(Layer(problem, tuple(words), count))
     return merge(layers)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It holds other than UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"got {str(path)!r}, which holds no text: {error}") from error
 
 
 def shard(layers: Sequence[Layer], part: str) -> list[Layer]:
@@ -630,7 +644,8 @@ class Journal:
 
     Raises:
         OSError: The file cannot be read, or not be written.
-        ValueError: Another line is no record (the message gives its number).
+        ValueError: Another line is no record (the message gives its number), nor is the last one
+            the beginning of one. The file is left as it was.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -642,6 +657,8 @@ class Journal:
         # A line that was cut off may end within a character; other such lines are no JSON.
         lines = self.path.read_text(errors="replace").split("\n")
         torn = lines.pop()
+        if not torn.startswith(_TORN[: len(torn)]):
+            lines.append(torn)
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)

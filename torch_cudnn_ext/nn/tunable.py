@@ -69,7 +69,8 @@ class Tunable(torch.nn.Module):
         """Choose the algorithm of each pass, in order or by name.
 
         The passes are those of the family: ``fwd``, ``bwd_data`` and ``bwd_filter`` of convolution,
-        ``fwd`` and ``bwd`` of others. An algorithm that cannot run is an error at the call, unless
+        ``fwd`` and ``bwd`` of others, ``infer`` too of batch norm, ``fwd`` alone of CTC and of
+        matrix products. An algorithm that cannot run is an error at the call, unless
         the policy says otherwise. Convolutions also take ``guess_once`` and ``time_once``, which
         keep what the first call's heuristic or tuning chooses, for whatever shapes come later; a
         copied, unpickled, moved or cast module chooses anew. For transposed convolutions the passes

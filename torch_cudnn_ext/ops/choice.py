@@ -37,8 +37,9 @@ def last_choice(op: str | None = None, pass_name: str | None = None) -> Choice |
     Args:
         op: An operator (``conv_fwd``), or a family (``conv``) together with ``pass_name``. ``None``
             for any.
-        pass_name: ``fwd``, ``bwd_data`` or ``bwd_filter``. For a transposed convolution this is the
-            cuDNN primitive that ran: its forward is ``bwd_data``.
+        pass_name: ``fwd``, ``bwd_data`` or ``bwd_filter`` of convolution, ``fwd``, ``bwd`` or
+            ``infer`` of others. For a transposed convolution this is the cuDNN primitive that ran:
+            its forward is ``bwd_data``.
 
     Returns:
         The choice; ``None`` where the operator has not run yet.

@@ -86,9 +86,10 @@ def conv2d(
 
     Raises:
         TypeError: An argument has a type that it does not take.
-        ValueError: An argument has a value that it does not take.
-        RuntimeError: The shapes, dtypes or devices do not fit together, or a pinned algorithm
-            cannot run; the message names the problem, the reason, and the algorithms that can.
+        ValueError: An argument has a value that it does not take, or sizes, dtypes or devices do
+            not fit together.
+        RuntimeError: A pinned algorithm cannot run; the message names the problem, the reason, and
+            the algorithms that can.
     """
     return _convolve(2, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 

@@ -44,6 +44,7 @@ def cross_entropy(
     Raises:
         TypeError: ``input`` or ``target`` is no tensor, or ``policy`` none of what stands for one.
         RuntimeError: As PyTorch's, of arguments that do not fit together.
+        IndexError: On the CPU: a target is none of the classes.
         ValueError: ``reduction``, the input's dtype or the policy is wrong.
     """
     check_tensor("cross_entropy", "input", input)

@@ -62,7 +62,8 @@ def ctc_loss(
     Args:
         log_probs: Logarithms of probabilities, ``[T, N, C]``, or ``[T, C]`` without a batch;
             float32 or float64.
-        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``.
+        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``; like
+            PyTorch, nothing here checks that they are less than ``C``.
         input_lengths: Of each sequence, ``[N]``, at most ``T``. On the CPU they cost no waiting
             for the device.
         target_lengths: Of each target, ``[N]``.
