@@ -585,6 +585,16 @@ def test_operators_stay_whole_in_a_compiled_graph(net: Net, device: str) -> None
     assert not any(name.startswith("aten.convolution") for name in seen)
 
 
+def test_results_may_be_changed_in_place(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True)).to(device)
+    x = images(device)
+    plain = run(model, x)
+    for policy in (None, "pool=cpu:taps" if device == "cpu" else "pool=legacy:max"):
+        with enabled(policy):
+            check_equal(run(model, x), plain)
+    assert declined() == {}
+
+
 def test_the_users_own_cache_tag_is_kept() -> None:
     from torch.compiler import config
 
