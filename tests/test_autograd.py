@@ -288,6 +288,23 @@ def test_results_may_be_changed_in_place(name: str, order: int, device: str) -> 
         y.backward()
 
 
+def test_gradients_have_tangents(device: str) -> None:
+    x, w = _random((2, 2, 5, 5), device), _random((3, 2, 3, 3), device)
+    forward_ad: Any = torch.autograd.forward_ad
+    tangents = []
+    for function in (F.conv2d, ops.conv2d):
+        with forward_ad.dual_level():
+            y = function(forward_ad.make_dual(x, x.detach().cos()), w).pow(3).sum()
+            found = torch.autograd.grad(y, (x, w))
+            tangents.append([forward_ad.unpack_dual(t).tangent for t in found])
+    torch.testing.assert_close(*tangents)
+    y = ops.softmax(x, 1)
+    with forward_ad.dual_level():  # an error, not a tangent that is lost
+        dual = forward_ad.make_dual(torch.ones_like(x), x.detach())
+        with pytest.raises(NotImplementedError, match="forward-mode AD is not supported"):
+            torch.autograd.grad(y, x, dual)
+
+
 def test_gradients_accumulate(device: str) -> None:
     x = _random((2, 4, 5, 5), device)
     w, bias = _random((6, 4, 3, 3), device), _random((6,), device)

@@ -387,16 +387,14 @@ struct AtenConvolution {
                                             SymIntArrayRef, const SymInt&) {
     if (auto reason = refusal_of(keys, "input", input)) return reason;
     if (auto reason = refusal_of(keys, "weight", weight)) return reason;
-    if (bias) return refusal_of(keys, "bias", *bias);
+    if (auto reason = refusal_of(keys, "bias", or_undefined(bias))) return reason;
     return std::nullopt;
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
                               const OptionalTensor& bias, SymIntArrayRef stride,
                               SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
                               SymIntArrayRef output_padding, SymInt groups) {
-    using torch::autograd::isFwGradDefined;
-    bool any_tangent = isFwGradDefined(input) || isFwGradDefined(weight) || isFwGradDefined(bias);
-    if (is_plain_call({&input, &weight}) && !any_tangent) {
+    if (is_plain_call({&input, &weight, &or_undefined(bias)})) {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       return run(input, weight, bias, stride, padding, dilation, transposed, output_padding,
                  std::move(groups));
