@@ -251,6 +251,60 @@ def test_inplace_change_of_a_saved_tensor_is_noticed(device: str) -> None:
         y.sum().backward()
 
 
+# Results that PyTorch's own gradients do not read, and the algorithms of ours that do.
+CHANGEABLE: dict[str, tuple[Callable[..., Tensor], tuple[str | None, ...]]] = {
+    "max_pool2d": (partial(ops.max_pool2d, kernel_size=2), ("cpu:taps", "legacy:max")),
+    "adaptive_max_pool2d": (partial(ops.adaptive_max_pool2d, output_size=2), ()),
+    "relu6": (ops.relu6, ()),
+    "elu": (ops.elu, ("cpu:exponential", "legacy:default")),
+    "silu": (ops.silu, ("cpu:exponential", "legacy:default")),
+    "local_response_norm": (partial(ops.local_response_norm, size=3), ("legacy:cross_channel",)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+@pytest.mark.parametrize("order", [1, 2])
+def test_results_may_be_changed_in_place(name: str, order: int, device: str) -> None:
+    function, algorithms = CHANGEABLE[name]
+    x = _random((2, 3, 4, 4), device)
+    legacy = device == "cuda"
+    for policy in (None, *(a for a in algorithms if a.startswith("legacy:") == legacy)):
+        gradients = []
+        for change in (lambda y: y.clone(), lambda y: y):
+            y = change(function(x, policy=policy)).mul_(2).relu_()
+            (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=order == 2)
+            if order == 2:
+                (dx,) = torch.autograd.grad(dx.square().sum(), x)
+            gradients.append(dx)
+        torch.testing.assert_close(*gradients)
+    y = function(x)
+    y.mul_(2).sum().backward(retain_graph=True)
+    x.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = function(x).mul_(2).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_gradients_have_tangents(device: str) -> None:
+    x, w = _random((2, 2, 5, 5), device), _random((3, 2, 3, 3), device)
+    forward_ad: Any = torch.autograd.forward_ad
+    tangents = []
+    for function in (F.conv2d, ops.conv2d):
+        with forward_ad.dual_level():
+            y = function(forward_ad.make_dual(x, x.detach().cos()), w).pow(3).sum()
+            found = torch.autograd.grad(y, (x, w))
+            tangents.append([forward_ad.unpack_dual(t).tangent for t in found])
+    torch.testing.assert_close(*tangents)
+    y = ops.softmax(x, 1)
+    with forward_ad.dual_level():  # an error, not a tangent that is lost
+        dual = forward_ad.make_dual(torch.ones_like(x), x.detach())
+        with pytest.raises(NotImplementedError, match="forward-mode AD is not supported"):
+            torch.autograd.grad(y, x, dual)
+
+
 def test_gradients_accumulate(device: str) -> None:
     x = _random((2, 4, 5, 5), device)
     w, bias = _random((6, 4, 3, 3), device), _random((6,), device)

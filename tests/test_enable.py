@@ -585,6 +585,29 @@ def test_operators_stay_whole_in_a_compiled_graph(net: Net, device: str) -> None
     assert not any(name.startswith("aten.convolution") for name in seen)
 
 
+@pytest.mark.parametrize("policy", [None, "backends=cpu"])
+def test_traces_are_pytorchs(device: str, policy: str | None) -> None:
+    model = Net().to(device)
+    x, other = images(device), images(device)
+    plain, trace = model(other), torch.jit.trace(model, x)
+    kinds = [node.kind() for node in trace.inlined_graph.nodes()]
+    with enabled(policy if device == "cpu" else None):
+        ours = torch.jit.trace(model, x, check_trace=False)
+        assert [node.kind() for node in ours.inlined_graph.nodes()] == kinds
+        found = ours(other)
+    check_equal([found, ours(other)], [plain, plain])
+
+
+def test_results_may_be_changed_in_place(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True)).to(device)
+    x = images(device)
+    plain = run(model, x)
+    for policy in (None, "pool=cpu:taps" if device == "cpu" else "pool=legacy:max"):
+        with enabled(policy):
+            check_equal(run(model, x), plain)
+    assert declined() == {}
+
+
 def test_the_users_own_cache_tag_is_kept() -> None:
     from torch.compiler import config
 

@@ -236,6 +236,17 @@ def test_running_statistics_of_other_dtypes(
     torch.testing.assert_close(others, (mean.to(given), var.to(given)), rtol=1e-3, atol=1e-3)
 
 
+def test_given_numbers_may_have_gaps(device: str) -> None:
+    x = torch.randn(2, 3, 1, device=device, requires_grad=True)
+    numbers = [torch.rand(6, device=device).add(0.1)[::2] for _ in range(4)]
+
+    def run(mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        y = ops.instance_norm(x, mean, var, weight, bias, use_input_stats=False)
+        return y, torch.autograd.grad(y.square().sum(), x)[0]
+
+    torch.testing.assert_close(run(*numbers), run(*(t.contiguous() for t in numbers)))
+
+
 def test_refused_statistics_are_left_alone(device: str) -> None:
     x = torch.randn(3, 4, 5, device=device)
     mean = torch.zeros(4, device=device)

@@ -271,6 +271,23 @@ def test_dropout_drops_its_share(algorithm: str) -> None:
     torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / 0.75))
     (dx,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(dx, y)  # through the same mask
+    with torch.no_grad():
+        y, _ = ops.rnn_relu(x, None, params, *options, policy=algorithm)
+    assert abs(float((y == 0).float().mean()) - 0.25) < 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_pytorchs_algorithm_drops_what_pytorch_drops(kind: str, mode: Any) -> None:
+    mine, theirs = _pair(kind, 5, 4, num_layers=3, dropout=0.5, bidirectional=True)
+    mine.policy = "aten:default"
+    x = torch.randn(6, 3, 5, dtype=torch.float64)
+    results = []
+    for module in (mine, theirs):
+        torch.manual_seed(3)
+        with mode():
+            results.append(module(x)[0])
+    assert torch.equal(*results)
 
 
 def test_tuning_leaves_the_random_numbers_alone(device: str) -> None:

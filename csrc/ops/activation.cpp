@@ -255,17 +255,21 @@ struct ActivationGradient {
     visit(inplace);
     visit(policy);
   }
-  // `saved` is y, then x where it is read.
+  // `saved` is x, undefined where it is not read, and y.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
-    OptionalTensor x;
-    if (saved.size() > 1) x = saved[1];
+    OptionalTensor x = optional_of(saved[0]);
     if (inplace && is_ours_alone(grads[0])) {
       Tensor grad = grads[0];
-      backward_inplace_op().call(grad, x, saved[0], kind, coefficient, policy);
+      backward_inplace_op().call(grad, x, saved[1], kind, coefficient, policy);
       return {grad};
     }
-    return {backward_op().call(grads[0], x, saved[0], kind, coefficient, policy)};
+    return {backward_op().call(grads[0], x, saved[1], kind, coefficient, policy)};
+  }
+  // The output; where x is kept, PyTorch's own gradient reads that alone.
+  Tensor remade(size_t i, TensorList before) const {
+    if (i != 1 || !before[0].defined()) return Tensor();
+    return forward_op().call(before[0].detach(), kind, coefficient, policy);
   }
 };
 
@@ -286,9 +290,9 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::stri
       },
       [&](auto& node, const auto& results) {
         set_attributes(node.gradient, kind, coefficient, policy);
-        save_result(node, results[0]);
         auto p = problem_of("activation", input, kind, coefficient, ActivationPass::bwd, false);
-        if (!p.from_output) save_input(node, input);
+        save_input(node, p.from_output ? Tensor() : input);
+        save_result(node, results[0]);
       })[0];
 }
 
@@ -324,8 +328,8 @@ void forward_inplace_autograd(c10::DispatchKeySet keys, Tensor& input, std::stri
   rebase_history(input, node);
   set_attributes(node->gradient, kind, coefficient, policy);
   node->gradient.inplace = true;
+  save_input(*node, before);
   save_result(*node, input);
-  if (before.defined()) save_input(*node, before);
 }
 
 struct ActivationBackwardGradient {

@@ -35,6 +35,8 @@ using Needed = c10::SmallVector<bool, 8>;
 //   template <class F> void attributes(F&& visit)  visits each member that is an attribute
 //   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
 //   (bool retain_variables, where it is a member: whether backward may be asked for once more)
+//   (Tensor remade(size_t i, TensorList before), where it is a member: the saved tensor i, which
+//   was changed in place, computed anew from those before it; undefined where it cannot be)
 // `apply` gives as many gradients, undefined where they are not needed; it calls operators through
 // the dispatcher, so that gradients have gradients.
 constexpr size_t kAny = 0;
@@ -44,6 +46,11 @@ struct KnowsRetention : std::false_type {};
 template <class Gradient>
 struct KnowsRetention<Gradient, std::void_t<decltype(Gradient::retain_variables)>>
     : std::true_type {};
+
+template <class Gradient, class = void>
+struct Remakes : std::false_type {};
+template <class Gradient>
+struct Remakes<Gradient, std::void_t<decltype(&Gradient::remade)>> : std::true_type {};
 
 template <class Gradient>
 struct GradientNode : public torch::autograd::TraceableFunction {
@@ -70,8 +77,21 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     Needed needed;
     for (size_t i = 0; i < num_outputs(); ++i) needed.push_back(task_should_compute_output(i));
     c10::SmallVector<Tensor, 6> unpacked;
-    for (const auto& variable : saved) unpacked.push_back(variable.unpack(shared_from_this()));
+    for (size_t i = 0; i < saved.size(); ++i) unpacked.push_back(unpack(i, unpacked));
     return gradient.apply(grads, unpacked, needed);
+  }
+
+  Tensor unpack(size_t i, TensorList before) {
+    if constexpr (Remakes<Gradient>::value) {
+      try {
+        return saved[i].unpack(shared_from_this());
+      } catch (const c10::Error&) {
+        Tensor again = gradient.remade(i, before);
+        if (!again.defined()) throw;
+        return again;
+      }
+    }
+    return saved[i].unpack(shared_from_this());
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {

@@ -28,7 +28,9 @@ bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
   DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   if ((included.raw_repr() & ~c10::default_included_set.raw_repr()) != 0) return false;
   for (const Tensor* t : tensors) {
-    if (t->defined() && (t->key_set().raw_repr() & ~plain.raw_repr()) != 0) return false;
+    if (!t->defined()) continue;
+    if ((t->key_set().raw_repr() & ~plain.raw_repr()) != 0) return false;
+    if (t->_fw_grad(/*level=*/0).defined()) return false;
   }
   return !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }

@@ -32,7 +32,8 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
 int64_t alignment_of(std::initializer_list<const Tensor*> tensors);
 
 // Whether calling a kernel directly does what a call through the dispatcher does: no gradient is
-// recorded, and nobody traces, transforms, casts or observes. Undefined tensors do not count.
+// recorded, none has a tangent, and nobody traces, transforms, casts or observes. Undefined tensors
+// do not count.
 bool is_plain_call(std::initializer_list<const Tensor*> tensors);
 
 // Calls an operator's kernel, without the dispatcher where that makes no difference.

@@ -2,6 +2,7 @@
 // filter gradient W(dy, x), are bilinear, and the gradient of each is made of the other two; so one
 // node serves them all, to any order, backward and forward.
 #include <ATen/ATen.h>
+#include <ATen/TracerMode.h>
 #include <ATen/ops/_fw_primal_ops.h>
 #include <ATen/ops/convolution_native.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -387,16 +388,16 @@ struct AtenConvolution {
                                             SymIntArrayRef, const SymInt&) {
     if (auto reason = refusal_of(keys, "input", input)) return reason;
     if (auto reason = refusal_of(keys, "weight", weight)) return reason;
-    if (bias) return refusal_of(keys, "bias", *bias);
+    if (auto reason = refusal_of(keys, "bias", or_undefined(bias))) return reason;
+    // It records what PyTorch's kernel calls, not this operator.
+    if (at::tracer::impl::is_dispatch_enabled()) return "torch.jit.trace is tracing";
     return std::nullopt;
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
                               const OptionalTensor& bias, SymIntArrayRef stride,
                               SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
                               SymIntArrayRef output_padding, SymInt groups) {
-    using torch::autograd::isFwGradDefined;
-    bool any_tangent = isFwGradDefined(input) || isFwGradDefined(weight) || isFwGradDefined(bias);
-    if (is_plain_call({&input, &weight}) && !any_tangent) {
+    if (is_plain_call({&input, &weight, &or_undefined(bias)})) {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       return run(input, weight, bias, stride, padding, dilation, transposed, output_padding,
                  std::move(groups));

@@ -520,13 +520,15 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
     TORCH_CHECK_VALUE(running_mean, "torch_cudnn_ext::", kOp,
                       ": running_mean is missing, wanted one where use_input_stats is False");
     check_arguments(LayerNormKind::instance, x, weight, bias);
+    // Contiguous, since PyTorch 2.11's gradient on the CPU reads beside numbers that have gaps.
     auto fitting = [&](const Tensor& t) {
       auto dtype = x.scalar_type();
-      return t.scalar_type() == dtype ? t : t.to(compute_dtype(dtype));
+      return (t.scalar_type() == dtype ? t : t.to(compute_dtype(dtype))).contiguous();
     };
     // Given statistics leave nothing to choose: this is one scale and shift a channel.
-    return at::batch_norm(x, weight, bias, fitting(*running_mean), fitting(*running_var), false, 0,
-                          epsilon, at::globalContext().userEnabledCuDNN())
+    return at::batch_norm(x, contiguous_or_undefined(weight), bias, fitting(*running_mean),
+                          fitting(*running_var), false, 0, epsilon,
+                          at::globalContext().userEnabledCuDNN())
         .view_symint(input.sym_sizes());
   }
   TORCH_CHECK_VALUE(x.sym_size(2) != 1, "torch_cudnn_ext::", kOp, ": input has sizes ",

@@ -198,6 +198,12 @@ struct LrnGradient {
                            form.size, form.alpha, form.beta, form.k, form.window, policy);
     return {needed[0] ? dx : Tensor(), needed[1] ? dmeans : Tensor()};
   }
+  // The output, which PyTorch's own gradient does not read.
+  Tensor remade(size_t i, TensorList before) const {
+    if (i != 2) return Tensor();
+    return run_op().call(before[0].detach(), optional_of(before[1]), form.kind, form.size,
+                         form.alpha, form.beta, form.k, form.window, policy);
+  }
 };
 
 Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const OptionalTensor& means,

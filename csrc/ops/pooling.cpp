@@ -607,6 +607,12 @@ struct MaxPoolGradient {
                           max_pool_backward_op(), grads[0], saved[0], saved[1], saved[2], w.window,
                           w.stride, w.padding, w.dilation, w.ceil, w.adaptive, policy)};
   }
+  // The output, which PyTorch's own gradient does not read; by the algorithm that gave it.
+  Tensor remade(size_t i, TensorList before) const {
+    if (i != 1) return Tensor();
+    return std::get<0>(max_pool_train_op().call(before[0].detach(), w.window, w.stride, w.padding,
+                                                w.dilation, w.ceil, w.adaptive, policy));
+  }
 };
 
 // An operator of its own to autograd too: where transforms are nested, max_pool calls it at the

@@ -80,7 +80,8 @@ class AtenRnn : public Plan {
 
   // y, hy and cy.
   Tensors compute(const Call& call) const {
-    bool biased = p_.bias != RnnBias::none, training = p_.train;
+    // Dropout drops where no gradient is wanted, too: the problem has none outside of training.
+    bool biased = p_.bias != RnnBias::none, training = p_.train || p_.dropout > 0;
     Tensors params = spelled_out(call.params);
     auto apply = [&](auto&& function, const auto& hx) {
       return call.packed ? function(call.x, call.batch_sizes, hx, params, biased, p_.layers,
