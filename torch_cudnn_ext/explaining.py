@@ -211,11 +211,13 @@ class _Recorder:
         waiting = _nodes_of(output)
         while waiting:
             node = waiting.pop()
-            if node is None or node in self._nodes or node in earlier:
+            if node is None or node in earlier:
                 continue
-            self._nodes[node] = None
-            if node.name().startswith(_NODE):
-                self._watch(node, module)
+            earlier.add(node)
+            if node not in self._nodes:  # else an inner layer's, behind which may be this one's own
+                self._nodes[node] = None
+                if node.name().startswith(_NODE):
+                    self._watch(node, module)
             waiting += [following for following, _ in node.next_functions]
 
     def _watch(self, node: Any, module: nn.Module) -> None:
