@@ -433,3 +433,48 @@ def test_second_derivatives_are_the_same_with_a_graph(name: str) -> None:
         return result.detach()
 
     torch.testing.assert_close(second(True), second(False))
+
+
+# What is overwritten in place behind an operator.
+
+OVERWRITABLE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "max_pool2d": (lambda x: ops.max_pool2d(x, 3, 2, 1), lambda x: F.max_pool2d(x, 3, 2, 1)),
+    "adaptive_max_pool2d": (
+        lambda x: ops.adaptive_max_pool2d(x, 2),
+        lambda x: F.adaptive_max_pool2d(x, 2),
+    ),
+    "silu": (ops.silu, F.silu),
+    "silu in place": (lambda x: ops.silu(x + 0, True), lambda x: F.silu(x + 0, True)),
+    "local_response_norm": (
+        lambda x: ops.local_response_norm(x, 3),
+        lambda x: F.local_response_norm(x, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITABLE)
+def test_a_result_may_be_overwritten_where_pytorchs_may(name: str, device: str) -> None:
+    def gradients(function: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        y = function(x)
+        y += 1
+        (first,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
+        return [first, *torch.autograd.grad(first.square().sum(), x)]
+
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, device=device, requires_grad=True)
+    ours, theirs = OVERWRITABLE[name]
+    torch.testing.assert_close(gradients(ours), gradients(theirs))
+
+
+@pytest.mark.parametrize("pin", ["aten:default", "cpu:taps", "cpu:unfold"])
+def test_an_overwritten_maximum_has_its_gradient_by_every_algorithm(pin: str) -> None:
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    y = ops.max_pool2d(x, 3, 2, 1, policy=pin)
+    expected = torch.autograd.grad((2 * y).sum(), x, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(y.mul_(2).sum(), x), expected)
+
+
+def test_a_result_that_is_read_must_not_be_overwritten() -> None:
+    y = ops.relu(torch.randn(4, requires_grad=True))
+    y += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

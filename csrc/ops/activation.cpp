@@ -255,18 +255,20 @@ struct ActivationGradient {
     visit(inplace);
     visit(policy);
   }
-  // `saved` is y, then x where it is read.
+  // `saved` is x where it is read, then y.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     OptionalTensor x;
-    if (saved.size() > 1) x = saved[1];
+    if (saved.size() > 1) x = saved[0];
+    const Tensor& y = saved.back();
     if (inplace && is_ours_alone(grads[0])) {
       Tensor grad = grads[0];
-      backward_inplace_op().call(grad, x, saved[0], kind, coefficient, policy);
+      backward_inplace_op().call(grad, x, y, kind, coefficient, policy);
       return {grad};
     }
-    return {backward_op().call(grads[0], x, saved[0], kind, coefficient, policy)};
+    return {backward_op().call(grads[0], x, y, kind, coefficient, policy)};
   }
+  Tensor result(TensorList saved) { return forward_op().call(saved[0], kind, coefficient, policy); }
 };
 
 void set_attributes(ActivationGradient& gradient, std::string_view kind, double coefficient,
@@ -286,9 +288,9 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::stri
       },
       [&](auto& node, const auto& results) {
         set_attributes(node.gradient, kind, coefficient, policy);
-        save_result(node, results[0]);
         auto p = problem_of("activation", input, kind, coefficient, ActivationPass::bwd, false);
         if (!p.from_output) save_input(node, input);
+        save_result(node, results[0]);
       })[0];
 }
 
@@ -324,8 +326,8 @@ void forward_inplace_autograd(c10::DispatchKeySet keys, Tensor& input, std::stri
   rebase_history(input, node);
   set_attributes(node->gradient, kind, coefficient, policy);
   node->gradient.inplace = true;
-  save_result(*node, input);
   if (before.defined()) save_input(*node, before);
+  save_result(*node, input);
 }
 
 struct ActivationBackwardGradient {

@@ -35,6 +35,9 @@ using Needed = c10::SmallVector<bool, 8>;
 //   template <class F> void attributes(F&& visit)  visits each member that is an attribute
 //   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
 //   (bool retain_variables, where it is a member: whether backward may be asked for once more)
+//   (Tensor result(TensorList saved), where it is a member: the saved result once more, from what
+//   was saved before it; for results that PyTorch's own gradient does not read, so that there they
+//   may be overwritten. Where nothing was, overwriting is PyTorch's error)
 // `apply` gives as many gradients, undefined where they are not needed; it calls operators through
 // the dispatcher, so that gradients have gradients.
 constexpr size_t kAny = 0;
@@ -45,6 +48,11 @@ template <class Gradient>
 struct KnowsRetention<Gradient, std::void_t<decltype(Gradient::retain_variables)>>
     : std::true_type {};
 
+template <class Gradient, class = void>
+struct RepeatsResult : std::false_type {};
+template <class Gradient>
+struct RepeatsResult<Gradient, std::void_t<decltype(&Gradient::result)>> : std::true_type {};
+
 template <class Gradient>
 struct GradientNode : public torch::autograd::TraceableFunction {
   using TraceableFunction::TraceableFunction;
@@ -52,6 +60,8 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   Gradient gradient;
   c10::SmallVector<torch::autograd::SavedVariable, 6> saved;
   c10::SmallVector<bool, 6> is_result;  // of each saved one
+  c10::VariableVersion version;         // of a saved result that can be computed again
+  uint32_t saved_version = 0;
 
   std::string name() const override { return Gradient::kName; }
 
@@ -70,7 +80,15 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     Needed needed;
     for (size_t i = 0; i < num_outputs(); ++i) needed.push_back(task_should_compute_output(i));
     c10::SmallVector<Tensor, 6> unpacked;
-    for (const auto& variable : saved) unpacked.push_back(variable.unpack(shared_from_this()));
+    for (size_t i = 0; i < saved.size(); ++i) {
+      if constexpr (RepeatsResult<Gradient>::value) {
+        if (i > 0 && is_result[i] && version.current_version() != saved_version) {
+          unpacked.push_back(gradient.result(unpacked));
+          continue;
+        }
+      }
+      unpacked.push_back(saved[i].unpack(shared_from_this()));
+    }
     return gradient.apply(grads, unpacked, needed);
   }
 
@@ -163,10 +181,14 @@ void save_input(Node& node, const Tensor& t) {
   node.saved.emplace_back(t, false);
   node.is_result.push_back(false);
 }
-template <class Node>
-void save_result(Node& node, const Tensor& t) {
+template <class Gradient>
+void save_result(GradientNode<Gradient>& node, const Tensor& t) {
   node.saved.emplace_back(t, true);
   node.is_result.push_back(true);
+  if constexpr (RepeatsResult<Gradient>::value) {
+    node.version = torch::autograd::impl::version_counter(t);
+    node.saved_version = node.version.current_version();
+  }
 }
 
 // A tensor to differentiate by, alone: what others have of its history does not count. Where the

@@ -198,6 +198,10 @@ struct LrnGradient {
                            form.size, form.alpha, form.beta, form.k, form.window, policy);
     return {needed[0] ? dx : Tensor(), needed[1] ? dmeans : Tensor()};
   }
+  Tensor result(TensorList saved) {
+    return run_op().call(saved[0], optional_of(saved[1]), form.kind, form.size, form.alpha,
+                         form.beta, form.k, form.window, policy);
+  }
 };
 
 Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const OptionalTensor& means,

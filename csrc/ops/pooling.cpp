@@ -607,6 +607,12 @@ struct MaxPoolGradient {
                           max_pool_backward_op(), grads[0], saved[0], saved[1], saved[2], w.window,
                           w.stride, w.padding, w.dilation, w.ceil, w.adaptive, policy)};
   }
+  // By the problem that has run: the policy's algorithm may not take that of inference.
+  Tensor result(TensorList saved) {
+    at::NoGradGuard no_grad;
+    return std::get<0>(max_pool_train_op().call(saved[0], w.window, w.stride, w.padding, w.dilation,
+                                                w.ceil, w.adaptive, policy));
+  }
 };
 
 // An operator of its own to autograd too: where transforms are nested, max_pool calls it at the
