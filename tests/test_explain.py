@@ -1,5 +1,7 @@
 """What every layer of a model runs, and why."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,17 @@ def test_recording_costs_nothing_when_off(net: Net, device: str) -> None:
     net(images(device))
     recorded: list[Any] = torch_cudnn_ext._C.recorded()
     assert recorded == []
+
+
+def test_nothing_of_a_run_stays_in_memory(net: Net, device: str) -> None:
+    copies: list[weakref.ref[nn.Module]] = []
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, args: copies.append(weakref.ref(module))
+    )
+    explain(net, images(device), train=True, measure=False)
+    hook.remove()
+    gc.collect()
+    assert copies and all(copy() is None for copy in copies)
 
 
 class Counting(nn.Module):

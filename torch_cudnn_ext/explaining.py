@@ -192,6 +192,9 @@ class _Recorder:
             before.remove()
             after.remove()
             of_all._global_forward_hooks_with_kwargs.pop(after.id, None)  # which remove() forgets
+            # Nodes hold their hooks and these hold us: the collector does not see that circle.
+            self._nodes.clear()
+            self._open.clear()
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if module in self._names:
