@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_cuda
-from networks import MODELS, SMALL, LanguageModel, Tagger, images, torchvision_model
+from networks import MODELS, SMALL, LanguageModel, Tagger, images, vision_model
 from torch import nn as tnn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize, weight_norm
@@ -73,17 +73,17 @@ def check_both_ways(model: tnn.Module, inputs: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_models_of_torchvision(name: str) -> None:
-    model = torchvision_model(name).eval()
+def test_vision_models(name: str) -> None:
+    model = vision_model(name).eval()
     check_both_ways(model, images(name, 1), torch.float32)
 
 
 @pytest.mark.big
 @needs_cuda
 @pytest.mark.parametrize("name", MODELS)
-def test_all_models_of_torchvision_train(name: str) -> None:
+def test_all_vision_models_train(name: str) -> None:
     torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    model = torchvision_model(name).double().cuda().train()
+    model = vision_model(name).double().cuda().train()
     for module in model.modules():  # what is dropped is no two implementations' alike
         module.train(not isinstance(module, tnn.modules.dropout._DropoutNd))
     check_both_ways(model, images(name, 4).double().cuda(), torch.float64)

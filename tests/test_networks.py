@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision
 from conftest import CUDA_MARKS
-from networks import MODELS, SMALL, LanguageModel, Tagger, images, torchvision_model
+from networks import MODELS, SMALL, LanguageModel, Tagger, images, vision_model
 from test_algorithms import EVERY_NUMERICS
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -78,7 +78,7 @@ def prepared(name: str, device: str) -> tuple[nn.Module, Tensor, Results]:
     if name in SEQUENCES:
         model = Squares(SEQUENCES[name](), 1).train()
     else:
-        model = Squares(torchvision_model(name), SCALE).train()
+        model = Squares(vision_model(name), SCALE).train()
     for module in model.modules():
         if isinstance(module, _DropoutNd | torchvision.ops.StochasticDepth):
             module.eval()
