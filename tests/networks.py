@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-# Names of torchvision and the size of their images; of which CI runs the small ones too. The first
-# two end in adaptive pooling, whose windows are equal at the size that they were made for.
+# Names of torchvision or of timm, and the size of their images; of which CI runs the small ones
+# too. The first two end in adaptive pooling, whose windows are equal at the size that they were
+# made for.
 MODELS = {
     "alexnet": 224,
     "vgg16_bn": 224,
@@ -21,8 +22,19 @@ MODELS = {
     "googlenet": 64,
     "fcn_resnet50": 64,
     "r3d_18": 64,
+    "timm:resnet26d": 64,
+    "timm:efficientnet_b0": 64,
+    "timm:convnext_atto": 32,
+    "timm:vit_tiny_patch16_224": 32,
+    "timm:mobilenetv3_small_050": 32,
 }
-SMALL = ("mobilenet_v3_large", "googlenet")
+SMALL = (
+    "mobilenet_v3_large",
+    "googlenet",
+    "timm:convnext_atto",
+    "timm:vit_tiny_patch16_224",
+    "timm:mobilenetv3_small_050",
+)
 
 
 class Tagger(nn.Module):
@@ -53,12 +65,18 @@ class LanguageModel(nn.Module):
         return torch.log_softmax(out @ self.words.weight.t(), -1)
 
 
-def torchvision_model(name: str) -> nn.Module:
+def vision_model(name: str) -> nn.Module:
+    """One of `MODELS` with random weights; skips the test where its package is not there."""
+    model: nn.Module
+    if name.startswith("timm:"):
+        arguments: dict[str, Any] = {"img_size": MODELS[name]} if ":vit" in name else {}
+        model = pytest.importorskip("timm").create_model(name.removeprefix("timm:"), **arguments)
+        return model
     models = pytest.importorskip("torchvision").models
-    arguments: dict[str, Any] = {"weights_backbone": None} if name.startswith("fcn") else {}
+    arguments = {"weights_backbone": None} if name.startswith("fcn") else {}
     if name in ("googlenet", "inception_v3"):
         arguments |= {"init_weights": False, "aux_logits": False}  # the latter want larger images
-    model: nn.Module = models.get_model(name, weights=None, **arguments)
+    model = models.get_model(name, weights=None, **arguments)
     return model
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_cuda
-from networks import MODELS, SMALL, LanguageModel, Tagger, images, torchvision_model
+from networks import MODELS, SMALL, LanguageModel, Tagger, images, vision_model
 from torch import nn as tnn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize, weight_norm
 from torch.utils._pytree import tree_leaves
 
@@ -72,17 +73,17 @@ def check_both_ways(model: tnn.Module, inputs: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_models_of_torchvision(name: str) -> None:
-    model = torchvision_model(name).eval()
+def test_vision_models(name: str) -> None:
+    model = vision_model(name).eval()
     check_both_ways(model, images(name, 1), torch.float32)
 
 
 @pytest.mark.big
 @needs_cuda
 @pytest.mark.parametrize("name", MODELS)
-def test_all_models_of_torchvision_train(name: str) -> None:
+def test_all_vision_models_train(name: str) -> None:
     torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    model = torchvision_model(name).double().cuda().train()
+    model = vision_model(name).double().cuda().train()
     for module in model.modules():  # what is dropped is no two implementations' alike
         module.train(not isinstance(module, tnn.modules.dropout._DropoutNd))
     check_both_ways(model, images(name, 4).double().cuda(), torch.float64)
@@ -283,6 +284,23 @@ def test_coverage_counts_calls_by_kind() -> None:
     assert result.families["conv"].calls == 2
 
 
+class Functional(tnn.Conv2d):
+    """A layer whose code calls PyTorch's functions, rather than layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.layer_norm(F.conv2d(x, self.weight - self.weight.mean()), (4, 4))
+        return F.max_pool2d(F.avg_pool2d(x, 2), 2)
+
+
+def test_coverage_counts_what_functions_compute() -> None:
+    model = tnn.Sequential(Functional(3, 4, 3), tnn.Flatten(), tnn.Linear(4, 2))
+    result = coverage(model, torch.randn(2, 3, 6, 6), backends="cpu")
+    calls = {name: (family.calls, family.inside) for name, family in result.families.items()}
+    assert calls == {"conv": (2, 2), "layer_norm": (2, 2), "pool": (4, 4), "matmul": (3, 3)}
+    assert {"aten.sub", "aten.mean"} <= result.elsewhere.keys()
+    assert not any(word in str(result.elsewhere) for word in ("conv", "norm", "pool"))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_coverage_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     result = coverage(small_network(), torch.randn(2, 3, 6, 6))
@@ -326,14 +344,16 @@ def test_coverage_leaves_layers_of_this_package_as_they_were() -> None:
     result = coverage(model, torch.randn(1, 3, 8, 8), backends="cpu")
     assert [layer.policy for layer in model] == policies
     assert own._running == frozen and result.share() < 1
-    assert result.families["conv"].exceptions.keys() == {"its layer has a policy of its own"}
+    assert result.families["conv"].exceptions.keys() == {
+        "it is pinned, or its layer has a policy of its own"
+    }
     with pytest.raises(RuntimeError):
         coverage(tnn.Sequential(made, Failing()), torch.randn(1, 3, 8, 8), backends="cpu")
     assert made.policy is None
 
 
 class Failing(tnn.Module):
-    """Runs twice without gradients, as coverage's first look does, and then fails."""
+    """Runs without gradients alone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():

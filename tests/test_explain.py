@@ -1,5 +1,7 @@
 """What every layer of a model runs, and why."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +77,36 @@ def test_backward_is_attributed_to_its_layer(net: Net, device: str) -> None:
         ("soft", "softmax_bwd"),
         *(("twice", op) for op in conv for _ in range(2)),
     ]
+    assert {call.kind for call in calls if call.layer == ""} == {"Net"}
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name])
     assert all(p.grad is None for p in net.parameters())
     assert net.training
+
+
+class NormAct(nn.BatchNorm2d):
+    """Calls a layer of its own behind what it computes itself."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.act = nn.Softmax(1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = self.act(super().forward(input))
+        return out
+
+
+def test_backward_of_what_is_before_an_inner_layer_is_the_outer_ones(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), NormAct(4)).to(device)
+    calls = explain(model, images(device), train=True, measure=False).calls
+    assert [(call.layer, call.op) for call in calls] == [
+        ("0", "conv_fwd"),
+        ("1", "batch_norm_fwd"),
+        ("1.act", "softmax_fwd"),
+        ("1.act", "softmax_bwd"),
+        ("1", "batch_norm_bwd"),
+        ("0", "conv_bwd_filter"),
+    ]
 
 
 def test_why(net: Net, device: str) -> None:
@@ -176,6 +204,17 @@ def test_recording_costs_nothing_when_off(net: Net, device: str) -> None:
     net(images(device))
     recorded: list[Any] = torch_cudnn_ext._C.recorded()
     assert recorded == []
+
+
+def test_nothing_of_a_run_stays_in_memory(net: Net, device: str) -> None:
+    copies: list[weakref.ref[nn.Module]] = []
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, args: copies.append(weakref.ref(module))
+    )
+    explain(net, images(device), train=True, measure=False)
+    hook.remove()
+    gc.collect()
+    assert copies and all(copy() is None for copy in copies)
 
 
 class Counting(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision
 from conftest import CUDA_MARKS
-from networks import MODELS, SMALL, LanguageModel, Tagger, images, torchvision_model
+from networks import MODELS, SMALL, LanguageModel, Tagger, images, vision_model
 from test_algorithms import EVERY_NUMERICS
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_cudnn_ext import _C, Policy, apply_rules, enabled, explain, pinned, trace
 from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import counterparts
-from torch_cudnn_ext.coverage import BACKENDS, _refusal
+from torch_cudnn_ext.coverage import BACKENDS, _refusals
 from torch_cudnn_ext.explaining import LayerCall
 
 # A CPU runs the same with its own algorithms, on networks that it has done in seconds.
@@ -78,7 +78,7 @@ def prepared(name: str, device: str) -> tuple[nn.Module, Tensor, Results]:
     if name in SEQUENCES:
         model = Squares(SEQUENCES[name](), 1).train()
     else:
-        model = Squares(torchvision_model(name), SCALE).train()
+        model = Squares(vision_model(name), SCALE).train()
     for module in model.modules():
         if isinstance(module, _DropoutNd | torchvision.ops.StochasticDepth):
             module.eval()
@@ -102,13 +102,9 @@ def errors(found: Results, expected: Results) -> list[float]:
 
 def refusals_of(model: nn.Module, inputs: Tensor, device: str) -> dict[str, str]:
     """By problem line, why the wanted backends do not take it or what shares its algorithm."""
-    backends, reasons = WANTED[device], dict[str, str]()
-    with enabled(f"backends={backends},aten"):
+    with enabled(f"backends={WANTED[device]},aten"):
         lines = [line.partition("  #")[0] for line in trace(model, inputs)]
-    for line in lines:
-        if reason := _refusal(line, device, backends):
-            reasons |= dict.fromkeys((line, *_C.problem_info(line)["coupled"]), reason)
-    return reasons
+    return _refusals(((line, device) for line in lines), WANTED[device])
 
 
 def exceptions_of(

@@ -259,6 +259,19 @@ def test_a_layer_that_would_not_see_its_pin_is_an_error() -> None:
         apply_pins(nn.Sequential(our_nn.Conv2d(2, 3, 3)), {"0": "autotune"})
 
 
+def test_a_pattern_leaves_out_layers_that_would_not_see_their_pins_and_says_so() -> None:
+    model = nn.Sequential(OwnForward(2, 3, 3), nn.Conv2d(3, 3, 1), our_nn.Conv2d(3, 3, 1))
+    x = torch.randn(1, 2, 5, 5)
+    expected = model(x)
+    said = (
+        r"'\*' leaves out 2 of 3 layers: '0' is a OwnForward .*forward is of OwnForward.*when\(\)"
+    )
+    with pytest.warns(UserWarning, match=said), pinned(model, {"*": "cpu:im2col"}):
+        assert [pin_of(layer) is not None for layer in model] == [False, True, False]
+        torch.testing.assert_close(model(x), expected)
+    assert type(model[0]) is OwnForward and type(model[1]) is nn.Conv2d
+
+
 # Files.
 
 

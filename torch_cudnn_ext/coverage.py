@@ -8,9 +8,10 @@ result.print()
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,8 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from . import _C, report
 from .conversion import converted
-from .nn import Tunable
-from .workload import PASSES, call_model, kept_as_it_was, network_layers
+from .enabling import apply_rules, enabled, is_enabled
+from .workload import Watch, call_model, kept_as_it_was
+
+if TYPE_CHECKING:
+    from ._C import Choice
 
 BACKENDS = {"cudnn": ("graph", "legacy")}
 REASONS = 2  # at most so many a problem: the commonest
@@ -47,12 +51,15 @@ class Coverage:
     Attributes:
         backends: These backends, as a policy names them.
         families: The calls by kind of operator.
-        elsewhere: How often anything was called that is no operator of this package, by name.
+        elsewhere: How often the forward called operators of PyTorch's that ours did not run, by
+            name.
+        declined: How often ours left a call to PyTorch, by operator and reason.
     """
 
     backends: str
     families: dict[str, Family]
     elsewhere: dict[str, int]
+    declined: dict[str, int]
 
     def share(self, *families: str) -> float:
         """The share of the calls of these kinds of operators, or of all, from 0 to 1."""
@@ -75,9 +82,10 @@ class Coverage:
             for name, family in self.families.items()
             for reason, count in family.exceptions.most_common()
         ]
-        if self.elsewhere:
-            names = [f"{name} x{count}" for name, count in self.elsewhere.items()]
-            lists.append(("no operators of this package:", names))
+        rest = {"left to PyTorch:": self.declined, "PyTorch's own operators:": self.elsewhere}
+        for heading, counts in rest.items():
+            if counts:
+                lists.append((heading, [f"{name} x{count}" for name, count in counts.items()]))
         return report.Table("calls, forward and backward", columns, rows, "", lists)
 
     def print(self) -> None:
@@ -88,12 +96,13 @@ class Coverage:
 def coverage(
     model: nn.Module, inputs: Any, *, backward: bool = True, backends: str = "cudnn"
 ) -> Coverage:
-    """Run a network with its layers kept to some backends, and count what ran.
+    """Run a network with its calls kept to some backends, and count what ran.
 
-    For that while the layers are this package's, and pins are set aside. One of which these
-    backends refuse a pass is left to choose freely, and is an exception with their reason; one with
-    a policy of its own keeps it. The model, its gradients and PyTorch's random state stay as they
-    are.
+    For that while the layers are this package's, pins are set aside, and what else `enable` runs is
+    ours too. The network runs twice: to see its problems, and with those kept to the backends that
+    these do not refuse. A refused one chooses freely, and is an exception with their reason; what
+    is pinned, or a layer with a policy of its own, keeps to that. The model, its gradients and
+    PyTorch's random state stay as they are.
 
     Args:
         model: Any module, in the mode to be looked at (training or not).
@@ -105,41 +114,45 @@ def coverage(
     Raises:
         ValueError: The model calls no operator of this package.
     """
-    work = network_layers(model, inputs, PASSES if backward else ("fwd",))
-    device = str(next(t.device for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)))
-    refusals: dict[str, str] = {}
-    refused_modules: set[str] = set()
-    for layer in work.layers:
-        reason = _refusal(layer.problem, device, backends)
-        if reason:
-            refusals[layer.problem] = reason
-            refused_modules.update(layer.names)
-    with converted(model), kept_as_it_was(model):
-        modules = dict(model.named_modules())
-        free = {n for n, m in modules.items() if isinstance(m, Tunable) and m.policy is None}
-        kept_to_them = [modules[name] for name in free - refused_modules]
-        _C.set_recording(True)
-        try:
-            for module in kept_to_them:
-                module.policy = f"backends={backends}"
-            _run(model, inputs, backward)
-            ran = [call for call in _C.recorded() if not isinstance(call, str)]
-        finally:
-            _C.set_recording(False)
-            for module in kept_to_them:
-                module.policy = None
-    names_of = {layer.problem: layer.names for layer in work.layers}
+    with ExitStack() as stack:
+        stack.enter_context(converted(model))
+        if not is_enabled():
+            stack.enter_context(enabled())
+        watch = Watch(model)
+        seen, _ = _ran(model, inputs, backward, watch)
+        refusals = _refusals(((one["problem"], one["device"]) for one in seen), backends)
+        pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
+        lines = {one["problem"] for one in seen} - refusals.keys() - pinned
+        stack.enter_context(apply_rules(dict.fromkeys(lines, f"backends={backends}")))
+        ran, declined = _ran(model, inputs, backward)
+    if not ran:
+        raise ValueError(
+            f"model: {type(model).__name__} called no operator of this package on these inputs"
+        )
     families: dict[str, Family] = {}
     for choice in ran:
-        family = families.setdefault(_C.problem_info(choice["problem"])["family"], Family())
+        problem = choice["problem"]
+        family = families.setdefault(_C.problem_info(problem)["family"], Family())
         family.calls += 1
         if choice["algorithm"].partition(":")[0] in BACKENDS.get(backends, (backends,)):
             family.inside += 1
+        elif problem in refusals:
+            family.exceptions[refusals[problem]] += 1
+        elif problem in lines | pinned:
+            family.exceptions["it is pinned, or its layer has a policy of its own"] += 1
         else:
-            problem = choice["problem"]
-            names = set(names_of.get(problem, ()))
-            family.exceptions[refusals.get(problem) or _other_reason(names, modules, free)] += 1
-    return Coverage(backends, families, work.not_profiled)
+            family.exceptions["a first run did not meet this problem"] += 1
+    elsewhere = dict(watch.others.most_common())
+    return Coverage(backends, families, elsewhere, dict(declined.most_common()))
+
+
+def _refusals(problems: Iterable[tuple[str, str]], backends: str) -> dict[str, str]:
+    """By problem, each with its device, why the backends do not take it or what it shares."""
+    refusals: dict[str, str] = {}
+    for problem, device in dict.fromkeys(problems):
+        if reason := _refusal(problem, device, backends):
+            refusals |= dict.fromkeys((problem, *_C.problem_info(problem)["coupled"]), reason)
+    return refusals
 
 
 def _refusal(problem: str, device: str, backends: str) -> str:
@@ -155,20 +168,32 @@ def _refusal(problem: str, device: str, backends: str) -> str:
     return ""
 
 
-def _other_reason(names: set[str], modules: Mapping[str, nn.Module], free: set[str]) -> str:
-    """Why a problem that the backends take ran elsewhere, of the modules that pose it."""
-    if any(isinstance(modules[name], Tunable) for name in names - free):
-        return "its layer has a policy of its own"
-    if names & free:
-        return "another pass of its layer is refused"
-    return "no layer of this package posed it"
+def _ran(
+    model: nn.Module, inputs: Any, backward: bool, watch: Watch | None = None
+) -> tuple[list[Choice], Counter[str]]:
+    """What a run executed, and what it left to PyTorch with the reason.
 
-
-def _run(model: nn.Module, inputs: Any, backward: bool) -> None:
-    with torch.set_grad_enabled(backward):
-        outputs = [t for t in tree_leaves(call_model(model, inputs)) if isinstance(t, torch.Tensor)]
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    outputs = [t for t in outputs if t.requires_grad]
-    if backward and outputs and wanted:
-        gradients = [torch.ones_like(t) for t in outputs]
-        torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+    Args:
+        model: As of `coverage`, like all that follow.
+        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        backward: Whether to run the backward too.
+        watch: Sees what the forward calls.
+    """
+    with kept_as_it_was(model), torch.set_grad_enabled(backward):
+        _C.set_recording(True)
+        try:
+            with ExitStack() as stack:
+                if watch is not None:
+                    stack.enter_context(watch.below)
+                    stack.enter_context(watch)
+                results = tree_leaves(call_model(model, inputs))
+            wanted = [p for p in model.parameters() if p.requires_grad]
+            outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+            if backward and outputs and wanted:
+                gradients = [torch.ones_like(t) for t in outputs]
+                torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+            calls = _C.recorded()
+        finally:
+            _C.set_recording(False)
+    choices = [call for call in calls if not isinstance(call, str)]
+    return choices, Counter(call for call in calls if isinstance(call, str))

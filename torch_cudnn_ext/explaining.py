@@ -192,6 +192,9 @@ class _Recorder:
             before.remove()
             after.remove()
             of_all._global_forward_hooks_with_kwargs.pop(after.id, None)  # which remove() forgets
+            # Nodes hold their hooks and these hold us: the collector does not see that circle.
+            self._nodes.clear()
+            self._open.clear()
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if module in self._names:
@@ -211,11 +214,13 @@ class _Recorder:
         waiting = _nodes_of(output)
         while waiting:
             node = waiting.pop()
-            if node is None or node in self._nodes or node in earlier:
+            if node is None or node in earlier:
                 continue
-            self._nodes[node] = None
-            if node.name().startswith(_NODE):
-                self._watch(node, module)
+            earlier.add(node)
+            if node not in self._nodes:  # else an inner layer's, behind which may be this one's own
+                self._nodes[node] = None
+                if node.name().startswith(_NODE):
+                    self._watch(node, module)
             waiting += [following for following, _ in node.next_functions]
 
     def _watch(self, node: Any, module: nn.Module) -> None:

@@ -15,6 +15,7 @@ import fnmatch
 import json
 import re
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,12 +72,14 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
             a glob over names as ``named_modules`` gives them, in which ``*`` crosses dots, or a
             regular expression for a whole name behind ``re:``. Where several match one layer, what
             an earlier one says holds. A pattern pins those layers of which its policy speaks: one
-            that names algorithms of convolution leaves softmax alone.
+            that names algorithms of convolution leaves softmax alone. Layers that would not obey,
+            such as subclasses with a ``forward`` of their own, are left out with a warning.
 
     Raises:
         TypeError: ``model`` is no module, ``pins`` no mapping, a pattern no text, or a policy has a
             type that stands for none.
-        ValueError: A pattern matches no layer, or none that its policy fits; then nothing changes.
+        ValueError: A pattern matches no layer, or none that its policy fits and that would obey;
+            then nothing changes.
     """
     model = _unwrapped(model, "apply_pins")
     found = _resolve(model, pins)
@@ -257,6 +260,7 @@ def _resolve(
             _raise_no_match(pattern, model, layers)
         fitting = False
         reasons: list[str] = []
+        unreached: list[str] = []
         for name, module in chosen.items():
             ours = standing_for(module)
             assert ours is not None
@@ -271,12 +275,21 @@ def _resolve(
             except ValueError as error:
                 reasons.append(f"{name} is a layer of {ours.family}: {error}")
                 continue
-            _check_reached(name, module, ours)
+            if reason := _out_of_reach(module, ours):
+                unreached.append(f"{name!r} is a {type(module).__name__} {reason}")
+                continue
             fitting = True
             stronger, patterns = found.get(module, ("", ()))
             found[module] = (merge_texts(text, stronger, ours.family), (*patterns, pattern))
         if not fitting:
-            raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reasons[0]}")
+            reason = [*unreached, *reasons][0]
+            raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reason}")
+        if unreached:
+            warnings.warn(
+                f"pins: {pattern!r} leaves out {len(unreached)} of {len(chosen)} layers: "
+                f"{unreached[0]}",
+                stacklevel=3,
+            )
     return found
 
 
@@ -358,19 +371,14 @@ def standing_for(module: torch_nn.Module) -> type[Tunable] | None:
     return type(module) if isinstance(module, Tunable) else counterpart(type(module))
 
 
-def _check_reached(name: str, module: torch_nn.Module, ours: type[Tunable]) -> None:
-    """ValueError where the layer's own code would not obey a pin."""
+def _out_of_reach(module: torch_nn.Module, ours: type[Tunable]) -> str:
+    """Why the layer's own code would not obey a pin, and what else to do; empty where it would."""
     if isinstance(module, Tunable) and not isinstance(module, Pinned):
-        raise ValueError(
-            f"pins: {name!r} is a {type(module).__name__} of torch_cudnn_ext, which has a policy "
-            "of its own, wanted: set its attribute policy"
-        )
+        return "of torch_cudnn_ext with a policy of its own, wanted: set its attribute policy"
     reason = obstacle(module, ours)
     if reason:
-        raise ValueError(
-            f"pins: {name!r} is a {type(module).__name__} that would not obey a pin: {reason}, "
-            "wanted: when() for its problems"
-        )
+        return f"that would not obey a pin: {reason}, wanted: when() for its problems"
+    return ""
 
 
 def _unwrapped(model: torch_nn.Module, function: str) -> torch_nn.Module:

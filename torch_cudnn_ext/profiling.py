@@ -272,7 +272,7 @@ class Profile:
     layers: list[LayerProfile]
     settings: Settings
     title: str = ""
-    # How often the network called what is no operator of this package, by its name.
+    # How often anything but layers that `convert` exchanges called an operator, by its name.
     not_profiled: dict[str, int] = field(default_factory=dict)
 
     def best(
@@ -490,7 +490,7 @@ def profile_model(
 
     The network runs once to see its calls (`workload.network_layers`), in the mode that it is in;
     on the meta device that costs nothing. The problems are then measured on scratch tensors. What
-    has no operator here is counted in `Profile.not_profiled`.
+    was called by anything but layers that `convert` exchanges is counted in `Profile.not_profiled`.
 
     Args:
         model: The network, with the dtype, memory format and device to profile.

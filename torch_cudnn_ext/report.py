@@ -362,7 +362,7 @@ def summary_table(profile: Profile) -> Table:
     lists = []
     if profile.not_profiled:
         calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
-        lists.append(("not profiled, since this package has no operator in its place:", calls))
+        lists.append(("not profiled, since no layer that convert exchanges called it:", calls))
     columns = [Column(heading, right=i > 0) for i, heading in enumerate(headings)]
     count = sum(layer.count for layer in profile.layers)
     name = profile.title or "Summary"

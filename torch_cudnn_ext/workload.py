@@ -288,7 +288,7 @@ def network_layers(
         ValueError: The model called no operator, or ``passes`` holds another word.
     """
     check_passes(passes)
-    watch = _Watch(model)
+    watch = Watch(model)
     with converted(model), kept_as_it_was(model), watch.names(), torch.no_grad():
         with watch.below, watch:
             call_model(model, inputs)
@@ -343,7 +343,7 @@ class _Seen:
     kind: str = ""  # of the first module
 
 
-class _Watch(TorchFunctionMode):
+class Watch(TorchFunctionMode):
     """Sees the calls of this package's operators, before autograd and autocast do."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -379,6 +379,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Take note of a call of ours."""
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace != "torch_cudnn_ext":
             return func(*args, **kwargs)
