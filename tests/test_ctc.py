@@ -202,6 +202,8 @@ def test_autocast(device: str) -> None:
         ({"targets": torch.zeros(3, 2).long()}, "targets has sizes .3, 2., wanted one dimension"),
         ({"targets": torch.zeros(3).long()}, "targets has 3 elements, wanted the sum of"),
         ({"targets": torch.zeros(5).long()}, "targets has 5 elements, wanted the sum of"),
+        ({"targets": torch.full((2, 2), 3)}, "targets holds 3, wanted .* of classes, 3"),
+        ({"targets": torch.tensor([[1, 1], [1, -1]])}, "targets holds -1, wanted at least 0"),
         ({"input_lengths": [4, 5]}, "input_lengths holds 5, wanted at least 0 and at most 4"),
         ({"input_lengths": [4]}, "input_lengths has sizes .1., wanted .2."),
         ({"target_lengths": [2, 3]}, "target_lengths holds 3, wanted at least 0 and at most 2"),

@@ -329,3 +329,10 @@ def test_a_bad_environment_variable_is_named(name: str, value: str) -> None:
     assert done.returncode != 0
     for part in ("ValueError", f"TORCH_CUDNN_EXT_{name}", value, "wanted"):
         assert part in done.stderr
+
+
+def test_an_unknown_environment_variable_is_warned_of() -> None:
+    done = run_with_environment("", CONV_FWD_ALG="fft", PYTHON="python3")
+    assert done.returncode == 0 and done.stderr.count("UserWarning") == 1
+    assert "TORCH_CUDNN_EXT_CONV_FWD_ALG sets no knob" in done.stderr
+    assert "did you mean TORCH_CUDNN_EXT_CONV_FWD_ALGO?" in done.stderr

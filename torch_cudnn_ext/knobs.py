@@ -26,9 +26,11 @@ Setting a knob takes effect on the next call of an operator. A bad value raises 
 ``TypeError``, and leaves all as it was.
 """
 
+import difflib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
@@ -169,13 +171,22 @@ def _install(process: dict[str, Any]) -> None:
 
 
 def _read_environment() -> dict[str, Any]:
-    """Knobs set by environment variables."""
+    """Knobs set by environment variables; one that looks like it and is none is warned of."""
     values = {}
-    for name in _NAMES:
-        variable = f"TORCH_CUDNN_EXT_{name.upper()}"
-        text = os.environ.get(variable, "").strip()
-        if not text:
+    prefix = "TORCH_CUDNN_EXT_"
+    variables = {f"{prefix}{name.upper()}": name for name in _NAMES}
+    for variable in sorted(os.environ):
+        text = os.environ[variable].strip()
+        if (
+            not variable.startswith(prefix) or not text or variable == f"{prefix}PYTHON"
+        ):  # of tools/
             continue
+        if variable not in variables:
+            near = difflib.get_close_matches(variable, variables, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.warn(f"environment variable {variable} sets no knob{hint}", stacklevel=2)
+            continue
+        name = variables[variable]
         value: object = text
         if name in _BOOLEANS or name == "enabled":
             value = _FLAG_WORDS.get(text.lower(), text)

@@ -73,6 +73,18 @@ Tensor padded_targets(const Tensor& targets, const Tensor& lengths) {
   return targets.to(at::kLong).take(index.clamp_max(targets.numel() - 1));
 }
 
+// In host memory alone: a GPU would have to be waited for.
+void check_classes(const Tensor& targets, const Tensor& lengths, int64_t classes) {
+  if (!targets.is_cpu()) return;
+  for (int64_t i = 0; i < targets.size(0); ++i) {
+    const int64_t* row = targets.const_data_ptr<int64_t>() + i * targets.size(1);
+    for (int64_t k = 0; k < lengths.const_data_ptr<int64_t>()[i]; ++k) {
+      TORCH_CHECK_VALUE(row[k] >= 0 && row[k] < classes, kOp, ": targets holds ", row[k],
+                        ", wanted at least 0 and less than the number of classes, ", classes);
+    }
+  }
+}
+
 void check_targets(const Tensor& targets, const Tensor& log_probs) {
   TORCH_CHECK_VALUE(holds_integers(targets), kOp, ": targets is ", targets.scalar_type(),
                     ", wanted Long or Int");
@@ -116,6 +128,7 @@ std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
   }
   b[Role::x] = log_probs.contiguous();
   b[Role::targets] = padded_targets(targets, b[Role::target_lengths]);
+  check_classes(b[Role::targets], b[Role::target_lengths], log_probs.size(2));
   b[Role::y] = at::empty({batch}, log_probs.options());
   if (gradient) b[Role::dx] = at::empty(log_probs.sizes(), log_probs.options());
   CtcProblem p;
