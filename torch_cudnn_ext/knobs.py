@@ -177,9 +177,8 @@ def _read_environment() -> dict[str, Any]:
     variables = {f"{prefix}{name.upper()}": name for name in _NAMES}
     for variable in sorted(os.environ):
         text = os.environ[variable].strip()
-        if (
-            not variable.startswith(prefix) or not text or variable == f"{prefix}PYTHON"
-        ):  # of tools/
+        of_tools = variable == f"{prefix}PYTHON"
+        if of_tools or not text or not variable.startswith(prefix):
             continue
         if variable not in variables:
             near = difflib.get_close_matches(variable, variables, n=1)
