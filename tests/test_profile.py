@@ -872,7 +872,7 @@ def test_a_file_of_choices_keeps_what_others_added(tmp_path: Path) -> None:
 def test_a_problem_that_no_memory_holds_fails_alone(device: str) -> None:
     huge = "softmax_fwd x=f32[15000000,15000000,1]:nchw"
     small = "softmax_fwd x=f32[15,15,1]:nchw log=false"
-    with pytest.raises(RuntimeError, match="no algorithm works .*: aten:default.*: out of memory: "):
+    with pytest.raises(RuntimeError, match="no algorithm works .*: out of memory: "):
         tuning.tune([huge, small], device=device, time_budget_s=0.1)
     assert [entry["problem"] for entry in tuning.choices()] == [small]
     with pytest.warns(UserWarning, match="no memory to tune in"):
