@@ -592,7 +592,7 @@ def test_output_that_cannot_hold_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     closed = ["bash", "-c", '"$@" >&-', "bash", *command]
     done = subprocess.run(closed, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr
 
 
 def test_no_command_is_the_help(capsys: Capture) -> None:

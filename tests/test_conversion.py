@@ -302,6 +302,23 @@ def test_coverage_counts_what_functions_compute() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_coverage_counts_layers_that_go_another_way_while_they_are_watched() -> None:
+    attention = tnn.MultiheadAttention(8, 2, batch_first=True)
+
+    class Attends(tnn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.last = attention, tnn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.last(self.attention(x, x, x, need_weights=False)[0])
+            return out
+
+    x = torch.randn(2, 3, 8)
+    result = coverage(Attends().eval(), x, backward=False, backends="cpu")
+    assert result.share("matmul") == 1
+
+
 def test_coverage_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     result = coverage(small_network(), torch.randn(2, 3, 6, 6))
     assert result.share() == 0

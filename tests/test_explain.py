@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
@@ -106,6 +107,43 @@ def test_backward_of_what_is_before_an_inner_layer_is_the_outer_ones(device: str
         ("1.act", "softmax_bwd"),
         ("1", "batch_norm_bwd"),
         ("0", "conv_bwd_filter"),
+    ]
+
+
+class KeepsAside(nn.Module):
+    """A layer reads what its own code computed for another, not by an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+        self.inner = nn.Softmax(1)
+        self.side = Reads(self)
+        self.kept = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.inner(F.conv2d(x, self.weight))
+        out: Tensor = self.side(x.mean())
+        return out
+
+
+class Reads(nn.Module):
+    """Reads from the module that owns it."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.owner = [owner]
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: Any = self.owner[0].kept
+        return F.softmax(kept * x, 1)
+
+
+def test_backward_of_what_came_before_a_layer_is_not_its_own(device: str) -> None:
+    calls = explain(KeepsAside().to(device), images(device), train=True, measure=False).calls
+    assert [(call.layer, call.op) for call in calls if call.op.endswith(("_bwd", "filter"))] == [
+        ("side", "softmax_bwd"),
+        ("inner", "softmax_bwd"),
+        ("", "conv_bwd_filter"),
     ]
 
 

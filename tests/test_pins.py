@@ -266,6 +266,12 @@ def test_a_pattern_leaves_out_layers_that_would_not_see_their_pins_and_says_so()
     said = (
         r"'\*' leaves out 2 of 3 layers: '0' is a OwnForward .*forward is of OwnForward.*when\(\)"
     )
+    with pytest.warns(UserWarning, match=said) as caught:
+        apply_pins(model, {"*": "cpu:im2col"})
+        clear_pins(model)
+        with pinned(model, {"*": "cpu:im2col"}):
+            pass
+    assert {warning.filename for warning in caught} == {__file__}
     with pytest.warns(UserWarning, match=said), pinned(model, {"*": "cpu:im2col"}):
         assert [pin_of(layer) is not None for layer in model] == [False, True, False]
         torch.testing.assert_close(model(x), expected)

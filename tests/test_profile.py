@@ -889,6 +889,7 @@ def test_processes_that_add_choices_at_once_lose_none(tmp_path: Path) -> None:
         children.append(os.fork())
         if children[-1] == 0:
             added = 0
+            signal.alarm(60)  # rather than to wait for ever
             try:
                 mine = [entry | {"device": f"device {number} round {i}"} for i in range(50)]
                 _C.table_import(mine)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import cpp_extension
 
-from torch_cudnn_ext import _C, enabled, knobs
+from torch_cudnn_ext import _C, enabled, knobs, tuning
 
 ROOT = Path(__file__).parent.parent
 OPS = torch.ops.torch_cudnn_ext
@@ -473,7 +473,11 @@ def test_autotune_leaves_out_other_knobs_of_a_slow_compiled_engine(
         assert (row["status"], row["samples"]) == ("excluded", 0)
         reason = "not tried: other knobs of its engine took 1.6 times as long as the best"
         assert row["reason"] == reason
-    assert _measure(x, w)["fake:b/k1=2"]["status"] == "ok"  # a profile tells all
+    # To measure all is what tuning is for.
+    assert (_C.tuned(_problem(x, w), "cpu", "backends=fake") is None) == left_out
+    tuning.tune(_problem(x, w), device="cpu", policy="backends=fake")
+    assert _C.tuned(_problem(x, w), "cpu", "backends=fake")
+    assert _measure(x, w)["fake:b/k1=2"]["status"] == "ok"
 
 
 def test_what_the_notes_exclude_is_not_built(fake: Any, x: Tensor, w: Tensor) -> None:

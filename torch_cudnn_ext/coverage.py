@@ -118,13 +118,13 @@ def coverage(
         stack.enter_context(converted(model))
         if not is_enabled():
             stack.enter_context(enabled())
-        watch = Watch(model)
-        seen, _ = _ran(model, inputs, backward, watch)
+        seen, _ = _ran(model, inputs, backward, Watch(model))
         refusals = _refusals(((one["problem"], one["device"]) for one in seen), backends)
         pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
         lines = {one["problem"] for one in seen} - refusals.keys() - pinned
         stack.enter_context(apply_rules(dict.fromkeys(lines, f"backends={backends}")))
-        ran, declined = _ran(model, inputs, backward)
+        watch = Watch(model)
+        ran, declined = _ran(model, inputs, backward, watch)
     if not ran:
         raise ValueError(
             f"model: {type(model).__name__} called no operator of this package on these inputs"
@@ -169,7 +169,7 @@ def _refusal(problem: str, device: str, backends: str) -> str:
 
 
 def _ran(
-    model: nn.Module, inputs: Any, backward: bool, watch: Watch | None = None
+    model: nn.Module, inputs: Any, backward: bool, watch: Watch
 ) -> tuple[list[Choice], Counter[str]]:
     """What a run executed, and what it left to PyTorch with the reason.
 
@@ -177,15 +177,13 @@ def _ran(
         model: As of `coverage`, like all that follow.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         backward: Whether to run the backward too.
-        watch: Sees what the forward calls.
+        watch: Sees what the forward calls; some of PyTorch's layers go another way then, so each
+            run has one.
     """
     with kept_as_it_was(model), torch.set_grad_enabled(backward):
         _C.set_recording(True)
         try:
-            with ExitStack() as stack:
-                if watch is not None:
-                    stack.enter_context(watch.below)
-                    stack.enter_context(watch)
+            with watch.below, watch:
                 results = tree_leaves(call_model(model, inputs))
             wanted = [p for p in model.parameters() if p.requires_grad]
             outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]

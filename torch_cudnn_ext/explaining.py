@@ -161,7 +161,7 @@ class _Recorder:
         self._names = {module: name for name, module in model.named_modules()}
         self._events: list[Any] = []
         self._owners: dict[int, nn.Module] = {}
-        self._open: list[tuple[int, set[Any]]] = []  # calls: first event, nodes of the inputs
+        self._open: list[tuple[int, int]] = []  # calls: first event, sequence number of first node
         self._nodes: dict[
             Any, None
         ] = {}  # also keeps them alive, so that none is taken for another
@@ -198,25 +198,25 @@ class _Recorder:
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if module in self._names:
-            self._open.append((self._count(), set(_nodes_of(args))))
-            self._called.setdefault(module, self._open[-1][0])
+            begin = self._count()
+            self._open.append((begin, torch._C._autograd._get_sequence_nr()))
+            self._called.setdefault(module, begin)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if module not in self._names:
             return
-        begin, earlier = self._open.pop()
-        earlier.update(_nodes_of(kwargs))
+        begin, first_node = self._open.pop()
         self._claim(begin, module)
         tensors = [t for t in pytree.tree_leaves((args, kwargs, output)) if isinstance(t, Tensor)]
         passes_on = isinstance(module, nn.Dropout) and not module.training
         if passes_on or any(t.numel() == 0 for t in tensors):
             self._idle.add(module)
-        waiting = _nodes_of(output)
+        waiting, seen = _nodes_of(output), set()
         while waiting:
             node = waiting.pop()
-            if node is None or node in earlier:
+            if node is None or node in seen or node._sequence_nr() < first_node:
                 continue
-            earlier.add(node)
+            seen.add(node)
             if node not in self._nodes:  # else an inner layer's, behind which may be this one's own
                 self._nodes[node] = None
                 if node.name().startswith(_NODE):

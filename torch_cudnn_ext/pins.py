@@ -82,8 +82,7 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
             then nothing changes.
     """
     model = _unwrapped(model, "apply_pins")
-    found = _resolve(model, pins)
-    _replace(model, {module: Pin(*pin) for module, pin in found.items()})
+    _replace(model, _resolve(model, pins, stacklevel=3))
 
 
 def clear_pins(model: torch_nn.Module) -> None:
@@ -98,12 +97,12 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
     A backward keeps to the pins of its forward.
 
     Raises:
-        TypeError: A policy has a type that stands for none.
-        ValueError: A pattern matches no layer, or none that its policy fits.
+        TypeError: As `apply_pins`.
+        ValueError: As `apply_pins`.
     """
     model = _unwrapped(model, "pinned")
     before = {m: pin for m in model.modules() if (pin := pin_of(m)) is not None}
-    apply_pins(model, pins)
+    _replace(model, _resolve(model, pins, stacklevel=4))  # past contextlib
     try:
         yield
     finally:
@@ -246,10 +245,8 @@ def _line_of(text: str, key: str) -> int:
 # Which layers a pattern means, and what for.
 
 
-def _resolve(
-    model: torch_nn.Module, pins: Pins
-) -> dict[torch_nn.Module, tuple[str, tuple[str, ...]]]:
-    """The policy text of every pinned layer, with the patterns behind it."""
+def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_nn.Module, Pin]:
+    """Every pinned layer's pin; `stacklevel` leads warnings to the user's line."""
     _check_pins(pins)
     layers = {name: m for name, m in model.named_modules() if standing_for(m) is not None}
     found: dict[torch_nn.Module, tuple[str, tuple[str, ...]]] = {}
@@ -288,9 +285,9 @@ def _resolve(
             warnings.warn(
                 f"pins: {pattern!r} leaves out {len(unreached)} of {len(chosen)} layers: "
                 f"{unreached[0]}",
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
-    return found
+    return {module: Pin(*pin) for module, pin in found.items()}
 
 
 def _check_pins(pins: Pins) -> None:

@@ -198,8 +198,9 @@ def export_choices(path: str | os.PathLike[str]) -> int:
 def add_choices(path: str | os.PathLike[str]) -> int:
     """Write the table of choices beside what the file holds of others, if there is one.
 
-    Processes that add to one file at a time wait for each other, so none loses what another added:
-    they lock a hidden file beside it, which stays.
+    Processes that add to one file at a time wait for each other, so that no problem is lost: they
+    lock a hidden file beside it, which stays. Of a problem that both have, this table's ranking is
+    kept.
 
     Returns:
         The number of entries.
@@ -213,11 +214,12 @@ def add_choices(path: str | os.PathLike[str]) -> int:
     with ExitStack() as stack:
         with _naming(path):
             file = target.parent / f".{target.name}.lock"
-            lock = stack.enter_context(file.open("w"))
+            lock = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
+            stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             import_choices(path)
-            _C.table_import(mine)  # again: what is newer
+            _C.table_import(mine)
         return export_choices(path)
 
 

@@ -217,7 +217,7 @@ class Session {
   }
 
   // All is built before memory is taken: of several processes only the one whose turn it is has
-  // any, but for the scratch tensors of those that search knobs.
+  // any, but for the scratch tensors of those that search knobs, or build what was put off.
   std::vector<Measurement> run() {
     constexpr double kShareOfBuilding = 0.5;  // of the time: what is built wants to be run too
     constexpr double kShareOfBuildingMore = 0.7;
@@ -307,8 +307,7 @@ class Session {
       m.algorithm = candidate.algorithm;
       m.source = candidate.source;
       m.status = Status::excluded;
-      m.reason = c10::str("not tried: other knobs of its engine took ", found->second / best,
-                          " times as long as the best");
+      m.reason = c10::str(kLeftOut, found->second / best, " times as long as the best");
       return true;
     };
     candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_hopeless),

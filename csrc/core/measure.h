@@ -12,6 +12,9 @@
 
 namespace torch_cudnn_ext {
 
+// How the reason begins of what `prunes` leaves out.
+constexpr const char* kLeftOut = "not tried: other knobs of its engine took ";
+
 struct MeasureOptions {
   std::vector<Algorithm> algorithms;  // empty: all candidates of the admitted backends
   double time_budget_s = 0;           // 0: no limit

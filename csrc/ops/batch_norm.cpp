@@ -738,7 +738,7 @@ class BatchNormOperator : public Operator {
     if (p.is_channels_last() && half && p.pass == BatchNormPass::fwd) {
       return {"graph", "aten", "legacy"};
     }
-    if (p.is_channels_last() && half && images) return {"graph:eng1", "aten", "legacy"};
+    if (p.is_channels_last() && half && images) return {"graph:eng1", "aten", "graph", "legacy"};
     if (p.is_channels_last()) return {"aten", "graph", "legacy"};
     return {"aten", "legacy", "graph"};
   }

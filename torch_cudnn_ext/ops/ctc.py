@@ -62,8 +62,8 @@ def ctc_loss(
     Args:
         log_probs: Logarithms of probabilities, ``[T, N, C]``, or ``[T, C]`` without a batch;
             float32 or float64.
-        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``; like
-            PyTorch, nothing here checks that they are less than ``C``.
+        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``. That they
+            are less than ``C`` is checked on the CPU alone, as a GPU would have to be waited for.
         input_lengths: Of each sequence, ``[N]``, at most ``T``. On the CPU they cost no waiting
             for the device.
         target_lengths: Of each target, ``[N]``.
@@ -79,8 +79,8 @@ def ctc_loss(
     Raises:
         TypeError: ``log_probs`` or ``targets`` is no tensor, or ``policy`` none of what stands for
             one.
-        ValueError: Sizes, lengths, dtypes or devices do not fit together, a word is unknown, or the
-            policy is wrong.
+        ValueError: Sizes, lengths, classes, dtypes or devices do not fit together, a word is
+            unknown, or the policy is wrong.
     """
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)
