@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <torch/extension.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/backend.h"
@@ -641,16 +642,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("policy"), py::arg("family") = "conv");
   m.def(
       "tuned",
-      [](const std::string& text, const std::string& device, const std::string& policy_text) {
+      [](const std::string& text, const std::string& device,
+         const std::string& policy_text) -> py::object {
         Problem problem = parse_problem(text);
         auto rows =
             choice_table::find(problem_text(problem), fingerprint_of(parse_device(device)),
                                resolved(problem, policy_text).policy.constraints_text(problem));
         bool any = rows && !rows->empty() && rows->front().status == Measurement::Status::ok;
-        for (const Measurement& m : rows.value_or(std::vector<Measurement>{})) {
-          any = any && m.reason.rfind(kLeftOut, 0) != 0;  // to measure all is what tuning is for
-        }
-        return any ? py::object(measurement_dict(rows->front())) : py::none();
+        auto was_left_out = [](const Measurement& m) { return m.reason.rfind(kLeftOut, 0) == 0; };
+        if (!any || std::any_of(rows->begin(), rows->end(), was_left_out)) return py::none();
+        return measurement_dict(rows->front());
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def("table_export", table_export);

@@ -206,7 +206,10 @@ def resolved_policy(policy: str | None, family: str = "conv") -> str:
     """All levels merged: argument, flags, knobs, PyTorch's switches."""
 
 def tuned(problem: str, device: str, policy: str = "") -> Measurement | None:
-    """The best measurement that the table has of a problem under the policy's constraints."""
+    """The best measurement that the table has of a problem under the policy's constraints.
+
+    None where autotune left algorithms out: to measure all is what tuning is for.
+    """
 
 def table_export() -> list[TableEntry]: ...
 def table_import(entries: list[TableEntry]) -> int: ...

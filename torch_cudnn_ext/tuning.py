@@ -121,7 +121,8 @@ def tune_model(
     """Tune what an unmodified network meets under ``enable("autotune")``, ahead of its first run.
 
     The network runs once to see its problems, as in `trace`: call this inside ``torch.autocast``
-    for what holds there. What is in the table already is neither measured nor searched again.
+    for what holds there. What is in the table already is neither measured nor searched again,
+    unless autotune left algorithms out.
 
     Args:
         model: Any module, on one device.

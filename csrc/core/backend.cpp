@@ -56,9 +56,23 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
-BuildResult build(const Problem& problem, const Algorithm& algorithm, const Device& device) {
+namespace {
+
+const BackendOperator* backend_operator(const Problem& problem, const Algorithm& algorithm) {
   const Backend* found = find_backend(algorithm.backend);
-  const BackendOperator* op = found == nullptr ? nullptr : found->find(family_of(problem));
+  return found == nullptr ? nullptr : found->find(family_of(problem));
+}
+
+}  // namespace
+
+std::optional<Notes> notes_before_building(const Problem& problem, const Algorithm& algorithm,
+                                           const Device& device) {
+  const BackendOperator* op = backend_operator(problem, algorithm);
+  return op != nullptr && op->notes ? op->notes(problem, algorithm, device) : std::nullopt;
+}
+
+BuildResult build(const Problem& problem, const Algorithm& algorithm, const Device& device) {
+  const BackendOperator* op = backend_operator(problem, algorithm);
   if (op == nullptr) {
     return Unsupported{c10::str("backend ", algorithm.backend, " has no ", op_of(problem))};
   }

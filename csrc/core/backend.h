@@ -44,6 +44,9 @@ std::vector<std::string> backend_names();
 
 // Never throws for an algorithm that cannot be had: that is Unsupported, with the reason.
 BuildResult build(const Problem& problem, const Algorithm& algorithm, const Device& device);
+// What is known of its notes before that; they may be more.
+std::optional<Notes> notes_before_building(const Problem& problem, const Algorithm& algorithm,
+                                           const Device& device);
 
 // Typed registration: functions of the operator's own problem struct.
 template <class P>

@@ -406,7 +406,7 @@ class Session {
     if (is_too_late(m, share)) return std::nullopt;
     auto start = Clock::now();
     for (const Step& step : steps_) {
-      if (auto notes = notes_before_building(step.problem, candidate.algorithm)) {
+      if (auto notes = notes_before_building(step.problem, candidate.algorithm, device_)) {
         m.notes.add(*notes);
         m.reason = reason_of(step, refusal_of_notes(*notes, policy_));
       }
@@ -425,14 +425,6 @@ class Session {
       m.notes.add(built.plans.back()->notes);
     }
     return built;
-  }
-
-  std::optional<Notes> notes_before_building(const Problem& problem,
-                                             const Algorithm& algorithm) const {
-    const Backend* backend = find_backend(algorithm.backend);
-    const BackendOperator* op = backend == nullptr ? nullptr : backend->find(op_.family());
-    if (op == nullptr || !op->notes) return std::nullopt;
-    return op->notes(problem, algorithm, device_);
   }
 
   // Checks and times once. What fails is data.

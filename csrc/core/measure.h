@@ -20,7 +20,7 @@ struct MeasureOptions {
   double time_budget_s = 0;           // 0: no limit
   bool knob_search = false;
   // Leaves out configurations of run-time compiled engines that others of the engine show to be
-  // slow: to compile them all may take most of the time, and never was one the best.
+  // slow: to compile them all may take most of the time.
   bool prunes = false;
   bool flush_cache = true;
   bool throws_out_of_memory = true;  // where the problem's tensors do not fit; else all have failed

@@ -730,15 +730,16 @@ class BatchNormOperator : public Operator {
     bool persistent =
         p.has_training_statistics() && !p.is_channels_last() && p.x.dtype != at::kDouble;
     if (persistent && p.x.sizes[2] > 1) return {"legacy:spatial_persistent", "aten", "legacy"};
-    bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
-    bool images = p.pass == BatchNormPass::infer && p.x.sizes[2] > 1 && p.x.dtype != at::kDouble;
-    constexpr int64_t kSmall = 1 << 22;
-    bool small = half && p.x.numel() <= kSmall;
-    if (images && (small || !p.is_channels_last())) return {"legacy:spatial", "aten", "graph"};
+    bool half = c10::isReducedFloatingType(p.x.dtype);
+    if (p.pass == BatchNormPass::infer && p.x.sizes[2] > 1 && p.x.dtype != at::kDouble) {
+      constexpr int64_t kSmall = 1 << 22;
+      bool small = half && p.x.numel() <= kSmall;
+      if (small || !p.is_channels_last()) return {"legacy:spatial", "aten", "graph"};
+      if (half) return {"graph:eng1", "aten", "graph", "legacy"};
+    }
     if (p.is_channels_last() && half && p.pass == BatchNormPass::fwd) {
       return {"graph", "aten", "legacy"};
     }
-    if (p.is_channels_last() && half && images) return {"graph:eng1", "aten", "graph", "legacy"};
     if (p.is_channels_last()) return {"aten", "graph", "legacy"};
     return {"aten", "legacy", "graph"};
   }

@@ -1058,7 +1058,7 @@ class PoolingOperator : public Operator {
     }
     // Where windows overlap, cuDNN's gradient of a maximum of half types is the slower one, and its
     // forward of bfloat16.
-    bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
+    bool half = c10::isReducedFloatingType(p.x.dtype);
     bool overlap = false;
     for (int i = 0; i < p.spatial_dims(); ++i) overlap |= p.stride[i] < p.window[i];
     if (is_max && half && overlap && (p.train || p.x.dtype == at::kBFloat16)) {

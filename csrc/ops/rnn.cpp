@@ -977,7 +977,7 @@ class RnnOperator : public Operator {
     if (!device.has_gpu_backends()) return {"aten", "cpu"};
     const auto& p = std::get<RnnProblem>(problem);
     std::vector<std::string> order{"aten"};
-    bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
+    bool half = c10::isReducedFloatingType(p.x.dtype);
     bool regular = p.layers == 1 && !p.bidirectional && p.proj == 0 && p.hidden <= 1024 &&
                    p.hidden % 128 == 0 && p.input() % 128 == 0 && p.batch() <= 128 &&
                    p.batch() % 8 == 0;

@@ -91,7 +91,7 @@ Notes notes_of(const PoolingProblem& p, const Device& device) {
 
 BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
+  bool half = c10::isReducedFloatingType(p.x.dtype);
   bool is_max = p.mode == PoolingMode::max;
   bool has_kernel = is_max || p.adaptive || p.spatial_dims() == 2 || is_global_average(p);
   if (!device.is_cuda() && half && !has_kernel) {

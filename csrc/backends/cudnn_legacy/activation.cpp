@@ -80,7 +80,7 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   }
   if (p.kind == ActivationKind::clipped_relu && p.pass == ActivationPass::bwd) {
     if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
-    bool half = p.x.dtype == at::kHalf || p.x.dtype == at::kBFloat16;
+    bool half = c10::isReducedFloatingType(p.x.dtype);
     if (half) return Unsupported{"cuDNN's gradient at the ceiling itself differs in half types"};
   }
   if (p.kind == ActivationKind::elu && p.pass == ActivationPass::bwd && p.coefficient != 1) {
