@@ -192,6 +192,22 @@ def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> N
     assert main([*arguments[:3], "--dtype", "f8", "--device", "cpu"]) == 2
 
 
+def test_bench_of_modules_beside_compiled_ones(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    cases = (
+        bench_modules.Case("batch_norm", "BatchNorm2d", {"num_features": 3}, (2, 3, 4, 4)),
+        bench_modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
+    )
+    monkeypatch.setattr(bench_modules, "CASES", cases)
+    arguments = ("bench", "--modules", "all", "--dtype", "f32", "--device", device, "--compiled")
+    rows = _json(capsys, *arguments)["comparisons"]
+    passes = [(row["module"].partition("(")[0], row["pass_name"]) for row in rows]  # type: ignore[index]
+    norm = [("BatchNorm2d", name) for name in ("fwd", "bwd")]
+    assert passes == norm + [("GRU", name) for name in ("fwd", "bwd", "fwd+bwd")]
+    assert all(row["compiled_ms"] > 0 for row in rows)  # type: ignore[operator]
+
+
 def test_bench_of_modules_keeps_its_constraints(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

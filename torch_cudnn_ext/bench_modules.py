@@ -1,12 +1,14 @@
 """Side by side with PyTorch's modules: what tuning gains beyond convolution.
 
 Each row is a module of ``torch.nn`` with its drop-in, on the same input and parameters: the
-forward, without gradients, and the gradients alone. On a GPU it is the GPU's time that counts: the
-host is given a head start.
+forward, without gradients, and the gradients alone; of recurrent networks, whose training passes
+are tuned as one, also both together. On a GPU it is the GPU's time that counts: the host is given a
+head start.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +103,7 @@ class ModuleComparison:
     module: str
     layout: str
     dtype: str
-    pass_name: str  # "fwd" or "bwd"
+    pass_name: str  # "fwd", "bwd" or "fwd+bwd"
     algorithm: str
     ours_ms: float
     pytorch_ms: float
@@ -159,13 +161,17 @@ def _compare(
     if last:
         format = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=format)
-    for pass_name, make in (("fwd", _forward), ("bwd", _backward)):
+    passes = {"fwd": _forward, "bwd": _backward}
+    if case.family == "rnn":
+        passes["fwd+bwd"] = _training
+    for pass_name, make in passes.items():
         sides = [make(ours, x)]
         choice = _C.last_choice()
         algorithm = choice["algorithm"] if choice is not None else ""
         sides.append(make(theirs, x))
         if compiled:
-            sides.append(make(torch.compile(theirs), x))
+            # Of its own statistics: PyTorch's backward refuses those that another forward updated.
+            sides.append(make(torch.compile(copy.deepcopy(theirs)), x))
         timers = samplers([(side, call) for side in sides], device)
         result = judged(timers[:2])
         yield ModuleComparison(
@@ -196,16 +202,38 @@ def _forward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]
 def _backward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
     """The gradients of the input and all parameters, of one forward that is kept."""
     x = x.detach().requires_grad_()
-    y = module(x)
-    y = y[0] if isinstance(y, tuple) else y
+    inputs = _differentiated(module, x)
+    y = _output(module, x)
     grad = torch.randn_like(y)
-    inputs = [x, *(p for p in getattr(module, "parameters", list)() if p.requires_grad)]
 
     def run() -> object:
         return torch.autograd.grad(y, inputs, grad, retain_graph=True)
 
     run()
     return run
+
+
+def _training(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
+    """A forward and its gradients."""
+    x = x.detach().requires_grad_()
+    inputs = _differentiated(module, x)
+    grad = torch.randn_like(_output(module, x))
+
+    def run() -> object:
+        return torch.autograd.grad(_output(module, x), inputs, grad)
+
+    run()
+    return run
+
+
+def _differentiated(module: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
+    return [x, *(p for p in getattr(module, "parameters", list)() if p.requires_grad)]
+
+
+def _output(module: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    y = module(x)
+    output: Tensor = y[0] if isinstance(y, tuple) else y
+    return output
 
 
 COLUMNS = (
