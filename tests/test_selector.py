@@ -272,6 +272,14 @@ def test_a_slow_first_call_of_the_host_drops_nobody(fake: Any, x: Tensor, w: Ten
     assert measured["fake:a"]["host_ms"] == pytest.approx(1)
 
 
+def test_a_time_that_holds_the_hosts_is_taken_again(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", milliseconds=1, first_stall_ms=100)
+    fake.script("fake:b", milliseconds=3)
+    measured = _measure(x, w)
+    assert _winner(measured) == "fake:a"
+    assert measured["fake:a"]["spread_ms"] == 0
+
+
 def test_what_takes_the_host_far_longer_is_dropped_early(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script_others(milliseconds=1, host_ms=10)
     fake.script("fake:a", milliseconds=1, host_ms=2)

@@ -30,7 +30,7 @@ std::vector<std::unique_ptr<Target>>& targets() {
 
 class CpuTimer : public Timer {
  public:
-  void start() override { begin_ = Clock::now(); }
+  void start(int) override { begin_ = Clock::now(); }
   void stop() override { end_ = Clock::now(); }
   float milliseconds() override {
     return std::chrono::duration<float, std::milli>(end_ - begin_).count();

@@ -34,8 +34,12 @@ const std::string& target_properties(const Device& target);  // JSON
 class Timer {
  public:
   virtual ~Timer() = default;
-  virtual void start() = 0;
+  // First keeps the device busy, `head_starts` times as long as hosts usually need to get ahead.
+  virtual void start(int head_starts) = 0;
   virtual void stop() = 0;
+  // False where the device came to the work before the host had enqueued it all: it may have
+  // waited then, and its time holds the host's.
+  virtual bool host_was_ahead() const { return true; }
   virtual float milliseconds() = 0;  // waits for the device
   // What the host took to enqueue the work; none where it does the work itself.
   virtual std::optional<double> host_milliseconds() const { return std::nullopt; }
@@ -49,8 +53,7 @@ class DeviceRuntime {
   virtual bool is_capturing(const Device& device) const = 0;
   virtual void synchronize(const Device& device) const = 0;
   virtual std::unique_ptr<Timer> make_timer(const Device& device) const = 0;
-  // Evicts the last-level cache; on a GPU it also keeps the device busy while the host enqueues
-  // what is timed next, so that launch gaps stay out of the measurement.
+  // Evicts the last-level cache.
   virtual void flush_cache(const Device& device) const = 0;
   // Gives the device what the allocator keeps of freed memory, for other processes.
   virtual void release_cached_memory(const Device&) const {}

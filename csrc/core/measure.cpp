@@ -539,8 +539,24 @@ class Session {
     return torch_cudnn_ext::measured_workspace(step.problem, plan, bindings, device_);
   }
 
-  // As an operator calls it: the outputs are the plan's to make, unless it accumulates.
+  // Once more, with longer head starts, where the device may have waited for the host: its first
+  // call of an algorithm may take many times as long as later ones.
   void sample(Contender& contender) {
+    constexpr int kLongestHeadStart = 16;
+    for (int head_starts = 1; head_starts <= kLongestHeadStart; head_starts *= 4) {
+      run_timed(contender, head_starts);
+      if (timer_->host_was_ahead()) break;
+    }
+    double ms = timer_->milliseconds();
+    contender.samples.push_back(ms);
+    contender.best = std::min(contender.best, ms);
+    std::optional<double> host_ms = timer_->host_milliseconds();
+    if (host_ms) contender.host_samples.push_back(*host_ms);
+    contender.best_host = std::min(contender.best_host, host_ms.value_or(0));
+  }
+
+  // As an operator calls it: the outputs are the plan's to make, unless it accumulates.
+  void run_timed(Contender& contender, int head_starts) {
     Bindings bindings = scratch_;
     bool started = false;
     for (size_t i = 0; i < steps_.size(); ++i) {
@@ -551,18 +567,12 @@ class Session {
       set_scalars(bindings, step);
       if (step.timed && !started) {
         if (options_.flush_cache) runtime_.flush_cache(device_);
-        timer_->start();
+        timer_->start(head_starts);
         started = true;
       }
       contender.plans[i]->run(bindings);
     }
     timer_->stop();
-    double ms = timer_->milliseconds();
-    contender.samples.push_back(ms);
-    contender.best = std::min(contender.best, ms);
-    std::optional<double> host_ms = timer_->host_milliseconds();
-    if (host_ms) contender.host_samples.push_back(*host_ms);
-    contender.best_host = std::min(contender.best_host, host_ms.value_or(0));
   }
 
   // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
@@ -18,14 +19,17 @@ namespace {
 
 class EventTimer : public Timer {
  public:
-  void start() override {
+  void start(int head_starts) override {
+    at::cuda::sleep(head_starts * kHeadStartCycles);
     begin_.record();
     host_begin_ = Clock::now();
   }
   void stop() override {
     host_end_ = Clock::now();
     end_.record();
+    host_was_ahead_ = !begin_.query();
   }
+  bool host_was_ahead() const override { return host_was_ahead_; }
   float milliseconds() override {
     end_.synchronize();
     return begin_.elapsed_time(end_);
@@ -36,7 +40,9 @@ class EventTimer : public Timer {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kHeadStartCycles = 200'000;  // some 0.1 ms
   Clock::time_point host_begin_, host_end_;
+  bool host_was_ahead_ = true;
   at::cuda::CUDAEvent begin_{cudaEventDefault}, end_{cudaEventDefault};
 };
 
@@ -67,8 +73,7 @@ class CudaRuntime : public DeviceRuntime {
     return std::make_unique<EventTimer>();
   }
 
-  // Four times the largest second-level cache of today. Writing it takes some 60 us on an H200,
-  // longer than the host needs to enqueue what comes after.
+  // Four times the largest second-level cache of today.
   void flush_cache(const Device& device) const override {
     constexpr int64_t kBytes = 256 << 20;
     at::empty({kBytes}, at::TensorOptions(at::kByte).device(device.torch_device())).zero_();

@@ -28,6 +28,7 @@ struct Script {
   double milliseconds = 0;              // of a run, by the clock
   std::optional<double> host_ms;        // of a run, as a device's host would have it
   std::optional<double> first_host_ms;  // the same for the first timed run
+  double first_stall_ms = 0;            // what the device waits for the host in that run
   double sleep_ms = 0;                  // of a run, in truth
   int64_t workspace_bytes = 0;
   bool states_workspace = true;  // false: it shows in a run only
@@ -98,11 +99,12 @@ Scripts& scripts() {
 
 // What the clocks of the device and of the host would show, of this thread's scripted runs.
 struct Elapsed {
-  double ms = 0, host_ms = 0;
-  int64_t runs = 0, host_runs = 0;  // how many, and of how many the host's time is known
+  double ms = 0, host_ms = 0, stalled_ms = 0;  // `ms` holds the stalls
+  int64_t runs = 0, host_runs = 0;             // how many, and of how many the host's time is known
 
-  void add(double more_ms, std::optional<double> more_host_ms) {
-    ms += more_ms;
+  void add(double more_ms, std::optional<double> more_host_ms, double more_stalled_ms = 0) {
+    ms += more_ms + more_stalled_ms;
+    stalled_ms += more_stalled_ms;
     runs += 1;
     host_ms += more_host_ms.value_or(0);
     host_runs += more_host_ms ? 1 : 0;
@@ -115,7 +117,7 @@ std::optional<std::pair<double, double>> time_of_others;
 // Real time, but between points that scripted runs lie between: theirs.
 class ScriptedTimer : public Timer {
  public:
-  void start() override {
+  void start(int) override {
     begin_ = elapsed;
     real_begin_ = Clock::now();
   }
@@ -127,6 +129,7 @@ class ScriptedTimer : public Timer {
     host_ms_.reset();
     if (elapsed.host_runs != begin_.host_runs) host_ms_ = elapsed.host_ms - begin_.host_ms;
   }
+  bool host_was_ahead() const override { return elapsed.stalled_ms == begin_.stalled_ms; }
   float milliseconds() override { return static_cast<float>(ms_); }
   std::optional<double> host_milliseconds() const override { return host_ms_; }
 
@@ -175,7 +178,8 @@ class FakeConvolution : public Plan {
     Script script = scripts().next(algorithm.text(), &Script::runs);
     bool first_timed = script.runs == 2;  // the one before is checked
     elapsed.add(script.milliseconds,
-                first_timed && script.first_host_ms ? script.first_host_ms : script.host_ms);
+                first_timed && script.first_host_ms ? script.first_host_ms : script.host_ms,
+                first_timed ? script.first_stall_ms : 0);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(script.sleep_ms));
     if (script.raises_at == 0 || script.raises_at == script.runs) {
       raise(script.run_raises, algorithm.text());
@@ -269,22 +273,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "script",
       [](const std::string& algorithm, double milliseconds, std::optional<double> host_ms,
-         std::optional<double> first_host_ms, double sleep_ms, int64_t workspace_bytes,
-         bool states_workspace, std::vector<std::string> notes, std::string unsupported,
-         std::string build_raises, std::string run_raises, int64_t raises_at, double relative_error,
-         double written, std::string neighbour_of) {
+         std::optional<double> first_host_ms, double first_stall_ms, double sleep_ms,
+         int64_t workspace_bytes, bool states_workspace, std::vector<std::string> notes,
+         std::string unsupported, std::string build_raises, std::string run_raises,
+         int64_t raises_at, double relative_error, double written, std::string neighbour_of) {
         scripts().set(
             parse_algorithm(algorithm).text(),
-            {milliseconds, host_ms, first_host_ms, sleep_ms, workspace_bytes, states_workspace,
-             std::move(notes), std::move(unsupported), std::move(build_raises),
+            {milliseconds, host_ms, first_host_ms, first_stall_ms, sleep_ms, workspace_bytes,
+             states_workspace, std::move(notes), std::move(unsupported), std::move(build_raises),
              std::move(run_raises), raises_at, relative_error, written, std::move(neighbour_of)});
       },
       py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
       py::arg("host_ms") = py::none(), py::arg("first_host_ms") = py::none(),
-      py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
-      py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
-      py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,
-      py::arg("relative_error") = 0.0, py::arg("written") = 1.0, py::arg("neighbour_of") = "",
+      py::arg("first_stall_ms") = 0.0, py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0,
+      py::arg("states_workspace") = true, py::arg("notes") = std::vector<std::string>(),
+      py::arg("unsupported") = "", py::arg("build_raises") = "", py::arg("run_raises") = "",
+      py::arg("raises_at") = 0, py::arg("relative_error") = 0.0, py::arg("written") = 1.0,
+      py::arg("neighbour_of") = "",
       "Sets how an algorithm behaves from now on, also in plans that are built; counts go on.");
   m.def(
       "counts", [](const std::string& algorithm) { return scripts().counts(algorithm); },
