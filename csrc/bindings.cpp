@@ -177,6 +177,15 @@ void set_if(py::dict& d, const char* name, const std::optional<T>& value) {
   if (value) d[name] = *value;
 }
 
+std::string merged_policy(const std::string& stronger, const std::string& weaker,
+                          const std::string& family) {
+  Policy policy = merge(parse_policy(stronger, family), parse_policy(weaker, family));
+  // In a text `fastest` ignores the caps of all its levels. What else it says is spelled out.
+  bool capped = policy.max_workspace_bytes || policy.max_workspace_percent;
+  if (capped && policy.fastest.value_or(false)) policy.fastest.reset();
+  return policy.text(family);
+}
+
 py::dict policy_fields(const std::string& text, const std::string& family) {
   Policy policy = parse_policy(text, family);
   py::dict d;
@@ -531,6 +540,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("text"), py::arg("family") = "conv", py::arg("written_for") = py::none());
   m.def("policy_fields", policy_fields, py::arg("text"), py::arg("family") = "conv");
+  m.def("merged_policy", merged_policy, py::arg("stronger"), py::arg("weaker"),
+        py::arg("family") = "conv");
+  m.def(
+      "workspace_cap",
+      [](const std::string& text, const std::string& device) {
+        return parse_policy(text, "conv").workspace_cap(parse_device(device));
+      },
+      py::arg("text"), py::arg("device"));
   m.def(
       "convolution_problem",
       [](const std::string& op, const at::Tensor& x, const at::Tensor& w,

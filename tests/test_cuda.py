@@ -555,8 +555,27 @@ def test_backward_runs_on_the_stream_of_forward() -> None:
         ("batch_norm_infer x=bf16[64,128,3136]:nhwc", "graph:eng1"),
         ("batch_norm_infer x=bf16[64,128,49]:nhwc", "legacy:spatial"),
         ("batch_norm_infer x=f16[64,128,3136]:nchw", "legacy:spatial"),
-        ("batch_norm_infer x=f32[64,128,3136]:nhwc", "aten:default"),
+        ("batch_norm_infer x=f32[64,128,3136]:nhwc", "graph:eng1"),
+        ("batch_norm_infer x=f32[64,128,49]:nhwc", "legacy:spatial"),
     ],
 )
 def test_the_heuristic_leads_with_what_was_measured_faster(problem: str, algorithm: str) -> None:
     assert _C.choose(problem, "cuda")["algorithm"].startswith(algorithm)
+
+
+@pytest.mark.parametrize(
+    ("problem", "policy", "algorithm"),
+    [
+        ("reduce_fwd x=f32[4096,64]:nchw first_reduced=true kind=add", "backends=graph", "graph:"),
+        ("batch_norm_fwd x=f16[8,64,196]:nchw running=true", "backends=graph", "graph:"),
+        (
+            "pool_fwd x=f32[2,8,16,16]:nchw window=2 stride=2 mode=max train=true",
+            "backends=legacy;deterministic",
+            "legacy:max_deterministic",
+        ),
+    ],
+)
+def test_the_heuristic_finds_what_its_order_leaves_out(
+    problem: str, policy: str, algorithm: str
+) -> None:
+    assert _C.choose(problem, "cuda", policy)["algorithm"].startswith(algorithm)

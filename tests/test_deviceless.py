@@ -111,6 +111,12 @@ def test_the_heuristic_answers_for_a_target_within_the_cap() -> None:
         assert cap != "0" or choice["workspace_bytes"] == 0
 
 
+def test_the_heuristic_asks_every_backend_that_is_admitted() -> None:
+    problem = "reduce_fwd x=f32[4096,64]:nchw first_reduced=true kind=add"
+    with pytest.raises(RuntimeError, match="graph:eng0"):  # which wants a driver
+        _C.choose(problem, TARGET, "backends=graph")
+
+
 @pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="engine numbers of cuDNN 9.19")
 @pytest.mark.parametrize(
     ("problem", "algorithm", "reason"),

@@ -120,6 +120,7 @@ def test_what_primitives_refuse() -> None:
         ({"padding": [-1, 0]}, ("padding", "-1")),
         ({"dilation": [1, 0]}, ("dilation", "0")),
         ({"weight": torch.randn(6, 4, 9, 9)}, ("9", "8")),
+        ({"weight": torch.randn(6, 4, 3)}, ("torch_cudnn_ext::conv2d", "weight has sizes")),
         ({"input": torch.randn(2, 4, 8)[0, 0]}, ("input",)),
         ({"input": torch.ones(2, 4, 8, 8, dtype=torch.int64)}, ("input",)),
     ],

@@ -194,7 +194,14 @@ def test_best_carries_the_numerics_that_were_allowed() -> None:
     assert _fields(result.best())["allow_reduced_range"] is True
 
 
-@pytest.mark.parametrize("cap", ["64MB", "x%", "-1"])
+def test_best_takes_caps_as_policies_do() -> None:
+    result = profile(PROBLEM, device="cpu")
+    for cap in (2**40, "1024GiB", "1000000MB", "100%"):
+        assert result.best(max_workspace=cap).text == result.best().text
+        assert make_settings("cpu", policy=f"max_workspace={cap}").max_workspace_bytes is not None
+
+
+@pytest.mark.parametrize("cap", ["64 elephants", "x%", "-1"])
 def test_a_bad_cap_is_refused(cap: str) -> None:
     result = Profile([], make_settings("cpu"))
     with pytest.raises(ValueError, match=f"max_workspace: got '{cap}', wanted"):

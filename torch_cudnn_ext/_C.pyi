@@ -79,6 +79,15 @@ def canonical_policy(text: str, family: str = "conv", written_for: str | None = 
 def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
     """Keys: pass names or "" (all passes) -> text, and each constraint that is set."""
 
+def merged_policy(stronger: str, weaker: str, family: str = "conv") -> str:
+    """Field by field the stronger wins, but the strictest cap and determinism hold.
+
+    ``fastest`` ignores the cap of its own level only.
+    """
+
+def workspace_cap(text: str, device: str) -> int | None:
+    """The cap of a policy of convolutions in bytes; a share is one of the device's memory."""
+
 def convolution_problem(
     op: str,
     x: Tensor,

@@ -37,7 +37,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import CONSTRAINTS, field_text, merge_texts, not_pinned
+from torch_cudnn_ext.policy import CONSTRAINTS, field_text, not_pinned
 
 __all__ = ["flags", "reset"]
 
@@ -163,7 +163,7 @@ def _level_text(values: Mapping[str, Any]) -> str:
 
 def _install(process: dict[str, Any]) -> None:
     """Make these the knobs of the process; raises before anything is changed."""
-    text = merge_texts(_level_text(_environment), _level_text(process))
+    text = _C.merged_policy(_level_text(process), _level_text(_environment))
     verbose = process.get("verbose", _environment.get("verbose", False))
     _C.set_knobs(text, verbose)
     _process.clear()

@@ -39,7 +39,7 @@ from torch_cudnn_ext.conversion import (
 )
 from torch_cudnn_ext.enabling import rule_text
 from torch_cudnn_ext.nn import Tunable
-from torch_cudnn_ext.policy import Policy, PolicyLike, merge_texts, policy_text
+from torch_cudnn_ext.policy import Policy, PolicyLike, policy_text
 
 Pins = Mapping[str, PolicyLike]
 
@@ -277,7 +277,7 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
                 continue
             fitting = True
             stronger, patterns = found.get(module, ("", ()))
-            found[module] = (merge_texts(text, stronger, ours.family), (*patterns, pattern))
+            found[module] = (_C.merged_policy(stronger, text, ours.family), (*patterns, pattern))
         if not fitting:
             reason = [*unreached, *reasons][0]
             raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reason}")

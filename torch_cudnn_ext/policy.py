@@ -6,7 +6,6 @@ constraints (``max_workspace=64MiB``, ``deterministic``, ``backends=cudnn``). Op
 text itself, a `Policy`, or a mapping of `Policy`'s keywords.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -41,9 +40,6 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
     "compute": ((str,), "'as_input', 'as_input_f32', 'f16', 'f32' or 'f64'"),
 }
 
-_CAP = re.compile(r"([\d.e+-]+)(KiB|MiB|GiB|%)?")  # as canonical texts write it
-_UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 1}
-
 
 def not_pinned(choice: object) -> bool:
     """Whether a choice is one of the three ways to say "not pinned": ``None``, ``""`` or -1."""
@@ -75,22 +71,6 @@ def field_text(argument: str, key: str, value: object, family: str = "conv") -> 
     except ValueError as error:
         raise ValueError(f"{argument}: got {value!r}, wanted {wanted}: {error}") from error
     return text
-
-
-def merge_texts(weaker: str, stronger: str, family: str = "conv") -> str:
-    """Merge two canonical policy texts field by field.
-
-    The stronger one wins, but workspace caps and a demand for determinism hold from either.
-    ``fastest`` ignores the cap of its own level only.
-    """
-    parts = [part for part in f"{weaker};{stronger}".split(";") if part]
-    # In a text the last of two equal keys holds: the smallest cap comes last.
-    caps = sorted(filter(_is_cap, parts), key=_cap_size, reverse=True)
-    rest = [part for part in parts if not _is_cap(part)]
-    if caps:  # canonical texts spell `fastest` out, so this loses nothing but what it ignores
-        rest = [part for part in rest if part != "fastest"]
-    determinism = ["deterministic"] if "deterministic" in rest else []
-    return _C.canonical_policy(";".join([*rest, *determinism, *caps]), family)
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -135,8 +115,8 @@ class Policy:
         on_unsupported: What a pin that cannot run is: ``error``, ``warn`` or ``fallback``.
         benchmark: Autotune what is not pinned when it is first met.
         fastest: Autotune for time alone, whatever this policy's ``max_workspace`` says.
-        compute: The type of accumulation: ``f16``, ``f32``, ``f64``, ``as_input`` (that of the
-            data), or ``as_input_f32`` (the same, but float32 for narrower data).
+        compute: The type of accumulation in convolutions: ``f16``, ``f32``, ``f64``, ``as_input``
+            (that of the data), or ``as_input_f32`` (the same, but float32 for narrower data).
         **choices: Choices for operators of any family, as ``softmax_fwd="accurate"``, or for all
             passes of one, as ``softmax="autotune"``.
 
@@ -239,7 +219,9 @@ class Policy:
     def max_workspace(self) -> int | str | None:
         """The largest workspace in bytes, or a text such as ``20%``; ``None`` without a limit."""
         cap = self.get("max_workspace")
-        return cap if cap is None or cap.endswith("%") else int(_cap_size(cap))
+        if cap is None or cap.endswith("%"):
+            return cap
+        return int(_C.policy_fields(f"max_workspace={cap}")["max_workspace"])
 
     def replace(self, **changes: Any) -> "Policy":
         """This policy with some keywords set anew; ``None`` takes one out.
@@ -261,7 +243,7 @@ class Policy:
         The smaller ``max_workspace`` and ``deterministic`` hold from either side.
         """
         stronger = as_policy(other, self.family).text
-        return Policy.parse(merge_texts(self.text, stronger, self.family), self.family)
+        return Policy.parse(_C.merged_policy(stronger, self.text, self.family), self.family)
 
     def __str__(self) -> str:
         """The canonical text."""
@@ -351,13 +333,3 @@ def _checked(fields: Mapping[str, object], family: str) -> list[str]:
         for key, value in fields.items()
         if not (value is None if key in CONSTRAINTS else not_pinned(value))
     ]
-
-
-def _is_cap(part: str) -> bool:
-    return part.startswith("max_workspace=")
-
-
-def _cap_size(part: str) -> float:
-    match = _CAP.fullmatch(part.removeprefix("max_workspace="))
-    assert match is not None, part
-    return float(match[1]) * _UNITS[match[2]]

@@ -27,7 +27,7 @@ from torch import nn
 from . import _C, report
 from .measuring import Progress, Task, measure_tasks
 from .peaks import Peaks, measured_peaks
-from .policy import Policy, PolicyLike, policy_text
+from .policy import Policy, PolicyLike, field_text, policy_text
 from .workload import PASSES, Journal, Layer, merge, network_layers, rewrite
 
 if TYPE_CHECKING:
@@ -154,27 +154,8 @@ def make_settings(
         else time_budget_s,
         min_samples=min_samples or (CPU_MIN_SAMPLES if on_cpu else GPU_MIN_SAMPLES),
         knob_search=knob_search,
-        max_workspace_bytes=workspace_cap(_C.policy_fields(text).get("max_workspace"), chosen),
+        max_workspace_bytes=_C.workspace_cap(text, chosen),
     )
-
-
-def workspace_cap(cap: int | str | None, device: str = "cuda") -> int | None:
-    """A workspace cap (bytes, ``64MiB``, or ``20%`` of the device's memory) in bytes.
-
-    Raises:
-        ValueError: It is none of these, or a share on a device other than a GPU.
-    """
-    if cap is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|[KMGT]iB|B)?", str(cap))
-    if match is None:
-        raise ValueError(f"max_workspace: got {cap!r}, wanted bytes, '64MiB' or '20%'")
-    number, unit = float(match[1]), match[2] or "B"
-    if unit == "%":
-        if not device.startswith("cuda"):
-            raise ValueError(f"max_workspace: got {cap!r} on {device}, wanted bytes or '64MiB'")
-        return int(number / 100 * torch.cuda.get_device_properties(device).total_memory)
-    return int(number * 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit))
 
 
 @dataclass
@@ -316,7 +297,10 @@ class Profile:
         """By pass the algorithm that is the best on all its problems, if there is one."""
         if len({profile.family for profile in profiles}) > 1:
             return None
-        cap = workspace_cap(max_workspace, self.settings.device)
+        cap = None
+        if max_workspace is not None:
+            text = field_text("max_workspace", "max_workspace", max_workspace)
+            cap = _C.workspace_cap(text, self.settings.device)
         pins: dict[str, str] = {}
         for profile in profiles:
             row = profile.best(cap, deterministic)

@@ -161,6 +161,17 @@ std::vector<Algorithm> algorithms_named(const Problem& problem, const std::strin
   return list;
 }
 
+// The family's order, then all that it leaves out: constraints may admit nothing else.
+std::vector<std::string> whole_order(const Problem& problem, const Device& device) {
+  std::vector<std::string> order = operator_of(problem).heuristic_order(problem, device);
+  for (const std::string& name : backend_names()) {
+    bool known = std::find(order.begin(), order.end(), name) != order.end();
+    bool has_family = find_backend(name)->find(family_of(problem)) != nullptr;
+    if (!known && has_family) order.push_back(name);
+  }
+  return order;
+}
+
 // What rules say of a problem, and of those that share its algorithm.
 RuledPolicy rules_for_all(const Problem& problem) {
   RuledPolicy out = rules_for(problem);
@@ -433,7 +444,7 @@ class Decider {
   Found find_heuristic(const std::string& why) {
     bool least_memory = policy_.policy.prefer == Prefer::memory;
     Found best;
-    for (const std::string& name : op_.heuristic_order(problem_, device_)) {
+    for (const std::string& name : whole_order(problem_, device_)) {
       std::string reason = refusal_of_backend(name.substr(0, name.find(':')), policy_, device_);
       if (!reason.empty()) {
         refused_.emplace_back(name, reason);
@@ -596,8 +607,7 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
                  const Call& failed, Bindings& bindings, const std::string& failure) {
   std::vector<Algorithm> order = failed.decision->ranking;
   if (order.empty()) {
-    const Operator& op = operator_of(problem);
-    for (const std::string& name : op.heuristic_order(problem, device)) {
+    for (const std::string& name : whole_order(problem, device)) {
       for (Algorithm& a : algorithms_named(problem, name, device)) order.push_back(std::move(a));
     }
   }

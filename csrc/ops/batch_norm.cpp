@@ -733,9 +733,9 @@ class BatchNormOperator : public Operator {
     bool half = c10::isReducedFloatingType(p.x.dtype);
     if (p.pass == BatchNormPass::infer && p.x.sizes[2] > 1 && p.x.dtype != at::kDouble) {
       constexpr int64_t kSmall = 1 << 22;
-      bool small = half && p.x.numel() <= kSmall;
+      bool small = p.x.numel() <= kSmall;
       if (small || !p.is_channels_last()) return {"legacy:spatial", "aten", "graph"};
-      if (half) return {"graph:eng1", "aten", "graph", "legacy"};
+      return {"graph:eng1", "aten", "graph", "legacy"};
     }
     if (p.is_channels_last() && half && p.pass == BatchNormPass::fwd) {
       return {"graph", "aten", "legacy"};

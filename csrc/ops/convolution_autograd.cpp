@@ -347,7 +347,7 @@ Tensor convolution_nd(int spatial, bool transposed, const Tensor& input, const T
                       const OptionalTensor& bias, SymIntArrayRef stride, SymIntArrayRef padding,
                       SymIntArrayRef output_padding, SymIntArrayRef dilation, SymInt groups,
                       OptionalPolicy policy) {
-  auto op_name = [&] { return c10::str("conv_", transposed ? "transpose" : "", spatial, "d"); };
+  auto op_name = [&] { return c10::str("conv", transposed ? "_transpose" : "", spatial, "d"); };
   TORCH_CHECK_VALUE(weight.dim() == spatial + 2, "torch_cudnn_ext::", op_name(),
                     ": weight has sizes ", weight.sym_sizes(), ", wanted ", spatial + 2,
                     " dimensions");
