@@ -11,13 +11,30 @@ import torch.nn.functional as F
 from conftest import needs_cuda
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, ops
 
 OPS = torch.ops.torch_cudnn_ext
 Flags = Callable[[str], AbstractContextManager[None]]
+
+
+# Whose gradients are made of PyTorch's operations: ours and PyTorch's.
+FORMULAS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "silu": (ops.silu, F.silu),
+    "elu": (ops.elu, F.elu),
+    "prod": (lambda t: ops.prod(t).reshape(1), lambda t: torch.prod(t).reshape(1)),
+    "layer_norm": (lambda t: ops.layer_norm(t, (5,)), lambda t: F.layer_norm(t, (5,))),
+    "lrn": (
+        lambda t: ops.local_response_norm(t[None, :, None], 3),
+        lambda t: F.local_response_norm(t[None, :, None], 3),
+    ),
+    "batch_norm": (
+        lambda t: ops.batch_norm(t, None, None, training=True),
+        lambda t: F.batch_norm(t, None, None, training=True),
+    ),
+}
 
 
 def _random(sizes: tuple[int, ...], device: str, requires_grad: bool = True) -> Tensor:
@@ -404,6 +421,23 @@ def test_backward_honours_the_forwards_policy(level: str, device: str, flags: Fl
     torch.testing.assert_close((x.grad, w.grad), expected)
 
 
+def test_what_is_set_after_the_forward_is_not_backwards(device: str, flags: Flags) -> None:
+    x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
+    y = OPS.conv2d.default(x, w, policy="backends=aten")
+    _C.set_knobs("bwd_data=legacy:algo_0;bwd_filter=cpu:direct", False)
+    with flags("max_workspace=1TiB;backends=legacy"):
+        y.sum().backward()
+    _assert_ran({"bwd_data": "aten:default", "bwd_filter": "aten:default"})
+    # Only constraints add up.
+    y = OPS.conv2d.default(x, w, policy="backends=aten")
+    _C.set_knobs("max_workspace=0", False)
+    choice = _C.last_choice("conv_bwd_data")
+    assert choice is not None and "max_workspace" not in choice["policy"]
+    y.sum().backward()
+    choice = _C.last_choice("conv_bwd_data")
+    assert choice is not None and "max_workspace=0" in choice["policy"]
+
+
 @needs_cuda
 def test_backward_honours_the_policy_on_autograds_threads(flags: Flags) -> None:
     x, w = _random((2, 8, 8, 8), "cuda"), _random((8, 8, 3, 3), "cuda")
@@ -427,6 +461,20 @@ def test_double_backward_honours_the_forwards_policy(device: str) -> None:
         _assert_ran(pins)
     (first[0].square().sum() + first[1].square().sum()).backward()
     _assert_ran(pins)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_pullbacks_outlive_their_transforms(name: str, device: str) -> None:
+    x, v = _random((4, 5), device, False), _random((4, 5), device, False)
+    found, wanted = (
+        [
+            vjp(lambda t, f=f: f(t).square(), x)[1](f(x) + 1)[0],
+            vjp(grad(lambda t, f=f: f(t).square().sum()), x)[1](v)[0],
+            jacrev(jacrev(lambda t, f=f: f(t).square().sum()))(x),
+        ]
+        for f in FORMULAS[name]
+    )
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["not_reentrant", "reentrant"])

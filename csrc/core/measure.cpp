@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
@@ -96,10 +97,12 @@ double percentile(std::vector<double> values, double q) {
   return values[low] + (values[high] - values[low]) * (position - static_cast<double>(low));
 }
 
-// What random algorithms draw from the user's generator is put back.
+// What random algorithms draw from the user's generator is put back. Of others it is left alone:
+// other threads may draw meanwhile.
 class GeneratorGuard {
  public:
-  explicit GeneratorGuard(const Device& device) {
+  GeneratorGuard(const Problem& problem, const Device& device) {
+    if (!operator_of(problem).is_random(problem)) return;
     // While a stream is captured its generator cannot be read.
     if (device.is_target() || runtime_of(device).is_capturing(device)) return;
     generator_ = at::globalContext().defaultGenerator(device.torch_device());
@@ -121,8 +124,8 @@ class GeneratorGuard {
 
 // Scratch work must not be recorded, cast or traced, and runs on the problem's device.
 struct ScratchGuard {
-  explicit ScratchGuard(const Device& device)
-      : device_guard(device.torch_device()), generator(device) {}
+  ScratchGuard(const Problem& problem, const Device& device)
+      : device_guard(device.torch_device()), generator(problem, device) {}
   PlainTorchGuard plain;
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -337,7 +340,7 @@ class Session {
       if (input && (slot.is_output || slot.is_mutated)) step.before[slot.role] = tensor.clone();
     }
     set_scalars(scratch_, step);
-    step.reference = op_.reference(step.problem, scratch_);
+    step.reference = reference_of(step);
     for (const SlotSpec& slot : step.slots) {
       if (!slot.is_output || scratch_[slot.role].defined()) continue;
       scratch_[slot.role] = empty_of_spec(slot.spec, device_, op_.alignment(step.problem));
@@ -345,6 +348,23 @@ class Session {
       // What the reference of the next step reads.
       if (result.defined()) scratch_[slot.role].copy_(result);
     }
+  }
+
+  // Some of PyTorch's CUDA kernels refuse to run where it is told to be deterministic.
+  Bindings reference_of(const Step& step) const {
+    try {
+      return op_.reference(step.problem, scratch_);
+    } catch (const c10::Error& error) {
+      bool refused = device_.is_cuda() && at::globalContext().deterministicAlgorithms();
+      if (!refused || is_out_of_memory(error)) throw;
+    }
+    auto moved = [](Bindings bindings, c10::Device device) {
+      for (at::Tensor& t : bindings.tensors) {
+        if (t.defined()) t = t.to(device);
+      }
+      return bindings;
+    };
+    return moved(op_.reference(step.problem, moved(scratch_, at::kCPU)), device_.torch_device());
   }
 
   void give_back_turn() {
@@ -850,7 +870,7 @@ namespace {
 // On scratch tensors; a backward that reads what its forward left is given that.
 int64_t measured_workspace(const Problem& problem, const Algorithm& algorithm, Plan& plan,
                            const Device& device) {
-  ScratchGuard guard(device);
+  ScratchGuard guard(problem, device);
   Bindings bindings = make_scratch(problem, device, 0);
   const Operator& op = operator_of(problem);
   if (auto forward = op.forward_of(problem)) {
@@ -970,7 +990,7 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
 
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
                                  const Device& device, const MeasureOptions& options) {
-  ScratchGuard guard(device);
+  ScratchGuard guard(problem, device);
   TORCH_CHECK(!runtime_of(device).is_capturing(device), op_of(problem),
               ": cannot measure while the stream is being captured into a CUDA graph; tune before "
               "capturing. Problem: ",
@@ -985,7 +1005,7 @@ void set_turn_file(const std::string& path) {
 
 int64_t measured_workspace(const Problem& problem, Plan& plan, Bindings bindings,
                            const Device& device) {
-  ScratchGuard guard(device);
+  ScratchGuard guard(problem, device);
   const Operator& op = operator_of(problem);
   std::vector<Role> outputs;
   for (const SlotSpec& slot : op.slots(problem)) {
@@ -996,6 +1016,8 @@ int64_t measured_workspace(const Problem& problem, Plan& plan, Bindings bindings
   auto observer = std::make_shared<AllocationObserver>(device.torch_device().type());
   {
     c10::DebugInfoGuard observing(c10::DebugInfoKind::PROFILER_STATE, observer);
+    // A profiler that is at work takes the observer for a state of its own.
+    at::DisableRecordFunctionGuard unrecorded;
     plan.run(bindings);
   }
   int64_t workspace = observer->peak_bytes();

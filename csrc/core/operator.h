@@ -72,6 +72,8 @@ class Operator {
   // the same bindings. Of one of those: its forward.
   virtual std::vector<Problem> coupled(const Problem&) const { return {}; }
   virtual std::optional<Problem> forward_of(const Problem&) const { return std::nullopt; }
+  // Whether algorithms may draw from PyTorch's generator.
+  virtual bool is_random(const Problem&) const { return false; }
   // Whether the passes of the family are always coupled, so that one choice is all there is.
   virtual bool has_one_choice() const { return false; }
 };

@@ -337,6 +337,15 @@ Policy parse(std::string_view text, const std::string& family, const std::string
   return policy;
 }
 
+// Those of which the strictest of all levels holds.
+Policy constraints_that_add_up(const Policy& level) {
+  Policy kept;
+  kept.max_workspace_bytes = level.max_workspace_bytes;
+  kept.max_workspace_percent = level.max_workspace_percent;
+  kept.deterministic = level.deterministic;
+  return kept;
+}
+
 const ResolvedPolicy& resolve_anew(const std::string& family,
                                    std::optional<std::string_view> argument, Switches switches) {
   ResolvedPolicy made{};
@@ -345,22 +354,23 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
   size_t below = text.find(kBelow);
   made.argument = parse_policy(text.substr(0, below), family);
   made.policy = made.argument;
-  if (below != std::string_view::npos) {
-    made.policy = merge(made.policy, parse(text.substr(below + 1), family, ""));
-  }
+  // A saved text holds all that was said at its time: what is said now can only be stricter.
+  bool saved = below != std::string_view::npos;
+  auto add = [&](const Policy& level) {
+    made.policy = merge(made.policy, saved ? constraints_that_add_up(level) : level);
+  };
+  if (saved) made.policy = merge(made.policy, parse(text.substr(below + 1), family, ""));
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
     made.enabled = enabled_policy();
   }
-  made.policy = merge(made.policy, made.enabled);
-  if (!thread_policies.levels.empty()) {
-    made.policy = merge(made.policy, thread_policies.levels.back());
-  }
+  add(made.enabled);
+  if (!thread_policies.levels.empty()) add(thread_policies.levels.back());
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
-    made.policy = merge(made.policy, process_policy());
+    add(process_policy());
   }
-  made.policy = merge(made.policy, policy_of_switches(switches));
+  add(policy_of_switches(switches));
   return intern(family, std::move(made));
 }
 

@@ -580,7 +580,8 @@ Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   key.finish();
   if (Call* call = cache.calls.find(key)) return *call;
   Call call = make_call(problem, policy, device);
-  if (call.decision->keep) cache.calls.insert(key, call);
+  // Rules or the table may have changed meanwhile, and the cache been emptied.
+  if (call.decision->keep && cache.generation == now) cache.calls.insert(key, call);
   return call;
 }
 

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -63,6 +64,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   std::string name() const override { return Gradient::kName; }
 
   void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
     for (auto& variable : saved) variable.reset_data();
   }
 
@@ -77,7 +79,10 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     Needed needed;
     for (size_t i = 0; i < num_outputs(); ++i) needed.push_back(task_should_compute_output(i));
     c10::SmallVector<Tensor, 6> unpacked;
-    for (size_t i = 0; i < saved.size(); ++i) unpacked.push_back(unpack(i, unpacked));
+    {
+      std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
+      for (size_t i = 0; i < saved.size(); ++i) unpacked.push_back(unpack(i, unpacked));
+    }
     return gradient.apply(grads, unpacked, needed);
   }
 
@@ -190,9 +195,15 @@ void save_result(Node& node, const Tensor& t) {
 }
 
 // A tensor to differentiate by, alone: what others have of its history does not count. Where the
-// gradient is itself to be differentiated, it goes on to that history.
+// gradient is itself to be differentiated, it goes on to that history. A transform of torch.func
+// that has ended leaves tensors that say they require gradients but have no history: only what is
+// made of them tells.
 inline Tensor variable_of(const Tensor& t, bool create_graph) {
-  return create_graph && t.requires_grad() ? at::alias(t) : t.detach().requires_grad_();
+  if (create_graph && t.requires_grad()) {
+    Tensor variable = at::alias(t);
+    if (variable.requires_grad()) return variable;
+  }
+  return t.detach().requires_grad_();
 }
 
 // The gradients of a backward operator, by differentiating a formula of it in ATen operators:

@@ -12,6 +12,8 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
+#include <mutex>
+
 #include "ops/convolution.h"
 #include "overrides.h"
 
@@ -87,6 +89,7 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
   std::string name() const override { return "TorchCudnnExtConvolutionBackward"; }
 
   void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
     a.reset_data();
     b.reset_data();
   }
@@ -96,31 +99,35 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     const Tensor& grad = grads[0];
     if (!grad.defined()) return result;
     Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
+    Tensor saved_a, saved_b;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
+      if (task_should_compute_output(0)) saved_b = b.unpack();
+      if (task_should_compute_output(1)) saved_a = a.unpack();
+    }
     if (task_should_compute_output(0)) {
-      Tensor other = b.unpack();
       switch (pass) {
         case ConvolutionPass::fwd:  // dx = D(dy, w)
-          result[0] = bilinear(ConvolutionPass::bwd_data, grad, other, a_sizes, g);
+          result[0] = bilinear(ConvolutionPass::bwd_data, grad, saved_b, a_sizes, g);
           break;
         case ConvolutionPass::bwd_data:  // of dy: F(g, w)
-          result[0] = bilinear(ConvolutionPass::fwd, grad, other, {}, g);
+          result[0] = bilinear(ConvolutionPass::fwd, grad, saved_b, {}, g);
           break;
         case ConvolutionPass::bwd_filter:  // of dy: F(x, g)
-          result[0] = bilinear(ConvolutionPass::fwd, other, grad, {}, g);
+          result[0] = bilinear(ConvolutionPass::fwd, saved_b, grad, {}, g);
           break;
       }
     }
     if (task_should_compute_output(1)) {
-      Tensor other = a.unpack();
       switch (pass) {
         case ConvolutionPass::fwd:  // dw = W(dy, x)
-          result[1] = bilinear(ConvolutionPass::bwd_filter, grad, other, b_sizes, g);
+          result[1] = bilinear(ConvolutionPass::bwd_filter, grad, saved_a, b_sizes, g);
           break;
         case ConvolutionPass::bwd_data:  // of w: W(dy, g)
-          result[1] = bilinear(ConvolutionPass::bwd_filter, other, grad, b_sizes, g);
+          result[1] = bilinear(ConvolutionPass::bwd_filter, saved_a, grad, b_sizes, g);
           break;
         case ConvolutionPass::bwd_filter:  // of x: D(dy, g)
-          result[1] = bilinear(ConvolutionPass::bwd_data, other, grad, b_sizes, g);
+          result[1] = bilinear(ConvolutionPass::bwd_data, saved_a, grad, b_sizes, g);
           break;
       }
     }

@@ -256,6 +256,7 @@ class DropoutOperator : public Operator {
          "dropout_fwd x=f16[1048576]:nchw rng=cudnn"}};
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
+  bool is_random(const Problem&) const override { return true; }
   bool has_one_choice() const override { return true; }
 
   std::vector<SlotSpec> slots(const Problem& problem) const override {

@@ -95,9 +95,7 @@ variable_list gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
     return {formula(in[0], in[1], p)};
   };
   // Both are differentiated by, whether or not these gradients are to have gradients.
-  auto as_variable = [&](const Tensor& t) {
-    return t.requires_grad() ? t.to(compute) : t.detach().to(compute).requires_grad_();
-  };
+  auto as_variable = [&](const Tensor& t) { return variable_of(t, true).to(compute); };
   std::vector<Tensor> inputs{as_variable(x), means.defined() ? as_variable(means) : means};
   return gradients_of_formula(of, inputs, {dy.to(compute)}, {true, means.defined()});
 }

@@ -841,6 +841,9 @@ class RnnOperator : public Operator {
   std::vector<BatchSize> batch_sizes() const override { return {{"x", 1}}; }
   std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::RNN; }
   bool has_math_types() const override { return true; }
+  bool is_random(const Problem& problem) const override {
+    return std::get<RnnProblem>(problem).dropout > 0;
+  }
   bool has_one_choice() const override { return true; }
 
   std::vector<LegacyName> legacy_names(const std::string&) const override {

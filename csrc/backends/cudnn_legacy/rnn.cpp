@@ -6,8 +6,11 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
+#include <set>
 
 #include "backends/cudnn_legacy/random.h"
 #include "core/backend.h"
@@ -24,13 +27,37 @@ using RnnDescriptor =
 using RnnDataDescriptor = Descriptor<cudnnRNNDataDescriptor_t, cudnnCreateRNNDataDescriptor,
                                      cudnnDestroyRNNDataDescriptor>;
 
-// The random numbers of dropout, which cuDNN has in a buffer. Each forward fills it anew from the
-// seed and the position of PyTorch's generator, for the reasons of Note [cuDNN's random states].
-// While a stream is captured the generator cannot be read: the graph goes on with the states that
-// the last run before left, and they outlive the plan.
+// What cuDNN draws dropout's random numbers from: some megabytes.
+struct RandomStates {
+  RandomStates(int64_t bytes, c10::Device device)
+      : buffer(at::empty({bytes}, at::TensorOptions(at::kByte).device(device))),
+        stream(at::cuda::getCurrentCUDAStream(device.index())) {}
+
+  Tensor buffer;
+  const at::cuda::CUDAStream stream;  // that the buffer is freed on
+  bool are_filled = false;
+  at::cuda::CUDAEvent last_use;
+};
+
+// Those that all plans of this thread share, since each forward fills them anew.
+std::shared_ptr<RandomStates> random_states(size_t bytes, c10::Device device) {
+  static thread_local std::map<c10::DeviceIndex, std::weak_ptr<RandomStates>> by_device;
+  std::weak_ptr<RandomStates>& known = by_device[device.index()];
+  std::shared_ptr<RandomStates> states = known.lock();
+  if (states == nullptr) {
+    states = std::make_shared<RandomStates>(static_cast<int64_t>(bytes), device);
+    known = states;
+  }
+  return states;
+}
+
+// The random numbers of dropout. Each forward fills the states anew from the seed and the position
+// of PyTorch's generator, for the reasons of Note [cuDNN's random states]. While a stream is
+// captured the generator cannot be read: the graph goes on with the states that the last run before
+// left, and they outlive the plan.
 class Dropout {
  public:
-  // Sets the descriptor; the buffer is filled before a forward reads it.
+  // Sets the descriptor; the states are filled before a forward reads them.
   cudnnStatus_t set(double probability, c10::Device device) {
     probability_ = static_cast<float>(probability);
     if (probability == 0) {
@@ -39,36 +66,40 @@ class Dropout {
     size_t bytes = 0;
     cudnnStatus_t status = cudnnDropoutGetStatesSize(cudnn_handle(), &bytes);
     if (status != CUDNN_STATUS_SUCCESS) return status;
-    states_ = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
+    states_ = random_states(bytes, device);
     return cudnnRestoreDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
-                                         states_.data_ptr(), bytes, 0);
+                                         states_->buffer.data_ptr(), bytes, 0);
   }
 
   void prepare() {
-    if (!states_.defined()) return;
-    c10::Device device = states_.device();
+    if (states_ == nullptr) return;
+    c10::Device device = states_->buffer.device();
     if (runtime_of(device_of(device)).is_capturing(device_of(device))) {
-      TORCH_CHECK(is_filled_,
+      TORCH_CHECK(states_->are_filled,
                   "rnn: dropout is first met while the stream is being captured into a CUDA graph; "
                   "run it once before capturing");
       keep_for_graph();
       return;
     }
-    // A forward on another stream may still read the buffer.
+    // A forward on another stream may still read the states.
     at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(device.index());
-    if (is_filled_) last_use_.block(stream);
+    if (states_->are_filled) states_->last_use.block(stream);
     check_cudnn(cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
-                                          states_.data_ptr(), states_.nbytes(), draw_seed(states_)),
+                                          states_->buffer.data_ptr(), states_->buffer.nbytes(),
+                                          draw_seed(states_->buffer)),
                 "cudnnSetDropoutDescriptor");
-    is_filled_ = true;
+    states_->are_filled = true;
   }
 
-  // Behind the forward that read the buffer.
+  // Behind the forward that read the states.
   void used() {
-    if (!states_.defined()) return;
-    at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(states_.device().index());
-    if (!runtime_of(device_of(states_.device())).is_capturing(device_of(states_.device()))) {
-      last_use_.record(stream);
+    if (states_ == nullptr) return;
+    c10::Device device = states_->buffer.device();
+    if (runtime_of(device_of(device)).is_capturing(device_of(device))) return;
+    at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(device.index());
+    states_->last_use.record(stream);
+    if (stream != states_->stream) {
+      c10::cuda::CUDACachingAllocator::recordStream(states_->buffer.storage().data_ptr(), stream);
     }
   }
 
@@ -78,18 +109,14 @@ class Dropout {
   // A graph may be replayed when this plan is gone.
   void keep_for_graph() {
     static auto* mutex = new std::mutex();
-    static auto* kept = new std::vector<Tensor>();
+    static auto* kept = new std::set<std::shared_ptr<RandomStates>>();
     std::lock_guard<std::mutex> lock(*mutex);
-    bool known = std::any_of(kept->begin(), kept->end(),
-                             [&](const Tensor& t) { return t.is_same(states_); });
-    if (!known) kept->push_back(states_);
+    kept->insert(states_);
   }
 
   DropoutDescriptor descriptor_;
-  Tensor states_;
+  std::shared_ptr<RandomStates> states_;  // null without dropout
   float probability_ = 0;
-  bool is_filled_ = false;
-  at::cuda::CUDAEvent last_use_;
 };
 
 // Where a piece of the parameters lies in w and in cuDNN's weight space, in elements.
