@@ -524,10 +524,6 @@ std::string dtype_text(c10::ScalarType dtype) {
   return c10::toString(dtype);
 }
 
-c10::ScalarType dtype_from_text(std::string_view text) {
-  return word_from_text<c10::ScalarType>("dtype", text);
-}
-
 Activation activation_from_text(std::string_view what, std::string_view text) {
   return word_value(kActivations, what, text);
 }

@@ -91,7 +91,6 @@ inline c10::ScalarType compute_dtype(c10::ScalarType dtype) {
 void canonicalise_strides(std::initializer_list<TensorSpec*> tensors);
 
 std::string dtype_text(c10::ScalarType dtype);
-c10::ScalarType dtype_from_text(std::string_view text);  // throws ValueError
 
 enum class ConvolutionPass : uint8_t { fwd, bwd_data, bwd_filter };
 enum class ConvolutionMode : uint8_t { cross, conv };

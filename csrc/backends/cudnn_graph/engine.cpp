@@ -225,7 +225,6 @@ Descriptor make_scalar(const std::vector<Scalar>& scalars, Scalar scalar, int di
 OperationGraph make_graph(const Device& device, std::vector<Descriptor> parts,
                           std::vector<Descriptor> operations) {
   OperationGraph made;
-  made.device = device;
   made.parts = std::move(parts);
   made.operations = std::move(operations);
   std::vector<cudnnBackendDescriptor_t> handles;
