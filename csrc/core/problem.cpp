@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <sstream>
 #include <vector>
 
 #include "core/words.h"

@@ -1,13 +1,9 @@
 // Activations as an operation graph: one elementwise operation, or three for gradients that are
 // computed from the output.
-#include <c10/util/StringUtil.h>
-
 #include <numeric>
 
 #include "backends/cudnn_graph/engine.h"
 #include "backends/cudnn_graph/pointwise.h"
-#include "core/errors.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {

@@ -1,14 +1,11 @@
 // Convolution as an operation graph: forward, with or without a bias, data gradient, filter
 // gradient.
-#include <c10/util/StringUtil.h>
-
 #include <algorithm>
 #include <iterator>
 #include <set>
 
 #include "backends/cudnn_graph/engine.h"
 #include "backends/cudnn_graph/pointwise.h"
-#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {

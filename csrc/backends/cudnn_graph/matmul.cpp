@@ -1,9 +1,6 @@
 // Matrix products as an operation graph, with the epilogue in it: alpha, beta z, bias, relu.
-#include <c10/util/StringUtil.h>
-
 #include "backends/cudnn_graph/engine.h"
 #include "backends/cudnn_graph/pointwise.h"
-#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {

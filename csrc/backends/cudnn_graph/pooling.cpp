@@ -2,8 +2,6 @@
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_graph/engine.h"
-#include "core/errors.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {

@@ -2,7 +2,6 @@
 // centres of the corner pixels (align_corners), in two dimensions alone.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
