@@ -344,7 +344,7 @@ Dims lifted(const SymInts& values, int64_t of_height) {
   return out;
 }
 
-// `like` has the input's lifted sizes and its format.
+// `x` has the input's lifted sizes and its format.
 PoolingProblem make_problem(PoolingPass pass, PoolingMode mode, const Windows& w,
                             const TensorSpec& x, int64_t alignment) {
   PoolingProblem p;
