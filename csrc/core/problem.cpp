@@ -526,6 +526,15 @@ std::string dtype_text(c10::ScalarType dtype) {
 Activation activation_from_text(std::string_view what, std::string_view text) {
   return word_value(kActivations, what, text);
 }
+LayerNormKind layer_norm_kind_from_text(std::string_view what, std::string_view text) {
+  return word_value(kLayerNormKinds, what, text);
+}
+LrnKind lrn_kind_from_text(std::string_view what, std::string_view text) {
+  return word_value(kLrnKinds, what, text);
+}
+LrnWindow lrn_window_from_text(std::string_view what, std::string_view text) {
+  return word_value(kLrnWindows, what, text);
+}
 ActivationKind activation_kind_from_text(std::string_view what, std::string_view text) {
   return word_value(kActivationKinds, what, text);
 }

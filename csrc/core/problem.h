@@ -633,6 +633,9 @@ using Problem =
 
 // The words of problem texts are those of arguments; `what` begins the message of a ValueError.
 Activation activation_from_text(std::string_view what, std::string_view text);
+LayerNormKind layer_norm_kind_from_text(std::string_view what, std::string_view text);
+LrnKind lrn_kind_from_text(std::string_view what, std::string_view text);
+LrnWindow lrn_window_from_text(std::string_view what, std::string_view text);
 ActivationKind activation_kind_from_text(std::string_view what, std::string_view text);
 ReduceKind reduce_kind_from_text(std::string_view what, std::string_view text);
 

@@ -42,14 +42,12 @@ using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 bool has(const OptionalTensor& t) { return t.has_value() && t->defined(); }
 
 constexpr Word<bool> kModes[] = {{false, "spatial"}, {true, "per_activation"}};
-constexpr Word<Activation> kActivations[] = {{Activation::none, "none"},
-                                             {Activation::relu, "relu"}};
 
 bool is_per_activation(std::string_view mode) {
   return word_value(kModes, "torch_cudnn_ext::batch_norm: mode", mode);
 }
 Activation activation_of(std::string_view text) {
-  return word_value(kActivations, "torch_cudnn_ext::batch_norm: activation", text);
+  return activation_from_text("torch_cudnn_ext::batch_norm: activation", text);
 }
 
 // Sizes of a statistic: [C], or those of one sample.

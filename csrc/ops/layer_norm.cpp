@@ -57,13 +57,10 @@ constexpr Word<LayerNormKind> kOperators[] = {{LayerNormKind::layer, "layer_norm
                                               {LayerNormKind::rms, "rms_norm"},
                                               {LayerNormKind::instance, "instance_norm"},
                                               {LayerNormKind::group, "group_norm"}};
-// As in the text of a problem.
-constexpr Word<LayerNormKind> kKinds[] = {{LayerNormKind::layer, "layer"},
-                                          {LayerNormKind::rms, "rms"},
-                                          {LayerNormKind::instance, "instance"},
-                                          {LayerNormKind::group, "group"}};
 
-LayerNormKind kind_of(std::string_view text) { return word_value(kKinds, "norm: kind", text); }
+LayerNormKind kind_of(std::string_view text) {
+  return layer_norm_kind_from_text("norm: kind", text);
+}
 
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 
