@@ -83,23 +83,10 @@ inline std::string too_many_elements(const TensorSpec& t) {
   return t.numel() > INT_MAX ? "the classic API counts elements in 32 bits" : "";
 }
 
-struct MathType {
-  const char* text;
-  cudnnMathType_t value;
-};
-inline constexpr MathType kMathTypes[] = {
-    {"default", CUDNN_DEFAULT_MATH},
-    {"tensor_op", CUDNN_TENSOR_OP_MATH},
-    {"tensor_op_allow_conversion", CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION},
-    {"fma", CUDNN_FMA_MATH}};
-
-// The one that an algorithm's options name; nullptr without.
+// The math type that an algorithm's options name; nullptr without.
 inline const MathType* find_math(const Algorithm& algorithm) {
   const std::string* text = algorithm.option("math");
-  for (const MathType& math : kMathTypes) {
-    if (text != nullptr && *text == math.text) return &math;
-  }
-  return nullptr;
+  return text == nullptr ? nullptr : find_math_type(*text);
 }
 
 // nullopt where calls of the classic API can be made.
