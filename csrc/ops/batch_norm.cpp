@@ -39,8 +39,6 @@ namespace {
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-bool has(const OptionalTensor& t) { return t.has_value() && t->defined(); }
-
 constexpr Word<bool> kModes[] = {{false, "spatial"}, {true, "per_activation"}};
 
 bool is_per_activation(std::string_view mode) {

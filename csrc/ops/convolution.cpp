@@ -114,8 +114,6 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
 // Without a batch or channels there is nothing to sum.
 bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
 
-bool has(const OptionalTensor& t) { return t && t->defined(); }
-
 // So that a few numbers do not take engines from the rest.
 Tensor aligned(const Tensor& bias) {
   Tensor out = bias.contiguous();
