@@ -468,10 +468,7 @@ class ActivationOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<ActivationOperator>());
-  return true;
-}();
+const RegisterOperator<ActivationOperator> registered;
 
 }  // namespace
 

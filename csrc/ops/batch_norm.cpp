@@ -671,8 +671,7 @@ class BatchNormOperator : public Operator {
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<BatchNormProblem>(problem);
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     // Sum, difference, square, sum; difference, two products, sum. Backward: two sums of products
     // with what they are made of, and the same over again to put them together.
     double flops = p.pass == BatchNormPass::infer ? 4 : p.pass == BatchNormPass::fwd ? 8 : 10;
@@ -786,10 +785,7 @@ class BatchNormOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<BatchNormOperator>());
-  return true;
-}();
+const RegisterOperator<BatchNormOperator> registered;
 
 }  // namespace
 

@@ -667,8 +667,7 @@ class LayerNormOperator : public Operator {
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<LayerNormProblem>(problem);
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     bool forward = p.pass == LayerNormPass::fwd;
     // Sum, centred square, its sum, scale and shift; of a gradient about twice that.
     auto v = p.view();
@@ -738,10 +737,7 @@ class LayerNormOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<LayerNormOperator>());
-  return true;
-}();
+const RegisterOperator<LayerNormOperator> registered;
 
 }  // namespace
 

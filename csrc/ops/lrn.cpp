@@ -347,8 +347,7 @@ class LrnOperator : public Operator {
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<LrnProblem>(problem);
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     // Squares, their sums by running windows, scale, power, product; twice that for a gradient.
     return {(p.pass == LrnPass::fwd ? 6 : 12) * elements, bytes, p.elements()};
   }
@@ -404,10 +403,7 @@ class LrnOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<LrnOperator>());
-  return true;
-}();
+const RegisterOperator<LrnOperator> registered;
 
 }  // namespace
 

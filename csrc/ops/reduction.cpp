@@ -436,8 +436,7 @@ class ReduceOperator : public Operator {
 
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<ReduceProblem>(problem);
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     auto elements = static_cast<double>(p.x.numel());
     return {p.kind == ReduceKind::norm2 ? 2 * elements : elements, bytes,
             static_cast<double>(p.reduced_count())};
@@ -535,10 +534,7 @@ class ReduceOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<ReduceOperator>());
-  return true;
-}();
+const RegisterOperator<ReduceOperator> registered;
 
 }  // namespace
 
