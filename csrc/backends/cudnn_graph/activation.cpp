@@ -97,7 +97,7 @@ std::optional<Unsupported> refuse(const ActivationProblem& p) {
 
 BuildResult make_plan(const ActivationProblem& p, const Algorithm& algorithm, Engine engine) {
   const std::string* kernel = algorithm.option("k24");
-  if (kernel != nullptr && *kernel == "35" && cudnnGetVersion() / 100 == 919) {
+  if (kernel != nullptr && *kernel == "35" && is_cudnn_9_19()) {
     return Unsupported{"kernel 35 of cuDNN 9.19 fails at the run for some sizes"};
   }
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));

@@ -115,7 +115,7 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"the fused graph is not offered for this problem"};
   }
-  if (p.bias && p.alignment < 16 && cudnnGetVersion() / 100 == 919) {
+  if (p.bias && p.alignment < 16 && is_cudnn_9_19()) {
     return Unsupported{
         "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
   }
@@ -131,7 +131,7 @@ bool is_packed(const TensorSpec& t) {
 // is refused.
 std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Notes& notes) {
-  if (cudnnGetVersion() / 100 != 919) return "";
+  if (!is_cudnn_9_19()) return "";
   bool packed = is_packed(p.x) && is_packed(p.w) && is_packed(p.y);
   if (notes.has(Note::runtime_compilation)) {
     bool aligned = has_aligned_rows(p.x) && has_aligned_rows(p.y);

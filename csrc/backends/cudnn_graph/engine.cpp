@@ -304,8 +304,7 @@ Notes notes_of(const OperationGraph& graph, const Algorithm& algorithm) {
 }
 
 std::string alignment_defect(const Notes& notes, int64_t alignment) {
-  bool known = cudnnGetVersion() / 100 == 919;
-  if (!known || !notes.has(Note::runtime_compilation) || alignment >= 16) return "";
+  if (!is_cudnn_9_19() || !notes.has(Note::runtime_compilation) || alignment >= 16) return "";
   return "cuDNN 9.19's run-time compiled engines make misaligned accesses where tensors are not "
          "aligned to 16 bytes";
 }

@@ -134,7 +134,7 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
 // What cuDNN 9.19 accepts and then computes wrongly, found by running every engine over
 // tests/cases.py on an H200.
 std::string known_defect(const PoolingProblem& p, const Notes& notes) {
-  if (cudnnGetVersion() / 100 != 919) return "";
+  if (!is_cudnn_9_19()) return "";
   bool average = p.mode != PoolingMode::max;
   if (!notes.has(Note::runtime_compilation)) {
     bool fails = average && p.pass == PoolingPass::bwd;

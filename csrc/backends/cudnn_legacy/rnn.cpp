@@ -396,7 +396,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   bool strays =
       p.proj > 0 && p.x.dtype == at::kFloat &&
       (math->value == CUDNN_FMA_MATH || math->value == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION);
-  if (strays && cudnnGetVersion() / 100 == 919) {
+  if (strays && is_cudnn_9_19()) {
     return Unsupported{"cuDNN 9.19 writes behind its results with a projection and this math type"};
   }
   if (auto refused = refuse(device)) return *refused;
