@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/algorithm.h"
+#include "core/backend.h"
 #include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -87,6 +88,17 @@ inline std::string too_many_elements(const TensorSpec& t) {
 inline const MathType* find_math(const Algorithm& algorithm) {
   const std::string* text = algorithm.option("math");
   return text == nullptr ? nullptr : find_math_type(*text);
+}
+
+// Of operators for which the classic API has one call.
+template <class P>
+std::vector<Candidate> only_default(const P&, const Device&) {
+  return {{{"legacy", "default", {}}, "enumeration"}};
+}
+inline std::optional<Unsupported> refuse_all_but_default(const Algorithm& algorithm) {
+  if (algorithm.name == "default" && algorithm.options.empty()) return std::nullopt;
+  return Unsupported{
+      c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
 }
 
 // nullopt where calls of the classic API can be made.
