@@ -1,6 +1,5 @@
 #include "core/algorithm.h"
 
-#include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -25,14 +24,18 @@ bool is_integer(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
 }
 
-constexpr const char* kMathTypes[] = {"default", "tensor_op", "tensor_op_allow_conversion", "fma"};
-
 std::string names_text(const std::vector<LegacyName>& names) {
   std::string out;
   for (const LegacyName& name : names) {
     out += c10::str(out.empty() ? "" : ", ", name.value, " (", name.name, ")");
   }
   return out.empty() ? "none" : out;
+}
+
+std::string math_types_text() {
+  std::string out;
+  for (const MathType& math : kMathTypes) out += c10::str(out.empty() ? "" : "|", math.text);
+  return out;
 }
 
 const LegacyName* find_legacy(std::string_view text, const std::vector<LegacyName>& names) {
@@ -140,6 +143,13 @@ Algorithm parse_algorithm(std::string_view text) {
   return algorithm;
 }
 
+const MathType* find_math_type(std::string_view text) {
+  for (const MathType& math : kMathTypes) {
+    if (text == math.text) return &math;
+  }
+  return nullptr;
+}
+
 Algorithm resolve_algorithm(std::string_view text, const std::string& op,
                             const std::vector<LegacyName>& legacy_names) {
   if (text.find(':') == std::string_view::npos) {
@@ -160,10 +170,9 @@ Algorithm resolve_algorithm(std::string_view text, const std::string& op,
                     "; the classic API's are ", names_text(legacy_names));
   algorithm.name = found->name;
   for (const auto& [key, value] : algorithm.options) {
-    bool is_math = key == "math" && std::find(std::begin(kMathTypes), std::end(kMathTypes),
-                                              value) != std::end(kMathTypes);
+    bool is_math = key == "math" && find_math_type(value) != nullptr;
     TORCH_CHECK_VALUE(is_math, "algorithm text: '", key, "=", value, "' in '", text,
-                      "', wanted math=", c10::Join("|", c10::ArrayRef<const char*>(kMathTypes)));
+                      "', wanted math=", math_types_text());
   }
   return algorithm;
 }

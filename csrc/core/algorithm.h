@@ -33,6 +33,15 @@ struct LegacyName {
   const char* theano_name;  // nullptr where Theano had none
 };
 
+// A math type of the classic API; the value is cudnnMathType_t's.
+struct MathType {
+  int value;
+  const char* text;
+};
+inline constexpr MathType kMathTypes[] = {
+    {0, "default"}, {1, "tensor_op"}, {2, "tensor_op_allow_conversion"}, {3, "fma"}};
+const MathType* find_math_type(std::string_view text);  // nullptr where there is none
+
 // The algorithm that a user's text means for one operator: its text, or an integer, enumerator,
 // short or Theano name of the classic API. Throws ValueError. `op` is for the message: "conv_fwd".
 Algorithm resolve_algorithm(std::string_view text, const std::string& op,

@@ -18,6 +18,12 @@ std::vector<Entry>& operators() {
 
 }  // namespace
 
+double bytes_of(const std::vector<SlotSpec>& slots) {
+  double bytes = 0;
+  for (const SlotSpec& slot : slots) bytes += static_cast<double>(slot.spec.nbytes());
+  return bytes;
+}
+
 const Operator& find_operator(std::string_view family) {
   for (const auto& entry : operators()) {
     if (entry.family == family) return *entry.op;

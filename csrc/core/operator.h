@@ -19,6 +19,9 @@ struct Cost {
   double reduction_length;  // terms summed into one output element
 };
 
+// Of all slots together: Cost's bytes, where nothing is read twice.
+double bytes_of(const std::vector<SlotSpec>& slots);
+
 // What the table of operators says of a family, beyond what can be asked.
 struct OperatorDescription {
   std::string entry_points;  // of cuDNN
@@ -84,5 +87,11 @@ const Operator& find_operator(std::string_view family);  // throws ValueError
 std::pair<const Operator*, std::string> find_pass(const std::string& op);
 std::vector<const Operator*> all_operators();
 void register_operator(std::unique_ptr<Operator> op);
+
+// Registers by being made, at namespace scope.
+template <class Op>
+struct RegisterOperator {
+  RegisterOperator() { register_operator(std::make_unique<Op>()); }
+};
 
 }  // namespace torch_cudnn_ext

@@ -80,7 +80,6 @@ void add_bias(at::Tensor& result, const at::Tensor& bias) {
 
 const char* role_text(Role role) { return kRoles[static_cast<int>(role)]; }
 Role role_from_text(const std::string& text) { return from_text<Role>("role", kRoles, text); }
-const char* note_text(Note note) { return kNotes[static_cast<int>(note)]; }
 
 std::vector<std::string> Notes::texts() const {
   std::vector<std::string> out;

@@ -92,7 +92,6 @@ enum class Note : uint8_t {
   runtime_compilation,
   fused,  // one engine computes the convolution and adds the bias
 };
-const char* note_text(Note note);
 
 class Notes {
  public:

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <memory>

@@ -2,7 +2,6 @@
 // for all. Levels (argument, flags, knobs, PyTorch's switches) are merged here and nowhere else.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <optional>

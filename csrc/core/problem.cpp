@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <sstream>
 #include <vector>
 
 #include "core/words.h"
@@ -524,12 +523,17 @@ std::string dtype_text(c10::ScalarType dtype) {
   return c10::toString(dtype);
 }
 
-c10::ScalarType dtype_from_text(std::string_view text) {
-  return word_from_text<c10::ScalarType>("dtype", text);
-}
-
 Activation activation_from_text(std::string_view what, std::string_view text) {
   return word_value(kActivations, what, text);
+}
+LayerNormKind layer_norm_kind_from_text(std::string_view what, std::string_view text) {
+  return word_value(kLayerNormKinds, what, text);
+}
+LrnKind lrn_kind_from_text(std::string_view what, std::string_view text) {
+  return word_value(kLrnKinds, what, text);
+}
+LrnWindow lrn_window_from_text(std::string_view what, std::string_view text) {
+  return word_value(kLrnWindows, what, text);
 }
 ActivationKind activation_kind_from_text(std::string_view what, std::string_view text) {
   return word_value(kActivationKinds, what, text);

@@ -91,7 +91,6 @@ inline c10::ScalarType compute_dtype(c10::ScalarType dtype) {
 void canonicalise_strides(std::initializer_list<TensorSpec*> tensors);
 
 std::string dtype_text(c10::ScalarType dtype);
-c10::ScalarType dtype_from_text(std::string_view text);  // throws ValueError
 
 enum class ConvolutionPass : uint8_t { fwd, bwd_data, bwd_filter };
 enum class ConvolutionMode : uint8_t { cross, conv };
@@ -634,6 +633,9 @@ using Problem =
 
 // The words of problem texts are those of arguments; `what` begins the message of a ValueError.
 Activation activation_from_text(std::string_view what, std::string_view text);
+LayerNormKind layer_norm_kind_from_text(std::string_view what, std::string_view text);
+LrnKind lrn_kind_from_text(std::string_view what, std::string_view text);
+LrnWindow lrn_window_from_text(std::string_view what, std::string_view text);
 ActivationKind activation_kind_from_text(std::string_view what, std::string_view text);
 ReduceKind reduce_kind_from_text(std::string_view what, std::string_view text);
 

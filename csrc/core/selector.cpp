@@ -75,7 +75,6 @@ ThreadCache& thread_cache() {
 }
 
 // --- what ran last
-// -----------------------------------------------------------------------------------
 
 constexpr size_t kMaxOps = 256;
 std::atomic<const ChoiceRecord*> last_by_op[kMaxOps];
@@ -147,7 +146,6 @@ std::string plan_key(const Problem& problem, const Algorithm& algorithm,
 }
 
 // --- deciding
-// ----------------------------------------------------------------------------------------
 
 // The algorithms that an entry of a heuristic order stands for: one, or all of a backend.
 std::vector<Algorithm> algorithms_named(const Problem& problem, const std::string& name,

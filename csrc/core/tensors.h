@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided_native.h>
 
+#include <optional>
+
 namespace torch_cudnn_ext {
 
 // The same memory in other sizes and strides, of which nothing is worked out anew.
@@ -17,7 +19,13 @@ inline at::Tensor strided_view(const at::Tensor& t, c10::IntArrayRef sizes,
 at::Tensor with_unit_dim(const at::Tensor& t, int dim);
 at::Tensor without_unit_dim(const at::Tensor& t, int dim);
 
-// Also above autograd.
+// --- also above autograd
+
+// nullopt for an undefined tensor: PyTorch tells that from one that is not given.
+inline std::optional<at::Tensor> optional_of(const at::Tensor& t) {
+  return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
+}
+
 inline at::Tensor in_dtype(const at::Tensor& t, c10::ScalarType dtype) {
   return t.scalar_type() == dtype ? t : t.to(dtype);
 }

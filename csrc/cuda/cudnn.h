@@ -21,6 +21,9 @@ std::string cudnn_status_text(cudnnStatus_t status);
 // The same status raised as an error of an execution.
 void check_cudnn(cudnnStatus_t status, const char* call);
 
+// Whether this is the version that defects were looked for in, by running every engine.
+inline bool is_cudnn_9_19() { return cudnnGetVersion() / 100 == 919; }
+
 cudnnDataType_t cudnn_type(c10::ScalarType dtype);
 cudnnReduceTensorOp_t cudnn_reduction(ReduceKind kind);
 

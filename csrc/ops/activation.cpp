@@ -151,12 +151,10 @@ void forward_inplace(Tensor& input, std::string_view kind, double coefficient,
 void check_backward(const char* op, const ActivationProblem& p, const Tensor& grad_output,
                     const OptionalTensor& input, const Tensor& output) {
   check_same(op, "output", output, "grad_output", grad_output);
-  if (input && input->defined()) check_same(op, "input", *input, "grad_output", grad_output);
-  TORCH_CHECK_VALUE(p.from_output || (input && input->defined()), "torch_cudnn_ext::", op,
+  if (has(input)) check_same(op, "input", *input, "grad_output", grad_output);
+  TORCH_CHECK_VALUE(p.from_output || has(input), "torch_cudnn_ext::", op,
                     ": input is None, wanted the forward's input");
 }
-
-bool is_given(const OptionalTensor& t) { return t && t->defined(); }
 
 // Where the gradient is computed from y alone, x is not read.
 void backward_into(const ActivationProblem& p, const Tensor& dy, const OptionalTensor& input,
@@ -168,7 +166,7 @@ void backward_into(const ActivationProblem& p, const Tensor& dy, const OptionalT
 Tensor backward(const Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
                 std::string_view kind, double coefficient, OptionalPolicy policy) {
   const char* op = "activation_backward";
-  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !is_given(input));
+  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
   c10::OptionalDeviceGuard guard(output.device());
   Tensor y = dense(output);
@@ -180,7 +178,7 @@ Tensor backward(const Tensor& grad_output, const OptionalTensor& input, const Te
 void backward_inplace(Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
                       std::string_view kind, double coefficient, OptionalPolicy policy) {
   const char* op = "activation_backward_";
-  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !is_given(input));
+  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
   c10::OptionalDeviceGuard guard(output.device());
   at::assert_no_internal_overlap(grad_output);
@@ -204,7 +202,7 @@ void forward_inplace_meta(Tensor& input, std::string_view kind, double coefficie
 Tensor backward_meta(const Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
                      std::string_view kind, double coefficient, OptionalPolicy) {
   const char* op = "activation_backward";
-  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !is_given(input));
+  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
   return at::empty_like(output);
 }
@@ -381,7 +379,7 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
         node.gradient.policy = policy_to_save(ActivationProblem::kFamily, policy);
         save_input(node, grad_output);
         save_input(node, output);
-        if (is_given(input)) save_input(node, *input);
+        if (has(input)) save_input(node, *input);
       })[0];
 }
 
@@ -470,10 +468,7 @@ class ActivationOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<ActivationOperator>());
-  return true;
-}();
+const RegisterOperator<ActivationOperator> registered;
 
 }  // namespace
 

@@ -233,10 +233,7 @@ class AffineGridOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<AffineGridOperator>());
-  return true;
-}();
+const RegisterOperator<AffineGridOperator> registered;
 
 }  // namespace
 

@@ -39,17 +39,13 @@ namespace {
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-bool has(const OptionalTensor& t) { return t.has_value() && t->defined(); }
-
 constexpr Word<bool> kModes[] = {{false, "spatial"}, {true, "per_activation"}};
-constexpr Word<Activation> kActivations[] = {{Activation::none, "none"},
-                                             {Activation::relu, "relu"}};
 
 bool is_per_activation(std::string_view mode) {
   return word_value(kModes, "torch_cudnn_ext::batch_norm: mode", mode);
 }
 Activation activation_of(std::string_view text) {
-  return word_value(kActivations, "torch_cudnn_ext::batch_norm: activation", text);
+  return activation_from_text("torch_cudnn_ext::batch_norm: activation", text);
 }
 
 // Sizes of a statistic: [C], or those of one sample.
@@ -675,8 +671,7 @@ class BatchNormOperator : public Operator {
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<BatchNormProblem>(problem);
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     // Sum, difference, square, sum; difference, two products, sum. Backward: two sums of products
     // with what they are made of, and the same over again to put them together.
     double flops = p.pass == BatchNormPass::infer ? 4 : p.pass == BatchNormPass::fwd ? 8 : 10;
@@ -790,10 +785,7 @@ class BatchNormOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<BatchNormOperator>());
-  return true;
-}();
+const RegisterOperator<BatchNormOperator> registered;
 
 }  // namespace
 

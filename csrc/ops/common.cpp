@@ -91,12 +91,8 @@ const Tensor& or_undefined(const OptionalTensor& t) {
   return t ? *t : none;
 }
 
-OptionalTensor optional_of(const Tensor& t) {
-  return t.defined() ? OptionalTensor(t) : std::nullopt;
-}
-
 Tensor contiguous_or_undefined(const OptionalTensor& t) {
-  return t && t->defined() ? t->contiguous() : Tensor();
+  return has(t) ? t->contiguous() : Tensor();
 }
 
 }  // namespace torch_cudnn_ext

@@ -13,6 +13,7 @@
 #include "core/operator.h"
 #include "core/policy.h"
 #include "core/problem.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext {
 
@@ -70,7 +71,7 @@ std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy);
 // --- tensors that may be absent: nullopt in schemas, undefined in autograd's nodes and in kernels
 
 const Tensor& or_undefined(const OptionalTensor& t);
-OptionalTensor optional_of(const Tensor& t);
+inline bool has(const OptionalTensor& t) { return t && t->defined(); }
 Tensor contiguous_or_undefined(const OptionalTensor& t);
 
 }  // namespace torch_cudnn_ext

@@ -114,8 +114,6 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
 // Without a batch or channels there is nothing to sum.
 bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
 
-bool has(const OptionalTensor& t) { return t && t->defined(); }
-
 // So that a few numbers do not take engines from the rest.
 Tensor aligned(const Tensor& bias) {
   Tensor out = bias.contiguous();
@@ -374,8 +372,7 @@ class ConvolutionOperator : public Operator {
     } else if (p.pass == ConvolutionPass::bwd_filter) {
       terms = outputs / static_cast<double>(p.w.sizes[0]);
     }
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     return {2 * outputs * taps, bytes, terms};
   }
 
@@ -475,10 +472,7 @@ Bindings ConvolutionOperator::reference(const Problem& problem, const Bindings& 
   return out;
 }
 
-const bool registered = [] {
-  register_operator(std::make_unique<ConvolutionOperator>());
-  return true;
-}();
+const RegisterOperator<ConvolutionOperator> registered;
 
 }  // namespace
 }  // namespace torch_cudnn_ext::convolution

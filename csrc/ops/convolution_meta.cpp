@@ -140,7 +140,7 @@ Sizes checked_sizes(const Request& r, const OptionalTensor& bias) {
                       ", the output sizes for ", n.x, " ", SymIntArrayRef(s.x), " and ", n.w, " ",
                       SymIntArrayRef(s.w));
   }
-  if (bias && bias->defined()) check_bias(r, *bias, transposed ? s.x[1] : s.w[0]);
+  if (has(bias)) check_bias(r, *bias, transposed ? s.x[1] : s.w[0]);
   return s;
 }
 

@@ -343,10 +343,7 @@ class CtcOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<CtcOperator>());
-  return true;
-}();
+const RegisterOperator<CtcOperator> registered;
 
 }  // namespace
 

@@ -335,10 +335,7 @@ class DropoutOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<DropoutOperator>());
-  return true;
-}();
+const RegisterOperator<DropoutOperator> registered;
 
 }  // namespace
 

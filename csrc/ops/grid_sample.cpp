@@ -381,10 +381,7 @@ class GridSampleOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<GridSampleOperator>());
-  return true;
-}();
+const RegisterOperator<GridSampleOperator> registered;
 
 }  // namespace
 

@@ -57,13 +57,10 @@ constexpr Word<LayerNormKind> kOperators[] = {{LayerNormKind::layer, "layer_norm
                                               {LayerNormKind::rms, "rms_norm"},
                                               {LayerNormKind::instance, "instance_norm"},
                                               {LayerNormKind::group, "group_norm"}};
-// As in the text of a problem.
-constexpr Word<LayerNormKind> kKinds[] = {{LayerNormKind::layer, "layer"},
-                                          {LayerNormKind::rms, "rms"},
-                                          {LayerNormKind::instance, "instance"},
-                                          {LayerNormKind::group, "group"}};
 
-LayerNormKind kind_of(std::string_view text) { return word_value(kKinds, "norm: kind", text); }
+LayerNormKind kind_of(std::string_view text) {
+  return layer_norm_kind_from_text("norm: kind", text);
+}
 
 using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 
@@ -670,8 +667,7 @@ class LayerNormOperator : public Operator {
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<LayerNormProblem>(problem);
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     bool forward = p.pass == LayerNormPass::fwd;
     // Sum, centred square, its sum, scale and shift; of a gradient about twice that.
     auto v = p.view();
@@ -741,10 +737,7 @@ class LayerNormOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<LayerNormOperator>());
-  return true;
-}();
+const RegisterOperator<LayerNormOperator> registered;
 
 }  // namespace
 

@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "core/selector.h"
-#include "core/words.h"
 #include "ops/autograd.h"
 
 namespace torch_cudnn_ext {
@@ -30,10 +29,9 @@ void LrnProblem::validate() const {
 namespace lrn {
 namespace {
 
-// As in the text of a problem.
-constexpr Word<LrnKind> kKinds[] = {{LrnKind::cross_channel, "cross_channel"},
-                                    {LrnKind::divisive, "divisive"}};
-constexpr Word<LrnWindow> kWindows[] = {{LrnWindow::torch, "torch"}, {LrnWindow::cudnn, "cudnn"}};
+LrnWindow window_of(std::string_view text) {
+  return lrn_window_from_text("torch_cudnn_ext::local_response_norm: window", text);
+}
 
 // What is asked for; all but the tensors.
 struct Form {
@@ -57,8 +55,8 @@ LrnProblem make_problem(LrnPass pass, const Form& form, const Tensor& x, bool me
   LrnProblem p;
   p.pass = pass;
   p.x.dtype = x.scalar_type();
-  p.kind = word_value(kKinds, "lrn: kind", form.kind);
-  p.window = word_value(kWindows, "torch_cudnn_ext::local_response_norm: window", form.window);
+  p.kind = lrn_kind_from_text("lrn: kind", form.kind);
+  p.window = window_of(form.window);
   p.size = form.size;
   p.alpha = form.alpha;
   p.beta = form.beta;
@@ -275,7 +273,7 @@ Tensor local_response_norm(const Tensor& input, int64_t size, double alpha, doub
   TORCH_CHECK_VALUE(input.dim() >= 3, "torch_cudnn_ext::", kOp, ": input has sizes ",
                     input.sym_sizes(), ", wanted at least 3 dimensions (batch, channels, ...)");
   TORCH_CHECK_VALUE(size >= 1, "torch_cudnn_ext::", kOp, ": size is ", size, ", wanted at least 1");
-  word_value(kWindows, "torch_cudnn_ext::local_response_norm: window", window);
+  window_of(window);
   SymInt space = 1;
   for (int64_t i = 2; i < input.dim(); ++i) space *= input.sym_size(i);
   Tensor x = input.reshape_symint({input.sym_size(0), input.sym_size(1), space});
@@ -347,8 +345,7 @@ class LrnOperator : public Operator {
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<LrnProblem>(problem);
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     // Squares, their sums by running windows, scale, power, product; twice that for a gradient.
     return {(p.pass == LrnPass::fwd ? 6 : 12) * elements, bytes, p.elements()};
   }
@@ -404,10 +401,7 @@ class LrnOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<LrnOperator>());
-  return true;
-}();
+const RegisterOperator<LrnOperator> registered;
 
 }  // namespace
 

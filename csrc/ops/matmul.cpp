@@ -310,8 +310,7 @@ class MatmulOperator : public Operator {
 
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<MatmulProblem>(problem);
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     auto k = static_cast<double>(p.x.sizes[2]);
     return {2 * k * static_cast<double>(p.output().numel()), bytes, k};
   }
@@ -360,10 +359,7 @@ class MatmulOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<MatmulOperator>());
-  return true;
-}();
+const RegisterOperator<MatmulOperator> registered;
 
 }  // namespace
 

@@ -344,7 +344,7 @@ Dims lifted(const SymInts& values, int64_t of_height) {
   return out;
 }
 
-// `like` has the input's lifted sizes and its format.
+// `x` has the input's lifted sizes and its format.
 PoolingProblem make_problem(PoolingPass pass, PoolingMode mode, const Windows& w,
                             const TensorSpec& x, int64_t alignment) {
   PoolingProblem p;
@@ -994,8 +994,7 @@ class PoolingOperator : public Operator {
 
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<PoolingProblem>(problem);
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     double volume = window_elements(p);
     return {volume * static_cast<double>(p.y().numel()), bytes, volume};
   }
@@ -1115,10 +1114,7 @@ class PoolingOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<PoolingOperator>());
-  return true;
-}();
+const RegisterOperator<PoolingOperator> registered;
 
 }  // namespace
 

@@ -43,31 +43,47 @@ TensorSpec ReduceProblem::output() const {
   return y;
 }
 
-// Only from texts can x be anything but folded: a size of 1 is left out, and its neighbours join.
-void ReduceProblem::canonicalise() {
+namespace {
+
+// Sizes of 1 are left out, and neighbours that are both reduced or both kept are one dimension.
+struct Folded {
   Dims sizes;
-  bool first = first_reduced, last = false;
-  for (int i = 0; i < x.sizes.size(); ++i) {
-    if (x.sizes[i] == 1) continue;
-    if (sizes.empty()) {
-      first = reduces(i);
-    } else if (reduces(i) == last) {
-      sizes[sizes.size() - 1] *= x.sizes[i];
+  bool first_reduced = true;
+};
+
+template <class Reduces>
+Folded fold(c10::IntArrayRef sizes, Reduces&& reduces) {
+  Folded out;
+  bool last = false;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 1) continue;
+    bool reduced = reduces(static_cast<int>(i));
+    if (out.sizes.empty()) {
+      out.first_reduced = reduced;
+    } else if (reduced == last) {
+      out.sizes[out.sizes.size() - 1] *= sizes[i];
       continue;
     }
-    last = reduces(i);
-    sizes.push_back(x.sizes[i]);
+    last = reduced;
+    out.sizes.push_back(sizes[i]);
   }
-  if (sizes.empty()) {
-    sizes = {1};
-    first = true;
-  } else if (sizes.size() == 1 && !first) {
-    sizes.push_back(1);
+  if (out.sizes.empty()) {
+    out.sizes = {1};
+  } else if (out.sizes.size() == 1 && !out.first_reduced) {
+    out.sizes.push_back(1);
   }
+  return out;
+}
+
+}  // namespace
+
+// Only from texts can x be anything but folded.
+void ReduceProblem::canonicalise() {
+  Folded folded = fold(x.sizes, [&](int i) { return reduces(i); });
   bool contiguous = x.strides == contiguous_strides(x.sizes);
-  x.sizes = sizes;
-  if (contiguous) x.strides = contiguous_strides(sizes);
-  first_reduced = first;
+  x.sizes = folded.sizes;
+  if (contiguous) x.strides = contiguous_strides(x.sizes);
+  first_reduced = folded.first_reduced;
 }
 
 void ReduceProblem::validate() const {
@@ -156,29 +172,16 @@ Indexed run(const Tensor& input, ReduceKind kind, const std::vector<int64_t>& di
   p.kind = kind;
   p.indices = indices;
   // Folded here, since a tensor may have more dimensions than a problem.
-  Dims sizes;
-  std::vector<int64_t> kept(x.dim());
-  bool last = false;
-  for (int64_t i = 0; i < x.dim(); ++i) {
-    bool reduced = contains(dims, order[i]);
-    kept[i] = reduced ? 1 : x.size(i);
-    if (x.size(i) == 1) continue;
-    if (sizes.empty()) {
-      p.first_reduced = reduced;
-    } else if (reduced == last) {
-      sizes[sizes.size() - 1] *= x.size(i);
-      continue;
-    }
-    last = reduced;
-    sizes.push_back(x.size(i));
-  }
-  if (sizes.empty()) sizes = {1};
-  p.x = {x.scalar_type(), sizes, contiguous_strides(sizes)};
-  p.canonicalise();
+  auto reduced = [&](int64_t i) { return contains(dims, order[i]); };
+  Folded folded = fold(x.sizes(), reduced);
+  p.first_reduced = folded.first_reduced;
+  p.x = {x.scalar_type(), folded.sizes, contiguous_strides(folded.sizes)};
   p.alignment = alignment_of({&x});
   Bindings bindings;
   bindings[Role::x] = x.view(p.x.sizes);
   execute(p, resolve_policy(ReduceProblem::kFamily, policy), device_of(x.device()), bindings);
+  std::vector<int64_t> kept(x.dim());
+  for (int64_t i = 0; i < x.dim(); ++i) kept[i] = reduced(i) ? 1 : x.size(i);
   std::vector<int64_t> back(order.size());
   for (size_t i = 0; i < order.size(); ++i) back[order[i]] = static_cast<int64_t>(i);
   auto unfold = [&](const Tensor& t) {
@@ -436,8 +439,7 @@ class ReduceOperator : public Operator {
 
   Cost cost(const Problem& problem) const override {
     const auto& p = std::get<ReduceProblem>(problem);
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     auto elements = static_cast<double>(p.x.numel());
     return {p.kind == ReduceKind::norm2 ? 2 * elements : elements, bytes,
             static_cast<double>(p.reduced_count())};
@@ -535,10 +537,7 @@ class ReduceOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<ReduceOperator>());
-  return true;
-}();
+const RegisterOperator<ReduceOperator> registered;
 
 }  // namespace
 

@@ -887,8 +887,7 @@ class RnnOperator : public Operator {
     for (const RnnParameter& parameter : rnn_parameters(p)) {
       terms += static_cast<double>(parameter.numel());
     }
-    double bytes = 0;
-    for (const SlotSpec& slot : slots(problem)) bytes += static_cast<double>(slot.spec.nbytes());
+    double bytes = bytes_of(slots(problem));
     bool forward = p.pass == RnnPass::fwd;
     auto widest = std::max(p.input(), p.directions() * p.state());
     return {(forward ? 2 : 4) * rows * terms, bytes, static_cast<double>(widest + p.state())};
@@ -1007,10 +1006,7 @@ class RnnOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<RnnOperator>());
-  return true;
-}();
+const RegisterOperator<RnnOperator> registered;
 
 }  // namespace
 

@@ -335,10 +335,7 @@ class SoftmaxOperator : public Operator {
   }
 };
 
-const bool registered = [] {
-  register_operator(std::make_unique<SoftmaxOperator>());
-  return true;
-}();
+const RegisterOperator<SoftmaxOperator> registered;
 
 }  // namespace
 

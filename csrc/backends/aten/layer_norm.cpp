@@ -11,11 +11,6 @@ at::ScalarType common_dtype(const LayerNormProblem& p) {
   return p.w.value_or(p.bias.value_or(p.x.dtype));
 }
 
-// PyTorch tells a tensor that is undefined from one that is not given.
-std::optional<Tensor> given(const Tensor& t) {
-  return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
-}
-
 using Pair = std::array<Tensor, 2>;
 
 // Both statistics in another dtype, by one kernel on a GPU.
@@ -35,7 +30,7 @@ std::optional<Tensor> repeated(const Tensor& t, int64_t times) {
 void forward(const LayerNormProblem& p, Bindings& b) {
   auto v = p.view();
   Tensor x = b[Role::x], y, mean, invstd;
-  auto w = given(b[Role::w]), bias = given(b[Role::bias]);
+  auto w = optional_of(b[Role::w]), bias = optional_of(b[Role::bias]);
   if (p.kind != LayerNormKind::instance) x = in_dtype(x, common_dtype(p));
   switch (p.kind) {
     case LayerNormKind::layer:
@@ -104,9 +99,9 @@ void backward(const LayerNormProblem& p, Bindings& b) {
     case LayerNormKind::layer: {
       // Of the bias it reads the sizes alone, those of its gradient and of the weight's.
       Tensor bias = !p.bias ? Tensor() : w.defined() ? w : at::empty({v.channels}, x.options());
-      std::tie(dx, dw, dbias) =
-          at::native_layer_norm_backward(dy, x, {v.channels}, with_unit_dim(mean, 1),
-                                         with_unit_dim(invstd, 1), given(w), given(bias), mask);
+      std::tie(dx, dw, dbias) = at::native_layer_norm_backward(
+          dy, x, {v.channels}, with_unit_dim(mean, 1), with_unit_dim(invstd, 1), optional_of(w),
+          optional_of(bias), mask);
       break;
     }
     case LayerNormKind::rms:
@@ -118,8 +113,8 @@ void backward(const LayerNormProblem& p, Bindings& b) {
       Dims sizes{v.batch, v.groups};
       auto [m, r] = cast({mean, invstd}, x.scalar_type());
       std::tie(dx, dw, dbias) =
-          at::native_group_norm_backward(dy, x, m.view(sizes), r.view(sizes), given(w), v.batch,
-                                         v.channels, v.space, v.groups, mask);
+          at::native_group_norm_backward(dy, x, m.view(sizes), r.view(sizes), optional_of(w),
+                                         v.batch, v.channels, v.space, v.groups, mask);
       if (p.bias && !p.w) dbias = dy.sum(at::IntArrayRef{0, 2});
       break;
     }

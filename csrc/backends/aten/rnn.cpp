@@ -13,6 +13,7 @@
 #include "backends/aten/plan.h"
 #include "core/autograd_guard.h"
 #include "core/rnn_layout.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -209,10 +210,6 @@ class AtenRnn : public Plan {
         static_cast<int64_t>(p_.cell), p_.hidden, p_.proj, p_.layers, false, p_.dropout, true,
         p_.bidirectional, call.lengths, std::nullopt, b[Role::reserve], {true, true, lstm, true});
     return {dx, dhx, dcx, rnn_flatten(parameters_, dparams)};
-  }
-
-  static std::optional<Tensor> optional_of(const Tensor& t) {
-    return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
   }
 
   // --- results

@@ -1,8 +1,10 @@
 // Batch normalisation on the CPU in two ways, in float32 at least.
-//   two_pass  the mean of the whole, then the squares around it; normalised, then scaled and
-//   shifted chunked   a share of the samples at a time: their statistics are merged (Chan, Golub
-//   and
-//             LeVeque 1979), and scale and shift are folded into one product and sum
+//
+// two_pass takes the mean of the whole, then the squares around it; it normalises, then scales and
+// shifts.
+//
+// chunked takes a share of the samples at a time and merges their statistics (Chan, Golub and
+// LeVeque 1979); scale and shift are folded into one product and sum.
 #include <ATen/ATen.h>
 
 #include <algorithm>

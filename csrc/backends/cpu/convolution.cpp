@@ -1,9 +1,15 @@
 // Three ways of convolving on the CPU, written on ATen: they make tuning, pinning and profiling
 // real work on a machine without a GPU.
-//   im2col  patches side by side in a matrix, then one matrix product (Chellapilla et al. 2006)
-//   direct  one matrix product for each tap of the kernel, on a shifted view (no copy of the
-//   patches) fft     products in the frequency domain (Mathieu et al. 2013); stride is taken out of
-//   the full result
+//
+// im2col lays patches side by side in a matrix, then takes one matrix product (Chellapilla et al.
+// 2006).
+//
+// direct takes one matrix product for each tap of the kernel, on a shifted view: no copy of the
+// patches.
+//
+// fft takes products in the frequency domain (Mathieu et al. 2013); stride is taken out of the full
+// result.
+//
 // Narrow types are computed in float32.
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>

@@ -1,9 +1,10 @@
 // The CTC loss on the CPU in two ways (Graves et al. 2006), for all sequences at once. Forward and
 // backward variables run over the labels with blanks around them.
-//   forward_backward  logarithms of the variables
-//   rescaled          the variables themselves in float64, divided by their sum at each step;
-//   states
-//                     some 300 orders of magnitude below the likeliest are lost
+//
+// forward_backward keeps logarithms of the variables.
+//
+// rescaled keeps the variables themselves in float64, divided by their sum at each step; states
+// some 300 orders of magnitude below the likeliest are lost.
 #include <ATen/ATen.h>
 
 #include <limits>

@@ -1,7 +1,10 @@
 // Norms by the statistics of one sample on the CPU in two ways, in float32 at least.
-//   two_pass  the mean, then what is centred, squared and summed; gradients through the normalised
-//   x one_pass  both sums in one look at x, shifted by its first element so that little cancels;
-//             gradients as a*dy*w + b*x + c, with coefficients from two sums of dot products
+//
+// two_pass takes the mean, then what is centred, squared and summed; gradients go through the
+// normalised x.
+//
+// one_pass takes both sums in one look at x, shifted by its first element so that little cancels;
+// gradients are a*dy*w + b*x + c, with coefficients from two sums of dot products.
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"

@@ -9,15 +9,12 @@
 
 #include "backends/cpu/plan.h"
 #include "core/rnn_layout.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext {
 namespace {
 
 using at::Tensor;
-
-std::optional<Tensor> optional_of(const Tensor& t) {
-  return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
-}
 
 using Cell = RnnCellParameters;  // or their gradients
 

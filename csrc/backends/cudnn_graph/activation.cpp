@@ -1,13 +1,9 @@
 // Activations as an operation graph: one elementwise operation, or three for gradients that are
 // computed from the output.
-#include <c10/util/StringUtil.h>
-
 #include <numeric>
 
 #include "backends/cudnn_graph/engine.h"
 #include "backends/cudnn_graph/pointwise.h"
-#include "core/errors.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
@@ -101,7 +97,7 @@ std::optional<Unsupported> refuse(const ActivationProblem& p) {
 
 BuildResult make_plan(const ActivationProblem& p, const Algorithm& algorithm, Engine engine) {
   const std::string* kernel = algorithm.option("k24");
-  if (kernel != nullptr && *kernel == "35" && cudnnGetVersion() / 100 == 919) {
+  if (kernel != nullptr && *kernel == "35" && is_cudnn_9_19()) {
     return Unsupported{"kernel 35 of cuDNN 9.19 fails at the run for some sizes"};
   }
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));

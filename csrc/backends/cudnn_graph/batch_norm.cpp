@@ -1,7 +1,6 @@
 // Batch normalisation as an operation graph: the norm operations for training, a chain of pointwise
 // ones for inference, and the addition and activation behind them.
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_graph/engine.h"
 #include "backends/cudnn_graph/pointwise.h"

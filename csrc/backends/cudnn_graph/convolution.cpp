@@ -1,14 +1,11 @@
 // Convolution as an operation graph: forward, with or without a bias, data gradient, filter
 // gradient.
-#include <c10/util/StringUtil.h>
-
 #include <algorithm>
 #include <iterator>
 #include <set>
 
 #include "backends/cudnn_graph/engine.h"
 #include "backends/cudnn_graph/pointwise.h"
-#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
@@ -118,7 +115,7 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"the fused graph is not offered for this problem"};
   }
-  if (p.bias && p.alignment < 16 && cudnnGetVersion() / 100 == 919) {
+  if (p.bias && p.alignment < 16 && is_cudnn_9_19()) {
     return Unsupported{
         "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
   }
@@ -134,7 +131,7 @@ bool is_packed(const TensorSpec& t) {
 // is refused.
 std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Notes& notes) {
-  if (cudnnGetVersion() / 100 != 919) return "";
+  if (!is_cudnn_9_19()) return "";
   bool packed = is_packed(p.x) && is_packed(p.w) && is_packed(p.y);
   if (notes.has(Note::runtime_compilation)) {
     bool aligned = has_aligned_rows(p.x) && has_aligned_rows(p.y);

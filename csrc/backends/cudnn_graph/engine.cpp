@@ -167,18 +167,19 @@ std::set<int64_t> values_to_try(const Knob& knob, std::optional<int64_t> current
   return values;
 }
 
-}  // namespace
-
-namespace {
-
-Descriptor make_tensor_with_id(const TensorSpec& spec, int64_t id, int64_t alignment) {
+// `flag` is an attribute to set; `invalid` says what is wrong where cuDNN refuses.
+Descriptor make_tensor_with_id(const TensorSpec& spec, int64_t id, int64_t alignment,
+                               std::optional<cudnnBackendAttributeName_t> flag = std::nullopt,
+                               const char* invalid = "the tensor is not valid") {
+  bool on = true;
   Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, cudnn_type(spec.dtype))
       .set(CUDNN_ATTR_TENSOR_DIMENSIONS, spec.sizes)
       .set(CUDNN_ATTR_TENSOR_STRIDES, spec.strides)
       .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, id)
-      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment)
-      .finalise("the tensor is not valid");
+      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment);
+  if (flag) tensor.set(*flag, CUDNN_TYPE_BOOLEAN, 1, &on);
+  tensor.finalise(invalid);
   return tensor;
 }
 
@@ -195,37 +196,20 @@ Descriptor make_updated(const TensorSpec& spec, Role role, int64_t alignment) {
 }
 
 Descriptor make_intermediate(const TensorSpec& spec, int number) {
-  bool is_virtual = true;
-  Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, cudnn_type(spec.dtype))
-      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, spec.sizes)
-      .set(CUDNN_ATTR_TENSOR_STRIDES, spec.strides)
-      .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, kIntermediateIds + number)
-      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, int64_t{16})
-      .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual)
-      .finalise("the intermediate tensor is not valid");
-  return tensor;
+  return make_tensor_with_id(spec, kIntermediateIds + number, 16, CUDNN_ATTR_TENSOR_IS_VIRTUAL,
+                             "the intermediate tensor is not valid");
 }
 
 Descriptor make_scalar(const std::vector<Scalar>& scalars, Scalar scalar, int dims) {
-  bool by_value = true;
   auto place = std::find(scalars.begin(), scalars.end(), scalar) - scalars.begin();
   Dims ones(dims, 1);
-  Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_DATA_FLOAT)
-      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, ones)
-      .set(CUDNN_ATTR_TENSOR_STRIDES, ones)
-      .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, kScalarIds + place)
-      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, int64_t{16})
-      .set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value)
-      .finalise("the scalar is not valid");
-  return tensor;
+  return make_tensor_with_id({c10::ScalarType::Float, ones, ones}, kScalarIds + place, 16,
+                             CUDNN_ATTR_TENSOR_IS_BY_VALUE, "the scalar is not valid");
 }
 
 OperationGraph make_graph(const Device& device, std::vector<Descriptor> parts,
                           std::vector<Descriptor> operations) {
   OperationGraph made;
-  made.device = device;
   made.parts = std::move(parts);
   made.operations = std::move(operations);
   std::vector<cudnnBackendDescriptor_t> handles;
@@ -305,8 +289,7 @@ Notes notes_of(const OperationGraph& graph, const Algorithm& algorithm) {
 }
 
 std::string alignment_defect(const Notes& notes, int64_t alignment) {
-  bool known = cudnnGetVersion() / 100 == 919;
-  if (!known || !notes.has(Note::runtime_compilation) || alignment >= 16) return "";
+  if (!is_cudnn_9_19() || !notes.has(Note::runtime_compilation) || alignment >= 16) return "";
   return "cuDNN 9.19's run-time compiled engines make misaligned accesses where tensors are not "
          "aligned to 16 bytes";
 }

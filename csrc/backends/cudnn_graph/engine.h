@@ -16,7 +16,6 @@ namespace torch_cudnn_ext::graph {
 
 // An operation graph with what it is made of. Tensors are known by their role.
 struct OperationGraph {
-  Device device;
   std::vector<Descriptor> parts, operations;
   std::optional<Descriptor> graph;
   std::optional<Descriptor> device_properties;  // for a target

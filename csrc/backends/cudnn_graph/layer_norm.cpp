@@ -1,10 +1,7 @@
 // Layer, RMS and instance norm as an operation graph; group norm, for which cuDNN has no engine, as
 // an instance norm of groups, with the scale and shift of each channel after it.
-#include <c10/util/StringUtil.h>
-
 #include "backends/cudnn_graph/engine.h"
 #include "backends/group_norm.h"
-#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {

@@ -1,9 +1,6 @@
 // Matrix products as an operation graph, with the epilogue in it: alpha, beta z, bias, relu.
-#include <c10/util/StringUtil.h>
-
 #include "backends/cudnn_graph/engine.h"
 #include "backends/cudnn_graph/pointwise.h"
-#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
@@ -105,7 +102,7 @@ std::optional<Unsupported> refuse(const MatmulProblem& p) {
 }
 
 BuildResult make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
-  bool known = cudnnGetVersion() / 100 == 919 && algorithm.name == "eng2";
+  bool known = is_cudnn_9_19() && algorithm.name == "eng2";
   if (known && !(has_aligned_rows(p.x) && has_aligned_rows(p.w))) {
     return Unsupported{
         "engine 2 of cuDNN 9.19 computes wrong results where rows are not multiples of 16 bytes"};

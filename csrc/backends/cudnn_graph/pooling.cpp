@@ -2,8 +2,6 @@
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_graph/engine.h"
-#include "core/errors.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
@@ -136,7 +134,7 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
 // What cuDNN 9.19 accepts and then computes wrongly, found by running every engine over
 // tests/cases.py on an H200.
 std::string known_defect(const PoolingProblem& p, const Notes& notes) {
-  if (cudnnGetVersion() / 100 != 919) return "";
+  if (!is_cudnn_9_19()) return "";
   bool average = p.mode != PoolingMode::max;
   if (!notes.has(Note::runtime_compilation)) {
     bool fails = average && p.pass == PoolingPass::bwd;

@@ -1,11 +1,8 @@
 // Reductions as an operation graph. cuDNN's engines take pictures in rows of channels whose pixels
 // are all reduced: of a folded problem, leading dimensions or all of them.
-#include <c10/util/StringUtil.h>
-
 #include <numeric>
 
 #include "backends/cudnn_graph/engine.h"
-#include "core/errors.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {

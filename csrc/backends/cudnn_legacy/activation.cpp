@@ -68,16 +68,9 @@ class ActivationPlan : public Plan {
   ActivationDescriptor function_;
 };
 
-std::vector<Candidate> candidates(const ActivationProblem&, const Device&) {
-  return {{{"legacy", "default", {}}, "enumeration"}};
-}
-
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (algorithm.name != "default" || !algorithm.options.empty()) {
-    return Unsupported{
-        c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
-  }
+  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
   if (p.kind == ActivationKind::clipped_relu && p.pass == ActivationPass::bwd) {
     if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
     bool half = c10::isReducedFloatingType(p.x.dtype);
@@ -93,7 +86,9 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   return std::make_shared<ActivationPlan>(p, algorithm);
 }
 
-const RegisterBackendOperator<ActivationProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<ActivationProblem> registered("legacy",
+                                                            only_default<ActivationProblem>,
+                                                            build_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -166,7 +166,8 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
         cudnn_type(p.compute));
   }
   if (status == CUDNN_STATUS_SUCCESS) {
-    status = cudnnSetConvolutionMathType(d->convolution.get(), math->value);
+    status = cudnnSetConvolutionMathType(d->convolution.get(),
+                                         static_cast<cudnnMathType_t>(math->value));
   }
   if (status == CUDNN_STATUS_SUCCESS) {
     status = cudnnSetConvolutionGroupCount(d->convolution.get(), static_cast<int>(p.groups));

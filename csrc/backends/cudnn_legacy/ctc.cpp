@@ -4,7 +4,6 @@
 
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/algorithm.h"
+#include "core/backend.h"
 #include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -83,23 +84,21 @@ inline std::string too_many_elements(const TensorSpec& t) {
   return t.numel() > INT_MAX ? "the classic API counts elements in 32 bits" : "";
 }
 
-struct MathType {
-  const char* text;
-  cudnnMathType_t value;
-};
-inline constexpr MathType kMathTypes[] = {
-    {"default", CUDNN_DEFAULT_MATH},
-    {"tensor_op", CUDNN_TENSOR_OP_MATH},
-    {"tensor_op_allow_conversion", CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION},
-    {"fma", CUDNN_FMA_MATH}};
-
-// The one that an algorithm's options name; nullptr without.
+// The math type that an algorithm's options name; nullptr without.
 inline const MathType* find_math(const Algorithm& algorithm) {
   const std::string* text = algorithm.option("math");
-  for (const MathType& math : kMathTypes) {
-    if (text != nullptr && *text == math.text) return &math;
-  }
-  return nullptr;
+  return text == nullptr ? nullptr : find_math_type(*text);
+}
+
+// Of operators for which the classic API has one call.
+template <class P>
+std::vector<Candidate> only_default(const P&, const Device&) {
+  return {{{"legacy", "default", {}}, "enumeration"}};
+}
+inline std::optional<Unsupported> refuse_all_but_default(const Algorithm& algorithm) {
+  if (algorithm.name == "default" && algorithm.options.empty()) return std::nullopt;
+  return Unsupported{
+      c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
 }
 
 // nullopt where calls of the classic API can be made.

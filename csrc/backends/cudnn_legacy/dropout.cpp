@@ -61,14 +61,8 @@ class DropoutPlan : public Plan {
   DropoutDescriptor dropout_;
 };
 
-std::vector<Candidate> candidates(const DropoutProblem&, const Device&) {
-  return {{{"legacy", "default", {}}, "enumeration"}};
-}
-
 BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (algorithm.name != "default" || !algorithm.options.empty()) {
-    return Unsupported{c10::str("legacy has no ", algorithm.text(), ", only legacy:default")};
-  }
+  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
   if (p.rng == RandomStream::philox) {
     return Unsupported{"the mask is to come from PyTorch's generator (rng=philox)"};
   }
@@ -87,7 +81,8 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, cons
                                        static_cast<int64_t>(reserve_bytes));
 }
 
-const RegisterBackendOperator<DropoutProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<DropoutProblem> registered("legacy", only_default<DropoutProblem>,
+                                                         build_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

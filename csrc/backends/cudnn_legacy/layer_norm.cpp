@@ -3,7 +3,6 @@
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/group_norm.h"
 #include "core/backend.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {

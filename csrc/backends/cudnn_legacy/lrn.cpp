@@ -50,28 +50,28 @@ class LrnPlan : public Plan {
                 "cudnnLRNCrossChannelBackward");
   }
 
-  // The workspace is two tensors of x's size.
+  // Without means of the caller's, which build_plan refuses. The workspace is two tensors of x's
+  // size.
   void run_divisive(Bindings& b) const {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     const at::Tensor& x = b[Role::x];
-    const void* means = p_.means ? b[Role::z].const_data_ptr() : nullptr;
     auto workspace = c10::cuda::CUDACachingAllocator::get()->allocate(*workspace_bytes);
     void* first = workspace.get();
     void* second = static_cast<char*>(first) + *workspace_bytes / 2;
     if (p_.pass == LrnPass::fwd) {
       void* y = output(b, Role::y, p_.x, x);
-      check_cudnn(cudnnDivisiveNormalizationForward(
-                      cudnn_handle(), lrn_.get(), CUDNN_DIVNORM_PRECOMPUTED_MEANS, one.get(),
-                      x_.get(), x.const_data_ptr(), means, first, second, zero.get(), x_.get(), y),
+      check_cudnn(cudnnDivisiveNormalizationForward(cudnn_handle(), lrn_.get(),
+                                                    CUDNN_DIVNORM_PRECOMPUTED_MEANS, one.get(),
+                                                    x_.get(), x.const_data_ptr(), nullptr, first,
+                                                    second, zero.get(), x_.get(), y),
                   "cudnnDivisiveNormalizationForward");
       return;
     }
     void* dx = output(b, Role::dx, p_.x, x);
-    void* dmeans = p_.means ? output(b, Role::dz, p_.x, x) : nullptr;
     check_cudnn(cudnnDivisiveNormalizationBackward(
                     cudnn_handle(), lrn_.get(), CUDNN_DIVNORM_PRECOMPUTED_MEANS, one.get(),
-                    x_.get(), x.const_data_ptr(), means, b[Role::dy].const_data_ptr(), first,
-                    second, zero.get(), x_.get(), dx, dmeans),
+                    x_.get(), x.const_data_ptr(), nullptr, b[Role::dy].const_data_ptr(), first,
+                    second, zero.get(), x_.get(), dx, nullptr),
                 "cudnnDivisiveNormalizationBackward");
   }
 

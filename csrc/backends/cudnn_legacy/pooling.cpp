@@ -1,7 +1,6 @@
 // Pooling through cuDNN's classic API. Sums are averages times what they were divided by.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {

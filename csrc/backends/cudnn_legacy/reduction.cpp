@@ -79,15 +79,8 @@ class ReducePlan : public Plan {
   const Needs needs_;
 };
 
-std::vector<Candidate> candidates(const ReduceProblem&, const Device&) {
-  return {{{"legacy", "default", {}}, "enumeration"}};
-}
-
 BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (algorithm.name != "default" || !algorithm.options.empty()) {
-    return Unsupported{
-        c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
-  }
+  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
   if (p.x.dtype == at::kBFloat16) return Unsupported{"cuDNN reduces no bfloat16 data"};
   if (p.reduced_count() == 1) return Unsupported{"cuDNN has no reduction of a single element each"};
   if (p.x.numel() > INT_MAX) {
@@ -108,7 +101,8 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
   return std::make_shared<ReducePlan>(p, algorithm, std::move(descriptors), needs);
 }
 
-const RegisterBackendOperator<ReduceProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<ReduceProblem> registered("legacy", only_default<ReduceProblem>,
+                                                        build_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

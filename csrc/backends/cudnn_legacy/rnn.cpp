@@ -381,7 +381,7 @@ std::optional<Unsupported> find_pieces(const Descriptors& d, const RnnProblem& p
 
 // The classic API tells no properties of an algorithm: a math type other than FMA may use TF32 for
 // float32 data.
-Notes notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, cudnnMathType_t math) {
+Notes notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, int math) {
   Notes notes;
   if (algorithm == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) notes.add(Note::runtime_compilation);
   if (p.x.dtype != at::kFloat || math == CUDNN_FMA_MATH) return notes;
@@ -392,7 +392,7 @@ Notes notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, cudnnMathType_t ma
 
 // float64 has neither tensor cores nor anything to convert to, and what is narrow already is not
 // converted.
-bool is_duplicate(const RnnProblem& p, cudnnMathType_t math) {
+bool is_duplicate(const RnnProblem& p, int math) {
   if (p.x.dtype == at::kDouble) return math != CUDNN_DEFAULT_MATH;
   return p.x.dtype != at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
 }
@@ -423,7 +423,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   bool strays =
       p.proj > 0 && p.x.dtype == at::kFloat &&
       (math->value == CUDNN_FMA_MATH || math->value == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION);
-  if (strays && cudnnGetVersion() / 100 == 919) {
+  if (strays && is_cudnn_9_19()) {
     return Unsupported{"cuDNN 9.19 writes behind its results with a projection and this math type"};
   }
   if (auto refused = refuse(device)) return *refused;
@@ -438,7 +438,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   auto then = [&](auto&& call) {
     if (status == CUDNN_STATUS_SUCCESS) status = call();
   };
-  then([&] { return set_network(*d, p, kind, math->value); });
+  then([&] { return set_network(*d, p, kind, static_cast<cudnnMathType_t>(math->value)); });
   then([&] { return set_sequences(*d, p, lengths); });
   if (kind == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) {
     then([&] {

@@ -1,7 +1,6 @@
 // Softmax through cuDNN's classic API: fast (no maximum is subtracted) and accurate.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {

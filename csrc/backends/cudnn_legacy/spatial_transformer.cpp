@@ -2,7 +2,6 @@
 // centres of the corner pixels (align_corners), in two dimensions alone.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
-#include "core/operator.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -100,15 +99,9 @@ class GridSamplePlan : public Plan {
   TensorDescriptor x_, y_;
 };
 
-std::vector<Candidate> affine_grid_candidates(const AffineGridProblem&, const Device&) {
-  return {{{"legacy", "default", {}}, "enumeration"}};
-}
-
 BuildResult build_affine_grid(const AffineGridProblem& p, const Algorithm& algorithm,
                               const Device& device) {
-  if (algorithm.name != "default" || !algorithm.options.empty()) {
-    return Unsupported{c10::str("legacy has no ", algorithm.text(), ", only legacy:default")};
-  }
+  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
   if (auto refused = refuse_transformer(p.grid, p.align_corners)) return *refused;
   // cuDNN puts a lone point of a dimension on the border, PyTorch in the middle.
   if (p.grid.sizes[1] == 1 || p.grid.sizes[2] == 1) {
@@ -140,7 +133,8 @@ BuildResult build_grid_sample(const GridSampleProblem& p, const Algorithm& algor
   return std::make_shared<GridSamplePlan>(p, algorithm, notes);
 }
 
-const RegisterBackendOperator<AffineGridProblem> registered_grid("legacy", affine_grid_candidates,
+const RegisterBackendOperator<AffineGridProblem> registered_grid("legacy",
+                                                                 only_default<AffineGridProblem>,
                                                                  build_affine_grid);
 const RegisterBackendOperator<GridSampleProblem> registered_sample("legacy", grid_sample_candidates,
                                                                    build_grid_sample);
