@@ -423,7 +423,8 @@ def bench_command(
                 )
             )
             output = bench_modules.comparison_text(compared, format.value)
-            finished, total = len(compared), 2 * len(cases) * len(dtypes)
+            finished = len(compared)
+            total = sum(len(case.passes) for case in cases) * len(dtypes)
         elif networks is not None:
             _refuse_others(context, "networks", *_OF_NETWORKS)
             words = ["f32"] if dtype is None else dtype.split(",")

@@ -51,6 +51,11 @@ class Case:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return f"{self.module}({arguments}) on [{','.join(map(str, self.sizes))}]"
 
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """What is compared: ``fwd``, ``bwd``, and where both are tuned as one, ``fwd+bwd``."""
+        return ("fwd", "bwd", "fwd+bwd") if self.family == "rnn" else ("fwd", "bwd")
+
 
 def _pool(module: str, kernel: int, stride: int, padding: int, *sizes: int) -> Case:
     arguments = {"kernel_size": kernel, "stride": stride, "padding": padding}
@@ -161,10 +166,9 @@ def _compare(
     if last:
         format = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=format)
-    passes = {"fwd": _forward, "bwd": _backward}
-    if case.family == "rnn":
-        passes["fwd+bwd"] = _training
-    for pass_name, make in passes.items():
+    makers = {"fwd": _forward, "bwd": _backward, "fwd+bwd": _training}
+    for pass_name in case.passes:
+        make = makers[pass_name]
         sides = [make(ours, x)]
         choice = _C.last_choice()
         algorithm = choice["algorithm"] if choice is not None else ""
