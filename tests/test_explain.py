@@ -293,8 +293,3 @@ def test_what_had_nothing_to_compute_says_so() -> None:
     assert [call.why for call in calls] == ["it had nothing to compute"] * 2
     calls = explain(model, torch.randn(2, 3, 6, 6), measure=False).calls
     assert calls[-1].why == "it had nothing to compute"
-
-
-def test_what_is_explained_is_a_module() -> None:
-    with pytest.raises(TypeError, match="explain: argument model: got"):
-        explain([nn.ReLU()], torch.randn(3))  # type: ignore[arg-type]

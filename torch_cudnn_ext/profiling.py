@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from . import _C, report
+from .conversion import check_model
 from .measuring import Progress, Task, measure_tasks
 from .peaks import Peaks, measured_peaks
 from .policy import Policy, PolicyLike, policy_text
@@ -507,9 +508,11 @@ def profile_model(
         progress: Told of every problem and algorithm; may raise to stop.
 
     Raises:
+        TypeError: ``model`` is no module.
         ValueError: The model calls no operator of this package, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
+    check_model("profile_model", model)
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     work = network_layers(model, inputs, passes, settings.policy or None)
     measured = list(measure_layers(work.layers, settings, progress=progress))
