@@ -187,7 +187,8 @@ def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> N
     rows = _json(capsys, *arguments)["comparisons"]
     assert [row["pass_name"] for row in rows] == ["fwd", "bwd"]
     assert all(row["module"] == case.text and row["ratio"] > 0 for row in rows)  # type: ignore[operator]
-    assert main([*arguments, "--format", "csv"]) == 0
+    assert main([*arguments, "--channels-last", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.count(",nhwc,") == 2
     assert main(["bench", "--modules", "Convolutions", "--device", "cpu"]) == 2
     assert main([*arguments[:3], "--dtype", "f8", "--device", "cpu"]) == 2
 

@@ -419,7 +419,7 @@ def bench_command(
                 _check_policy(text, family)
             compared, interrupted = _collect(
                 bench_modules.compare_modules(
-                    cases, dtypes, [channels_last], device, text, compiled, bar
+                    cases, dtypes, channels_last, device, text, compiled, bar
                 )
             )
             output = bench_modules.comparison_text(compared, format.value)
