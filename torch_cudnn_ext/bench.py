@@ -14,11 +14,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import call
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -160,23 +159,14 @@ class _PyTorchThread:
         self._executor.shutdown()
 
 
-class _PyTorchThreads:
+@contextmanager
+def _pytorch_threads(device: str) -> Iterator[tuple[_PyTorchThread, _PyTorchThread]]:
     """Both settings, default first."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def __enter__(self) -> tuple[_PyTorchThread, _PyTorchThread]:
-        self._threads = (_PyTorchThread(False, self._device), _PyTorchThread(True, self._device))
-        return self._threads
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for thread in self._threads:
+    threads = (_PyTorchThread(False, device), _PyTorchThread(True, device))
+    try:
+        yield threads
+    finally:
+        for thread in threads:
             thread.close()
 
 
@@ -217,7 +207,7 @@ def compare_layers(
     rows = measure_tasks(tasks, jobs, progress)
     if jobs > 1:
         rows = iter(list(rows))
-    with _PyTorchThreads(settings.device) as threads, _current(settings.device):
+    with _pytorch_threads(settings.device) as threads, _current(settings.device):
         for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
                 result = _compare(layer, settings, kernels, threads, next(rows))
@@ -589,48 +579,40 @@ def _interleaved(sides: Sequence[Callable[[], float]]) -> list[float]:
 # Output.
 
 
-def _column(
-    heading: str, cell: Callable[[report.Record], str], right: bool = True
-) -> report.Column:
-    return report.Column(heading, cell, right)
-
-
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
 COMPARISON_COLUMNS = (
-    _column("problem", lambda r: r["problem"], right=False),
-    _column("calls", lambda r: str(r["count"])),
-    _column("tuned", lambda r: r["algorithm"], right=False),
-    _column("ms", lambda r: report.milliseconds(r["ours_ms"])),
-    _column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"])),
-    _column("PyTorch's best", lambda r: r["pytorch_setting"], right=False),
-    _column("ratio", lambda r: f"{r['ratio']:.3f}"),
-    _column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}"),
+    report.Column("problem", lambda r: r["problem"], False),
+    report.Column("calls", lambda r: str(r["count"]), True),
+    report.Column("tuned", lambda r: r["algorithm"], False),
+    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
+    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
+    report.Column("PyTorch's best", lambda r: r["pytorch_setting"], False),
+    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
+    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
 )
 OVERHEAD_COLUMNS = (
-    _column("problem", lambda r: r["problem"], right=False),
-    _column("algorithm", lambda r: r["algorithm"], right=False),
-    _column("pinned", lambda r: "yes" if r["pinned"] else "no", right=False),
-    _column(
-        "same kernels",
-        lambda r: {True: "yes", False: "no", None: ""}[r["same_kernels"]],
-        right=False,
+    report.Column("problem", lambda r: r["problem"], False),
+    report.Column("algorithm", lambda r: r["algorithm"], False),
+    report.Column("pinned", lambda r: "yes" if r["pinned"] else "no", False),
+    report.Column(
+        "same kernels", lambda r: {True: "yes", False: "no", None: ""}[r["same_kernels"]], False
     ),
-    _column("bare us", lambda r: f"{r['bare_us']:.2f}"),
-    _column("ours us", lambda r: f"{r['ours_us']:.2f}"),
-    _column("PyTorch us", lambda r: f"{r['pytorch_us']:.2f}"),
-    _column("ours adds", lambda r: f"{r['ours_us'] - r['bare_us']:.2f}"),
-    _column("PyTorch adds", lambda r: f"{r['pytorch_us'] - r['bare_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["forward_ratio"])),
-    _column("fwd+bwd ours", lambda r: f"{r['ours_training_us']:.2f}"),
-    _column("PyTorch", lambda r: f"{r['pytorch_training_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["training_ratio"])),
-    _column("enable() us", lambda r: f"{r['enabled_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["enabled_ratio"])),
-    _column("fwd+bwd enable()", lambda r: f"{r['enabled_training_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["enabled_training_ratio"])),
+    report.Column("bare us", lambda r: f"{r['bare_us']:.2f}", True),
+    report.Column("ours us", lambda r: f"{r['ours_us']:.2f}", True),
+    report.Column("PyTorch us", lambda r: f"{r['pytorch_us']:.2f}", True),
+    report.Column("ours adds", lambda r: f"{r['ours_us'] - r['bare_us']:.2f}", True),
+    report.Column("PyTorch adds", lambda r: f"{r['pytorch_us'] - r['bare_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["forward_ratio"]), True),
+    report.Column("fwd+bwd ours", lambda r: f"{r['ours_training_us']:.2f}", True),
+    report.Column("PyTorch", lambda r: f"{r['pytorch_training_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["training_ratio"]), True),
+    report.Column("enable() us", lambda r: f"{r['enabled_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["enabled_ratio"]), True),
+    report.Column("fwd+bwd enable()", lambda r: f"{r['enabled_training_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["enabled_training_ratio"]), True),
 )
 
 

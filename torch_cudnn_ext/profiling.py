@@ -686,14 +686,5 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
 
 
 def _keep(policy: str, keys: Sequence[str]) -> str:
-    """Some constraints of a policy text, as a policy text."""
-    fields = _C.policy_fields(policy)
-    words = {key: fields[key] for key in keys if key in fields}
-    return ";".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else _listed(value)}"
-        for key, value in words.items()
-    )
-
-
-def _listed(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list | tuple) else str(value)
+    """Some constraints of a canonical policy text, as a policy text."""
+    return ";".join(word for word in policy.split(";") if word.partition("=")[0] in keys)
