@@ -278,16 +278,14 @@ def _our_call(
 ) -> Callable[[], object]:
     """Our operator for a problem, with an algorithm pinned; it ran once and obeyed."""
     info = _C.problem_info(problem)
-    arguments = convolution_arguments(problem)
-    geometry = (arguments["stride"], arguments["padding"], arguments["dilation"])
-    groups = arguments["groups"]
+    *geometry, groups = convolution_arguments(problem)
     x, w, y, bias = operands["x"], operands["w"], operands["y"], operands.get("bias")
     pass_name = info["pass_name"]
     policy = ";".join(word for word in (f"{pass_name}={algorithm}", constraints) if word)
     ops = torch.ops.torch_cudnn_ext
 
     def forward() -> object:
-        zeros = [0] * len(arguments["stride"])
+        zeros = [0] * (x.dim() - 2)
         return ops.convolution.default(x, w, bias, *geometry, False, zeros, groups, policy=policy)
 
     def backward_input() -> object:
@@ -311,10 +309,9 @@ def _our_call(
 def _pytorch_call(problem: str, operands: dict[str, Tensor]) -> Callable[[], object]:
     """PyTorch's own operator for a problem; backward asks for the one gradient."""
     pass_name = _C.problem_info(problem)["pass_name"]
-    arguments = convolution_arguments(problem)
-    geometry = (arguments["stride"], arguments["padding"], arguments["dilation"])
-    zeros = [0] * len(arguments["stride"])
-    x, w, y, groups = operands["x"], operands["w"], operands["y"], arguments["groups"]
+    *geometry, groups = convolution_arguments(problem)
+    x, w, y = operands["x"], operands["w"], operands["y"]
+    zeros = [0] * (x.dim() - 2)
     if pass_name == "fwd":
         return lambda: torch.ops.aten.convolution.default(
             x, w, operands.get("bias"), *geometry, False, zeros, groups
@@ -485,22 +482,16 @@ def _overhead(problem: str, device: str) -> Overhead:
     pinned = default != pins
     policy = ";".join(f"{name}={pin}" for name, pin in pins.items()) if pinned else None
     arguments = convolution_arguments(problem)
-    geometry = (
-        arguments["stride"],
-        arguments["padding"],
-        arguments["dilation"],
-        arguments["groups"],
-    )
     tensors = _C.scratch(problem, device)
     x, w = tensors["x"], tensors["w"]
     convolution = torch.ops.torch_cudnn_ext.conv2d.default
 
     def ours() -> Tensor:
-        result: Tensor = convolution(x, w, None, *geometry, policy=policy)
+        result: Tensor = convolution(x, w, None, *arguments, policy=policy)
         return result
 
     def pytorch() -> Tensor:
-        return F.conv2d(x, w, None, *geometry)
+        return F.conv2d(x, w, None, *arguments)
 
     def bare_us() -> float:
         _wait(device)
@@ -522,11 +513,11 @@ def _overhead(problem: str, device: str) -> Overhead:
     gradient = torch.ones_like(pytorch())
 
     def ours_training() -> None:
-        y = convolution(leaf_x, leaf_w, None, *geometry, policy=policy)
+        y = convolution(leaf_x, leaf_w, None, *arguments, policy=policy)
         torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
 
     def pytorch_training() -> None:
-        y = F.conv2d(leaf_x, leaf_w, None, *geometry)
+        y = F.conv2d(leaf_x, leaf_w, None, *arguments)
         torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
 
     training = _interleaved(
