@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -187,7 +187,8 @@ def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> N
     rows = _json(capsys, *arguments)["comparisons"]
     assert [row["pass_name"] for row in rows] == ["fwd", "bwd"]
     assert all(row["module"] == case.text and row["ratio"] > 0 for row in rows)  # type: ignore[operator]
-    assert main([*arguments, "--format", "csv"]) == 0
+    assert main([*arguments, "--channels-last", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.count(",nhwc,") == 2
     assert main(["bench", "--modules", "Convolutions", "--device", "cpu"]) == 2
     assert main([*arguments[:3], "--dtype", "f8", "--device", "cpu"]) == 2
 
@@ -206,6 +207,24 @@ def test_bench_of_modules_beside_compiled_ones(
     norm = [("BatchNorm2d", name) for name in ("fwd", "bwd")]
     assert passes == norm + [("GRU", name) for name in ("fwd", "bwd", "fwd+bwd")]
     assert all(row["compiled_ms"] > 0 for row in rows)  # type: ignore[operator]
+
+
+def test_interrupted_bench_of_modules_counts_every_pass(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = (
+        bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3)),
+        bench_modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
+    )
+    monkeypatch.setattr(bench_modules, "CASES", cases)
+
+    def interrupt(*arguments: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_modules, "_training", interrupt)
+    command = ["bench", "--modules", "all", "--dtype", "f32", "--device", "cpu"]
+    assert main(command) == 130
+    assert "interrupted: 4 of 5 problems were finished" in capsys.readouterr().err
 
 
 def test_bench_of_modules_keeps_its_constraints(

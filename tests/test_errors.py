@@ -1,13 +1,15 @@
 """Each error says what was wrong: the operator, the argument, what came, and what was wanted."""
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext import _C, ops
+from torch_cudnn_ext import _C, explain, ops, profile_model, trace, tuning
+from torch_cudnn_ext.coverage import coverage
 
 OPS = torch.ops.torch_cudnn_ext
 # PyTorch's dispatcher turns some kinds of error of an operator into RuntimeError.
@@ -74,6 +76,38 @@ def test_a_bad_policy_argument(policy: Any, kind: type[Exception], parts: tuple[
     with pytest.raises(kind) as caught:
         ops.conv2d(images(), filters(), policy=policy)
     assert_says(caught, *parts)
+
+
+STEPS = torch.zeros(4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: ops.lstm(STEPS, None, cast(Any, [1])), "params"),
+        (lambda: ops.lstm(STEPS, None, cast(Any, 1)), "params"),
+        (lambda: ops.lstm(STEPS, cast(Any, 1), []), "hx"),
+        (lambda: ops.gru(STEPS, cast(Any, 1), []), "hx"),
+        (lambda: ops.rnn_relu(STEPS[0], None, [], batch_sizes=cast(Any, 1)), "batch_sizes"),
+        (lambda: ops.batch_norm_train(STEPS, cast(Any, 1)), "running_mean"),
+        (lambda: ops.batch_norm_train(STEPS, None, cast(Any, 1)), "running_var"),
+        (lambda: ops.batch_norm_train(STEPS, weight=cast(Any, 1)), "weight"),
+        (lambda: ops.clipped_relu(STEPS, cast(Any, "6"), inplace=True), "coefficient"),
+        (lambda: ops.reduce(STEPS, cast(Any, 1), return_indices=True), "kind"),
+    ],
+)
+def test_a_wrong_type_is_told_in_one_line(call: Callable[[], object], argument: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert_says(caught, f"'{argument}'", "Expected", "found")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [profile_model, tuning.tune_model, coverage, explain, trace])
+def test_what_is_looked_at_is_a_module(function: Callable[..., object]) -> None:
+    with pytest.raises(TypeError) as caught:
+        function([torch.nn.ReLU()], torch.randn(3))
+    assert_says(caught, f"{function.__name__}: argument model: got [ReLU()] (list)", "Module")
 
 
 def test_what_transposed_convolutions_refuse() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_cudnn_ext import _C, ops
+from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
 
 Function = Callable[..., Any]
@@ -101,6 +101,22 @@ def test_dilation_and_indices(dims: int, device: str) -> None:
     assert torch.equal(got[1], wanted[1])
     with pytest.raises(ValueError, match="no other algorithm gives indices"):
         getattr(ops, name)(x, 2, return_indices=True, policy="legacy:max")
+
+
+@pytest.mark.parametrize("kind", ["MaxPool2d", "AdaptiveMaxPool2d"])
+def test_indices_are_refused_by_backends_that_do_not_make_them(kind: str, device: str) -> None:
+    x = torch.randn(2, 3, 4, 4, device=device)
+    for policy in ("backends=cudnn", "backends=cpu;fwd=autotune", {"backends": ["legacy", "cpu"]}):
+        module = getattr(ours, kind)(2, return_indices=True, policy=policy)
+        with pytest.raises(ValueError, match=r"return_indices: got True .* wanted aten among them"):
+            module(x)
+    module = getattr(ours, kind)(2, return_indices=True)
+    with knobs.flags(backends="cudnn"), pytest.raises(ValueError, match="wanted aten among them"):
+        module(x)
+    with knobs.flags(backends="cudnn"):  # the argument is the stronger one
+        allowed = getattr(ours, kind)(2, return_indices=True, policy="backends=aten,cpu")(x)
+    for got, wanted in zip(allowed, module(x), strict=True):
+        assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -532,7 +532,12 @@ def test_rewrite_changes_what_it_is_asked_for() -> None:
 
 def test_convolution_arguments_expand_and_refuse() -> None:
     arguments = convolution_arguments(PROBLEM.replace("pad=1", "pad=1,2"))
-    assert arguments == {"stride": [1, 1], "padding": [1, 2], "dilation": [1, 1], "groups": 1}
+    assert arguments._asdict() == {
+        "stride": [1, 1],
+        "padding": [1, 2],
+        "dilation": [1, 1],
+        "groups": 1,
+    }
     assert convolution_arguments(PROBLEM + " bias=f32") == convolution_arguments(PROBLEM)
     with pytest.raises(ValueError, match="wanted none of them"):
         convolution_arguments(PROBLEM + " mode=conv")

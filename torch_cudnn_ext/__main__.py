@@ -419,11 +419,12 @@ def bench_command(
                 _check_policy(text, family)
             compared, interrupted = _collect(
                 bench_modules.compare_modules(
-                    cases, dtypes, [channels_last], device, text, compiled, bar
+                    cases, dtypes, channels_last, device, text, compiled, bar
                 )
             )
             output = bench_modules.comparison_text(compared, format.value)
-            finished, total = len(compared), 2 * len(cases) * len(dtypes)
+            finished = len(compared)
+            total = sum(len(case.passes) for case in cases) * len(dtypes)
         elif networks is not None:
             _refuse_others(context, "networks", *_OF_NETWORKS)
             words = ["f32"] if dtype is None else dtype.split(",")

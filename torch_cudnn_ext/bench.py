@@ -14,11 +14,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import call
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -160,23 +159,14 @@ class _PyTorchThread:
         self._executor.shutdown()
 
 
-class _PyTorchThreads:
+@contextmanager
+def _pytorch_threads(device: str) -> Iterator[tuple[_PyTorchThread, _PyTorchThread]]:
     """Both settings, default first."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def __enter__(self) -> tuple[_PyTorchThread, _PyTorchThread]:
-        self._threads = (_PyTorchThread(False, self._device), _PyTorchThread(True, self._device))
-        return self._threads
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for thread in self._threads:
+    threads = (_PyTorchThread(False, device), _PyTorchThread(True, device))
+    try:
+        yield threads
+    finally:
+        for thread in threads:
             thread.close()
 
 
@@ -217,7 +207,7 @@ def compare_layers(
     rows = measure_tasks(tasks, jobs, progress)
     if jobs > 1:
         rows = iter(list(rows))
-    with _PyTorchThreads(settings.device) as threads, _current(settings.device):
+    with _pytorch_threads(settings.device) as threads, _current(settings.device):
         for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
                 result = _compare(layer, settings, kernels, threads, next(rows))
@@ -288,16 +278,14 @@ def _our_call(
 ) -> Callable[[], object]:
     """Our operator for a problem, with an algorithm pinned; it ran once and obeyed."""
     info = _C.problem_info(problem)
-    arguments = convolution_arguments(problem)
-    geometry = (arguments["stride"], arguments["padding"], arguments["dilation"])
-    groups = arguments["groups"]
+    *geometry, groups = convolution_arguments(problem)
     x, w, y, bias = operands["x"], operands["w"], operands["y"], operands.get("bias")
     pass_name = info["pass_name"]
     policy = ";".join(word for word in (f"{pass_name}={algorithm}", constraints) if word)
     ops = torch.ops.torch_cudnn_ext
 
     def forward() -> object:
-        zeros = [0] * len(arguments["stride"])
+        zeros = [0] * (x.dim() - 2)
         return ops.convolution.default(x, w, bias, *geometry, False, zeros, groups, policy=policy)
 
     def backward_input() -> object:
@@ -321,10 +309,9 @@ def _our_call(
 def _pytorch_call(problem: str, operands: dict[str, Tensor]) -> Callable[[], object]:
     """PyTorch's own operator for a problem; backward asks for the one gradient."""
     pass_name = _C.problem_info(problem)["pass_name"]
-    arguments = convolution_arguments(problem)
-    geometry = (arguments["stride"], arguments["padding"], arguments["dilation"])
-    zeros = [0] * len(arguments["stride"])
-    x, w, y, groups = operands["x"], operands["w"], operands["y"], arguments["groups"]
+    *geometry, groups = convolution_arguments(problem)
+    x, w, y = operands["x"], operands["w"], operands["y"]
+    zeros = [0] * (x.dim() - 2)
     if pass_name == "fwd":
         return lambda: torch.ops.aten.convolution.default(
             x, w, operands.get("bias"), *geometry, False, zeros, groups
@@ -495,22 +482,16 @@ def _overhead(problem: str, device: str) -> Overhead:
     pinned = default != pins
     policy = ";".join(f"{name}={pin}" for name, pin in pins.items()) if pinned else None
     arguments = convolution_arguments(problem)
-    geometry = (
-        arguments["stride"],
-        arguments["padding"],
-        arguments["dilation"],
-        arguments["groups"],
-    )
     tensors = _C.scratch(problem, device)
     x, w = tensors["x"], tensors["w"]
     convolution = torch.ops.torch_cudnn_ext.conv2d.default
 
     def ours() -> Tensor:
-        result: Tensor = convolution(x, w, None, *geometry, policy=policy)
+        result: Tensor = convolution(x, w, None, *arguments, policy=policy)
         return result
 
     def pytorch() -> Tensor:
-        return F.conv2d(x, w, None, *geometry)
+        return F.conv2d(x, w, None, *arguments)
 
     def bare_us() -> float:
         _wait(device)
@@ -532,11 +513,11 @@ def _overhead(problem: str, device: str) -> Overhead:
     gradient = torch.ones_like(pytorch())
 
     def ours_training() -> None:
-        y = convolution(leaf_x, leaf_w, None, *geometry, policy=policy)
+        y = convolution(leaf_x, leaf_w, None, *arguments, policy=policy)
         torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
 
     def pytorch_training() -> None:
-        y = F.conv2d(leaf_x, leaf_w, None, *geometry)
+        y = F.conv2d(leaf_x, leaf_w, None, *arguments)
         torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
 
     training = _interleaved(
@@ -589,48 +570,40 @@ def _interleaved(sides: Sequence[Callable[[], float]]) -> list[float]:
 # Output.
 
 
-def _column(
-    heading: str, cell: Callable[[report.Record], str], right: bool = True
-) -> report.Column:
-    return report.Column(heading, cell, right)
-
-
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
 COMPARISON_COLUMNS = (
-    _column("problem", lambda r: r["problem"], right=False),
-    _column("calls", lambda r: str(r["count"])),
-    _column("tuned", lambda r: r["algorithm"], right=False),
-    _column("ms", lambda r: report.milliseconds(r["ours_ms"])),
-    _column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"])),
-    _column("PyTorch's best", lambda r: r["pytorch_setting"], right=False),
-    _column("ratio", lambda r: f"{r['ratio']:.3f}"),
-    _column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}"),
+    report.Column("problem", lambda r: r["problem"], False),
+    report.Column("calls", lambda r: str(r["count"]), True),
+    report.Column("tuned", lambda r: r["algorithm"], False),
+    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
+    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
+    report.Column("PyTorch's best", lambda r: r["pytorch_setting"], False),
+    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
+    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
 )
 OVERHEAD_COLUMNS = (
-    _column("problem", lambda r: r["problem"], right=False),
-    _column("algorithm", lambda r: r["algorithm"], right=False),
-    _column("pinned", lambda r: "yes" if r["pinned"] else "no", right=False),
-    _column(
-        "same kernels",
-        lambda r: {True: "yes", False: "no", None: ""}[r["same_kernels"]],
-        right=False,
+    report.Column("problem", lambda r: r["problem"], False),
+    report.Column("algorithm", lambda r: r["algorithm"], False),
+    report.Column("pinned", lambda r: "yes" if r["pinned"] else "no", False),
+    report.Column(
+        "same kernels", lambda r: {True: "yes", False: "no", None: ""}[r["same_kernels"]], False
     ),
-    _column("bare us", lambda r: f"{r['bare_us']:.2f}"),
-    _column("ours us", lambda r: f"{r['ours_us']:.2f}"),
-    _column("PyTorch us", lambda r: f"{r['pytorch_us']:.2f}"),
-    _column("ours adds", lambda r: f"{r['ours_us'] - r['bare_us']:.2f}"),
-    _column("PyTorch adds", lambda r: f"{r['pytorch_us'] - r['bare_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["forward_ratio"])),
-    _column("fwd+bwd ours", lambda r: f"{r['ours_training_us']:.2f}"),
-    _column("PyTorch", lambda r: f"{r['pytorch_training_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["training_ratio"])),
-    _column("enable() us", lambda r: f"{r['enabled_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["enabled_ratio"])),
-    _column("fwd+bwd enable()", lambda r: f"{r['enabled_training_us']:.2f}"),
-    _column("ratio", lambda r: _ratio(r["enabled_training_ratio"])),
+    report.Column("bare us", lambda r: f"{r['bare_us']:.2f}", True),
+    report.Column("ours us", lambda r: f"{r['ours_us']:.2f}", True),
+    report.Column("PyTorch us", lambda r: f"{r['pytorch_us']:.2f}", True),
+    report.Column("ours adds", lambda r: f"{r['ours_us'] - r['bare_us']:.2f}", True),
+    report.Column("PyTorch adds", lambda r: f"{r['pytorch_us'] - r['bare_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["forward_ratio"]), True),
+    report.Column("fwd+bwd ours", lambda r: f"{r['ours_training_us']:.2f}", True),
+    report.Column("PyTorch", lambda r: f"{r['pytorch_training_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["training_ratio"]), True),
+    report.Column("enable() us", lambda r: f"{r['enabled_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["enabled_ratio"]), True),
+    report.Column("fwd+bwd enable()", lambda r: f"{r['enabled_training_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["enabled_training_ratio"]), True),
 )
 
 

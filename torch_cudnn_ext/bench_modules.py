@@ -51,6 +51,11 @@ class Case:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return f"{self.module}({arguments}) on [{','.join(map(str, self.sizes))}]"
 
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """What is compared: ``fwd``, ``bwd``, and where both are tuned as one, ``fwd+bwd``."""
+        return ("fwd", "bwd", "fwd+bwd") if self.family == "rnn" else ("fwd", "bwd")
+
 
 def _pool(module: str, kernel: int, stride: int, padding: int, *sizes: int) -> Case:
     arguments = {"kernel_size": kernel, "stride": stride, "padding": padding}
@@ -116,7 +121,7 @@ class ModuleComparison:
 def compare_modules(
     cases: Sequence[Case],
     dtypes: Sequence[str],
-    channels_last: Sequence[bool],
+    channels_last: bool,
     device: str,
     policy: str = DEFAULT_POLICY,
     compiled: bool = False,
@@ -127,27 +132,21 @@ def compare_modules(
     Args:
         cases: What to compare; those whose class is not in `nn` are an error.
         dtypes: ``f32``, ``f16``, ``bf16``.
-        channels_last: Layouts of 4-D and 5-D inputs; others have one.
+        channels_last: The layout of inputs, which must be 4-D or 5-D then.
         device: ``cpu`` or ``cuda``.
         policy: Of our modules.
         compiled: Also time ``torch.compile`` of PyTorch's module.
         progress: Told of every case.
     """
-    work = [
-        (case, dtype, last)
-        for case in cases
-        for dtype in dtypes
-        for last in channels_last
-        if not last or len(case.sizes) in (4, 5)
-    ]
-    for done, (case, dtype, last) in enumerate(work):
+    work = [(case, dtype) for case in cases for dtype in dtypes]
+    for done, (case, dtype) in enumerate(work):
         if progress is not None:
             progress.problem(done, len(work), case.text)
-        yield from _compare(case, dtype, last, device, policy, compiled)
+        yield from _compare(case, dtype, channels_last, device, policy, compiled)
 
 
 def _compare(
-    case: Case, dtype: str, last: bool, device: str, policy: str, compiled: bool
+    case: Case, dtype: str, channels_last: bool, device: str, policy: str, compiled: bool
 ) -> Iterator[ModuleComparison]:
     torch.manual_seed(0)
     data_type = DTYPES[dtype]
@@ -158,13 +157,12 @@ def _compare(
     if case.family != "batch_norm":  # batch norm keeps float32 parameters for half data
         theirs, ours = theirs.to(data_type), ours.to(data_type)
     x = torch.randn(case.sizes, device=device).to(data_type)
-    if last:
+    if channels_last:
         format = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=format)
-    passes = {"fwd": _forward, "bwd": _backward}
-    if case.family == "rnn":
-        passes["fwd+bwd"] = _training
-    for pass_name, make in passes.items():
+    makers = {"fwd": _forward, "bwd": _backward, "fwd+bwd": _training}
+    for pass_name in case.passes:
+        make = makers[pass_name]
         sides = [make(ours, x)]
         choice = _C.last_choice()
         algorithm = choice["algorithm"] if choice is not None else ""
@@ -177,7 +175,7 @@ def _compare(
         yield ModuleComparison(
             family=case.family,
             module=case.text,
-            layout="nhwc" if last else "nchw",
+            layout="nhwc" if channels_last else "nchw",
             dtype=dtype,
             pass_name=pass_name,
             algorithm=algorithm,

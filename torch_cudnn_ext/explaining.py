@@ -142,6 +142,7 @@ def trace(
         path: A file to write them to, as ``profile --problems`` reads it.
         train: Also the problems of the backward.
     """
+    check_model("trace", model)
     calls = explain(model, inputs, train=train, measure=False).calls
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
     lines = [f"{one.problem}  # {', '.join(one.names)} x{one.count}" for one in layers]

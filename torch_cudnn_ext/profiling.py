@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from . import _C, report
+from .conversion import check_model
 from .measuring import Progress, Task, measure_tasks
 from .peaks import Peaks, measured_peaks
 from .policy import Policy, PolicyLike, field_text, policy_text
@@ -491,9 +492,11 @@ def profile_model(
         progress: Told of every problem and algorithm; may raise to stop.
 
     Raises:
+        TypeError: ``model`` is no module.
         ValueError: The model calls no operator of this package, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
+    check_model("profile_model", model)
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     work = network_layers(model, inputs, passes, settings.policy or None)
     measured = list(measure_layers(work.layers, settings, progress=progress))
@@ -667,14 +670,5 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
 
 
 def _keep(policy: str, keys: Sequence[str]) -> str:
-    """Some constraints of a policy text, as a policy text."""
-    fields = _C.policy_fields(policy)
-    words = {key: fields[key] for key in keys if key in fields}
-    return ";".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else _listed(value)}"
-        for key, value in words.items()
-    )
-
-
-def _listed(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list | tuple) else str(value)
+    """Some constraints of a canonical policy text, as a policy text."""
+    return ";".join(word for word in policy.split(";") if word.partition("=")[0] in keys)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from . import _C
+from .conversion import check_model
 from .enabling import enabled
 from .explaining import trace
 from .measuring import Progress, Task, measure_tasks
@@ -138,9 +139,11 @@ def tune_model(
         The best measurement of each problem that was measured.
 
     Raises:
+        TypeError: ``model`` is no module, or as `tune`.
         ValueError: There is no tensor among inputs and parameters, or as `tune`.
         RuntimeError: As `tune`.
     """
+    check_model("tune_model", model)
     tensors = [t for t in (*tree_leaves(inputs), *model.parameters()) if isinstance(t, Tensor)]
     if not tensors:
         raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -128,8 +128,17 @@ def _family(name: str) -> dict[str, Any]:
     return next(operator for operator in _C.operators() if operator["family"] == name)
 
 
-def convolution_arguments(problem: str) -> dict[str, Any]:
-    """``stride``, ``padding``, ``dilation`` (lists) and ``groups`` of a convolution's problem line.
+class ConvolutionArguments(NamedTuple):
+    """What PyTorch's convolutions take besides tensors, in their order."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+
+def convolution_arguments(problem: str) -> ConvolutionArguments:
+    """The arguments that pose a convolution's problem line.
 
     Raises:
         ValueError: The line holds what PyTorch's convolution has not (activation, flipped kernel,
@@ -146,12 +155,9 @@ def convolution_arguments(problem: str) -> dict[str, Any]:
         values = [int(part) for part in fields[key].split(",")]
         return values * spatial if len(values) == 1 else values
 
-    return {
-        "stride": numbers("stride"),
-        "padding": numbers("pad"),
-        "dilation": numbers("dilation"),
-        "groups": int(fields["groups"]),
-    }
+    return ConvolutionArguments(
+        numbers("stride"), numbers("pad"), numbers("dilation"), int(fields["groups"])
+    )
 
 
 def check_passes(words: Sequence[str]) -> None:

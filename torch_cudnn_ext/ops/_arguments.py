@@ -12,15 +12,20 @@ Sizes: TypeAlias = int | Sequence[int]
 
 def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
     """Call the operator of this name that gives one tensor."""
+    result: Tensor = call_for_all(name, *arguments, **keywords)
+    return result
+
+
+def call_for_all(name: str, *arguments: Any, **keywords: Any) -> Any:
+    """Call the operator of this name, whatever it gives; of a wrong type is a ``TypeError``."""
     function = getattr(torch.ops.torch_cudnn_ext, name).default
     try:
-        result: Tensor = function(*arguments, **keywords)
+        return function(*arguments, **keywords)
     except RuntimeError as error:
         reason, _, _ = str(error).partition("\n")
         if "Expected a value of type" not in reason:
             raise
         raise TypeError(reason) from error
-    return result
 
 
 def check_tensor(function: str, argument: str, value: object) -> None:

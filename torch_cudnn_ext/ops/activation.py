@@ -1,6 +1,5 @@
 """Elementwise activations as functions."""
 
-import torch
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, check_tensor
@@ -98,5 +97,5 @@ def _activation(
     text = policy_text(policy, "activation")
     if not inplace:
         return call("activation", input, kind, coefficient, policy=text)
-    torch.ops.torch_cudnn_ext.activation_.default(input, kind, coefficient, policy=text)
+    call("activation_", input, kind, coefficient, policy=text)
     return input

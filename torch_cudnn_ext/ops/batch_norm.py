@@ -2,10 +2,9 @@
 
 from typing import Literal, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, call_for_all, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 NormMode: TypeAlias = Literal["spatial", "per_activation"]
@@ -116,9 +115,12 @@ def batch_norm_train(
         ``None`` where none were given.
     """
     check_tensor("batch_norm_train", "input", input)
-    mean = None if running_mean is None else running_mean.detach().clone()
-    var = None if running_var is None else running_var.detach().clone()
-    output, batch_mean, invstd = torch.ops.torch_cudnn_ext.batch_norm_train.default(
+    mean, var = (
+        running.detach().clone() if isinstance(running, Tensor) else running
+        for running in (running_mean, running_var)
+    )
+    output, batch_mean, invstd = call_for_all(
+        "batch_norm_train",
         input,
         mean,
         var,

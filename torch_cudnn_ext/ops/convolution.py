@@ -275,10 +275,7 @@ def convolution(
     """
     name = "convolution"
     n = _spatial_dims(name, "weight", weight)
-    stride_, dilation_ = (
-        sizes_of(name, "stride", stride, n),
-        sizes_of(name, "dilation", dilation, n),
-    )
+    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     words = ("valid", "half", "full") if transposed else _BORDER_MODES
     kernel = weight.shape[2:]
     arguments = (
@@ -342,10 +339,7 @@ def convolution_backward_input(
     """
     name = "convolution_backward_input"
     n = _spatial_dims(name, "weight", weight)
-    stride_, dilation_ = (
-        sizes_of(name, "stride", stride, n),
-        sizes_of(name, "dilation", dilation, n),
-    )
+    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     kernel = weight.shape[2:]
     arguments = (
         grad_output,
@@ -408,10 +402,7 @@ def convolution_backward_weight(
     """
     name = "convolution_backward_weight"
     n = _spatial_dims(name, "input", input)
-    stride_, dilation_ = (
-        sizes_of(name, "stride", stride, n),
-        sizes_of(name, "dilation", dilation, n),
-    )
+    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     weight_size_ = sizes_of(name, "weight_size", weight_size, n + 2)
     arguments = (
         grad_output,
@@ -499,10 +490,7 @@ def _convolve(
 ) -> Tensor:
     name = f"conv{n}d"
     _check_rank(name, n, input, weight)
-    stride_, dilation_ = (
-        sizes_of(name, "stride", stride, n),
-        sizes_of(name, "dilation", dilation, n),
-    )
+    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     before, behind = border(name, padding, weight.shape[2:], stride_, dilation_)
     input = pad_behind(input, before, behind)
     text = policy_text(policy)
@@ -528,10 +516,7 @@ def _convolve_transposed(
 ) -> Tensor:
     name = f"conv_transpose{n}d"
     _check_rank(name, n, input, weight)
-    stride_, dilation_ = (
-        sizes_of(name, "stride", stride, n),
-        sizes_of(name, "dilation", dilation, n),
-    )
+    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     words = ("valid", "half", "full")
     padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, words)
     added = sizes_of(name, "output_padding", output_padding, n)
@@ -609,6 +594,12 @@ def _spatial_dims(function: str, argument: str, tensor: Tensor) -> int:
             "wanted 3, 4 or 5 dimensions"
         )
     return n
+
+
+def _stride_and_dilation(
+    function: str, stride: Sizes, dilation: Sizes, n: int
+) -> tuple[list[int], list[int]]:
+    return sizes_of(function, "stride", stride, n), sizes_of(function, "dilation", dilation, n)
 
 
 def _even_padding(

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torch_cudnn_ext import _C
 from torch_cudnn_ext.ops._arguments import Sizes, call, check_tensor, sizes_of
-from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
+from torch_cudnn_ext.policy import Policy, PolicyLike, as_policy, policy_text
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
 
@@ -66,7 +67,8 @@ def max_pool2d(
         dilation: Between the elements of a window.
         ceil_mode: Whether a last window may reach beyond the padding.
         return_indices: Give the places of the maxima as well, as PyTorch numbers them. No other
-            algorithm than PyTorch's own makes them, so that none can be pinned.
+            algorithm than PyTorch's own makes them, so that none can be pinned, and ``backends``,
+            wherever they are set, must have ``aten`` among them.
         policy: How to choose the algorithms.
 
     Returns:
@@ -353,7 +355,7 @@ def _max_pool(
         sizes_of(name, "dilation", dilation, dims),
     )
     if return_indices:
-        _check_no_pin(name, policy)
+        _check_indices(name, policy)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(
             input, kernel, *arguments, ceil_mode
         )
@@ -439,7 +441,7 @@ def _adaptive_max_pool(
     name = f"adaptive_max_pool{dims}d"
     sizes = _output_sizes(name, input, output_size, dims)
     if return_indices:
-        _check_no_pin(name, policy)
+        _check_indices(name, policy)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, sizes)
         return found
     empty: list[int] = []
@@ -465,7 +467,8 @@ def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> li
     return sizes_of(name, "output_size", given, dims)  # type: ignore[arg-type]
 
 
-def _check_no_pin(name: str, policy: PolicyLike) -> None:
+def _check_indices(name: str, policy: PolicyLike) -> None:
+    """Raise ``ValueError`` where a policy keeps off PyTorch's kernel, which alone gives indices."""
     chosen = as_policy(policy, "pool")
     for key in ("fwd", "bwd"):
         algorithm = chosen.get(key)
@@ -474,3 +477,11 @@ def _check_no_pin(name: str, policy: PolicyLike) -> None:
                 f"{name}: argument policy: got {key}={algorithm} with return_indices, wanted "
                 "aten:default or no pin, since no other algorithm gives indices"
             )
+    # Also those of flags and knobs.
+    merged = Policy.parse(_C.resolved_policy(chosen.text, "pool"), "pool")
+    backends = merged.get("backends")
+    if backends is not None and "aten" not in backends.split(","):
+        raise ValueError(
+            f"{name}: argument return_indices: got True under the policy backends={backends}, "
+            "wanted aten among them, since no other algorithm gives indices"
+        )

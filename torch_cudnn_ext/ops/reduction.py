@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, call_for_all, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Dim = int | Sequence[int] | None
@@ -73,9 +72,7 @@ def reduce(
     text = policy_text(policy, "reduce")
     if not return_indices:
         return call("reduce", input, kind, dims, keepdim, policy=text)
-    values, indices = torch.ops.torch_cudnn_ext.reduce_with_indices.default(
-        input, kind, dims, keepdim, policy=text
-    )
+    values, indices = call_for_all("reduce_with_indices", input, kind, dims, keepdim, policy=text)
     return values, indices
 
 

@@ -14,13 +14,12 @@ everywhere ``aten:default``. A backward runs the algorithm of its forward, so th
 as one. Masks of dropout come from the algorithm that runs and repeat with ``torch.manual_seed``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import check_tensor
+from torch_cudnn_ext.ops._arguments import call_for_all, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -69,7 +68,7 @@ def lstm(
         ValueError: Sizes, dtypes or devices do not fit, or the policy is wrong.
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
-    states = [] if hx is None else list(hx)
+    states = [] if hx is None else _listed(hx)
     y, hy, cy = _run(
         "lstm", input, states, params, options, batch_first, batch_sizes, skip_input, single_bias,
         policy,
@@ -173,14 +172,17 @@ def _run(
         "single_bias": single_bias,
         "policy": policy_text(policy, "rnn"),
     }
-    ops = torch.ops.torch_cudnn_ext
+    weights = _listed(params)
     if batch_sizes is None:
-        op = getattr(ops, name).default
-        results = op(input, hx, list(params), *options, batch_first, **keywords)
+        results = call_for_all(name, input, hx, weights, *options, batch_first, **keywords)
     else:
         if batch_first:
             raise ValueError(f"{name}: got batch_first with batch_sizes, wanted one of them")
-        sizes = batch_sizes.tolist() if isinstance(batch_sizes, Tensor) else list(batch_sizes)
-        op = getattr(ops, f"{name}_packed").default
-        results = op(input, sizes, hx, list(params), *options, **keywords)
+        sizes = batch_sizes.tolist() if isinstance(batch_sizes, Tensor) else _listed(batch_sizes)
+        results = call_for_all(f"{name}_packed", input, sizes, hx, weights, *options, **keywords)
     return tuple(results)
+
+
+def _listed(values: Any) -> Any:
+    """A list of what holds several; what is none the operator refuses, with the argument's name."""
+    return list(values) if isinstance(values, Iterable) else values
