@@ -586,6 +586,13 @@ TensorSpec ConvolutionProblem::default_output() const {
   return output;
 }
 
+void ConvolutionProblem::check_compute() const {
+  bool is_double = x.dtype == c10::ScalarType::Double;
+  TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double), "convolution: compute is ",
+                    dtype_text(compute), " for ", dtype_text(x.dtype), " data, wanted ",
+                    is_double ? "f64" : "f32, f16 or bf16");
+}
+
 void ConvolutionProblem::validate() const {
   auto sizes_text = [](const TensorSpec& t) { return integers_text(t.sizes); };
   int rank = x.sizes.size();
@@ -615,10 +622,7 @@ void ConvolutionProblem::validate() const {
                     "] with dilation=", integers_text(dilation), " is larger than the padded x [",
                     sizes_text(x), "] with pad=", integers_text(padding));
   check_alignment("convolution", alignment, x.dtype);
-  bool is_double = x.dtype == c10::ScalarType::Double;
-  TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double), "convolution: compute is ",
-                    dtype_text(compute), " for ", dtype_text(x.dtype), " data, wanted ",
-                    is_double ? "f64" : "f32, f16 or bf16");
+  check_compute();
   if (!bias) return;
   TORCH_CHECK_VALUE(*bias == x.dtype, "convolution: bias is ", dtype_text(*bias),
                     ", wanted x's dtype ", dtype_text(x.dtype));

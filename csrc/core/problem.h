@@ -117,7 +117,8 @@ struct ConvolutionProblem {
   Dims output_sizes() const;
   TensorSpec default_output() const;
   void canonicalise() { canonicalise_strides({&x, &w, &y}); }
-  void validate() const;  // throws ValueError naming the field
+  void validate() const;       // throws ValueError naming the field
+  void check_compute() const;  // the part of it that a policy may have got wrong
 
   c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
 

@@ -83,6 +83,7 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
   p.groups = r.groups.guard_int(__FILE__, __LINE__);
   p.mode = r.flip_kernel ? ConvolutionMode::conv : ConvolutionMode::cross;
   p.compute = compute_type(dtype, policy.compute);
+  p.check_compute();
   if (has_bias) p.bias = dtype;
   if (r.beta != 0 || r.alpha != 1) {
     p.accumulate = r.alpha == 1 && r.beta == 1 ? Accumulate::add : Accumulate::general;
