@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import needs_cuda
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -248,3 +249,13 @@ def test_module(device: str) -> None:
             module(log_probs, targets, inputs, labels), theirs(log_probs, targets, inputs, labels)
         )
     mine.load_state_dict(theirs.state_dict())
+
+
+@needs_cuda
+def test_tuning_where_pytorchs_own_gradient_refuses_to_run() -> None:
+    logits, targets, inputs, labels = _batch("full", "cuda")
+    torch.use_deterministic_algorithms(True)
+    loss = ops.ctc_loss(logits.log_softmax(2), targets, inputs, labels, policy=f"autotune;{RANGE}")
+    loss.backward()
+    choice = _C.last_choice("ctc_fwd")
+    assert choice is not None and choice["algorithm"] == "legacy:deterministic", choice

@@ -24,6 +24,7 @@ from torch_cudnn_ext import (
     Policy,
     bench,
     measuring,
+    ops,
     peaks,
     profile,
     profile_model,
@@ -192,6 +193,17 @@ def test_best_keeps_its_constraints() -> None:
 def test_best_carries_the_numerics_that_were_allowed() -> None:
     result = profile(PROBLEM, device="cpu", policy="allow_reduced_range")
     assert _fields(result.best())["allow_reduced_range"] is True
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_tuning_beside_pytorchs_profiler(memory: bool, device: str) -> None:
+    x, w = (torch.randn(*sizes, device=device) for sizes in ((2, 3, 9, 9), (4, 3, 3, 3)))
+    with torch.profiler.profile(profile_memory=memory) as profiler:
+        y = ops.conv2d(x, w, policy="autotune")
+    choice = ops.last_choice("conv_fwd")
+    assert choice is not None and choice.why == "tuned"
+    torch.testing.assert_close(y, torch.conv2d(x, w), rtol=1e-2, atol=1e-2)
+    assert "torch_cudnn_ext::conv2d" in {event.key for event in profiler.key_averages()}
 
 
 def test_best_takes_caps_as_policies_do() -> None:

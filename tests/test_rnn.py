@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_cuda
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -256,6 +257,19 @@ def test_dropout(kind: str, device: str) -> None:
         mine.eval()
         assert torch.equal(mine(x)[0], mine(x)[0])
         mine.train()
+
+
+@needs_cuda
+def test_dropouts_states_are_one_buffer_for_all_lengths() -> None:
+    module = ours.LSTM(8, 16, num_layers=2, dropout=0.25, device="cuda", policy="legacy:standard")
+
+    def allocated(steps: int) -> int:
+        module(torch.randn(steps, 4, 8, device="cuda"))[0].sum().backward()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    first = allocated(3)  # an H200's states are 13 MB
+    assert max(allocated(steps) for steps in range(4, 9)) - first < 2**22
 
 
 @pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)

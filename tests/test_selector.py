@@ -280,6 +280,16 @@ def test_a_time_that_holds_the_hosts_is_taken_again(fake: Any, x: Tensor, w: Ten
     assert measured["fake:a"]["spread_ms"] == 0
 
 
+def test_what_is_drawn_while_others_tune_is_not_drawn_again(x: Tensor, w: Tensor) -> None:
+    drawn: list[Tensor] = []
+    torch.manual_seed(0)
+    _C.measure(_problem(x, w), "cpu", "", progress=lambda *_: drawn.append(torch.rand(())))
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert len(drawn) > 1 and all(torch.equal(number, torch.rand(())) for number in drawn)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_what_takes_the_host_far_longer_is_dropped_early(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script_others(milliseconds=1, host_ms=10)
     fake.script("fake:a", milliseconds=1, host_ms=2)
