@@ -1,5 +1,6 @@
 """The functions of `torch_cudnn_ext.ops`: what they add to the operators below them."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -342,3 +343,13 @@ def test_last_choice(device: str) -> None:
     ):
         with pytest.raises(ValueError, match="conv_bwd_filter"):
             ops.last_choice(*bad)
+
+
+def test_every_function_takes_a_policy() -> None:
+    functions = {name: getattr(ops, name) for name in ops.__all__}
+    without = {
+        name
+        for name, function in functions.items()
+        if inspect.isfunction(function) and "policy" not in inspect.signature(function).parameters
+    }
+    assert without == {"last_choice"}

@@ -249,5 +249,9 @@ def test_modules(device: str) -> None:
             assert copied.policy == tunable.policy
             assert str(copied) == str(tunable)
     assert "policy='fwd=autotune;bwd=autotune'" in str(module)
-    assert str(divisive).startswith("DivisiveNorm(3, alpha=1.0")
+    arguments = "3, alpha=1.0, beta=0.75, k=1.0"
+    assert str(divisive) == f"DivisiveNorm({arguments}, policy={divisive.policy!r})"
+    assert str(ours.DivisiveNorm(3, alpha=1.0)) == f"DivisiveNorm({arguments})"
+    with pytest.raises(TypeError):  # a policy is given by keyword, as to all modules
+        ours.DivisiveNorm(3, 1.0, 0.75, 1.0, "autotune")  # type: ignore[misc]
     assert module.reset_mode().policy is None

@@ -25,7 +25,7 @@ class Measurement(TypedDict):
 
     algorithm: str
     backend: str
-    status: str  # "ok", "unsupported", "excluded", "failed" or "rejected"
+    status: str  # "ok", "unsupported", "excluded", "needs a driver", "failed" or "rejected"
     reason: str
     median_ms: float | None
     spread_ms: float | None  # half of the interquartile range
@@ -44,7 +44,9 @@ class Choice(TypedDict):
     op: str  # "conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     problem: str
     algorithm: str
-    why: str  # "pinned", "tuned", "cached", "heuristic", "fallback: <reason>"
+    # "pinned", "pinned by ...", "tuned", "cached", "heuristic", "heuristic: <reason>",
+    # "coupled with its forward" or "fallback: <reason>"
+    why: str
     workspace_bytes: int | None
     choosing_ms: float
     device: str

@@ -1,11 +1,13 @@
 """Pin, autotune and profile the cuDNN algorithms behind PyTorch's operators.
 
-* `ops`: convolutions with PyTorch's own arguments, plus ``policy=``
+* `ops`: the operators as functions, with PyTorch's own arguments, plus ``policy=``
 * `nn`: the modules; subclasses of PyTorch's
 * `Policy`, `knobs`: how an algorithm is chosen, for a call, a thread or the process
 * `enable`, `disable`, `enabled`: run PyTorch's own operators, in models that stay as they are
 * `pinned`, `apply_pins`, `when`, `apply_rules`: choices by a layer's name, or by the problem
+* `save_pins`, `load_pins`, `load_rules`: the same as files
 * `last_choice`, `explain`, `declined`: what ran, and why
+* `trace`: the problems that a model meets
 * `profile`, `profile_model`, `profiling`: what every algorithm would cost
 * `convert`: a network's layers exchanged for those of `nn`, and back
 * `tuning`: choices that were measured, exported and imported

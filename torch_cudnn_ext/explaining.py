@@ -121,6 +121,10 @@ def explain(
         train: Also run the backward of the sum of the outputs, in training mode.
         measure: Also time every distinct algorithm, and see what PyTorch itself would run, on
             scratch tensors.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: With ``train``, no output of the model has a gradient.
     """
     check_model("explain", model)
     runner = copy.deepcopy(model) if train else model
@@ -141,6 +145,14 @@ def trace(
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         path: A file to write them to, as ``profile --problems`` reads it.
         train: Also the problems of the backward.
+
+    Returns:
+        The lines, each problem once, in the order in which they are first met.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: With ``train``, no output of the model has a gradient.
+        OSError: The file cannot be written.
     """
     check_model("trace", model)
     calls = explain(model, inputs, train=train, measure=False).calls

@@ -9,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.nn.tunable import ONCE, Tunable
-from torch_cudnn_ext.ops import border, pad_behind
+from torch_cudnn_ext.ops.convolution import border, pad_behind
 from torch_cudnn_ext.policy import Policy
 
 _PASSES = ("fwd", "bwd_data", "bwd_filter")

@@ -36,6 +36,7 @@ class DivisiveNorm(Tunable):
         alpha: float = 1e-4,
         beta: float = 0.75,
         k: float = 1.0,
+        *,
         policy: PolicyLike = None,
     ) -> None:
         """Take the arguments of the function but its tensors."""
@@ -51,4 +52,4 @@ class DivisiveNorm(Tunable):
     def extra_repr(self) -> str:
         """The arguments, and the policy."""
         line = f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
-        return f"{line}, policy={self._policy!r}" if self._policy else line
+        return ", ".join(words for words in (line, super().extra_repr()) if words)

@@ -27,7 +27,6 @@ from torch_cudnn_ext.ops.convolution import (
     BorderMode,
     ConvMode,
     Padding,
-    border,
     conv1d,
     conv2d,
     conv3d,
@@ -37,7 +36,6 @@ from torch_cudnn_ext.ops.convolution import (
     convolution,
     convolution_backward_input,
     convolution_backward_weight,
-    pad_behind,
 )
 from torch_cudnn_ext.ops.cross_entropy import cross_entropy
 from torch_cudnn_ext.ops.ctc import ctc_loss
@@ -109,7 +107,6 @@ __all__ = [
     "avg_pool3d",
     "batch_norm",
     "batch_norm_train",
-    "border",
     "clipped_relu",
     "conv1d",
     "conv2d",
@@ -146,7 +143,6 @@ __all__ = [
     "mean",
     "norm1",
     "norm2",
-    "pad_behind",
     "prod",
     "prod_nonzero",
     "reduce",

@@ -13,8 +13,9 @@ class Choice:
         op: The operator and pass, such as ``conv_bwd_data``.
         problem: The problem line.
         algorithm: The algorithm's text.
-        why: ``pinned``, ``tuned``, ``cached``, ``heuristic``, ``coupled with its forward``, or
-            ``fallback: <reason>``.
+        why: ``pinned`` (``pinned by``, where not by the policy), ``tuned``, ``cached``,
+            ``heuristic`` (``heuristic: <reason>``, where it stands in for tuning), ``coupled with
+            its forward``, or ``fallback: <reason>``.
         workspace_bytes: Its workspace; ``None`` where it is not known before a run.
         choosing_ms: Host time spent on choosing, in milliseconds.
         device: Where it ran.

@@ -40,7 +40,7 @@ def max_pool1d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Take the maximum of windows of ``[N, C, L]`` or ``[C, L]``; see `max_pool2d`."""
+    """Take the maximum of windows of ``[N, C, L]`` or ``[C, L]``; else as in `max_pool2d`."""
     return _max_pool(
         1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
     )
@@ -72,7 +72,13 @@ def max_pool2d(
         policy: How to choose the algorithms.
 
     Returns:
-        The maxima, and with ``return_indices`` their indices.
+        The maxima, and with ``return_indices`` their indices, as int64.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit;
+            or, with ``return_indices``, the policy keeps off PyTorch's own algorithm.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _max_pool(
         2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
@@ -90,7 +96,7 @@ def max_pool3d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Take the maximum of windows of ``[N, C, D, H, W]``; see `max_pool2d`."""
+    """Take the maximum of windows of ``[N, C, D, H, W]``; else as in `max_pool2d`."""
     return _max_pool(
         3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
     )
@@ -106,7 +112,7 @@ def avg_pool1d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
-    """Average windows of ``[N, C, L]`` or ``[C, L]``; see `avg_pool2d`."""
+    """Average windows of ``[N, C, L]`` or ``[C, L]``; else as in `avg_pool2d`."""
     return _avg_pool(
         "avg", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None, policy
     )
@@ -134,6 +140,14 @@ def avg_pool2d(
         count_include_pad: Whether padding counts in what sums are divided by.
         divisor_override: What sums are divided by instead.
         policy: How to choose the algorithms.
+
+    Returns:
+        The averages.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _avg_pool(
         "avg",
@@ -160,7 +174,10 @@ def avg_pool3d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
-    """Average windows of ``[N, C, D, H, W]``; see `avg_pool2d`. The result is contiguous."""
+    """Average windows of ``[N, C, D, H, W]``; else as in `avg_pool2d`.
+
+    The result is contiguous.
+    """
     return _avg_pool(
         "avg",
         3,
@@ -184,7 +201,7 @@ def sum_pool1d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
-    """Sum windows of ``[N, C, L]`` or ``[C, L]``; see `sum_pool2d`."""
+    """Sum windows of ``[N, C, L]`` or ``[C, L]``; else as in `sum_pool2d`."""
     return _avg_pool("sum", 1, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
 
 
@@ -199,7 +216,11 @@ def sum_pool2d(
 ) -> Tensor:
     """Sum windows: `avg_pool2d` with a divisor of 1.
 
-    ``legacy:avg`` computes it as an average times the window's volume.
+    ``legacy:avg`` computes it as an average times the window's volume. Arguments and errors are
+    those of `avg_pool2d`.
+
+    Returns:
+        The sums.
     """
     return _avg_pool("sum", 2, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
 
@@ -213,7 +234,7 @@ def sum_pool3d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
-    """Sum windows of ``[N, C, D, H, W]``; see `sum_pool2d`."""
+    """Sum windows of ``[N, C, D, H, W]``; else as in `sum_pool2d`."""
     return _avg_pool("sum", 3, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
 
 
@@ -226,7 +247,7 @@ def lp_pool1d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
-    """Take the p-norm of windows of ``[N, C, L]`` or ``[C, L]``; see `lp_pool2d`."""
+    """Take the p-norm of windows of ``[N, C, L]`` or ``[C, L]``; else as in `lp_pool2d`."""
     return _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
 
@@ -252,6 +273,14 @@ def lp_pool2d(
         stride: From window to window.
         ceil_mode: Whether a last window may reach beyond the input.
         policy: How to choose the algorithms.
+
+    Returns:
+        The norms.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
@@ -265,14 +294,14 @@ def lp_pool3d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
-    """Take the p-norm of windows of ``[N, C, D, H, W]``; see `lp_pool2d`."""
+    """Take the p-norm of windows of ``[N, C, D, H, W]``; else as in `lp_pool2d`."""
     return _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
 
 def adaptive_avg_pool1d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
-    """Average ``[N, C, L]`` or ``[C, L]`` to a size; see `adaptive_avg_pool2d`."""
+    """Average ``[N, C, L]`` or ``[C, L]`` to a size; else as in `adaptive_avg_pool2d`."""
     return _adaptive_avg_pool(1, input, output_size, policy)
 
 
@@ -288,6 +317,14 @@ def adaptive_avg_pool2d(
         input: ``[N, C, H, W]`` or ``[C, H, W]``.
         output_size: Of the result; ``None`` is the input's size.
         policy: How to choose the algorithms.
+
+    Returns:
+        The averages, ``output_size`` of them in each dimension of space.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _adaptive_avg_pool(2, input, output_size, policy)
 
@@ -295,7 +332,7 @@ def adaptive_avg_pool2d(
 def adaptive_avg_pool3d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
-    """Average ``[N, C, D, H, W]`` to a size; see `adaptive_avg_pool2d`."""
+    """Average ``[N, C, D, H, W]`` to a size; else as in `adaptive_avg_pool2d`."""
     return _adaptive_avg_pool(3, input, output_size, policy)
 
 
@@ -306,7 +343,7 @@ def adaptive_max_pool1d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Take maxima of ``[N, C, L]`` or ``[C, L]`` to a size; see `adaptive_max_pool2d`."""
+    """Take maxima of ``[N, C, L]`` or ``[C, L]`` to a size; else as in `adaptive_max_pool2d`."""
     return _adaptive_max_pool(1, input, output_size, return_indices, policy)
 
 
@@ -319,7 +356,11 @@ def adaptive_max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Take maxima to a size, as ``torch.nn.functional.adaptive_max_pool2d``.
 
-    Windows are those of `adaptive_avg_pool2d`, ``return_indices`` is that of `max_pool2d`.
+    Arguments and windows are those of `adaptive_avg_pool2d`, ``return_indices`` and errors those of
+    `max_pool2d`.
+
+    Returns:
+        The maxima, and with ``return_indices`` their indices, as int64.
     """
     return _adaptive_max_pool(2, input, output_size, return_indices, policy)
 
@@ -331,7 +372,7 @@ def adaptive_max_pool3d(
     *,
     policy: PolicyLike = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Take maxima of ``[N, C, D, H, W]`` to a size; see `adaptive_max_pool2d`."""
+    """Take maxima of ``[N, C, D, H, W]`` to a size; else as in `adaptive_max_pool2d`."""
     return _adaptive_max_pool(3, input, output_size, return_indices, policy)
 
 

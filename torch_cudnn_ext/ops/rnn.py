@@ -61,10 +61,10 @@ def lstm(
 
     Returns:
         The last layer's outputs, sized as the input but for ``directions * P`` features, and hidden
-        and cell states at the end. Differentiable twice; twice without dropout only.
+        and cell states at the end. Differentiable once, and twice where there is no dropout.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: Sizes, dtypes or devices do not fit, or the policy is wrong.
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
@@ -92,10 +92,14 @@ def gru(
     single_bias: bool = False,
     policy: PolicyLike = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gated recurrent units; as `lstm`, but with hidden states alone.
+    """Gated recurrent units; arguments as of `lstm`, but with hidden states alone.
 
     Returns:
-        The last layer's outputs, and hidden states at the end.
+        The last layer's outputs, and hidden states at the end. Differentiable as `lstm`.
+
+    Raises:
+        TypeError: An argument has a type that it does not take.
+        ValueError: As for `lstm`.
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     y, hy = _run(
@@ -120,7 +124,7 @@ def rnn_tanh(
     single_bias: bool = False,
     policy: PolicyLike = None,
 ) -> tuple[Tensor, Tensor]:
-    """Elman's network with tanh; arguments and results as of `gru`."""
+    """Elman's network with tanh; arguments, results and errors are those of `gru`."""
     options = (has_biases, num_layers, dropout, train, bidirectional)
     y, hy = _run(
         "rnn_tanh", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias,
@@ -145,7 +149,7 @@ def rnn_relu(
     single_bias: bool = False,
     policy: PolicyLike = None,
 ) -> tuple[Tensor, Tensor]:
-    """Elman's network with ReLU; arguments and results as of `gru`."""
+    """Elman's network with ReLU; arguments, results and errors are those of `gru`."""
     options = (has_biases, num_layers, dropout, train, bidirectional)
     y, hy = _run(
         "rnn_relu", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias,
