@@ -425,7 +425,7 @@ def test_what_is_set_after_the_forward_is_not_backwards(device: str, flags: Flag
     x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
     y = OPS.conv2d.default(x, w, policy="backends=aten")
     _C.set_knobs("bwd_data=legacy:algo_0;bwd_filter=cpu:direct", False)
-    with flags("max_workspace=1TiB;backends=legacy"):
+    with flags("max_workspace=1024GiB;backends=legacy"):
         y.sum().backward()
     _assert_ran({"bwd_data": "aten:default", "bwd_filter": "aten:default"})
     # Only constraints add up.
