@@ -29,6 +29,7 @@ from torch_cudnn_ext import (
     profile_model,
     tuning,
 )
+from torch_cudnn_ext.conversion import converted
 from torch_cudnn_ext.measuring import Task
 from torch_cudnn_ext.profiling import (
     LayerProfile,
@@ -383,6 +384,25 @@ def test_a_model_in_training_is_profiled_in_training() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert norm.num_batches_tracked == 0
     assert norm.running_var is not None and torch.equal(norm.running_var, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.ELU(inplace=True)], ids=str
+)
+def test_activations_in_place_have_their_backward(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), layer)
+    x = torch.randn(2, 3, 8, 8)
+    work = network_layers(model, x)
+    listed = {line.problem for line in work.layers if line.problem.startswith("activation")}
+    with converted(model):
+        _C.set_recording(True)
+        try:
+            model(x).sum().backward()
+            ran = [call["problem"] for call in _C.recorded() if not isinstance(call, str)]
+        finally:
+            _C.set_recording(False)
+    assert listed == {line for line in ran if line.startswith("activation")}
+    assert any(line.startswith("activation_bwd") for line in listed)
 
 
 def test_rewriting_goes_by_the_tensors_that_a_problem_has() -> None:

@@ -326,6 +326,7 @@ class _Form:
     dtype: torch.dtype
     device: torch.device
     wants_gradient: bool
+    is_result: bool  # written in place, and that is all that the operator gives
     values: tuple[int, ...] | None
 
     def tensor(self, with_gradient: bool) -> Tensor:
@@ -335,6 +336,18 @@ class _Form:
         if not self.dtype.is_floating_point:
             return made.zero_()
         return made.requires_grad_(with_gradient and self.wants_gradient)
+
+
+class _Fresh(torch.autograd.Function):
+    """A new tensor that has a leaf's gradient, and may be written in place; nothing is copied."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, form: _Form) -> Tensor:
+        return form.tensor(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 @dataclass
@@ -396,10 +409,17 @@ class Watch(TorchFunctionMode):
     def _note(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
         names = [argument.name for argument in func._schema.arguments]
+        # Beside a result, what is written is a state, such as running statistics.
+        results = set() if func._schema.returns else written
+        states = written - results
         forms = tuple(
-            self._forms(value, name in written) for name, value in zip(names, args, strict=False)
+            self._forms(value, name in states, name in results)
+            for name, value in zip(names, args, strict=False)
         )
-        keywords = {name: self._forms(value, name in written) for name, value in kwargs.items()}
+        keywords = {
+            name: self._forms(value, name in states, name in results)
+            for name, value in kwargs.items()
+        }
         autocast = self._autocast([*args, *kwargs.values()])
         key = repr((str(func), forms, sorted(keywords.items()), autocast))
         call = self.calls.setdefault(key, _Seen(func, forms, keywords, autocast))
@@ -407,7 +427,7 @@ class Watch(TorchFunctionMode):
         call.names[name] += 1
         call.kind = call.kind or kind
 
-    def _forms(self, value: Any, is_written: bool) -> Any:
+    def _forms(self, value: Any, is_state: bool, is_result: bool) -> Any:
         def form(item: Any) -> Any:
             if not isinstance(item, Tensor):
                 return item
@@ -417,7 +437,8 @@ class Watch(TorchFunctionMode):
                 tuple(item.stride()),
                 item.dtype,
                 torch.device("cpu") if item.is_meta else item.device,
-                item.is_floating_point() and not is_written and id(item) not in self._buffers,
+                item.is_floating_point() and not is_state and id(item) not in self._buffers,
+                is_result,
                 tuple(item.flatten().tolist()) if known else None,
             )
 
@@ -500,21 +521,24 @@ def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
 
 def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
     """The problem lines of a call, and of its backward."""
-
-    def realised(value: Any) -> Any:
-        return tree_map(
-            lambda item: item.tensor(backward) if isinstance(item, _Form) else item, value
-        )
-
-    arguments, keywords = realised(call.arguments), realised(call.keywords)
+    leaves: list[Tensor] = []
     results: list[Tensor] = []
+
+    def realised(item: Any) -> Any:
+        if not isinstance(item, _Form):
+            return item
+        leaves.append(item.tensor(backward))
+        if not item.is_result:
+            return leaves[-1]
+        results.append(_Fresh.apply(leaves[-1], item))  # type: ignore[no-untyped-call]
+        return results[-1]
 
     def run_forward() -> None:
         results.extend(tree_leaves(call.function(*arguments, **keywords)))
 
     def run_backward() -> None:
         outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
-        inputs = [t for t in tree_leaves((arguments, keywords)) if _has_gradient(t)]
+        inputs = [t for t in leaves if t.requires_grad]
         if outputs and inputs:
             gradients = [torch.empty_like(t) for t in outputs]
             torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
@@ -526,16 +550,13 @@ def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
         torch.set_grad_enabled(backward),
         torch.autograd.set_multithreading_enabled(False),
     ):
+        arguments, keywords = tree_map(realised, (call.arguments, call.keywords))
         forward_lines = _C.problems_posed_by(run_forward)
         return forward_lines, _C.problems_posed_by(run_backward) if backward else []
 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
