@@ -128,6 +128,18 @@ def test_list_of_a_network(capsys: Capture, networks: str) -> None:
     assert layer["rows"] == [] and layer["listed"]
 
 
+@pytest.mark.parametrize("command", ["list", "profile", "bench", "tune"])
+def test_a_network_s_problems_follow_the_policy(
+    capsys: Capture, networks: str, tmp_path: Path, command: str
+) -> None:
+    arguments = ["--model", f"{networks}:conv", "--device", "cpu", "--dtype", "f16"]
+    arguments += ["--passes", "fwd", "--policy", "compute=f16"]
+    arguments += ["--choices", str(tmp_path / "choices")] if command == "tune" else []
+    main([command, *arguments])  # no algorithm of the CPU computes so, which some complain of
+    said = capsys.readouterr()
+    assert "compute=f16 bias=f16" in said.out + said.err
+
+
 def test_list_times_nothing(capsys: Capture) -> None:
     result = _json(capsys, "list", PROBLEM, "--device", "cpu")
     (layer,) = result["layers"]
