@@ -140,6 +140,25 @@ def test_a_network_s_problems_follow_the_policy(
     assert "compute=f16 bias=f16" in said.out + said.err
 
 
+@pytest.mark.parametrize("command", ["list", "coverage", "explain", "bench"])
+def test_networks_of_any_rank_are_channels_last(
+    capsys: Capture, networks: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{networks}:conv", f"{networks}:conv3d"]
+    if command == "bench":
+        monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
+        monkeypatch.setattr(bench, "ROUNDS", 1)
+        monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+        arguments = ["--networks", ",".join(names), "--policy", "backends=aten"]
+        assert main([command, *arguments, "--device", "cpu", "--channels-last"]) == 0
+        return
+    for name in names:
+        assert main([command, "--model", name, "--device", "cpu", "--channels-last"]) == 0
+        out = capsys.readouterr().out
+        if command != "coverage":
+            assert ":nhwc w=f32[" in out and "]:nhwc pad=0" in out and "nchw" not in out
+
+
 def test_list_times_nothing(capsys: Capture) -> None:
     result = _json(capsys, "list", PROBLEM, "--device", "cpu")
     (layer,) = result["layers"]
@@ -576,6 +595,8 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.Hardsigmoid(), torch.randn(2, 3)\n\n"
         "def conv():\n"
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
+        "def conv3d():\n"
+        "    return torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 5, 5, 5)\n\n"
         "def softmax():\n"
         "    return torch.nn.Softmax(1), torch.randn(2, 3)\n"
     )

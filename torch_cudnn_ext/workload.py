@@ -593,7 +593,8 @@ def load_model(
         batch: Images of three channels, unless the callable gives inputs.
         image_size: Their height and width in pixels.
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
-        channels_last: Whether the network and 4-D inputs are channels-last.
+        channels_last: Whether what the network and its inputs have of 4-D and 5-D tensors is
+            channels-last.
         device: Where they are; elsewhere than on the meta device their values are random.
 
     Raises:
@@ -612,18 +613,23 @@ def load_model(
         if not isinstance(value, Tensor):
             return value
         value = value.to(device, torch_dtype if value.is_floating_point() else value.dtype)
-        if channels_last and value.dim() == 4:
-            value = value.to(memory_format=torch.channels_last)
-        return value
+        return _channels_last(value) if channels_last else value
 
     model = model.to(device, torch_dtype)
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = _channels_last(tensor.data)
     if isinstance(inputs, Mapping):
         return model, {key: place(value) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
         return model, tuple(place(value) for value in inputs)
     return model, place(inputs)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """A 4-D or 5-D tensor channels-last, and any other as it is."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.to(memory_format=formats.get(tensor.dim(), torch.preserve_format))
 
 
 def _torchvision_model(name: str, device: str) -> tuple[nn.Module, tuple[int, ...]]:
