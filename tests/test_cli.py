@@ -140,6 +140,15 @@ def test_a_network_s_problems_follow_the_policy(
     assert "compute=f16 bias=f16" in said.out + said.err
 
 
+@pytest.mark.parametrize("passes", ["infer", "fwd", "infer,fwd"])
+def test_a_network_infers_where_no_other_pass_is_asked_for(
+    capsys: Capture, networks: str, passes: str
+) -> None:
+    command = ["list", "--model", f"{networks}:norm", "--device", "cpu", "--passes", passes]
+    (layer,) = _json(capsys, *command)["layers"]
+    assert str(layer["problem"]).startswith("batch_norm_infer")
+
+
 @pytest.mark.parametrize("command", ["list", "coverage", "explain", "bench"])
 def test_networks_of_any_rank_are_channels_last(
     capsys: Capture, networks: str, command: str, monkeypatch: pytest.MonkeyPatch
@@ -597,6 +606,8 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
         "def conv3d():\n"
         "    return torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 5, 5, 5)\n\n"
+        "def norm():\n"
+        "    return torch.nn.BatchNorm2d(3), torch.randn(2, 3, 5, 5)\n\n"
         "def softmax():\n"
         "    return torch.nn.Softmax(1), torch.randn(2, 3)\n"
     )

@@ -405,6 +405,24 @@ def test_activations_in_place_have_their_backward(layer: nn.Module) -> None:
     assert any(line.startswith("activation_bwd") for line in listed)
 
 
+def test_the_gradients_of_a_product_are_its_backward() -> None:
+    model, x = nn.Linear(3, 4), torch.randn(2, 3)
+
+    def listed(*passes: str) -> list[str]:
+        return [layer.problem for layer in network_layers(model, x, passes).layers]
+
+    forward, backward = listed("fwd"), listed("bwd")
+    assert (len(forward), len(backward)) == (1, 2)
+    assert listed("fwd", "bwd") == forward + backward
+    assert listed("fwd", "bwd_data") == forward
+
+
+@pytest.mark.parametrize("passes", [["infer"], ["fwd"], ["fwd", "infer"]])
+def test_inference_is_a_pass_of_its_own(passes: list[str]) -> None:
+    (layer,) = network_layers(nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4), passes).layers
+    assert layer.problem.startswith("batch_norm_infer")
+
+
 def test_rewriting_goes_by_the_tensors_that_a_problem_has() -> None:
     line = "softmax_fwd x=f16[8,64,49]:nchw log=true"
     assert rewrite(line, batch=2, dtype="f32") == "softmax_fwd x=f32[2,64,49]:nchw log=true"

@@ -41,6 +41,7 @@ from .workload import (
     Layer,
     Workload,
     check_passes,
+    is_inference,
     load_model,
     merge,
     network_layers,
@@ -861,7 +862,7 @@ def _workload(
     if model is not None:
         network, inputs = _network(model, batch, image_size, dtype, channels_last)
         with _running(model):
-            network.train(wanted != ["fwd"])
+            network.train(not is_inference(wanted or PASSES))
             return network_layers(network, inputs, wanted or PASSES, policy)
     if image_size is not None:
         raise typer.BadParameter(f"--image-size: got {image_size} without --model, wanted both")

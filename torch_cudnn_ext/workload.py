@@ -171,6 +171,11 @@ def check_passes(words: Sequence[str]) -> None:
         raise ValueError(f"passes: got {','.join(words)!r}, wanted some of {','.join(known)}")
 
 
+def is_inference(passes: Sequence[str]) -> bool:
+    """Whether a network that only infers has all of these passes."""
+    return set(passes) <= {"fwd", "infer"}
+
+
 def _is_wanted(pass_name: str, words: Sequence[str]) -> bool:
     return pass_name in words or (pass_name != "fwd" and "bwd" in words)
 
@@ -499,21 +504,25 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
-    backward = any(word != "fwd" for word in passes)
+    backward = not is_inference(passes)
     forward_lines, backward_lines = _posed(call, backward)
     layers = []
     first_pass: dict[str, str] = {}
-    for line in (*forward_lines, *backward_lines):
+    lines = [(line, False) for line in forward_lines] + [(line, True) for line in backward_lines]
+    for line, of_backward in lines:
         info = _C.problem_info(line)
         family, name = info["family"], info["pass_name"]
         # A transposed convolution's forward is bwd_data, and so the gradient of its input is fwd.
         first = first_pass.setdefault(family, name)
         own = {first: "fwd", "fwd": first}.get(name, name)
+        if of_backward and own == "fwd":  # such as a product's gradients, two more products
+            own = "bwd"
         with_forward = "fwd" in passes and set(info["coupled"]) & set(forward_lines)
-        if not _is_wanted(own, passes) or (line in backward_lines and with_forward):
+        wanted = _is_wanted(own, passes) or (name == "infer" and name in passes)
+        if not wanted or (of_backward and with_forward):
             continue
         note = f"{own} of {call.kind}" if first != "fwd" else ""
-        if line in forward_lines and info["coupled"]:
+        if not of_backward and info["coupled"]:
             note = "with its backward"
         layers.append(Layer(line, tuple(call.names), call.names.total(), note))
     return layers
