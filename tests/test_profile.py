@@ -35,8 +35,10 @@ from torch_cudnn_ext.profiling import (
     LayerProfile,
     Profile,
     checked_device,
+    list_layer,
     make_settings,
     measure_layers,
+    profile_of_choices,
 )
 from torch_cudnn_ext.workload import (
     PROBLEM_FOLDER,
@@ -710,6 +712,17 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
     assert chosen["algorithm"] == best[PROBLEM]["algorithm"]
     assert chosen["why"] in ("tuned", "cached")
     assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
+
+
+def test_a_coupled_forward_s_operations_are_those_of_what_was_timed() -> None:
+    line = _C.canonical_problem(
+        "rnn_fwd cell=lstm x=f32[2,3,3]:nchw hidden=4 layers=1 bidirectional=false train=true"
+    )
+    (measured,) = profile(line, device="cpu", time_budget_s=0.1).layers
+    (kept,) = profile_of_choices(tuning.choices()).layers
+    listed = list_layer(Layer(line), "cpu", "")
+    assert kept.problem == line and kept.flops == listed.flops == measured.flops
+    assert measured.flops > _C.problem_info(line)["flops"]
 
 
 def test_choices_are_read_with_and_without_the_host_s_time(tmp_path: Path) -> None:
