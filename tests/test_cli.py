@@ -376,6 +376,31 @@ def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     assert (choice["algorithm"], choice["why"]) == (best["algorithm"], "cached")
 
 
+def test_tune_has_the_same_header_whatever_is_known(capsys: Capture, tmp_path: Path) -> None:
+    command = ["tune", "--choices", str(tmp_path / "choices"), "--device", "cpu"]
+    command += ["--time-budget", "0.1", "softmax_fwd x=f32[2,3,4]:nchw", "--format"]
+    assert main([*command, "csv"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert main([*command, "csv"]) == 0  # now all is known
+    assert capsys.readouterr().out == f"{header}\n"
+    assert main([*command, "markdown"]) == 0
+    assert "\n\n" in (out := capsys.readouterr().out) and not out.endswith("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (bench.comparison_text, "problem,names,count,"),
+        (bench.overhead_text, "problem,algorithm,pinned,"),
+        (bench_modules.comparison_text, "family,module,"),
+        (bench_networks.comparison_text, "network,batch,"),
+    ],
+)
+def test_bench_without_rows_has_a_header(text: Callable[..., str], fields: str) -> None:
+    shown = text([], "csv")
+    assert shown.startswith(fields) and shown.count("\n") == 1
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_tune_prints_and_keeps_what_was_finished(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str

@@ -131,6 +131,24 @@ _TUNED_COLUMNS = (
     report.Column("ms", lambda r: report.milliseconds(r["median_ms"]), True),
     report.Column("workspace", lambda r: report.bytes_text(r["workspace_bytes"]), True),
 )
+# And of each, as CSV.
+_TUNED_FIELDS = (
+    "problem",
+    "algorithm",
+    "backend",
+    "status",
+    "reason",
+    "workspace_bytes",
+    "notes",
+    "deterministic",
+    "source",
+    "median_ms",
+    "spread_ms",
+    "host_ms",
+    "samples",
+    "error",
+    "build_ms",
+)
 
 # Options that several commands take.
 ProblemArgument = Annotated[
@@ -504,7 +522,7 @@ def bench_command(
 
 def _print(output: str | list[report.Table]) -> None:
     if isinstance(output, str):
-        typer.echo(output)
+        typer.echo(output.removesuffix("\n"))
     else:
         report.print_tables(output)
 
@@ -601,7 +619,11 @@ def tune_command(
         records = [{"problem": line, **row} for line, row in best if row is not None]
         title = f"tuned on {place}"
         data = {"best": records}
-        _print(bench.formatted(format.value, data, title, _TUNED_COLUMNS, records, footer))
+        _print(
+            bench.formatted(
+                format.value, data, title, _TUNED_COLUMNS, records, _TUNED_FIELDS, footer
+            )
+        )
     _finish(interrupted, len(records), len(left))
 
 

@@ -244,4 +244,5 @@ def comparison_text(
     ratios = [comparison.ratio for comparison in comparisons]
     footer = f"geometric mean: {statistics.geometric_mean(ratios):.3f}" if ratios else ""
     title = "unmodified networks, enable() against eager"
-    return formatted(format, {"comparisons": records}, title, COLUMNS, records, footer)
+    names = report.field_names(NetworkComparison)
+    return formatted(format, {"comparisons": records}, title, COLUMNS, records, names, footer)

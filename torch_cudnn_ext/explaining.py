@@ -8,7 +8,7 @@ import copy
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Explanation:
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
         rows = [asdict(call) | {"pytorch": "; ".join(call.pytorch)} for call in self.calls]
-        return report.csv_text(rows, [field.name for field in fields(LayerCall)])
+        return report.csv_text(rows, report.field_names(LayerCall))
 
     def __str__(self) -> str:
         """The table as Markdown."""
