@@ -205,6 +205,7 @@ def test_coverage(capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "conv 20 20 100.0%" in " ".join(out.split())
     assert "conv, " not in out
+    assert out.startswith("calls, forward\n")
 
 
 def test_bench(capsys: Capture) -> None:
