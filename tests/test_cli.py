@@ -332,7 +332,8 @@ def test_bench_of_networks_compares_what_it_says(
         seen.append((is_enabled(), train, half, conv.benchmark, conv.conv.fp32_precision))
 
     monkeypatch.setattr(bench_networks, "_step", watched)
-    task = bench_networks._Task(f"{networks}:softmax", 2, 8, "bf16", False, "train", "cpu", "")
+    # Its own inputs are a batch of 2, whatever is asked for.
+    task = bench_networks._Task(f"{networks}:softmax", 64, 8, "bf16", False, "train", "cpu", "")
     for benchmark in (True, False):
         result = bench_networks._compare(task, benchmark, tmp_path / "choices")
         assert result.pytorch_setting == f"benchmark={benchmark}"
