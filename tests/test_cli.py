@@ -128,6 +128,46 @@ def test_list_of_a_network(capsys: Capture, networks: str) -> None:
     assert layer["rows"] == [] and layer["listed"]
 
 
+@pytest.mark.parametrize("command", ["list", "profile", "bench", "tune"])
+def test_a_network_s_problems_follow_the_policy(
+    capsys: Capture, networks: str, tmp_path: Path, command: str
+) -> None:
+    arguments = ["--model", f"{networks}:conv", "--device", "cpu", "--dtype", "f16"]
+    arguments += ["--passes", "fwd", "--policy", "compute=f16"]
+    arguments += ["--choices", str(tmp_path / "choices")] if command == "tune" else []
+    main([command, *arguments])  # no algorithm of the CPU computes so, which some complain of
+    said = capsys.readouterr()
+    assert "compute=f16 bias=f16" in said.out + said.err
+
+
+@pytest.mark.parametrize("passes", ["infer", "fwd", "infer,fwd"])
+def test_a_network_infers_where_no_other_pass_is_asked_for(
+    capsys: Capture, networks: str, passes: str
+) -> None:
+    command = ["list", "--model", f"{networks}:norm", "--device", "cpu", "--passes", passes]
+    (layer,) = _json(capsys, *command)["layers"]
+    assert str(layer["problem"]).startswith("batch_norm_infer")
+
+
+@pytest.mark.parametrize("command", ["list", "coverage", "explain", "bench"])
+def test_networks_of_any_rank_are_channels_last(
+    capsys: Capture, networks: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{networks}:conv", f"{networks}:conv3d"]
+    if command == "bench":
+        monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
+        monkeypatch.setattr(bench, "ROUNDS", 1)
+        monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+        arguments = ["--networks", ",".join(names), "--policy", "backends=aten"]
+        assert main([command, *arguments, "--device", "cpu", "--channels-last"]) == 0
+        return
+    for name in names:
+        assert main([command, "--model", name, "--device", "cpu", "--channels-last"]) == 0
+        out = capsys.readouterr().out
+        if command != "coverage":
+            assert ":nhwc w=f32[" in out and "]:nhwc pad=0" in out and "nchw" not in out
+
+
 def test_list_times_nothing(capsys: Capture) -> None:
     result = _json(capsys, "list", PROBLEM, "--device", "cpu")
     (layer,) = result["layers"]
@@ -165,6 +205,7 @@ def test_coverage(capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "conv 20 20 100.0%" in " ".join(out.split())
     assert "conv, " not in out
+    assert out.startswith("calls, forward\n")
 
 
 def test_bench(capsys: Capture) -> None:
@@ -291,7 +332,8 @@ def test_bench_of_networks_compares_what_it_says(
         seen.append((is_enabled(), train, half, conv.benchmark, conv.conv.fp32_precision))
 
     monkeypatch.setattr(bench_networks, "_step", watched)
-    task = bench_networks._Task(f"{networks}:softmax", 2, 8, "bf16", False, "train", "cpu", "")
+    # Its own inputs are a batch of 2, whatever is asked for.
+    task = bench_networks._Task(f"{networks}:softmax", 64, 8, "bf16", False, "train", "cpu", "")
     for benchmark in (True, False):
         result = bench_networks._compare(task, benchmark, tmp_path / "choices")
         assert result.pytorch_setting == f"benchmark={benchmark}"
@@ -334,6 +376,31 @@ def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     torch.backends.cudnn.deterministic = False  # which the command set in its process
     choice = _C.choose(PROBLEM, "cpu", "autotune")
     assert (choice["algorithm"], choice["why"]) == (best["algorithm"], "cached")
+
+
+def test_tune_has_the_same_header_whatever_is_known(capsys: Capture, tmp_path: Path) -> None:
+    command = ["tune", "--choices", str(tmp_path / "choices"), "--device", "cpu"]
+    command += ["--time-budget", "0.1", "softmax_fwd x=f32[2,3,4]:nchw", "--format"]
+    assert main([*command, "csv"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert main([*command, "csv"]) == 0  # now all is known
+    assert capsys.readouterr().out == f"{header}\n"
+    assert main([*command, "markdown"]) == 0
+    assert "\n\n" in (out := capsys.readouterr().out) and not out.endswith("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (bench.comparison_text, "problem,names,count,"),
+        (bench.overhead_text, "problem,algorithm,pinned,"),
+        (bench_modules.comparison_text, "family,module,"),
+        (bench_networks.comparison_text, "network,batch,"),
+    ],
+)
+def test_bench_without_rows_has_a_header(text: Callable[..., str], fields: str) -> None:
+    shown = text([], "csv")
+    assert shown.startswith(fields) and shown.count("\n") == 1
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -564,6 +631,10 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.Hardsigmoid(), torch.randn(2, 3)\n\n"
         "def conv():\n"
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
+        "def conv3d():\n"
+        "    return torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 5, 5, 5)\n\n"
+        "def norm():\n"
+        "    return torch.nn.BatchNorm2d(3), torch.randn(2, 3, 5, 5)\n\n"
         "def softmax():\n"
         "    return torch.nn.Softmax(1), torch.randn(2, 3)\n"
     )

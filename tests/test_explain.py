@@ -1,8 +1,11 @@
 """What every layer of a model runs, and why."""
 
 import gc
+import operator
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 
 import torch_cudnn_ext
 from torch_cudnn_ext import __main__, enabled, explain, is_enabled, pinned, trace, when
+from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.coverage import coverage
 from torch_cudnn_ext.workload import read_problems
 
@@ -176,9 +180,20 @@ def test_times_and_workspaces(net: Net, device: str) -> None:
 
 def test_what_pytorch_runs_in_a_backward_that_reads_its_forward(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)).to(device)
-    calls = explain(model, images(device), train=True).calls
-    pool = next(call for call in calls if call.op == "pool_bwd")
+    explanation = explain(model, images(device), train=True)
+    pool = next(call for call in explanation.calls if call.op == "pool_bwd")
     assert any("max_pool" in name for name in pool.pytorch)
+    table = explanation.table()
+    noted = [row[2] for row in table.rows if row[5].endswith("*")]
+    assert noted == ["pool_fwd"] and "* with its backward" in table.footer
+    assert "*" not in explain(model, images(device)).table().footer
+
+
+def test_the_longest_of_many_short_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [SimpleNamespace(key=f"op{i}", self_cpu_time_total=100 + i) for i in range(20)]
+    profiler = nullcontext(SimpleNamespace(key_averages=lambda: events))
+    monkeypatch.setattr(torch.profiler, "profile", lambda **options: profiler)
+    assert kernel_names(list, operator.call, "cpu") == ["op19"]
 
 
 def test_what_did_not_take_our_way_says_why() -> None:

@@ -30,13 +30,16 @@ from torch_cudnn_ext import (
     profile_model,
     tuning,
 )
+from torch_cudnn_ext.conversion import converted
 from torch_cudnn_ext.measuring import Task
 from torch_cudnn_ext.profiling import (
     LayerProfile,
     Profile,
     checked_device,
+    list_layer,
     make_settings,
     measure_layers,
+    profile_of_choices,
 )
 from torch_cudnn_ext.workload import (
     PROBLEM_FOLDER,
@@ -397,6 +400,43 @@ def test_a_model_in_training_is_profiled_in_training() -> None:
     assert norm.running_var is not None and torch.equal(norm.running_var, torch.ones(4))
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.ELU(inplace=True)], ids=str
+)
+def test_activations_in_place_have_their_backward(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), layer)
+    x = torch.randn(2, 3, 8, 8)
+    work = network_layers(model, x)
+    listed = {line.problem for line in work.layers if line.problem.startswith("activation")}
+    with converted(model):
+        _C.set_recording(True)
+        try:
+            model(x).sum().backward()
+            ran = [call["problem"] for call in _C.recorded() if not isinstance(call, str)]
+        finally:
+            _C.set_recording(False)
+    assert listed == {line for line in ran if line.startswith("activation")}
+    assert any(line.startswith("activation_bwd") for line in listed)
+
+
+def test_the_gradients_of_a_product_are_its_backward() -> None:
+    model, x = nn.Linear(3, 4), torch.randn(2, 3)
+
+    def listed(*passes: str) -> list[str]:
+        return [layer.problem for layer in network_layers(model, x, passes).layers]
+
+    forward, backward = listed("fwd"), listed("bwd")
+    assert (len(forward), len(backward)) == (1, 2)
+    assert listed("fwd", "bwd") == forward + backward
+    assert listed("fwd", "bwd_data") == forward
+
+
+@pytest.mark.parametrize("passes", [["infer"], ["fwd"], ["fwd", "infer"]])
+def test_inference_is_a_pass_of_its_own(passes: list[str]) -> None:
+    (layer,) = network_layers(nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4), passes).layers
+    assert layer.problem.startswith("batch_norm_infer")
+
+
 def test_rewriting_goes_by_the_tensors_that_a_problem_has() -> None:
     line = "softmax_fwd x=f16[8,64,49]:nchw log=true"
     assert rewrite(line, batch=2, dtype="f32") == "softmax_fwd x=f32[2,64,49]:nchw log=true"
@@ -684,6 +724,17 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
     assert chosen["algorithm"] == best[PROBLEM]["algorithm"]
     assert chosen["why"] in ("tuned", "cached")
     assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
+
+
+def test_a_coupled_forward_s_operations_are_those_of_what_was_timed() -> None:
+    line = _C.canonical_problem(
+        "rnn_fwd cell=lstm x=f32[2,3,3]:nchw hidden=4 layers=1 bidirectional=false train=true"
+    )
+    (measured,) = profile(line, device="cpu", time_budget_s=0.1).layers
+    (kept,) = profile_of_choices(tuning.choices()).layers
+    listed = list_layer(Layer(line), "cpu", "")
+    assert kept.problem == line and kept.flops == listed.flops == measured.flops
+    assert measured.flops > _C.problem_info(line)["flops"]
 
 
 def test_choices_are_read_with_and_without_the_host_s_time(tmp_path: Path) -> None:

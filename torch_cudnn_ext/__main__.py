@@ -41,6 +41,7 @@ from .workload import (
     Layer,
     Workload,
     check_passes,
+    is_inference,
     load_model,
     merge,
     network_layers,
@@ -129,6 +130,24 @@ _TUNED_COLUMNS = (
     report.Column("algorithm", lambda r: r["algorithm"], False),
     report.Column("ms", lambda r: report.milliseconds(r["median_ms"]), True),
     report.Column("workspace", lambda r: report.bytes_text(r["workspace_bytes"]), True),
+)
+# And of each, as CSV.
+_TUNED_FIELDS = (
+    "problem",
+    "algorithm",
+    "backend",
+    "status",
+    "reason",
+    "workspace_bytes",
+    "notes",
+    "deterministic",
+    "source",
+    "median_ms",
+    "spread_ms",
+    "host_ms",
+    "samples",
+    "error",
+    "build_ms",
 )
 
 # Options that several commands take.
@@ -273,7 +292,9 @@ def profile_command(
     settings = _settings(
         device, target, policy, max_workspace, deterministic, allow_tf32, time_budget, knob_search
     )
-    work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
+    work = _workload(
+        problem, model, problems, passes, dtype, batch, image_size, channels_last, settings.policy
+    )
     layers = _shard(work.layers, shard_text)
     with report.ProgressBar() as bar:
         measured, interrupted = _collect(
@@ -332,7 +353,9 @@ def list_command(
     constraints = settings.policy
     if max_workspace is not None:
         constraints = _C.canonical_policy(f"{constraints};{_field('max_workspace', max_workspace)}")
-    work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
+    work = _workload(
+        problem, model, problems, passes, dtype, batch, image_size, channels_last, settings.policy
+    )
     place = settings.device if settings.target is None else f"target:{settings.target}"
     listed: list[LayerProfile] = [list_layer(layer, place, constraints) for layer in work.layers]
     result = Profile(listed, settings, model or problems or "", work.not_profiled)
@@ -472,7 +495,15 @@ def bench_command(
                 knob_search,
             )
             work = _workload(
-                problem, model, problems, passes, dtype, batch, image_size, channels_last
+                problem,
+                model,
+                problems,
+                passes,
+                dtype,
+                batch,
+                image_size,
+                channels_last,
+                settings.policy,
             )
             layers = [layer for layer in work.layers if layer.problem.startswith("conv_")]
             if not layers:
@@ -491,7 +522,7 @@ def bench_command(
 
 def _print(output: str | list[report.Table]) -> None:
     if isinstance(output, str):
-        typer.echo(output)
+        typer.echo(output.removesuffix("\n"))
     else:
         report.print_tables(output)
 
@@ -559,7 +590,9 @@ def tune_command(
         place = checked_device(device)
     _check_policy(policy)
     text = _constrained(policy, max_workspace, deterministic, allow_tf32)
-    work = _workload(problem, model, problems, passes, dtype, batch, image_size, channels_last)
+    work = _workload(
+        problem, model, problems, passes, dtype, batch, image_size, channels_last, text
+    )
     lines = [layer.problem for layer in _shard(work.layers, shard_text)]
     _add_choices(choices)
     left = [line for line in lines if _C.tuned(line, place, text) is None]
@@ -586,7 +619,11 @@ def tune_command(
         records = [{"problem": line, **row} for line, row in best if row is not None]
         title = f"tuned on {place}"
         data = {"best": records}
-        _print(bench.formatted(format.value, data, title, _TUNED_COLUMNS, records, footer))
+        _print(
+            bench.formatted(
+                format.value, data, title, _TUNED_COLUMNS, records, _TUNED_FIELDS, footer
+            )
+        )
     _finish(interrupted, len(records), len(left))
 
 
@@ -834,6 +871,7 @@ def _workload(
     batch: int | None,
     image_size: int | None,
     channels_last: bool,
+    policy: str,
 ) -> Workload:
     sources = {"a problem line": problem, "--model": model, "--problems": problems}
     given = [name for name, value in sources.items() if value is not None]
@@ -846,8 +884,8 @@ def _workload(
     if model is not None:
         network, inputs = _network(model, batch, image_size, dtype, channels_last)
         with _running(model):
-            network.train(wanted != ["fwd"])
-            return network_layers(network, inputs, wanted or PASSES)
+            network.train(not is_inference(wanted or PASSES))
+            return network_layers(network, inputs, wanted or PASSES, policy)
     if image_size is not None:
         raise typer.BadParameter(f"--image-size: got {image_size} without --model, wanted both")
     with _naming("--problems" if problems is not None else "problem line"):

@@ -406,7 +406,8 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
 def kernel_names(work: Callable[[], object], runner: _Runner, device: str) -> list[str]:
     """What one call runs, longest first.
 
-    On a GPU its kernels; on the CPU the operators that took a tenth of the time or more.
+    On a GPU its kernels; on the CPU the operators that took a tenth of the time or more, at least
+    the longest.
     """
     activity = torch.profiler.ProfilerActivity
     if not device.startswith("cuda"):
@@ -414,7 +415,8 @@ def kernel_names(work: Callable[[], object], runner: _Runner, device: str) -> li
             runner(work)
         times = {e.key: e.self_cpu_time_total for e in profiler.key_averages()}
         longest = sorted(times, key=lambda name: -times[name])
-        return [name for name in longest if times[name] >= sum(times.values()) / 10]
+        large = [name for name in longest if times[name] >= sum(times.values()) / 10]
+        return large or longest[:1]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[activity.CUDA], acc_events=True) as profiler:
         runner(work)
@@ -621,21 +623,14 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
     ]
     title = "tuned against PyTorch's best"
     footer = "; ".join(words)
-    return formatted(format, data, title, COMPARISON_COLUMNS, records, footer, kernels)
+    names = report.field_names(Comparison)
+    return formatted(format, data, title, COMPARISON_COLUMNS, records, names, footer, kernels)
 
 
 def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report.Table]:
     """Host times in a format, as `comparison_text`."""
-    records = [
-        dataclasses.asdict(r)
-        | {
-            "forward_ratio": r.forward_ratio,
-            "training_ratio": r.training_ratio,
-            "enabled_ratio": r.enabled_ratio,
-            "enabled_training_ratio": r.enabled_training_ratio,
-        }
-        for r in results
-    ]
+    shown = ["forward_ratio", "training_ratio", "enabled_ratio", "enabled_training_ratio"]
+    records = [dataclasses.asdict(r) | {name: getattr(r, name) for name in shown} for r in results]
     ratios = {
         "forward": [r.forward_ratio for r in results if r.forward_ratio is not None],
         "forward+backward": [r.training_ratio for r in results],
@@ -645,7 +640,8 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
     words = [f"{name} {statistics.median(values):.3f}" for name, values in ratios.items() if values]
     footer = f"medians of the ratios: {', '.join(words)}" if words else ""
     data = {"overhead": records}
-    return formatted(format, data, "host time per call", OVERHEAD_COLUMNS, records, footer)
+    names = [*report.field_names(Overhead), *shown]
+    return formatted(format, data, "host time per call", OVERHEAD_COLUMNS, records, names, footer)
 
 
 def formatted(
@@ -654,14 +650,15 @@ def formatted(
     title: str,
     columns: Sequence[report.Column],
     records: Sequence[report.Record],
+    names: Sequence[str],
     footer: str,
     lists: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> str | list[report.Table]:
-    """Records as one table, as CSV or Markdown, or ``data`` as JSON."""
+    """Records as one table, as CSV with fields of these names, Markdown, or ``data`` as JSON."""
     if format == "json":
         return json.dumps(data, indent=1)
     if format == "csv":
-        return report.csv_text(records)
+        return report.csv_text(records, names)
     rows = [[column.cell(record) for column in columns] for record in records]
     made = [report.Table(title, columns, rows, footer, lists)]
     return report.tables_markdown(made) if format == "markdown" else made

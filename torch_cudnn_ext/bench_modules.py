@@ -270,4 +270,5 @@ def comparison_text(
     words = [f"{name}: {mean:.3f}" for name, mean in means.items()]
     footer = f"geometric means: {'; '.join(words)}"
     title = "modules, tuned against PyTorch's"
-    return formatted(format, data, title, COLUMNS, records, footer)
+    names = report.field_names(ModuleComparison)
+    return formatted(format, data, title, COLUMNS, records, names, footer)

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from . import report, tuning
 from .bench import formatted, judged
@@ -45,11 +46,12 @@ SAMPLE_MS = 30.0  # as many steps are timed at once as this holds
 class NetworkComparison:
     """One network in one setting.
 
+    ``batch`` is the first size of its first tensor, ``None`` where it takes none.
     ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval.
     """
 
     network: str
-    batch: int
+    batch: int | None
     precision: str
     layout: str
     mode: str  # "train" or "infer"
@@ -96,7 +98,7 @@ def compare_networks(
         channels_last: The layout of networks and images.
         device: ``cpu`` or ``cuda[:i]``.
         policy: Of `enable`.
-        batch: Images at a time.
+        batch: Images at a time, unless a network's callable gives inputs.
         image_size: Their height and width in pixels.
         progress: Told of every setting.
         jobs: How many processes tune, before anything is compared.
@@ -180,7 +182,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     result = judged(timers)
     return NetworkComparison(
         network=task.network,
-        batch=task.batch,
+        batch=_batch(inputs),
         precision=task.precision,
         layout="nhwc" if task.channels_last else "nchw",
         mode=task.mode,
@@ -191,6 +193,11 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
         ratio_low=result.low,
         ratio_high=result.high,
     )
+
+
+def _batch(inputs: object) -> int | None:
+    first = next((t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)), None)
+    return first.shape[0] if first is not None and first.dim() else None
 
 
 def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocast) -> None:
@@ -225,7 +232,11 @@ def _timer(
 
 
 COLUMNS = (
-    report.Column("network", lambda r: f"{r['network']} batch {r['batch']}", False),
+    report.Column(
+        "network",
+        lambda r: r["network"] + (f" batch {r['batch']}" if r["batch"] is not None else ""),
+        False,
+    ),
     report.Column("setting", lambda r: f"{r['precision']} {r['layout']}", False),
     report.Column("mode", lambda r: r["mode"], False),
     report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
@@ -244,4 +255,5 @@ def comparison_text(
     ratios = [comparison.ratio for comparison in comparisons]
     footer = f"geometric mean: {statistics.geometric_mean(ratios):.3f}" if ratios else ""
     title = "unmodified networks, enable() against eager"
-    return formatted(format, {"comparisons": records}, title, COLUMNS, records, footer)
+    names = report.field_names(NetworkComparison)
+    return formatted(format, {"comparisons": records}, title, COLUMNS, records, names, footer)

@@ -54,12 +54,14 @@ class Coverage:
         elsewhere: How often the forward called operators of PyTorch's that ours did not run, by
             name.
         declined: How often ours left a call to PyTorch, by operator and reason.
+        backward: Whether there was a backward too.
     """
 
     backends: str
     families: dict[str, Family]
     elsewhere: dict[str, int]
     declined: dict[str, int]
+    backward: bool = True
 
     def share(self, *families: str) -> float:
         """The share of the calls of these kinds of operators, or of all, from 0 to 1."""
@@ -86,7 +88,8 @@ class Coverage:
         for heading, counts in rest.items():
             if counts:
                 lists.append((heading, [f"{name} x{count}" for name, count in counts.items()]))
-        return report.Table("calls, forward and backward", columns, rows, "", lists)
+        title = "calls, forward and backward" if self.backward else "calls, forward"
+        return report.Table(title, columns, rows, "", lists)
 
     def print(self) -> None:
         """Print the table to standard output."""
@@ -145,7 +148,7 @@ def coverage(
         else:
             family.exceptions["a first run did not meet this problem"] += 1
     elsewhere = dict(watch.others.most_common())
-    return Coverage(backends, families, elsewhere, dict(declined.most_common()))
+    return Coverage(backends, families, elsewhere, dict(declined.most_common()), backward)
 
 
 def _refusals(problems: Iterable[tuple[str, str]], backends: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import copy
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class LayerCall:
         why: Why that one: ``pinned`` and by what, ``tuned``, ``heuristic``, ...; or the reason why
             PyTorch's own kernel ran.
         workspace_bytes: Its workspace; ``None`` where unknown.
-        ms: Its time on scratch tensors, in milliseconds; ``None`` where not measured.
+        ms: Its time on scratch tensors, in milliseconds; ``None`` where not measured. Of a forward
+            that only its own algorithm's backward can follow, the time of both.
         device: Where it ran.
         policy: The policy, with all its levels merged.
         pytorch: What PyTorch itself runs for this problem: on a GPU the names of its kernels, on
@@ -82,7 +83,7 @@ class Explanation:
                 call.op or "-",
                 call.algorithm or "PyTorch's own",
                 call.why,
-                report.milliseconds(call.ms),
+                report.milliseconds(call.ms) + ("*" if _with_backward(call) else ""),
                 report.bytes_text(call.workspace_bytes),
                 ", ".join(map(_short, call.pytorch)),
                 call.problem.partition(" ")[2],
@@ -92,12 +93,14 @@ class Explanation:
         columns = [report.Column(h, right=h in ("ms", "workspace")) for h in headings]
         ours = sum(bool(call.op) for call in self.calls)
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
+        if any(map(_with_backward, self.calls)):
+            footer += "; * with its backward"
         return report.Table(self.title, columns, rows, footer)
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
         rows = [asdict(call) | {"pytorch": "; ".join(call.pytorch)} for call in self.calls]
-        return report.csv_text(rows, [field.name for field in fields(LayerCall)])
+        return report.csv_text(rows, report.field_names(LayerCall))
 
     def __str__(self) -> str:
         """The table as Markdown."""
@@ -367,6 +370,14 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
 
     work()
     return tuple(kernel_names(work, operator.call, device))
+
+
+def _with_backward(call: LayerCall) -> bool:
+    """Whether its time is that of its backward too."""
+    if call.ms is None:
+        return False
+    info = _C.problem_info(call.problem)
+    return bool(info["coupled"]) and info["pass_name"] == "fwd"
 
 
 def _short(kernel: str) -> str:

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -129,10 +129,15 @@ def _listed_records(profile: LayerProfile) -> list[Record]:
     return records
 
 
-def csv_text(records: Sequence[Record], names: Sequence[str] = ()) -> str:
+def field_names(kind: Any) -> list[str]:
+    """The names of a dataclass's fields."""
+    return [field.name for field in fields(kind)]
+
+
+def csv_text(records: Sequence[Record], names: Sequence[str]) -> str:
     """Records as CSV, a line each below the names of their fields; a list is joined by spaces."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, names or list(records[0] if records else ()), lineterminator="\n")
+    writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
     for record in records:
         writer.writerow({k: " ".join(v) if isinstance(v, list) else v for k, v in record.items()})

@@ -171,6 +171,11 @@ def check_passes(words: Sequence[str]) -> None:
         raise ValueError(f"passes: got {','.join(words)!r}, wanted some of {','.join(known)}")
 
 
+def is_inference(passes: Sequence[str]) -> bool:
+    """Whether a network that only infers has all of these passes."""
+    return set(passes) <= {"fwd", "infer"}
+
+
 def _is_wanted(pass_name: str, words: Sequence[str]) -> bool:
     return pass_name in words or (pass_name != "fwd" and "bwd" in words)
 
@@ -326,6 +331,7 @@ class _Form:
     dtype: torch.dtype
     device: torch.device
     wants_gradient: bool
+    is_result: bool  # written in place, and that is all that the operator gives
     values: tuple[int, ...] | None
 
     def tensor(self, with_gradient: bool) -> Tensor:
@@ -335,6 +341,18 @@ class _Form:
         if not self.dtype.is_floating_point:
             return made.zero_()
         return made.requires_grad_(with_gradient and self.wants_gradient)
+
+
+class _Fresh(torch.autograd.Function):
+    """A new tensor that has a leaf's gradient, and may be written in place; nothing is copied."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, form: _Form) -> Tensor:
+        return form.tensor(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 @dataclass
@@ -396,10 +414,17 @@ class Watch(TorchFunctionMode):
     def _note(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
         names = [argument.name for argument in func._schema.arguments]
+        # Beside a result, what is written is a state, such as running statistics.
+        results = set() if func._schema.returns else written
+        states = written - results
         forms = tuple(
-            self._forms(value, name in written) for name, value in zip(names, args, strict=False)
+            self._forms(value, name in states, name in results)
+            for name, value in zip(names, args, strict=False)
         )
-        keywords = {name: self._forms(value, name in written) for name, value in kwargs.items()}
+        keywords = {
+            name: self._forms(value, name in states, name in results)
+            for name, value in kwargs.items()
+        }
         autocast = self._autocast([*args, *kwargs.values()])
         key = repr((str(func), forms, sorted(keywords.items()), autocast))
         call = self.calls.setdefault(key, _Seen(func, forms, keywords, autocast))
@@ -407,7 +432,7 @@ class Watch(TorchFunctionMode):
         call.names[name] += 1
         call.kind = call.kind or kind
 
-    def _forms(self, value: Any, is_written: bool) -> Any:
+    def _forms(self, value: Any, is_state: bool, is_result: bool) -> Any:
         def form(item: Any) -> Any:
             if not isinstance(item, Tensor):
                 return item
@@ -417,7 +442,8 @@ class Watch(TorchFunctionMode):
                 tuple(item.stride()),
                 item.dtype,
                 torch.device("cpu") if item.is_meta else item.device,
-                item.is_floating_point() and not is_written and id(item) not in self._buffers,
+                item.is_floating_point() and not is_state and id(item) not in self._buffers,
+                is_result,
                 tuple(item.flatten().tolist()) if known else None,
             )
 
@@ -478,21 +504,25 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
-    backward = any(word != "fwd" for word in passes)
+    backward = not is_inference(passes)
     forward_lines, backward_lines = _posed(call, backward)
     layers = []
     first_pass: dict[str, str] = {}
-    for line in (*forward_lines, *backward_lines):
+    lines = [(line, False) for line in forward_lines] + [(line, True) for line in backward_lines]
+    for line, of_backward in lines:
         info = _C.problem_info(line)
         family, name = info["family"], info["pass_name"]
         # A transposed convolution's forward is bwd_data, and so the gradient of its input is fwd.
         first = first_pass.setdefault(family, name)
         own = {first: "fwd", "fwd": first}.get(name, name)
+        if of_backward and own == "fwd":  # such as a product's gradients, two more products
+            own = "bwd"
         with_forward = "fwd" in passes and set(info["coupled"]) & set(forward_lines)
-        if not _is_wanted(own, passes) or (line in backward_lines and with_forward):
+        wanted = _is_wanted(own, passes) or (name == "infer" and name in passes)
+        if not wanted or (of_backward and with_forward):
             continue
         note = f"{own} of {call.kind}" if first != "fwd" else ""
-        if line in forward_lines and info["coupled"]:
+        if not of_backward and info["coupled"]:
             note = "with its backward"
         layers.append(Layer(line, tuple(call.names), call.names.total(), note))
     return layers
@@ -500,21 +530,24 @@ def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
 
 def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
     """The problem lines of a call, and of its backward."""
-
-    def realised(value: Any) -> Any:
-        return tree_map(
-            lambda item: item.tensor(backward) if isinstance(item, _Form) else item, value
-        )
-
-    arguments, keywords = realised(call.arguments), realised(call.keywords)
+    leaves: list[Tensor] = []
     results: list[Tensor] = []
+
+    def realised(item: Any) -> Any:
+        if not isinstance(item, _Form):
+            return item
+        leaves.append(item.tensor(backward))
+        if not item.is_result:
+            return leaves[-1]
+        results.append(_Fresh.apply(leaves[-1], item))  # type: ignore[no-untyped-call]
+        return results[-1]
 
     def run_forward() -> None:
         results.extend(tree_leaves(call.function(*arguments, **keywords)))
 
     def run_backward() -> None:
         outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
-        inputs = [t for t in tree_leaves((arguments, keywords)) if _has_gradient(t)]
+        inputs = [t for t in leaves if t.requires_grad]
         if outputs and inputs:
             gradients = [torch.empty_like(t) for t in outputs]
             torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
@@ -526,16 +559,13 @@ def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
         torch.set_grad_enabled(backward),
         torch.autograd.set_multithreading_enabled(False),
     ):
+        arguments, keywords = tree_map(realised, (call.arguments, call.keywords))
         forward_lines = _C.problems_posed_by(run_forward)
         return forward_lines, _C.problems_posed_by(run_backward) if backward else []
 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -572,7 +602,8 @@ def load_model(
         batch: Images of three channels, unless the callable gives inputs.
         image_size: Their height and width in pixels.
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
-        channels_last: Whether the network and 4-D inputs are channels-last.
+        channels_last: Whether what the network and its inputs have of 4-D and 5-D tensors is
+            channels-last.
         device: Where they are; elsewhere than on the meta device their values are random.
 
     Raises:
@@ -591,18 +622,23 @@ def load_model(
         if not isinstance(value, Tensor):
             return value
         value = value.to(device, torch_dtype if value.is_floating_point() else value.dtype)
-        if channels_last and value.dim() == 4:
-            value = value.to(memory_format=torch.channels_last)
-        return value
+        return _channels_last(value) if channels_last else value
 
     model = model.to(device, torch_dtype)
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = _channels_last(tensor.data)
     if isinstance(inputs, Mapping):
         return model, {key: place(value) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
         return model, tuple(place(value) for value in inputs)
     return model, place(inputs)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """A 4-D or 5-D tensor channels-last, and any other as it is."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.to(memory_format=formats.get(tensor.dim(), torch.preserve_format))
 
 
 def _torchvision_model(name: str, device: str) -> tuple[nn.Module, tuple[int, ...]]:
