@@ -17,6 +17,7 @@ from operator import call
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 
 from . import _C, nn, report
@@ -169,7 +170,9 @@ def _compare(
         sides.append(make(theirs, x))
         if compiled:
             # Of its own statistics: PyTorch's backward refuses those that another forward updated.
-            sides.append(make(torch.compile(copy.deepcopy(theirs)), x))
+            # Its gradients are asked for more than once, so their buffers must not be given away.
+            with torch._functorch.config.patch(donated_buffer=False):
+                sides.append(make(torch.compile(copy.deepcopy(theirs)), x))
         timers = samplers([(side, call) for side in sides], device)
         result = judged(timers[:2])
         yield ModuleComparison(
