@@ -234,7 +234,7 @@ def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
         (("stride=1", "stride=0"), ("stride", "0")),
         (("groups=1", "groups=3"), ("groups", "3", "64")),
         ((" w=f16[64,64,3,3]:nhwc", ""), ("w=",)),
-        (("compute=f32", "compute=f64"), ("compute", "f64", "f16")),
+        ((LINE, LINE.replace("f16", "f64")), ("compute", "f32", "f64")),
         (("compute=f32", "compute=f32 colour=red"), ("colour",)),
         (("compute=f32", "compute=f32 align=3"), ("align", "3")),
         (("f16[64,64,3,3]", "f16[64,64,99,99]"), ("99", "larger")),

@@ -346,6 +346,7 @@ def test_the_heuristic_goes_on_to_the_next_backend(fake: Any, x: Tensor, w: Tens
     # PyTorch has no float32 convolution that sums in float64.
     assert _convolve(x, w, "compute=f64").startswith("cpu:")
     assert _ran()["why"] == "heuristic"
+    assert _C.canonical_problem(_ran()["problem"]) == _ran()["problem"]  # can be read back
 
 
 # Constraints.

@@ -588,9 +588,8 @@ TensorSpec ConvolutionProblem::default_output() const {
 
 void ConvolutionProblem::check_compute() const {
   bool is_double = x.dtype == c10::ScalarType::Double;
-  TORCH_CHECK_VALUE(is_double == (compute == c10::ScalarType::Double), "convolution: compute is ",
-                    dtype_text(compute), " for ", dtype_text(x.dtype), " data, wanted ",
-                    is_double ? "f64" : "f32, f16 or bf16");
+  TORCH_CHECK_VALUE(!is_double || compute == c10::ScalarType::Double, "convolution: compute is ",
+                    dtype_text(compute), " for f64 data, wanted f64");
 }
 
 void ConvolutionProblem::validate() const {
