@@ -92,9 +92,7 @@ variable_list gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
   auto of = [&](const std::vector<Tensor>& in) -> std::vector<Tensor> {
     return {formula(in[0], in[1], p)};
   };
-  // Both are differentiated by, whether or not these gradients are to have gradients.
-  auto as_variable = [&](const Tensor& t) { return variable_of(t, true).to(compute); };
-  std::vector<Tensor> inputs{as_variable(x), means.defined() ? as_variable(means) : means};
+  std::vector<Tensor> inputs{x.to(compute), means.defined() ? means.to(compute) : means};
   return gradients_of_formula(of, inputs, {dy.to(compute)}, {true, means.defined()});
 }
 
