@@ -518,6 +518,7 @@ BATCH_NORM: tuple[Line, ...] = (
     *_batch_norm("wide", (8, 72, 9), _TWO),
     *_batch_norm("align", (3, 5, 21), _TWO, align=4),
     *_batch_norm("align2", (3, 5, 21), "f16 bf16", align=2),
+    *_batch_norm("align4_rows", (4, 16, 64), _TWO, align=4),
     *_batch_norm("resnet_stem", (32, 64, 112 * 112), _BOTH_HALVES, size="big"),
     *_batch_norm("resnet_last", (32, 2048, 7 * 7), _BOTH_HALVES, size="big"),
     *_batch_norm("mobilenet", (32, 144, 56 * 56), "f32 bf16", size="big"),
@@ -591,6 +592,8 @@ RNN: tuple[Line, ...] = (
     *_rnn("wide_batch", "lstm tanh", (32, 128, 128), 512, "f16 bf16", "big"),
     *_rnn("acoustic_projection", "lstm", (50, 16, 240), 512, _TWO, "big", proj=128, layers=2),
     *_rnn("small_hidden", _CELLS, (100, 8, 64), 64, _TWO, "big"),
+    *_rnn("above_small_hidden", _CELLS, (6, 16, 128), 160, "f16 bf16", "big"),
+    *_rnn("many_kinks", "relu", (16, 512, 8), 160, _TWO, "big"),
 )
 
 
@@ -881,6 +884,7 @@ MATMUL: tuple[Line, ...] = (
     *_matmul("heads", (6, 8, 16), (6, 16, 8), _TWO, layouts=("s(16,96,1)", "nchw")),
     *_matmul("align4", (1, 9, 11), (1, 11, 5), "f32 f16", extra=" align=4"),
     *_matmul("align2", (1, 9, 11), (1, 11, 5), "bf16", extra=" align=2"),
+    *_matmul("align4_rows", (2, 16, 32), (2, 32, 24), "f32 f16", extra=" align=4"),
     *_matmul("attention", (96, 512, 64), (96, 64, 512), "f32 f16 bf16", "big"),
     *_matmul("classifier", (1, 256, 2048), (1, 2048, 1000), _EACH, "big", ("nchw", "nhwc")),
     *_matmul("mlp", (1, 8192, 1024), (1, 1024, 4096), "f16 bf16", "big", ("nchw", "nhwc")),

@@ -563,6 +563,35 @@ def test_the_heuristic_leads_with_what_was_measured_faster(problem: str, algorit
     assert _C.choose(problem, "cuda")["algorithm"].startswith(algorithm)
 
 
+@pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="engine numbers of cuDNN 9.19")
+@pytest.mark.parametrize(
+    ("op", "engine"), [("conv_bwd_data", "graph:eng77"), ("conv_bwd_filter", "graph:eng69")]
+)
+def test_slices_that_never_end_are_refused(op: str, engine: str) -> None:
+    problem = f"{op} x=bf16[32,960,7,7]:nhwc w=bf16[160,960,1,1]:nhwc"
+    pins = [f"{engine}/k17={count}" for count in (16, 24, 48)]
+    rows = {row["algorithm"]: row for row in _C.measure(problem, "cuda", algorithms=pins)}
+    assert [rows[pin]["status"] for pin in pins] == ["ok", "unsupported", "unsupported"]
+    assert "k17" in rows[pins[1]]["reason"]
+    with pytest.raises(RuntimeError, match="is not a power of 2"):
+        _C.choose(problem, "cuda", f"{op.removeprefix('conv_')}={pins[2]}")
+
+
+@pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="a defect of cuDNN 9.19")
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("train", ["false", "true"])
+def test_a_wrong_recurrence_is_refused_and_does_not_run(cell: str, train: str) -> None:
+    problem = f"rnn_fwd cell={cell} x=f16[6,16,128]:nchw hidden=80 layers=1 train={train}"
+    rows = _C.measure(problem, "cuda")
+    by_name = {row["algorithm"]: row for row in rows}
+    refused = by_name["legacy:persist_static_small_h/math=tensor_op"]
+    assert refused["status"] == "unsupported"
+    assert "wrong results" in refused["reason"]
+    assert by_name["legacy:persist_static_small_h/math=fma"]["status"] == "ok"
+    assert _C.choose(problem, "cuda")["algorithm"].startswith("legacy:standard")
+    assert rows[0]["status"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("problem", "policy", "algorithm"),
     [

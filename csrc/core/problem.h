@@ -277,6 +277,9 @@ struct RnnProblem {
   int64_t directions() const { return bidirectional ? 2 : 1; }
   int64_t gates() const { return cell == RnnCell::lstm ? 4 : cell == RnnCell::gru ? 3 : 1; }
   int64_t state() const { return proj > 0 ? proj : hidden; }  // elements of a hidden state
+  // Where cuDNN 9.19's persist_static_small_h, which PyTorch runs for float16, computes wrongly on
+  // tensor cores: found on an H100 and an H200 over hidden sizes to 192 and batches to 128.
+  bool meets_small_h_defect() const;
   c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
   void canonicalise();
   void validate() const;  // throws ValueError naming the field

@@ -146,6 +146,12 @@ std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm
     if (p.mode == ConvolutionMode::conv) {
       return "cuDNN 9.19's run-time compiled engines do not flip the kernel";
     }
+    const std::string* slices = algorithm.option("k17");
+    int64_t count = slices != nullptr ? std::stoll(*slices) : 1;
+    if ((count & (count - 1)) != 0) {
+      return "cuDNN 9.19's run-time compiled engines never end where k17, the number of slices of "
+             "their sums, is not a power of 2";
+    }
   }
   if (p.pass == ConvolutionPass::bwd_data && algorithm.name == "eng2" && !packed) {
     return "engine 2 of cuDNN 9.19 writes between the rows of a strided result";

@@ -408,6 +408,25 @@ std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
   return list;
 }
 
+// What cuDNN 9.19 accepts and then does wrong, seen on an H200.
+std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
+  if (!is_cudnn_9_19()) return "";
+  bool stray_math = math == CUDNN_FMA_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
+  if (p.proj > 0 && p.x.dtype == at::kFloat && stray_math) {
+    return "cuDNN 9.19 writes behind its results with a projection and this math type";
+  }
+  if (kind != CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H) return "";
+  int64_t largest = p.gates() == 1 ? 256 : 128;
+  if (p.train && p.hidden > largest) {
+    return c10::str("this algorithm of cuDNN 9.19 has no gradient of hidden sizes above ", largest);
+  }
+  if (math == CUDNN_TENSOR_OP_MATH && p.meets_small_h_defect()) {
+    return "cuDNN 9.19 computes wrong results on tensor cores where the hidden size, above 32, is "
+           "a multiple of 8 but not of 32, and the batch size one of 8";
+  }
+  return "";
+}
+
 BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
@@ -419,15 +438,10 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   if (p.lengths == RnnLengths::packed && value != CUDNN_RNN_ALGO_STANDARD) {
     return Unsupported{"sequences of several lengths need legacy:standard"};
   }
-  // Seen on an H200: elements behind the results change.
-  bool strays =
-      p.proj > 0 && p.x.dtype == at::kFloat &&
-      (math->value == CUDNN_FMA_MATH || math->value == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION);
-  if (strays && is_cudnn_9_19()) {
-    return Unsupported{"cuDNN 9.19 writes behind its results with a projection and this math type"};
-  }
-  if (auto refused = refuse(device)) return *refused;
   auto kind = static_cast<cudnnRNNAlgo_t>(value);
+  std::string defect = known_defect(p, kind, math->value);
+  if (!defect.empty()) return Unsupported{defect};
+  if (auto refused = refuse(device)) return *refused;
   auto d = std::make_unique<Descriptors>();
   set(d->h, rnn_h(p));
   set(d->c, rnn_c(p));
