@@ -518,7 +518,7 @@ BATCH_NORM: tuple[Line, ...] = (
     *_batch_norm("wide", (8, 72, 9), _TWO),
     *_batch_norm("align", (3, 5, 21), _TWO, align=4),
     *_batch_norm("align2", (3, 5, 21), "f16 bf16", align=2),
-    *_batch_norm("align4_rows", (4, 16, 64), _TWO, align=4),
+    *_batch_norm("align4_rows", (4, 16, 64), "f32", "nchw", align=4),
     *_batch_norm("resnet_stem", (32, 64, 112 * 112), _BOTH_HALVES, size="big"),
     *_batch_norm("resnet_last", (32, 2048, 7 * 7), _BOTH_HALVES, size="big"),
     *_batch_norm("mobilenet", (32, 144, 56 * 56), "f32 bf16", size="big"),

@@ -1,5 +1,6 @@
 """What only a GPU can show: kernels behind pins, memory, CUDA graphs and streams."""
 
+import gc
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -295,14 +296,25 @@ def test_a_pin_above_the_cap_is_refused() -> None:
 @pytest.fixture
 def little_memory() -> Iterator[Callable[[int], None]]:
     """``little_memory(n)`` leaves ``n`` bytes of the GPU to whoever allocates next."""
+    fillers: list[Tensor] = []
 
     def leave(count: int) -> None:
         torch.cuda.synchronize()
+        gc.collect()
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + count) / total)
+        reserved = torch.cuda.memory_reserved()
+        torch.cuda.set_per_process_memory_fraction(reserved / total)
+        size = 1 << 30
+        while size >= 1 << 20:  # gaps between what earlier tests have left
+            try:
+                fillers.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            except torch.cuda.OutOfMemoryError:
+                size //= 2
+        torch.cuda.set_per_process_memory_fraction((reserved + count) / total)
 
     yield leave
+    fillers.clear()
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.empty_cache()
 

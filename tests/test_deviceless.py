@@ -121,7 +121,20 @@ def test_the_heuristic_asks_every_backend_that_is_admitted() -> None:
 @pytest.mark.parametrize(
     ("problem", "algorithm", "reason"),
     [
-        (PROBLEM.format(op="conv_bwd_filter") + " align=8", "graph:eng67", "misaligned accesses"),
+        (PROBLEM.format(op="conv_bwd_filter") + " align=8", "graph:eng0", "misaligned accesses"),
+        (PROBLEM.format(op="conv_bwd_data") + " align=2", "graph:eng0", "misaligned accesses"),
+        ("batch_norm_fwd x=f32[4,16,64]:nchw align=4", "graph:eng0", "misaligned accesses"),
+        ("batch_norm_bwd x=f16[4,16,64]:nhwc align=2", "legacy:spatial", "misaligned accesses"),
+        (
+            "rnn_fwd cell=gru x=f16[6,16,128]:nchw hidden=80",
+            "legacy:persist_static_small_h/math=tensor_op",
+            "wrong results",
+        ),
+        (
+            "rnn_bwd cell=lstm x=f16[6,3,128]:nchw hidden=160",
+            "legacy:persist_static_small_h/math=default",
+            "no gradient of hidden sizes above 128",
+        ),
         (
             "conv_bwd_data x=f32[2,4,8,8]:s(1000,200,20,1) w=f32[6,4,3,3]:nchw pad=1",
             "graph:eng2",

@@ -409,6 +409,8 @@ class ConvolutionOperator : public Operator {
     const auto& p = std::get<ConvolutionProblem>(problem);
     if (!device.has_gpu_backends()) return {"aten", "cpu"};
     bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
+    bool gradient = p.pass != ConvolutionPass::fwd;
+    if (gradient && p.alignment < 16) return {"aten", "legacy"};  // the graph API refuses it
     return depthwise ? depthwise_order(p) : std::vector<std::string>{"graph", "legacy", "aten"};
   }
 
@@ -419,7 +421,7 @@ class ConvolutionOperator : public Operator {
     const auto& window = p.w.sizes;
     // With a bias the engines of these numbers are the fused graph's, which are others.
     bool plain = p.spatial_dims() == 2 && p.groups == window[0] && p.dilation == Dims(2, 1) &&
-                 window[2] <= 5 && window[3] <= 5 && !p.bias;
+                 window[2] <= 5 && window[3] <= 5 && window[2] * window[3] > 1 && !p.bias;
     bool forward = p.pass == ConvolutionPass::fwd, filter = p.pass == ConvolutionPass::bwd_filter;
     if (plain && c10::isReducedFloatingType(p.x.dtype) && is_channels_last(p.x)) {
       // The engines that PyTorch's heuristic finds too, all but once: 9 times the time then.

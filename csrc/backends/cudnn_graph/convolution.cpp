@@ -119,6 +119,12 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
     return Unsupported{
         "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
   }
+  // Seen of engines 61 and 67 of the filter gradient and 62 of the data gradient, at least.
+  if (p.pass != ConvolutionPass::fwd && p.alignment < 16 && is_cudnn_9_19()) {
+    return Unsupported{
+        "gradients by cuDNN 9.19's engines make misaligned accesses where tensors are not aligned "
+        "to 16 bytes, and the process loses its GPU context"};
+  }
   return std::nullopt;
 }
 
@@ -127,8 +133,8 @@ bool is_packed(const TensorSpec& t) {
 }
 
 // What cuDNN 9.19 accepts and then computes wrongly or crashes on, found by running every engine
-// over tests/cases.py on an H200. Engine numbers belong to that version; with another one nothing
-// is refused.
+// over tests/cases.py and random problems on an H200. Engine numbers belong to that version; with
+// another one nothing is refused.
 std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Notes& notes) {
   if (!is_cudnn_9_19()) return "";
@@ -162,11 +168,7 @@ std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm
     return "engines 52 and 53 of cuDNN 9.19 leave parts of the result unwritten when they add a "
            "bias to images of one pixel";
   }
-  if (p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng67" && p.alignment < 16) {
-    return "engine 67 of cuDNN 9.19 makes misaligned accesses when tensors are not aligned to 16 "
-           "bytes, and the process loses its GPU context";
-  }
-  return "";
+  return alignment_defect(notes, p.alignment);
 }
 
 // Notes that cuDNN 9.19 leaves out: its filter gradient's engine 17 is non-fused Winograd.
