@@ -557,6 +557,30 @@ def test_a_wrong_result_is_rejected_however_fast(
         assert math.isnan(error)
 
 
+def _tune_and_reject_all(x: Tensor, w: Tensor, policy: str) -> None:
+    _C.table_clear()
+    _convolve(x, w, policy)
+    (entry,) = _C.table_export()
+    for measurement in entry["measurements"]:
+        if measurement["status"] == "ok":
+            measurement.update(status="rejected", reason="relative error 1")
+    _C.table_import([entry])
+    _C.plan_cache_clear()
+
+
+def test_pytorch_s_own_runs_where_tuning_rejects_everything(x: Tensor, w: Tensor) -> None:
+    policy = "autotune;backends=aten,cpu"
+    _tune_and_reject_all(x, w, policy)
+    with pytest.warns(UserWarning, match="rejected every algorithm, .* relative error 1"):
+        assert _convolve(x, w, policy) == "aten:default"
+    assert _ran()["why"] == "fallback: tuning rejected every algorithm"
+
+    without = "autotune;backends=cpu"
+    _tune_and_reject_all(x, w, without)
+    with pytest.raises(RuntimeError, match=r"(?s)no algorithm can run.*relative error 1: cpu"):
+        _convolve(x, w, without)
+
+
 def test_a_wrong_sum_is_rejected_when_accumulating(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script("fake:wrong", written=0.5)
     fake.script("fake:right", milliseconds=1)

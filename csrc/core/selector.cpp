@@ -412,8 +412,26 @@ class Decider {
       Found found = try_algorithm(algorithm, why);
       if (found.plan != nullptr) return found;
     }
-    set_nothing_works();
-    return {};
+    return find_rejected_baseline(*known);
+  }
+
+  // Where nothing keeps to the tolerance, PyTorch's own kernel runs as it would without us.
+  Found find_rejected_baseline(const std::vector<Measurement>& measurements) {
+    auto own = std::find_if(measurements.begin(), measurements.end(), [](const Measurement& m) {
+      return m.algorithm.backend == "aten" && m.status == Measurement::Status::rejected;
+    });
+    Found found;
+    if (decision_->ranking.empty() && own != measurements.end()) {
+      found = try_algorithm(own->algorithm, "fallback: tuning rejected every algorithm");
+    }
+    if (found.plan == nullptr) {
+      set_nothing_works();
+      return {};
+    }
+    decision_->warning =
+        c10::str(op_of(problem_), ": tuning rejected every algorithm, PyTorch's own runs all the ",
+                 "same: ", own->reason, ". Problem: ", problem_text(problem_));
+    return found;
   }
 
   // A GPU builds and times the lists of a problem in seconds; a CPU call may take long by itself.

@@ -5,6 +5,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <limits>
+
 #include "core/selector.h"
 
 namespace torch_cudnn_ext {
@@ -63,6 +65,12 @@ double epsilon_of(c10::ScalarType dtype) {
   if (dtype == at::kDouble) return 1.1e-16;
   if (dtype == at::kFloat) return 6e-8;
   return dtype == at::kHalf ? 4.9e-4 : 3.9e-3;
+}
+
+double conditioning_of_norm(int64_t length, int64_t removed) {
+  constexpr double kOfOne = 32;
+  if (length <= removed) return std::numeric_limits<double>::infinity();
+  return 1 + kOfOne / static_cast<double>(length - removed);
 }
 
 namespace {

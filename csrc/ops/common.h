@@ -60,6 +60,9 @@ void check_same(const char* op, const char* name, const Tensor& t, const char* l
 
 // Half the distance from 1 to the next larger number.
 double epsilon_of(c10::ScalarType dtype);
+// How much of the relative error of a normalisation's gradient its size makes. `removed` directions
+// are projected out of every `length` values: of what is left of few, most is rounding.
+double conditioning_of_norm(int64_t length, int64_t removed);
 
 // What an autograd node keeps of the policy. Under a tracer the knobs of today must not be frozen
 // into the graph: it keeps the argument alone, and reads them when it runs. An eager node keeps

@@ -715,8 +715,10 @@ class LayerNormOperator : public Operator {
   // its own, and of sums in float32 at least.
   double tolerance(const Problem& problem, const Notes&) const override {
     const auto& p = std::get<LayerNormProblem>(problem);
-    return 8 * epsilon_of(p.x.dtype) +
-           4 * epsilon_of(compute_dtype(p.x.dtype)) * std::sqrt(cost(problem).reduction_length);
+    double rounded = 8 * epsilon_of(p.x.dtype) + 4 * epsilon_of(compute_dtype(p.x.dtype)) *
+                                                     std::sqrt(cost(problem).reduction_length);
+    if (p.pass == LayerNormPass::fwd) return rounded;
+    return rounded * conditioning_of_norm(p.view().length(), p.has_mean() ? 2 : 1);
   }
 
   // PyTorch's own kernels read each row once. Its instance norm is cuDNN's batch norm, with copies.
