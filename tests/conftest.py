@@ -9,6 +9,8 @@ import torch
 
 from torch_cudnn_ext import _C
 
+# Algorithms with lower numerics are checked too, against the tolerance that their notes state.
+EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 CUDA_MARKS = (
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),

@@ -5,13 +5,11 @@ from typing import Any
 import pytest
 import torch
 from cases import LINES, Line
-from conftest import CUDA_MARKS
+from conftest import CUDA_MARKS, EVERY_NUMERICS
 from torch import Tensor
 
 from torch_cudnn_ext import _C
 
-# Algorithms with lower numerics are checked too, against the tolerance that their notes state.
-EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 # A value that random data never takes: memory around the output must still hold it afterwards.
 GUARD = -1024.0
 GUARD_ELEMENTS = 256

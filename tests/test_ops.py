@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, SMALL, Case
-from conftest import needs_cuda
+from conftest import EVERY_NUMERICS, needs_cuda
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -20,8 +20,6 @@ CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 OPS = torch.ops.torch_cudnn_ext
 
-# Algorithms with lower numerics are checked too, against the tolerance that their notes state.
-EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 # A value that random data never takes: memory around the output must still hold it afterwards.
 GUARD = -1024.0
 GUARD_ELEMENTS = 256

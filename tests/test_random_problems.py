@@ -10,11 +10,10 @@ import re
 
 import pytest
 from cases import LINES
-from conftest import CUDA_MARKS
+from conftest import CUDA_MARKS, EVERY_NUMERICS
 
 from torch_cudnn_ext import _C
 
-EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 56, 63, 64, 65, 72, 96, 100)
 LARGE_SIZES = (112, 127, 128, 160, 192, 224, 256, 257, 384, 512, 640, 1000, 1024)
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}

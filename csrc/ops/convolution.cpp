@@ -409,8 +409,8 @@ class ConvolutionOperator : public Operator {
     const auto& p = std::get<ConvolutionProblem>(problem);
     if (!device.has_gpu_backends()) return {"aten", "cpu"};
     bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
-    bool gradient = p.pass != ConvolutionPass::fwd;
-    if (gradient && p.alignment < 16) return {"aten", "legacy"};  // the graph API refuses it
+    // The graph API refuses these, and the classic one lists its algorithms in no order of speed.
+    if (p.pass != ConvolutionPass::fwd && p.alignment < 16) return {"aten", "legacy"};
     return depthwise ? depthwise_order(p) : std::vector<std::string>{"graph", "legacy", "aten"};
   }
 

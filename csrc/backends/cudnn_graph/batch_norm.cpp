@@ -196,11 +196,9 @@ std::optional<Unsupported> refuse(const BatchNormProblem& p) {
     return Unsupported{
         "cuDNN's backward is that of training; no operation takes statistics that were kept"};
   }
-  if (p.pass != BatchNormPass::infer && p.alignment < 16 && is_cudnn_9_19()) {
-    return Unsupported{
-        "cuDNN 9.19's norm engine makes misaligned accesses where tensors are not aligned to 16 "
-        "bytes, and the process loses its GPU context"};
-  }
+  if (p.pass == BatchNormPass::infer) return std::nullopt;
+  std::string defect = misalignment_defect("the training of batch norm", p.alignment);
+  if (!defect.empty()) return Unsupported{defect};
   return std::nullopt;
 }
 

@@ -119,12 +119,10 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
     return Unsupported{
         "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
   }
+  if (p.pass == ConvolutionPass::fwd) return std::nullopt;
   // Seen of engines 61 and 67 of the filter gradient and 62 of the data gradient, at least.
-  if (p.pass != ConvolutionPass::fwd && p.alignment < 16 && is_cudnn_9_19()) {
-    return Unsupported{
-        "gradients by cuDNN 9.19's engines make misaligned accesses where tensors are not aligned "
-        "to 16 bytes, and the process loses its GPU context"};
-  }
+  std::string defect = misalignment_defect("gradients of convolution", p.alignment);
+  if (!defect.empty()) return Unsupported{defect};
   return std::nullopt;
 }
 

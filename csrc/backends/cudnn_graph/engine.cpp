@@ -289,9 +289,8 @@ Notes notes_of(const OperationGraph& graph, const Algorithm& algorithm) {
 }
 
 std::string alignment_defect(const Notes& notes, int64_t alignment) {
-  if (!is_cudnn_9_19() || !notes.has(Note::runtime_compilation) || alignment >= 16) return "";
-  return "cuDNN 9.19's run-time compiled engines make misaligned accesses where tensors are not "
-         "aligned to 16 bytes";
+  if (!notes.has(Note::runtime_compilation)) return "";
+  return misalignment_defect("run-time compiled engines", alignment);
 }
 
 Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm) {

@@ -102,15 +102,16 @@ std::optional<Unsupported> refuse(const MatmulProblem& p) {
 }
 
 BuildResult make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
-  bool aligned = p.alignment >= 16;
-  if (is_cudnn_9_19() && algorithm.name == "eng0" && !aligned) {
-    return Unsupported{
-        "engine 0 of cuDNN 9.19 fails at the run where tensors are not aligned to 16 bytes"};
-  }
-  bool aligned_rows = aligned && has_aligned_rows(p.x) && has_aligned_rows(p.w);
-  if (is_cudnn_9_19() && algorithm.name == "eng2" && !aligned_rows) {
-    return Unsupported{
-        "engine 2 of cuDNN 9.19 computes wrong results where rows are not aligned to 16 bytes"};
+  if (is_cudnn_9_19()) {
+    bool aligned = p.alignment >= 16;
+    if (algorithm.name == "eng0" && !aligned) {
+      return Unsupported{
+          "engine 0 of cuDNN 9.19 fails at the run where tensors are not aligned to 16 bytes"};
+    }
+    if (algorithm.name == "eng2" && !(aligned && has_aligned_rows(p.x) && has_aligned_rows(p.w))) {
+      return Unsupported{
+          "engine 2 of cuDNN 9.19 computes wrong results where rows are not aligned to 16 bytes"};
+    }
   }
   // Also where the note is missing, as of engine 0 of cuDNN 9.19.
   if (p.x.dtype == at::kFloat) engine.notes.add(Note::tf32);

@@ -114,11 +114,9 @@ BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
     return Unsupported{
         "cuDNN's backward is that of training; no entry takes statistics that were kept"};
   }
-  bool trains = p.pass != BatchNormPass::infer;
-  if (trains && p.is_channels_last() && p.alignment < 16 && is_cudnn_9_19()) {
-    return Unsupported{
-        "cuDNN 9.19 makes misaligned accesses in training on channels-last tensors that are not "
-        "aligned to 16 bytes, and the process loses its GPU context"};
+  if (p.pass != BatchNormPass::infer && p.is_channels_last()) {
+    std::string defect = misalignment_defect("channels-last batch norm's training", p.alignment);
+    if (!defect.empty()) return Unsupported{defect};
   }
   for (const LegacyName& name : operator_of(p).legacy_names("")) {
     if (algorithm.name != name.name) continue;
