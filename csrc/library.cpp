@@ -1,5 +1,9 @@
 // Every operator's schema. PyTorch's own positional arguments first, then ours by keyword.
+#include <ATen/ATen.h>
 #include <torch/library.h>
+
+#include <utility>
+#include <vector>
 
 TORCH_LIBRARY(torch_cudnn_ext, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
@@ -312,3 +316,57 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "policy=None) -> (Tensor values, Tensor indices)",
       tags);
 }
+
+namespace torch_cudnn_ext {
+namespace {
+
+// Operators that write into an argument. PyTorch's own way with tensors that are negated or
+// conjugated lazily takes the first result for that argument, which it is of none of these.
+constexpr const char* kWriting[] = {"convolution_out",
+                                    "convolution_backward_input_out",
+                                    "convolution_backward_weight_out",
+                                    "batch_norm",
+                                    "batch_norm_train",
+                                    "_batch_norm_train",
+                                    "instance_norm",
+                                    "activation_",
+                                    "activation_backward_"};
+
+// Calls the operator on tensors that hold their values as they are, and copies what it wrote back.
+template <c10::DispatchKey key>
+void call_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  size_t begin = stack->size() - arguments.size();
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    c10::IValue& value = (*stack)[begin + i];
+    if (!value.isTensor()) continue;
+    at::Tensor lazy = value.toTensor();
+    if (!lazy.defined() || !lazy.key_set().has(key)) continue;
+    at::Tensor plain = key == c10::DispatchKey::Negative ? lazy.resolve_neg() : lazy.resolve_conj();
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) written.emplace_back(lazy, plain);
+    value = plain;
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
+  for (auto& [lazy, plain] : written) lazy.copy_(plain);
+}
+
+template <c10::DispatchKey key>
+void register_writing(torch::Library& m) {
+  for (const char* op : kWriting) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&call_on_plain<key>>());
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Negative, m) {
+  register_writing<c10::DispatchKey::Negative>(m);
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Conjugate, m) {
+  register_writing<c10::DispatchKey::Conjugate>(m);
+}
+
+}  // namespace torch_cudnn_ext

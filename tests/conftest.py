@@ -57,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+def misaligned(t: torch.Tensor) -> torch.Tensor:
+    """A copy of a dense tensor, one element behind an address that is aligned."""
+    storage = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+    return storage.as_strided(t.shape, t.stride(), 1).copy_(t)
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     """Each device that the machine has: ``cpu``, and ``cuda`` where there is one."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import misaligned
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -71,6 +72,48 @@ def test_lower_precision(dtype: torch.dtype, training: bool, device: str) -> Non
     tolerance = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     x = torch.randn(8, 6, 5, 5, device=device).to(dtype)
     _compare(x, training, tolerance)
+
+
+def test_running_statistics_may_be_negated_lazily(device: str) -> None:
+    x = torch.randn(4, 3, 5, 5, device=device)
+    mean = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag
+    var = torch.ones(3, device=device)
+    kept = (torch.zeros_like(var), torch.ones_like(var))
+    got = ops.batch_norm(x, mean, var, training=True)
+    torch.testing.assert_close(got, F.batch_norm(x, *kept, training=True), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((mean + 0, var), kept)
+
+
+def test_eps_is_above_zero(device: str) -> None:
+    layer = ours.BatchNorm2d(3, eps=-1.0).to(device)
+    with pytest.raises(ValueError, match=r"eps is -1, wanted more than 0"):
+        layer(torch.randn(2, 3, 4, 4, device=device))
+    assert layer.running_mean is not None and not layer.running_mean.any()
+
+
+# With these cuDNN 9.19, and PyTorch's own training in channels-last, lose the GPU context.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_training_on_misaligned_tensors(
+    dtype: torch.dtype, layout: torch.memory_format, device: str
+) -> None:
+    whole = torch.randn(4, 64, 28, 28, device=device).to(dtype).contiguous(memory_format=layout)
+    x = misaligned(whole).requires_grad_()
+    mean, var, weight, bias = (
+        misaligned(t.detach()) for t in _statistics(64, device, torch.float32)
+    )
+    kept = (mean.clone().double(), var.clone().double())
+    double = x.detach().double().requires_grad_()
+    wanted = F.batch_norm(double, *kept, weight.double(), bias.double(), True)
+    got = ops.batch_norm(x, mean, var, weight, bias, True)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close((mean.double(), var.double()), kept, rtol=1e-3, atol=1e-3)
+    dy = misaligned(torch.randn_like(whole))
+    (wanted_dx,) = torch.autograd.grad(wanted, double, dy.double())
+    (dx,) = torch.autograd.grad(got, x, dy)
+    torch.testing.assert_close(dx.double(), wanted_dx, rtol=1e-2, atol=1e-2)
+    choice = _C.last_choice("batch_norm_bwd")
+    assert choice is not None and "align=" not in choice["problem"]
 
 
 def test_parameters_in_half_precision(device: str) -> None:

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, ops
 
 OPS = torch.ops.torch_cudnn_ext
 Flags = Callable[[str], AbstractContextManager[None]]
@@ -113,6 +113,16 @@ def test_aot_eager(name: str, device: str) -> None:
     op = getattr(OPS, name).default
     compiled = torch.compile(lambda x, w, b: op(x, w, b).sin(), fullgraph=True, backend="aot_eager")
     _assert_same(compiled, lambda x, w, b: getattr(F, name)(x, w, b).sin(), x, w, bias)
+
+
+def test_a_policy_may_be_a_mapping(device: str) -> None:
+    pin = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}[device]
+    x, w = _random((2, 4, 7, 7), device), _random((6, 4, 3, 3), device)
+    policy = {"fwd": pin}
+    torch.compile(lambda a: ops.conv2d(a, w, policy=policy), fullgraph=True, backend="eager")(x)
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None
+    assert choice["algorithm"] == _C.canonical_algorithm(pin, "conv_fwd")
 
 
 def test_primitives_with_accumulation(device: str) -> None:

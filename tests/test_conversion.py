@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from torch_cudnn_ext import _C, convert, last_choice, nn
 from torch_cudnn_ext.conversion import (
-    _algorithms,
-    _checked,
+    checked_for,
     conversion_steps,
     converted,
     counterparts,
 )
 from torch_cudnn_ext.coverage import coverage
+from torch_cudnn_ext.policy import algorithms_of
 
 OURS = counterparts()
 
@@ -146,7 +146,7 @@ def test_a_policy_that_fits_not_all_changes_nothing() -> None:
         convert(model, to="torch", policy="autotune")
     with pytest.raises(ValueError, match="wanted 'cudnn' or 'torch'"):
         convert(model, to="caffe")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="got cpu:im2col for softmax_fwd of Softmax, .*cpu:online"):
+    with pytest.raises(ValueError, match="got cpu:im2col for softmax_fwd, .*cpu:online"):
         convert(model, policy="cpu:im2col")
     assert type(model[0]) is tnn.Conv2d
     convert(copy.deepcopy(model), policy="cpu:im2col;on_unsupported=fallback")
@@ -418,6 +418,6 @@ def test_a_subclass_keeps_attributes_of_its_own() -> None:
 @pytest.mark.parametrize("ours", OURS.values(), ids=lambda cls: cls.__name__)
 def test_what_every_operator_has_is_a_policy(ours: Any) -> None:
     for name in ours._passes():
-        for algorithm in _algorithms(ours.family, name):
-            assert _checked({name: algorithm}, ours).get(name) == algorithm
-        assert {"aten:default"} < set(_algorithms(ours.family, name))
+        for algorithm in algorithms_of(ours.family, name):
+            assert checked_for(ours, {name: algorithm}).get(name) == algorithm
+        assert {"aten:default"} < set(algorithms_of(ours.family, name))

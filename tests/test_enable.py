@@ -103,6 +103,21 @@ def ran(op: str = "conv_fwd") -> str:
     return choice.algorithm
 
 
+@pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_padding_by_the_word_valid(layer: Any, compiled: bool, device: str) -> None:
+    pin = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}[device]
+    model = layer(3, 4, 3, padding="valid").to(device)
+    x = torch.randn(2, 3, *[8] * (model.weight.dim() - 2), device=device)
+    wanted = model(x)
+    torch._dynamo.reset()
+    with enabled(f"conv_fwd={pin}"):
+        got = torch.compile(model, backend="aot_eager")(x) if compiled else model(x)
+        assert torch_cudnn_ext.declined() == {}
+        assert ran() == _C.canonical_algorithm(pin, "conv_fwd")
+    check_equal([got], [wanted])
+
+
 @pytest.mark.parametrize("policy", [None, "backends", "autotune"])
 def test_outputs_and_gradients_are_pytorchs(net: Net, device: str, policy: str | None) -> None:
     x = images(device)
@@ -925,6 +940,9 @@ def test_a_rule_costs_nothing_on_warm_calls(device: str) -> None:
         ("conv_fwd", "bwd_data=autotune", "rule is for conv_fwd"),
         ("conv_fwd", "compute=f64", "compute"),
         ("softmax_fwd", "legacy:fft/math", "math"),
+        ("conv_fwd pad=1 pad=2", "autotune", "'pad' twice"),
+        ("conv_fwd", "cpu:im2cool", "cpu:im2cool for conv_fwd, wanted one of .*cpu:im2col"),
+        ("softmax_bwd", "bwd=cpu:fft", "softmax_bwd.*it is an algorithm of conv"),
     ],
 )
 def test_a_wrong_rule_is_an_error(matcher: str, use: str, wanted: str) -> None:

@@ -209,6 +209,21 @@ def test_what_did_not_take_our_way_says_why() -> None:
     assert explanation.share == 0
 
 
+def test_a_compiled_model_is_explained_layer_by_layer(net: Net, device: str) -> None:
+    compiled = torch.compile(net, backend="eager")
+    plain = [(c.layer, c.op) for c in explain(net, images(device), measure=False).calls]
+    calls = explain(compiled, images(device), measure=False).calls
+    assert [(c.layer, c.op) for c in calls] == plain
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_of_torchscript_is_refused(inside: bool) -> None:
+    scripted = torch.jit.trace(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5))
+    model = nn.Sequential(scripted) if inside else scripted
+    with pytest.raises(TypeError, match="explain: argument model: .*TorchScript"):
+        explain(model, torch.randn(1, 3, 5, 5))
+
+
 def test_a_model_that_fails_leaves_nothing_behind(net: Net, device: str) -> None:
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()]
     with pytest.raises(RuntimeError):

@@ -89,6 +89,14 @@ def test_constraints_as_knobs(name: str, value: Any, text: str) -> None:
     assert getattr(knobs, name) is None
 
 
+def test_a_knob_is_a_value() -> None:
+    backends = ["aten"]
+    knobs.backends = backends
+    backends.append("cpu")
+    knobs.backends.append("cpu")  # type: ignore[union-attr]
+    assert knobs.backends == ["aten"]
+
+
 def test_a_knob_takes_effect_on_a_seen_shape(device: str) -> None:
     for pin in (*PINS[device], *reversed(PINS[device])):
         knobs.conv_fwd_algo = pin

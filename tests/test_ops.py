@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, SMALL, Case
-from conftest import EVERY_NUMERICS, needs_cuda
+from conftest import EVERY_NUMERICS, misaligned, needs_cuda
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -581,6 +581,66 @@ def test_a_bias_may_lie_anywhere(device: str) -> None:
         torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-4)
         choice = _C.last_choice("conv_fwd")
         assert choice is not None and "align=" not in choice["problem"]
+
+
+def test_what_is_written_may_be_negated_lazily(device: str) -> None:
+    x, w = (_random(s, device, torch.float32) for s in ((2, 4, 7, 7), (6, 4, 3, 3)))
+    out = torch.zeros(2, 6, 5, 5, dtype=torch.complex64, device=device).conj().imag
+    assert out.is_neg()
+    policy = "allow_tf32=false"
+    y = ops.convolution(x, w, policy=policy)
+    ops.convolution(x, w, out=out, policy=policy)
+    torch.testing.assert_close(out + 0, y)
+    dx = torch.zeros(2, 4, 7, 7, dtype=torch.complex64, device=device).conj().imag
+    ops.convolution_backward_input(y, w, x.shape, out=dx, policy=policy)
+    torch.testing.assert_close(dx + 0, ops.convolution_backward_input(y, w, x.shape, policy=policy))
+    values = torch.randn(40, 50, dtype=torch.complex64, device=device).conj().imag
+    wanted = values.relu()
+    assert ops.relu(values, inplace=True) is values and values.is_neg()
+    torch.testing.assert_close(values + 0, wanted)
+    with pytest.raises(ValueError, match="input is ComplexFloat"):
+        ops.relu(torch.randn(3, dtype=torch.complex64, device=device).conj(), inplace=True)
+
+
+def test_a_bias_may_lie_in_out(device: str) -> None:
+    x, w = (_random(s, device, torch.float32) for s in ((2, 4, 7, 7), (6, 4, 3, 3)))
+    out = _random((2, 6, 5, 5), device, torch.float32)
+    bias = out.view(-1)[:6]
+    wanted = F.conv2d(x.double(), w.double(), bias.double())
+    ops.convolution(x, w, bias, out=out, policy="allow_tf32=false")
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+# With these cuDNN 9.19, and PyTorch's own filter gradient, lose the GPU context.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_gradients_of_misaligned_tensors(
+    dtype: torch.dtype, layout: torch.memory_format, device: str
+) -> None:
+    x, w, dy = (
+        misaligned(_random(sizes, device, dtype).contiguous(memory_format=layout))
+        for sizes in ((6, 100, 24, 24), (32, 100, 3, 3), (6, 32, 12, 12))
+    )
+    double = (x.double().requires_grad_(), w.double().requires_grad_())
+    wanted = F.conv2d(*double, padding=1, stride=2)
+    leaves = (x.requires_grad_(), w.requires_grad_())
+    got = ops.conv2d(*leaves, padding=1, stride=2, policy="allow_tf32=false")
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and f"align={dtype.itemsize}" in choice["problem"]
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-2, atol=3e-2)
+    dx, dw = torch.autograd.grad(wanted, double, dy.double())
+    for gradient, its_own in zip(torch.autograd.grad(got, leaves, dy), (dx, dw), strict=True):
+        torch.testing.assert_close(gradient.double(), its_own, rtol=1e-2, atol=3e-1)
+    choice = _C.last_choice("conv_bwd_filter")
+    assert choice is not None and "align=" not in choice["problem"]
+    out = misaligned(torch.ones_like(w.detach()))
+    with torch.no_grad():
+        ops.convolution_backward_weight(
+            dy, x, w.shape, padding=1, stride=2, out=out, policy="allow_tf32=false"
+        )
+    torch.testing.assert_close(out.double(), dw, rtol=1e-2, atol=3e-1)
+    # The next tensor finds a context that works.
+    assert (torch.ones(3, device=device) + 1).sum().item() == 6
 
 
 def test_transposed_convolution_names_the_primitive_that_runs(device: str) -> None:

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,8 @@ class OwnForward(nn.Conv2d):
         ({"soft": "bwd_filter=autotune"}, "soft is a layer of softmax: .*bwd_filter"),
         ({"*": "fwd=nonsense"}, "fits no layer.*nonsense"),
         ({"up": "autotune", "nowhere": "autotune"}, "'nowhere' matches no layer"),
+        ({"up": "cpu:im2cool"}, "cpu:im2cool for conv_fwd, wanted one of .*cpu:im2col"),
+        ({"soft": "cpu:im2col"}, "softmax_fwd, wanted .*; it is an algorithm of conv$"),
     ],
 )
 def test_a_wrong_pin_is_an_error_and_changes_nothing(pins: dict[str, Any], wanted: str) -> None:
@@ -250,6 +253,31 @@ def test_a_wrong_pin_is_an_error_and_changes_nothing(pins: dict[str, Any], wante
     with pytest.raises(ValueError, match=wanted):
         apply_pins(model, pins)
     assert all(pin_of(m) is None for m in model.modules())
+
+
+def test_a_pattern_pins_the_layers_that_have_its_algorithm(net: Net, device: str) -> None:
+    apply_pins(net, {"*": "aten:matmul"})
+    assert pin_of(net.up) is not None and pin_of(net.soft) is None
+
+
+def test_a_shared_layer_is_pinned_by_each_of_its_names() -> None:
+    layer = nn.Conv2d(3, 3, 3, padding=1)
+    model = nn.ModuleDict({"enc": nn.Sequential(layer), "dec": nn.Sequential(layer)})
+    for pattern in ("enc.0", "dec.*"):
+        with pinned(model, {pattern: "cpu:im2col"}):
+            assert pin_of(layer) is not None
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager")])
+def test_what_profiling_finds_best_can_be_pinned(wrap: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    wrapped = wrap(model)
+    best = torch_cudnn_ext.profile_model(
+        wrapped, torch.randn(2, 3, 8, 8), passes=["fwd"], device="cpu"
+    ).best_by_layer()
+    assert list(best) == ["0", "1"]
+    with pinned(wrapped, best):
+        assert pin_of(model[0]) is not None
 
 
 def test_a_layer_that_would_not_see_its_pin_is_an_error() -> None:
@@ -342,6 +370,8 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ("layers = 3\n", "line 1: got the key 'layers'"),
         ('[problems]\n"conv_fwd q=1" = "autotune"\n', "line 2: 'conv_fwd q=1': .*no field 'q'"),
         ('[problems]\n"conv_fwd" = "bwd_data=autotune"\n', "line 2: 'conv_fwd': .*bwd_data"),
+        ('[layers]\n\n"a" = "cpu:im2cool"\n', "line 3: 'a': .*cpu:im2cool"),
+        ('[problems]\n"conv_fwd pad=1" = "cpu:im2cool"\n', "line 2: .*cpu:im2cool.*cpu:im2col"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path, text: str, wanted: str) -> None:

@@ -982,6 +982,10 @@ def test_processes_that_add_choices_at_once_lose_none(tmp_path: Path) -> None:
         ("[]", "line 2: got list, wanted an object"),
         ('{"problem": 1}', "line 2: problem is 1, wanted a str"),
         ('{"problem": "x", "device": "", "constraints": "", "measurements": []}', "line 2"),
+        (
+            json.dumps({"problem": PROBLEM, "device": "", "constraints": "", "measurements": []}),
+            r"line 2: measurements is \[\], wanted at least one",
+        ),
     ],
 )
 def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: str) -> None:

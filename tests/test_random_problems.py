@@ -123,7 +123,7 @@ def _is_ours(row: "_C.Measurement") -> bool:
     adds_atomically = "nondeterministic" in row["notes"]
     return (
         row["status"] in ("rejected", "failed")
-        and row["backend"] != "aten"
+        and row["algorithm"] != "aten:default"
         and not row["reason"].startswith("out of memory")
         and not adds_atomically
     )

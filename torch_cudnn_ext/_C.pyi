@@ -191,8 +191,8 @@ def set_cudnn_pins(policy_text: str) -> None:
     """What torch.backends.cudnn.conv_fwd_algo and its like say: the weakest level."""
 
 def add_rule(matcher: str, use: str) -> int: ...
-def check_rule(matcher: str, use: str) -> None:
-    """ValueError where `add_rule` would raise it."""
+def check_rule(matcher: str, use: str) -> str:
+    """The policy, with names of operators; ValueError where `add_rule` would raise it."""
 
 def remove_rule(id: int) -> None: ...
 def enable_overrides() -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import _C, report
 from .enabling import enabled
-from .measuring import Progress, measure_tasks
+from .measuring import BASELINE, Progress, measure_tasks
 from .peaks import event_ms, host_ms
 from .profiling import Settings
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
@@ -468,7 +468,7 @@ def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[
 def _as_pytorch_chooses(problem: str, device: str) -> str:
     """The first engine that cuDNN's heuristic names and that builds; on the CPU PyTorch itself."""
     if not device.startswith("cuda"):
-        return "aten:default"
+        return BASELINE
     for candidate in _C.candidates(problem, device, "backends=graph"):
         if candidate["status"] == "ok" and candidate["source"].startswith("heuristic"):
             return candidate["algorithm"]

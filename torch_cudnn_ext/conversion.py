@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from . import _C, nn
-from .policy import Policy, PolicyLike
+from . import nn
+from .policy import Policy, PolicyLike, check_pin
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
@@ -108,7 +108,7 @@ def convert(
         if step.becomes is not None
     ]
     policies: dict[type[torch.nn.Module], Policy] = {
-        cls: _checked(policy, cls) for _, cls in changes if issubclass(cls, nn.Tunable)
+        cls: checked_for(cls, policy) for _, cls in changes if issubclass(cls, nn.Tunable)
     }
     for module, cls in changes:
         exchange(module, cls)
@@ -157,6 +157,39 @@ def check_model(function: str, model: object) -> None:
             f"{function}: argument model: got {model!r:.60} ({type(model).__name__}), "
             "wanted a torch.nn.Module"
         )
+
+
+def unwrapped_model(function: str, model: torch.nn.Module) -> torch.nn.Module:
+    """The module inside what ``torch.compile`` made, or inside DistributedDataParallel.
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
+    check_model(function, model)
+    parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    while True:
+        if "_orig_mod" in model._modules:
+            model = model._modules["_orig_mod"]  # type: ignore[assignment]
+        elif isinstance(model, parallel):
+            model = model.module
+        else:
+            return model
+
+
+def eager_model(function: str, model: torch.nn.Module) -> torch.nn.Module:
+    """`unwrapped_model`, to be run layer by layer.
+
+    Raises:
+        TypeError: ``model`` is no module, or was made by TorchScript in part or whole.
+    """
+    model = unwrapped_model(function, model)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{function}: argument model: got {name or 'a model'} compiled by TorchScript, "
+                "wanted the module that it was made of"
+            )
+    return model
 
 
 def _steps(
@@ -212,30 +245,12 @@ def _reason(
     return "" if has_children or not to_ours else "torch_cudnn_ext.nn has nothing for it"
 
 
-def _checked(policy: PolicyLike, cls: type[nn.Tunable]) -> Policy:
+def checked_for(cls: type[nn.Tunable], policy: PolicyLike) -> Policy:
     """The policy for modules of a class; ValueError where it pins them to what there is not."""
     checked = cls._checked(policy)
-    if checked.get("on_unsupported") in ("warn", "fallback"):
-        return checked
     for name in cls._passes():
-        pin = (checked.get(name) or "").partition("/")[0]
-        known = _algorithms(cls.family, name)
-        # Of cuDNN's engines only a GPU tells.
-        if pin.startswith(("aten:", "cpu:", "legacy:")) and pin not in known:
-            raise ValueError(
-                f"policy: got {pin} for {cls.family}_{name} of {cls.__name__}, wanted one of "
-                f"{', '.join(known)}, or on_unsupported=fallback"
-            )
+        check_pin(checked, name)
     return checked
-
-
-@cache
-def _algorithms(family: str, name: str) -> list[str]:
-    """The algorithms of a pass, without options; whether they can run here or not."""
-    examples = next(op["examples"] for op in _C.operators() if op["family"] == family)
-    lines = [" ".join([f"{family}_{name}", *line.split()[1:]]) for line in examples]
-    rows = [row for line in lines for row in _C.candidates(line, "cpu")]
-    return list(dict.fromkeys(row["algorithm"].partition("/")[0] for row in rows))
 
 
 # Changing classes.

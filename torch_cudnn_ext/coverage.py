@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from . import _C, report
-from .conversion import check_model, converted
+from .conversion import converted, eager_model
 from .enabling import apply_rules, enabled, is_enabled
 from .workload import Watch, call_model, kept_as_it_was
 
@@ -118,7 +118,7 @@ def coverage(
         TypeError: ``model`` is no module.
         ValueError: The model calls no operator of this package.
     """
-    check_model("coverage", model)
+    model = eager_model("coverage", model)
     with ExitStack() as stack:
         stack.enter_context(converted(model))
         if not is_enabled():

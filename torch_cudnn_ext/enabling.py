@@ -29,7 +29,7 @@ import torch
 from torch.compiler import config
 
 from torch_cudnn_ext import _C, backends
-from torch_cudnn_ext.policy import PolicyLike, policy_text
+from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, policy_text
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
 _TAG = "torch_cudnn_ext"
@@ -121,6 +121,7 @@ class Rule:
 
     def __init__(self, matcher: str, use: str) -> None:
         """Make it hold."""
+        check_rule(matcher, use)
         self.matcher, self.use = matcher, use
         self._id = _C.add_rule(matcher, use)
 
@@ -203,6 +204,20 @@ def rule_text(matcher: str, use: PolicyLike) -> str:
         )
     family = next((op["family"] for op in _C.operators() if matcher.startswith(op["family"])), None)
     return policy_text(use, family or "conv") or ""
+
+
+def check_rule(matcher: str, use: str) -> None:
+    """Raise where a rule is none.
+
+    Raises:
+        ValueError: There is no such operator, field, policy or algorithm.
+    """
+    canonical = _C.check_rule(matcher, use)
+    word = matcher.split(maxsplit=1)[0]
+    for op in _C.operators():
+        for name in op["passes"]:
+            if word == f"{op['family']}_{name}":
+                check_pin(Policy.parse(canonical, op["family"]), name)
 
 
 def _for_all_operators(text: str) -> str:

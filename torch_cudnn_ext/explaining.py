@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 
 from torch_cudnn_ext import _C, report
 from torch_cudnn_ext.bench import kernel_names
-from torch_cudnn_ext.conversion import check_model
+from torch_cudnn_ext.conversion import eager_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
+from torch_cudnn_ext.measuring import BASELINE
 from torch_cudnn_ext.pins import pin_of, standing_for
 from torch_cudnn_ext.workload import Layer, call_model, kept_as_it_was, merge, sum_of_outputs
 
@@ -129,7 +130,7 @@ def explain(
         TypeError: ``model`` is no module.
         ValueError: With ``train``, no output of the model has a gradient.
     """
-    check_model("explain", model)
+    model = eager_model("explain", model)
     runner = copy.deepcopy(model) if train else model
     with kept_as_it_was(runner), enabled() if not is_enabled() else nullcontext():
         calls = _record(runner, _detached(inputs) if train else inputs, train)
@@ -157,7 +158,7 @@ def trace(
         ValueError: With ``train``, no output of the model has a gradient.
         OSError: The file cannot be written.
     """
-    check_model("trace", model)
+    model = eager_model("trace", model)
     calls = explain(model, inputs, train=train, measure=False).calls
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
     lines = [f"{one.problem}  # {', '.join(one.names)} x{one.count}" for one in layers]
@@ -362,11 +363,11 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
     info = _C.problem_info(problem)
     tensors = _C.scratch(problem, device)
     if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward left
-        left = _C.run(info["coupled"][0], "aten:default", tensors)
+        left = _C.run(info["coupled"][0], BASELINE, tensors)
         tensors |= {role: left[role] for role in left.keys() & info["slots"].keys()}
 
     def work() -> None:
-        _C.run(problem, "aten:default", dict(tensors))
+        _C.run(problem, BASELINE, dict(tensors))
 
     work()
     return tuple(kernel_names(work, operator.call, device))

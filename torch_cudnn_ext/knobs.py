@@ -141,7 +141,7 @@ def _checked(name: str, value: object, label: str) -> object:
         return None if value == "auto" else value
     elif not isinstance(value, bool):
         raise TypeError(f"{label}: got {value!r}, wanted True or False")
-    return value
+    return [*value] if isinstance(value, list) else value
 
 
 def _level_text(values: Mapping[str, Any]) -> str:
@@ -190,9 +190,11 @@ def _read_environment() -> dict[str, Any]:
         if name in _BOOLEANS or name == "enabled":
             value = _FLAG_WORDS.get(text.lower(), text)
         try:
-            values[name] = _checked(name, value, name)
+            checked = _checked(name, value, name)
         except (TypeError, ValueError) as error:
             raise ValueError(f"environment variable {variable}: {error}") from error
+        if checked is not None:
+            values[name] = checked
     return values
 
 
@@ -202,7 +204,8 @@ class _Knobs(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _NAMES:
             raise AttributeError(f"torch_cudnn_ext.knobs has no knob {name!r}")
-        return _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
+        value = _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
+        return [*value] if isinstance(value, list) else value
 
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("__"):  # Python's own: __spec__, __file__, ...
@@ -232,5 +235,8 @@ class _Knobs(ModuleType):
 
 _environment.update(_read_environment())
 if _environment:
-    _install({})
+    try:
+        _install({})
+    except ValueError as error:
+        raise ValueError(f"environment variables TORCH_CUDNN_EXT_*: {error}") from error
 sys.modules[__name__].__class__ = _Knobs

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     _Measured = tuple[list[Measurement], list[TableEntry]]
 
-__all__ = ["Progress", "Task", "fp32_switches", "measure_tasks"]
+__all__ = ["BASELINE", "Progress", "Task", "fp32_switches", "measure_tasks"]
+
+BASELINE = "aten:default"  # PyTorch's own kernel
 
 
 class Progress(Protocol):

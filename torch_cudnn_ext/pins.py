@@ -28,7 +28,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.conversion import (
     Pinned,
-    check_model,
+    checked_for,
     class_with_pin,
     class_without_pin,
     counterpart,
@@ -36,8 +36,9 @@ from torch_cudnn_ext.conversion import (
     exchange,
     obstacle,
     settle_fast_paths,
+    unwrapped_model,
 )
-from torch_cudnn_ext.enabling import rule_text
+from torch_cudnn_ext.enabling import check_rule, rule_text
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.policy import Policy, PolicyLike, policy_text
 
@@ -81,13 +82,13 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
         ValueError: A pattern matches no layer, or none that its policy fits and that would obey;
             then nothing changes.
     """
-    model = _unwrapped(model, "apply_pins")
+    model = unwrapped_model("apply_pins", model)
     _replace(model, _resolve(model, pins, stacklevel=3))
 
 
 def clear_pins(model: torch_nn.Module) -> None:
     """Take all pins of a model back."""
-    _replace(_unwrapped(model, "clear_pins"), {})
+    _replace(unwrapped_model("clear_pins", model), {})
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
         TypeError: As `apply_pins`.
         ValueError: As `apply_pins`.
     """
-    model = _unwrapped(model, "pinned")
+    model = unwrapped_model("pinned", model)
     before = {m: pin for m in model.modules() if (pin := pin_of(m)) is not None}
     _replace(model, _resolve(model, pins, stacklevel=4))  # past contextlib
     try:
@@ -214,7 +215,7 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
 def _check_line(table: str, key: str, text: str) -> None:
     """ValueError where a line of a file would be none."""
     if table == _PROBLEMS:
-        _C.check_rule(key, text)
+        check_rule(key, text)
     else:
         _check_fits_some(text)
         _compiled(key)
@@ -248,7 +249,9 @@ def _line_of(text: str, key: str) -> int:
 def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_nn.Module, Pin]:
     """Every pinned layer's pin; `stacklevel` leads warnings to the user's line."""
     _check_pins(pins)
-    layers = {name: m for name, m in model.named_modules() if standing_for(m) is not None}
+    # Under all its names, where it has several.
+    modules = model.named_modules(remove_duplicate=False)
+    layers = {name: m for name, m in modules if standing_for(m) is not None}
     found: dict[torch_nn.Module, tuple[str, tuple[str, ...]]] = {}
     for pattern, policy in pins.items():
         matches = _compiled(pattern)
@@ -334,7 +337,7 @@ def _raise_no_match(
 def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
     """The canonical text for a layer of this kind; ValueError where it does not speak of it."""
     family = ours.family
-    text = ours._checked(policy).text
+    text = checked_for(ours, policy).text
     keys = [part.partition("=")[0] for part in text.split(";") if part]
     others = [key for key in keys if key in _operators() and not key.startswith(f"{family}_")]
     if others and not any(key in ours._passes() for key in keys):
@@ -345,12 +348,12 @@ def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
 def _check_fits_some(text: str) -> None:
     """ValueError where a policy text can be read for no family of operators."""
     reasons: dict[str, str] = {}
-    for family in dict.fromkeys(ours.family for ours in counterparts().values()):
+    for ours in counterparts().values():
         try:
-            _C.canonical_policy(text, family)
+            _text_for(text, ours)
             return
         except ValueError as error:
-            reasons[family] = str(error)
+            reasons[ours.family] = str(error)
     # All reasons are too many: one of a family that knows the key, of convolution if that does.
     knowing = {f: why for f, why in reasons.items() if "is unknown" not in why} or reasons
     family = "conv" if "conv" in knowing else next(iter(knowing))
@@ -376,19 +379,6 @@ def _out_of_reach(module: torch_nn.Module, ours: type[Tunable]) -> str:
     if reason:
         return f"that would not obey a pin: {reason}, wanted: when() for its problems"
     return ""
-
-
-def _unwrapped(model: torch_nn.Module, function: str) -> torch_nn.Module:
-    """The module inside what ``torch.compile`` made, or inside DistributedDataParallel."""
-    check_model(function, model)
-    parallel = (torch_nn.parallel.DistributedDataParallel, torch_nn.DataParallel)
-    while True:
-        if "_orig_mod" in model._modules:
-            model = model._modules["_orig_mod"]  # type: ignore[assignment]
-        elif isinstance(model, parallel):
-            model = model.module
-        else:
-            return model
 
 
 def _replace(model: torch_nn.Module, pins: Mapping[torch_nn.Module, Pin]) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
+import torch
+
 from torch_cudnn_ext import _C
 
 AlgorithmChoice: TypeAlias = str | int | None
@@ -270,6 +272,47 @@ def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
     return Policy.parse(policy_text(policy, family) or "", family)
 
 
+def check_pin(policy: Policy, name: str) -> None:
+    """Raise where a policy pins a pass (``fwd``) to what there is not, and does not fall back.
+
+    Raises:
+        ValueError: The family has no such algorithm in that pass.
+    """
+    pin = (policy.get(name) or "").partition("/")[0]
+    # Of cuDNN's engines only a GPU tells.
+    named = pin.startswith(("aten:", "cpu:", "legacy:"))
+    if not named or policy.get("on_unsupported") in ("warn", "fallback"):
+        return
+    known = algorithms_of(policy.family, name)
+    if pin not in known:
+        families = [op["family"] for op in _C.operators() if pin in _every_algorithm(op["family"])]
+        raise ValueError(
+            f"policy: got {pin} for {policy.family}_{name}, wanted one of {', '.join(known)}, or "
+            "on_unsupported=fallback"
+            + (f"; it is an algorithm of {', '.join(families)}" if families else "")
+        )
+
+
+@cache
+def algorithms_of(family: str, name: str) -> list[str]:
+    """The algorithms of a pass, without options; whether they can run here or not."""
+    examples = next(op["examples"] for op in _C.operators() if op["family"] == family)
+    lines = [" ".join([f"{family}_{name}", *line.split()[1:]]) for line in examples]
+    rows = [row for line in lines for row in _C.candidates(line, "cpu")]
+    return list(dict.fromkeys(row["algorithm"].partition("/")[0] for row in rows))
+
+
+def _every_algorithm(family: str) -> set[str]:
+    """Those of all passes."""
+    passes = next(op["passes"] for op in _C.operators() if op["family"] == family)
+    return {algorithm for name in passes for algorithm in algorithms_of(family, name)}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _text_of_keywords(keywords: dict[str, Any], family: str) -> str | None:
+    return Policy(**{"family": family, **keywords}).of(family).text or None
+
+
 def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
     """The text that an operator of a family takes for a policy; ``None`` where nothing is set.
 
@@ -287,7 +330,8 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
     if isinstance(policy, Policy):
         return policy.of(family).text or None
     if isinstance(policy, Mapping):
-        return Policy(**{"family": family, **policy}).of(family).text or None
+        text: str | None = _text_of_keywords(dict(policy), family)
+        return text
     if isinstance(policy, int) and not isinstance(policy, bool):
         if policy == -1:
             return None

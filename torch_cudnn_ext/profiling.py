@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from . import _C, report
-from .conversion import check_model
-from .measuring import Progress, Task, measure_tasks
+from .conversion import eager_model
+from .measuring import BASELINE, Progress, Task, measure_tasks
 from .peaks import Peaks, measured_peaks
 from .policy import Policy, PolicyLike, field_text, policy_text
 from .workload import PASSES, Journal, Layer, merge, network_layers, rewrite
@@ -199,7 +199,8 @@ class LayerProfile:
     def pytorch(self) -> Measurement | None:
         """PyTorch's own choice, whether or not the policy admits it; ``None`` where it cannot."""
         return next(
-            (r for r in self.rows if r["backend"] == "aten" and r["median_ms"] is not None), None
+            (r for r in self.rows if r["algorithm"] == BASELINE and r["median_ms"] is not None),
+            None,
         )
 
     def find(self, algorithm: str | None) -> Measurement | None:
@@ -496,7 +497,7 @@ def profile_model(
         ValueError: The model calls no operator of this package, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
-    check_model("profile_model", model)
+    model = eager_model("profile_model", model)
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     work = network_layers(model, inputs, passes, settings.policy or None)
     measured = list(measure_layers(work.layers, settings, progress=progress))
@@ -649,16 +650,16 @@ def _chosen(problem: str, device: str, policy: str) -> tuple[str | None, str]:
 
 def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) -> list[Measurement]:
     """PyTorch's own row is always timed, also where the policy does not admit it."""
-    if any(row["backend"] == "aten" and row["median_ms"] is not None for row in rows):
+    if any(row["algorithm"] == BASELINE and row["median_ms"] is not None for row in rows):
         return rows
-    reasons = [row["reason"] for row in rows if row["backend"] == "aten"]
+    reasons = [row["reason"] for row in rows if row["algorithm"] == BASELINE]
     refused = reasons[0] if reasons else ""
     # Under PyTorch's own switches and nothing else: what a user of plain PyTorch gets.
     (baseline,) = _C.measure(
         problem,
         settings.device,
         "backends=aten",
-        algorithms=["aten:default"],
+        algorithms=[BASELINE],
         time_budget_s=settings.time_budget_s,
         min_samples=settings.min_samples,
         record=False,
@@ -666,7 +667,7 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
     if baseline["status"] == "ok":
         baseline["status"] = "excluded"
         baseline["reason"] = "baseline only: " + (refused or "the policy does not admit it")
-    return [row for row in rows if row["backend"] != "aten"] + [baseline]
+    return [row for row in rows if row["algorithm"] != BASELINE] + [baseline]
 
 
 def _keep(policy: str, keys: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from . import _C, nn
+from .measuring import BASELINE
 
 if TYPE_CHECKING:
     from .profiling import LayerProfile, Profile, Totals
@@ -292,7 +293,7 @@ def _table(
         good += ok
         # Nothing is known of it but why it was refused.
         empty = not ok and record["workspace_bytes"] is None and record["error"] is None
-        if record["current"] or (record["backend"] == "aten" and record["median_ms"]):
+        if record["current"] or (record["algorithm"] == BASELINE and record["median_ms"]):
             shown.append(record)
         elif ok and (top == 0 or good <= top):
             shown.append(record)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from . import _C
-from .conversion import check_model
+from .conversion import eager_model
 from .enabling import enabled
 from .explaining import trace
 from .measuring import Progress, Task, measure_tasks
@@ -143,7 +144,7 @@ def tune_model(
         ValueError: There is no tensor among inputs and parameters, or as `tune`.
         RuntimeError: As `tune`.
     """
-    check_model("tune_model", model)
+    model = eager_model("tune_model", model)
     tensors = [t for t in (*tree_leaves(inputs), *model.parameters()) if isinstance(t, Tensor)]
     if not tensors:
         raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
@@ -276,10 +277,15 @@ def _entry(value: object) -> TableEntry:
     if unknown:
         raise ValueError(f"got the unknown fields {', '.join(unknown)}")
     op = _C.problem_info(value["problem"])["op"]
+    if not value["measurements"]:
+        raise ValueError("measurements is [], wanted at least one")
     for row in value["measurements"]:
         if not isinstance(row, dict) or not _MEASUREMENT_FIELDS <= row.keys():
             wanted = ", ".join(sorted(_MEASUREMENT_FIELDS))
             raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
+        median = row["median_ms"]
+        if isinstance(median, int | float) and not (math.isfinite(median) and median >= 0):
+            raise ValueError(f"median_ms is {median!r}, wanted milliseconds or null")
         _C.canonical_algorithm(row["algorithm"], op)
     return cast("TableEntry", value)
 

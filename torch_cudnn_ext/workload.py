@@ -581,7 +581,10 @@ def sum_of_outputs(output: Any) -> Tensor:
     """A loss: the sum of all that a model gave that has a gradient."""
     tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
     if not tensors:
-        raise ValueError("train: no output of the model has a gradient, wanted at least one")
+        raise ValueError(
+            f"train: no tensor of the model's output ({type(output).__name__}) has a gradient, "
+            "wanted at least one, or train=False"
+        )
     return torch.stack([t.float().sum() for t in tensors]).sum()
 
 

@@ -17,6 +17,8 @@ struct Algorithm {
   const std::string* option(std::string_view key) const;
   Algorithm with(std::string key, std::string value) const;
   std::string text() const;
+  // PyTorch's own kernel.
+  bool is_baseline() const { return backend == "aten" && name == "default"; }
   bool operator==(const Algorithm& other) const {
     return backend == other.backend && name == other.name && options == other.options;
   }

@@ -68,7 +68,7 @@ class CpuRuntime : public DeviceRuntime {
     return kibibytes * 1024;
   }
   bool is_capturing(const Device&) const override { return false; }
-  void synchronize(const Device&) const override {}
+  void synchronize(const Device&, const std::string&) const override {}
   std::unique_ptr<Timer> make_timer(const Device&) const override {
     return std::make_unique<CpuTimer>();
   }
@@ -91,7 +91,7 @@ class TargetRuntime : public DeviceRuntime {
     return std::strtoll(json.c_str() + found + key.size(), nullptr, 10);
   }
   bool is_capturing(const Device&) const override { return false; }
-  void synchronize(const Device& device) const override { refuse(device); }
+  void synchronize(const Device& device, const std::string&) const override { refuse(device); }
   std::unique_ptr<Timer> make_timer(const Device& device) const override { refuse(device); }
   void flush_cache(const Device& device) const override { refuse(device); }
 

@@ -51,7 +51,8 @@ class DeviceRuntime {
   virtual std::string fingerprint(const Device& device) const = 0;
   virtual int64_t total_memory_bytes(const Device& device) const = 0;
   virtual bool is_capturing(const Device& device) const = 0;
-  virtual void synchronize(const Device& device) const = 0;
+  // Waits for the device, until it is done or the user stops it. Warns where `what` may never end.
+  virtual void synchronize(const Device& device, const std::string& what) const = 0;
   virtual std::unique_ptr<Timer> make_timer(const Device& device) const = 0;
   // Evicts the last-level cache.
   virtual void flush_cache(const Device& device) const = 0;

@@ -86,7 +86,7 @@ struct Contender {
   double best = kInfinity, best_host = kInfinity;  // the least of each
   bool running = true;
 
-  bool is_baseline() const { return algorithm.backend == "aten"; }
+  bool is_baseline() const { return algorithm.is_baseline(); }
 };
 
 double percentile(std::vector<double> values, double q) {
@@ -456,7 +456,7 @@ class Session {
   }
 
   bool is_too_late(Measurement& m, double share = 1) const {
-    if (m.algorithm.backend == "aten" || !out_of_time(share)) return false;
+    if (m.algorithm.is_baseline() || !out_of_time(share)) return false;
     m.status = Status::excluded;
     m.reason = c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
     return true;
@@ -526,7 +526,7 @@ class Session {
     }
     set_scalars(bindings, step);
     plan.run(bindings);
-    runtime_.synchronize(device_);
+    runtime_.synchronize(device_, c10::str(m.algorithm.text(), " of ", problem_text(step.problem)));
     double tolerance = op_.tolerance(step.problem, plan.notes);
     for (const SlotSpec& slot : step.slots) {
       const at::Tensor& reference = step.reference[slot.role];

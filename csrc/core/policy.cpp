@@ -287,7 +287,8 @@ Policy policy_of_switches(Switches switches) {
 }
 
 // In a saved policy: what was asked for at the call stands before it, all levels in one behind it.
-constexpr char kBelow = '|';
+// Nobody types it.
+constexpr char kBelow = '\x1f';
 
 void refuse_once(const Policy& policy) {
   for (const auto& [op, choice] : policy.choices) {
@@ -528,9 +529,13 @@ Switches read_switches(std::string_view family) {
   auto set = [&](uint8_t bit, bool on) {
     if (on) switches.bits |= bit;
   };
+  auto is_tf32 = [&](at::Float32Op product) {
+    return context.float32Precision(at::Float32Backend::CUDA, product) ==
+           at::Float32Precision::TF32;
+  };
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
-  set(Switches::kAllowTf32,
-      op && context.float32Precision(at::Float32Backend::CUDA, *op) == at::Float32Precision::TF32);
+  set(Switches::kAllowTf32, op && is_tf32(*op));
+  set(Switches::kTf32Products, op == at::Float32Op::CONV && is_tf32(at::Float32Op::MATMUL));
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   return switches;

@@ -116,7 +116,12 @@ struct ConvolutionProblem {
   int spatial_dims() const { return x.sizes.size() - 2; }
   Dims output_sizes() const;
   TensorSpec default_output() const;
-  void canonicalise() { canonicalise_strides({&x, &w, &y}); }
+  // Gradients are computed of tensors that are aligned.
+  bool takes_any_alignment() const { return pass == ConvolutionPass::fwd; }
+  void canonicalise() {
+    canonicalise_strides({&x, &w, &y});
+    if (!takes_any_alignment()) alignment = 16;
+  }
   void validate() const;       // throws ValueError naming the field
   void check_compute() const;  // the part of it that a policy may have got wrong
 
@@ -230,7 +235,12 @@ struct BatchNormProblem {
     return pass == BatchNormPass::fwd || (pass == BatchNormPass::bwd && train);
   }
   bool is_channels_last() const { return x.strides != contiguous_strides(x.sizes); }
-  void canonicalise() { canonicalise_strides({&x}); }
+  // Training is computed of tensors that are aligned.
+  bool takes_any_alignment() const { return pass == BatchNormPass::infer; }
+  void canonicalise() {
+    canonicalise_strides({&x});
+    if (!takes_any_alignment()) alignment = 16;
+  }
   void validate() const;  // throws ValueError naming the field
 
   template <class Self, class Visitor>
@@ -278,7 +288,8 @@ struct RnnProblem {
   int64_t gates() const { return cell == RnnCell::lstm ? 4 : cell == RnnCell::gru ? 3 : 1; }
   int64_t state() const { return proj > 0 ? proj : hidden; }  // elements of a hidden state
   // Where cuDNN 9.19's persist_static_small_h, which PyTorch runs for float16, computes wrongly on
-  // tensor cores: found on an H100 and an H200 over hidden sizes to 192 and batches to 128.
+  // tensor cores, also where these round float32: found on an H100 and an H200 over hidden sizes to
+  // 192 and batches to 128.
   bool meets_small_h_defect() const;
   c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
   void canonicalise();

@@ -71,6 +71,10 @@ Rule parse_rule(std::string_view matcher, std::string_view use) {
     std::string key = words[i].substr(0, equals);
     TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), key) != names.end(), "when: ", rule.op,
                       " has no field '", key, "', wanted one of ", c10::Join(", ", names));
+    for (const auto& glob : rule.globs) {
+      TORCH_CHECK_VALUE(glob.first != key, "when: '", matcher, "' has the field '", key,
+                        "' twice, wanted it once");
+    }
     rule.globs.emplace_back(key, words[i].substr(equals + 1));
   }
   rule.use = parse_policy_of(rule.op, use);
@@ -101,7 +105,9 @@ int64_t add_rule(std::string_view matcher, std::string_view use) {
   return rules().back().id;
 }
 
-void check_rule(std::string_view matcher, std::string_view use) { parse_rule(matcher, use); }
+std::string check_rule(std::string_view matcher, std::string_view use) {
+  return parse_rule(matcher, use).use.text("");
+}
 
 void remove_rule(int64_t id) {
   std::lock_guard<std::mutex> lock(mutex);

@@ -16,7 +16,8 @@ namespace torch_cudnn_ext {
 // stands for any text, `?` for any character. A word in `use` is for that pass alone. Of two rules
 // that match, the newer is the stronger. All throw ValueError.
 int64_t add_rule(std::string_view matcher, std::string_view use);
-void check_rule(std::string_view matcher, std::string_view use);  // adds nothing
+// Adds nothing; gives the policy, with names of operators.
+std::string check_rule(std::string_view matcher, std::string_view use);
 void remove_rule(int64_t id);
 
 struct RuledPolicy {

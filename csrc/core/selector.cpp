@@ -418,7 +418,7 @@ class Decider {
   // Where nothing keeps to the tolerance, PyTorch's own kernel runs as it would without us.
   Found find_rejected_baseline(const std::vector<Measurement>& measurements) {
     auto own = std::find_if(measurements.begin(), measurements.end(), [](const Measurement& m) {
-      return m.algorithm.backend == "aten" && m.status == Measurement::Status::rejected;
+      return m.algorithm.is_baseline() && m.status == Measurement::Status::rejected;
     });
     Found found;
     if (decision_->ranking.empty() && own != measurements.end()) {

@@ -26,13 +26,6 @@ void check_cudnn(cudnnStatus_t status, const char* call) {
   TORCH_CHECK(status == CUDNN_STATUS_SUCCESS, call, " failed with ", cudnn_status_text(status));
 }
 
-std::string misalignment_defect(const char* part, int64_t alignment) {
-  if (alignment >= 16 || !is_cudnn_9_19()) return "";
-  return c10::str("cuDNN 9.19 makes misaligned accesses in ", part,
-                  " where tensors are not aligned to 16 bytes, and the process loses its GPU "
-                  "context");
-}
-
 cudnnDataType_t cudnn_type(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Double:

@@ -23,9 +23,6 @@ void check_cudnn(cudnnStatus_t status, const char* call);
 
 // Whether this is the version that defects were looked for in, by running every engine.
 inline bool is_cudnn_9_19() { return cudnnGetVersion() / 100 == 919; }
-// Why `part` of it must not see tensors of this alignment, which would cost the process its GPU
-// context; empty where they are aligned to 16 bytes, or with another version.
-std::string misalignment_defect(const char* part, int64_t alignment);
 
 cudnnDataType_t cudnn_type(c10::ScalarType dtype);
 cudnnReduceTensorOp_t cudnn_reduction(ReduceKind kind);

@@ -9,8 +9,10 @@
 
 #include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <chrono>
+#include <thread>
 
 #include "core/device.h"
+#include "core/errors.h"
 #include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext {
@@ -64,9 +66,23 @@ class CudaRuntime : public DeviceRuntime {
     return at::cuda::currentStreamCaptureStatus() != c10::cuda::CaptureStatus::None;
   }
 
-  void synchronize(const Device& device) const override {
-    C10_CUDA_CHECK(
-        cudaStreamSynchronize(at::cuda::getCurrentCUDAStream(static_cast<int8_t>(device.index))));
+  void synchronize(const Device& device, const std::string& what) const override {
+    using std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kSpin(1), kPause(1), kLong(30'000);
+    auto stream = at::cuda::getCurrentCUDAStream(static_cast<int8_t>(device.index));
+    auto start = steady_clock::now();
+    bool warned = false;
+    while (!stream.query()) {
+      auto waited = steady_clock::now() - start;
+      if (waited < kSpin) continue;
+      std::this_thread::sleep_for(kPause);
+      check_interrupt();
+      if (waited < kLong || warned) continue;
+      warned = true;
+      warn(c10::str(what,
+                    " has run for 30 s on the GPU and may never end; no kernel can be stopped, "
+                    "but this process can (Ctrl-C)"));
+    }
   }
 
   std::unique_ptr<Timer> make_timer(const Device&) const override {

@@ -4,6 +4,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -129,11 +131,19 @@ void update(const OptionalTensor& running, const Tensor& computed) {
   }
 }
 
-// Of all inputs: results that the plan makes are aligned.
-int64_t alignment_of(const Bindings& b) {
-  return torch_cudnn_ext::alignment_of({&b[Role::x], &b[Role::dy], &b[Role::z], &b[Role::w],
-                                        &b[Role::bias], &b[Role::mean], &b[Role::invstd],
-                                        &b[Role::running_mean], &b[Role::running_var]});
+// Sees to the alignment of all inputs: results that the plan makes are aligned.
+void set_alignment(BatchNormProblem& p, Bindings& b) {
+  std::array inputs{&b[Role::x],      &b[Role::dy],           &b[Role::z],
+                    &b[Role::w],      &b[Role::bias],         &b[Role::mean],
+                    &b[Role::invstd], &b[Role::running_mean], &b[Role::running_var]};
+  for (Tensor* t : inputs) {
+    if (!t->defined()) continue;
+    if (p.takes_any_alignment()) {
+      p.alignment = std::min(p.alignment, alignment_of({t}));
+    } else if (t->is_cuda()) {
+      *t = aligned(*t);
+    }
+  }
 }
 
 struct Forward {
@@ -144,6 +154,7 @@ struct Forward {
   Forward(BatchNormPass pass, const Tensor& input, const OptionalTensor& weight,
           const OptionalTensor& bias, double eps, bool per_activation, const OptionalTensor& z,
           std::string_view activation) {
+    TORCH_CHECK_VALUE(eps > 0, "torch_cudnn_ext::batch_norm: eps is ", eps, ", wanted more than 0");
     auto format = format_of(input, per_activation);
     x = input.contiguous(format);
     bindings[Role::x] = fold(x, per_activation);
@@ -159,7 +170,7 @@ struct Forward {
   }
 
   Tensor run(OptionalPolicy policy) {
-    problem.alignment = alignment_of(bindings);
+    set_alignment(problem, bindings);
     execute(problem, resolve_policy(BatchNormProblem::kFamily, policy), device_of(x.device()),
             bindings);
     return strided_view(bindings[Role::y], x.sizes(), x.strides());
@@ -286,7 +297,7 @@ Tensors3 backward(const Tensor& grad_output, const Tensor& input, const Optional
   bindings[Role::mean] = flat(mean, p.statistic(), x, 0);
   bindings[Role::invstd] = flat(invstd, p.statistic(), x, 1);
   if (has(reserve)) bindings[Role::reserve] = *reserve;
-  p.alignment = alignment_of(bindings);
+  set_alignment(p, bindings);
   execute(p, resolve_policy(BatchNormProblem::kFamily, policy), device_of(x.device()), bindings);
   return {strided_view(bindings[Role::dx], x.sizes(), x.strides()),
           unflat(bindings[Role::dw], input, per_activation),

@@ -19,6 +19,8 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
   return static_cast<int64_t>(bits & -bits);
 }
 
+Tensor aligned(const Tensor& t) { return alignment_of({&t}) < 16 ? t.clone() : t; }
+
 bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
   using c10::DispatchKey;
   using c10::DispatchKeySet;

@@ -91,15 +91,25 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
   return p;
 }
 
+// Whether all tensors must be aligned.
+bool wants_aligned(const Request& r) { return r.pass != ConvolutionPass::fwd && r.first.is_cuda(); }
+
 // Runs the request. `out`, where defined, is accumulated into and returned; it is in the call's
-// layout. `bias`, where defined, is part of the problem.
+// layout, and aligned where that is wanted. `bias`, where defined, is part of the problem.
 Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tensor& out,
            const Tensor& bias) {
   Tensor first = in_layout(r.first, channels_last);
   Tensor second = in_layout(r.second, channels_last);
+  if (wants_aligned(r)) {
+    first = aligned(first);
+    second = aligned(second);
+  }
   const ResolvedPolicy& policy = resolve_policy(ConvolutionProblem::kFamily, r.policy);
-  Problem problem = problem_of(r, channels_last, Shapes(sizes), bias.defined(), policy.policy);
-  std::get<ConvolutionProblem>(problem).alignment = alignment_of({&first, &second, &out, &bias});
+  ConvolutionProblem problem =
+      problem_of(r, channels_last, Shapes(sizes), bias.defined(), policy.policy);
+  if (problem.takes_any_alignment()) {
+    problem.alignment = alignment_of({&first, &second, &out, &bias});
+  }
   Bindings bindings;
   bindings.alpha = r.alpha;
   bindings.beta = r.beta;
@@ -114,12 +124,6 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
 
 // Without a batch or channels there is nothing to sum.
 bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
-
-// So that a few numbers do not take engines from the rest.
-Tensor aligned(const Tensor& bias) {
-  Tensor out = bias.contiguous();
-  return alignment_of({&out}) < 16 ? out.clone() : out;
-}
 
 // alpha * op + beta * z + bias, as a new tensor; of meta tensors, its shape and layout.
 Tensor run_functional(const Request& r, const OptionalTensor& bias, const OptionalTensor& z) {
@@ -143,7 +147,9 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   if (empty) {
     adds ? result.mul_(r.beta) : result.zero_();
   } else {
-    result = run(r, sizes, channels_last, result, fused ? aligned(*bias) : Tensor());
+    // Aligned, so that a few numbers do not take engines from the rest.
+    Tensor addend = fused ? aligned(bias->contiguous()) : Tensor();
+    result = run(r, sizes, channels_last, result, addend);
   }
   if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);
   return result;
@@ -156,8 +162,11 @@ void run_into(const Request& r, const OptionalTensor& bias, Tensor& out) {
   if (r.first.is_meta()) return;
   bool channels_last = prefers_channels_last(r, sizes);
   c10::OptionalDeviceGuard guard(r.first.device());
+  Tensor addend = has(bias) ? *bias : Tensor();
+  if (addend.defined() && out.is_alias_of(addend)) addend = addend.clone();
   bool in_place = !out.is_alias_of(r.first) && !out.is_alias_of(r.second) &&
-                  in_layout(out, channels_last).is_same(out);
+                  in_layout(out, channels_last).is_same(out) &&
+                  (!wants_aligned(r) || alignment_of({&out}) == 16);
   if (is_empty(sizes)) {
     r.beta == 0 ? out.zero_() : out.mul_(r.beta);
   } else if (in_place) {
@@ -167,7 +176,7 @@ void run_into(const Request& r, const OptionalTensor& bias, Tensor& out) {
     Tensor copy = at::empty_strided(out.sizes(), strides, out.options()).copy_(out);
     out.copy_(run(r, sizes, channels_last, copy, {}));
   }
-  if (has(bias) && out.numel() > 0) add_bias(out, *bias);
+  if (addend.defined() && out.numel() > 0) add_bias(out, addend);
 }
 
 Request request_of_forward(const Tensor& input, const Tensor& weight, SymIntArrayRef stride,
@@ -409,8 +418,6 @@ class ConvolutionOperator : public Operator {
     const auto& p = std::get<ConvolutionProblem>(problem);
     if (!device.has_gpu_backends()) return {"aten", "cpu"};
     bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
-    // The graph API refuses these, and the classic one lists its algorithms in no order of speed.
-    if (p.pass != ConvolutionPass::fwd && p.alignment < 16) return {"aten", "legacy"};
     return depthwise ? depthwise_order(p) : std::vector<std::string>{"graph", "legacy", "aten"};
   }
 

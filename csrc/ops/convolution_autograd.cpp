@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <mutex>
+#include <vector>
 
 #include "ops/convolution.h"
 #include "overrides.h"
@@ -385,6 +386,19 @@ Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalT
                         dilation, std::move(groups), policy);
 }
 
+// A list of aten's, in which one value stands for all dimensions: padding="valid" makes such.
+class PerDimension {
+ public:
+  PerDimension(SymIntArrayRef given, const Tensor& input) : given_(given) {
+    if (given.size() == 1 && input.dim() > 3) expanded_.assign(input.dim() - 2, given[0]);
+  }
+  operator SymIntArrayRef() const { return expanded_.empty() ? given_ : expanded_; }
+
+ private:
+  SymIntArrayRef given_;
+  std::vector<SymInt> expanded_;
+};
+
 // What all of F.conv* and F.conv_transpose* come down to.
 struct AtenConvolution {
   static constexpr const char* kOp = "convolution";
@@ -409,13 +423,16 @@ struct AtenConvolution {
       return run(input, weight, bias, stride, padding, dilation, transposed, output_padding,
                  std::move(groups));
     }
-    return forward_autograd(keys, input, weight, bias, stride, padding, dilation, transposed,
-                            output_padding, std::move(groups), {}, 1, 0, false, {});
+    return forward_autograd(keys, input, weight, bias, PerDimension(stride, input),
+                            PerDimension(padding, input), PerDimension(dilation, input), transposed,
+                            PerDimension(output_padding, input), std::move(groups), {}, 1, 0, false,
+                            {});
   }
   static Tensor run(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                     SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                     bool transposed, SymIntArrayRef output_padding, SymInt groups) {
-    return forward(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+    return forward(input, weight, bias, PerDimension(stride, input), PerDimension(padding, input),
+                   PerDimension(dilation, input), transposed, PerDimension(output_padding, input),
                    std::move(groups), {}, 1, 0, false, {});
   }
   template <c10::DispatchKey>

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "ops/convolution.h"
 
@@ -18,8 +19,9 @@ void check_list(const Request& r, const char* name, SymIntArrayRef values, int64
   TORCH_CHECK_VALUE(values.size() == wanted, "torch_cudnn_ext::", r.names.op, ": ", name, " is ",
                     values, ", wanted ", wanted, " values");
   for (const SymInt& value : values) {
-    TORCH_CHECK_VALUE(value >= least, "torch_cudnn_ext::", r.names.op, ": ", name, " is ", values,
-                      ", wanted at least ", least);
+    TORCH_CHECK_VALUE(value >= least && value <= std::numeric_limits<int>::max(),
+                      "torch_cudnn_ext::", r.names.op, ": ", name, " is ", values,
+                      ", wanted at least ", least, " and less than 2^31");
   }
 }
 

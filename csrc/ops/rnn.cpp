@@ -23,7 +23,7 @@ void RnnProblem::canonicalise() {
 }
 
 bool RnnProblem::meets_small_h_defect() const {
-  bool persistent = x.dtype == at::kHalf && gates() > 1 && proj == 0 && lengths == RnnLengths::full;
+  bool persistent = gates() > 1 && proj == 0 && lengths == RnnLengths::full;
   bool odd_hidden = hidden > 32 && hidden <= 192 && hidden % 8 == 0 && hidden % 32 != 0;
   return persistent && odd_hidden && batch() % 8 == 0;
 }
@@ -1001,7 +1001,9 @@ class RnnOperator : public Operator {
     if (half) order.push_back("legacy:standard/math=tensor_op");
     order.push_back("legacy:standard/math=default");
     if (p.x.dtype == at::kFloat) order.push_back("legacy:standard/math=fma");
-    if (p.meets_small_h_defect()) std::rotate(order.begin(), order.begin() + 1, order.end());
+    if (p.x.dtype == at::kHalf && p.meets_small_h_defect()) {
+      std::rotate(order.begin(), order.begin() + 1, order.end());
+    }
     return order;
   }
 

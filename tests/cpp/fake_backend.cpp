@@ -149,7 +149,7 @@ class ScriptedRuntime : public DeviceRuntime {
   std::string fingerprint(const Device&) const override { return fingerprint_; }
   int64_t total_memory_bytes(const Device&) const override { return memory_bytes_; }
   bool is_capturing(const Device&) const override { return false; }
-  void synchronize(const Device&) const override {}
+  void synchronize(const Device&, const std::string&) const override {}
   std::unique_ptr<Timer> make_timer(const Device&) const override {
     return std::make_unique<ScriptedTimer>();
   }

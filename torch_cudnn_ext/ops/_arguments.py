@@ -66,4 +66,7 @@ def integer(value: object) -> int | None:
         return None if isinstance(value, bool) else value  # type: ignore[return-value]
     if isinstance(value, Tensor) or not hasattr(value, "__index__"):
         return None
-    return operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError:  # of an array of several
+        return None

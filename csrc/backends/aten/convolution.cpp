@@ -1,8 +1,14 @@
-// PyTorch's own convolution: the baseline of every table, and the last resort. It reads PyTorch's
-// global switches, which are never flipped here; what they imply is in the plan's notes.
+// PyTorch's own convolution: the baseline of every table, and the last resort. Beside it, where
+// each pixel is convolved by itself, PyTorch's product of matrices (cuBLAS), which is often faster.
+// They read PyTorch's global switches, which are never flipped here; what they imply is in the
+// plan's notes.
 #include <ATen/Context.h>
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "backends/aten/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -58,31 +64,199 @@ class AtenConvolution : public Plan {
   const Dims none_;
 };
 
-BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+constexpr const char* kMatmul = "matmul";
+
+bool is_tf32(at::Float32Op op) {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) ==
+         at::Float32Precision::TF32;
+}
+
+// The product that is to be had of a problem at this moment. Where it is TF32 its name says so:
+// what was measured under one setting of PyTorch's switch is no measurement of the other.
+Algorithm matmul_algorithm(const ConvolutionProblem& p, const Device& device) {
+  Algorithm algorithm{"aten", kMatmul, {}};
+  bool tf32 = device.is_cuda() && p.x.dtype == at::kFloat && is_tf32(at::Float32Op::MATMUL);
+  return tf32 ? algorithm.with("math", "tf32") : algorithm;
+}
+
+// How the matrices lie in memory.
+enum class Matrices : uint8_t {
+  rows,   // pixels are the rows: channels-last, or images of one pixel
+  planes  // one matrix of channels an image: contiguous
+};
+
+// nullopt where no product computes the convolution.
+std::optional<Matrices> matrices_of(const ConvolutionProblem& p) {
+  auto all = [](auto begin, auto end, int64_t value) {
+    return std::all_of(begin, end, [value](int64_t n) { return n == value; });
+  };
+  bool pixelwise = all(p.w.sizes.begin() + 2, p.w.sizes.end(), 1) &&
+                   all(p.stride.begin(), p.stride.end(), 1) &&
+                   all(p.padding.begin(), p.padding.end(), 0) && p.groups == 1;
+  bool packed = p.w.strides == contiguous_strides(p.w.sizes) ||
+                p.w.strides == channels_last_strides(p.w.sizes);
+  if (!pixelwise || !packed) return std::nullopt;
+  bool one_pixel = p.x.numel() == p.x.sizes[0] * p.x.sizes[1];
+  auto lie = [&](auto&& strides) {
+    return p.x.strides == strides(p.x.sizes) && p.y.strides == strides(p.y.sizes);
+  };
+  bool contiguous = lie(contiguous_strides);
+  if (lie(channels_last_strides) || (contiguous && one_pixel)) return Matrices::rows;
+  return contiguous ? std::optional(Matrices::planes) : std::nullopt;
+}
+
+// result = alpha * first @ second + beta * result, of two or three dimensions.
+void multiply(Tensor result, const Tensor& first, const Tensor& second, double alpha, double beta) {
+  bool plain = alpha == 1 && beta == 0;
+  if (result.dim() == 2) {
+    plain ? at::mm_out(result, first, second)
+          : at::addmm_out(result, result, first, second, beta, alpha);
+  } else {
+    plain ? at::bmm_out(result, first, second)
+          : at::baddbmm_out(result, result, first, second, beta, alpha);
+  }
+}
+
+class MatmulConvolution : public Plan {
+ public:
+  MatmulConvolution(const ConvolutionProblem& p, const Algorithm& algorithm, Notes notes,
+                    Matrices matrices)
+      : Plan(algorithm, notes, std::nullopt), p_(p), matrices_(matrices) {}
+
+  void run(Bindings& b) override {
+    Role role = result_role(p_.pass);
+    if (!b[role].defined()) {
+      const TensorSpec& spec = role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w;
+      const Tensor& input = b[role == Role::y ? Role::x : Role::y];
+      b[role] = at::empty_strided(spec.sizes, spec.strides, input.options());
+    }
+    matrices_ == Matrices::rows ? run_rows(b) : run_planes(b);
+  }
+
+ private:
+  // [rows, channels], one row a pixel; of the weight, [channels of y, channels of x].
+  static Tensor rows(const Tensor& t) {
+    int64_t channels = t.size(1);
+    return strided_view(t, {t.numel() / channels, channels}, {channels, 1});
+  }
+  // [images, channels, pixels]
+  static Tensor planes(const Tensor& t) {
+    int64_t n = t.size(0), c = t.size(1), pixels = t.numel() / (n * c);
+    return strided_view(t, {n, c, pixels}, {c * pixels, pixels, 1});
+  }
+
+  void run_rows(Bindings& b) const {
+    Tensor x = rows(b[Role::x]), w = rows(b[Role::w]), y = rows(b[Role::y]);
+    switch (p_.pass) {
+      case ConvolutionPass::fwd:
+        if (p_.bias) {
+          at::addmm_out(y, b[Role::bias], x, w.t());
+        } else {
+          multiply(y, x, w.t(), b.alpha, b.beta);
+        }
+        return;
+      case ConvolutionPass::bwd_data:
+        return multiply(x, y, w, b.alpha, b.beta);
+      case ConvolutionPass::bwd_filter:
+        return multiply(w, y.t(), x, b.alpha, b.beta);
+    }
+  }
+
+  void run_planes(Bindings& b) const {
+    Tensor x = planes(b[Role::x]), w = rows(b[Role::w]), y = planes(b[Role::y]);
+    Tensor each = w.expand({x.size(0), -1, -1});  // the same for each image
+    switch (p_.pass) {
+      case ConvolutionPass::fwd:
+        multiply(y, each, x, b.alpha, b.beta);
+        if (p_.bias) add_bias(b[Role::y], b[Role::bias]);
+        return;
+      case ConvolutionPass::bwd_data:
+        return multiply(x, each.transpose(1, 2), y, b.alpha, b.beta);
+      case ConvolutionPass::bwd_filter:
+        Tensor sum = at::bmm(y, x.transpose(1, 2)).sum(0);
+        if (b.beta == 0) {
+          w.copy_(b.alpha == 1 ? sum : sum.mul_(b.alpha));
+        } else {
+          w.mul_(b.beta).add_(sum, b.alpha);
+        }
+    }
+  }
+
+  const ConvolutionProblem p_;
+  const Matrices matrices_;
+};
+
+// What torch.use_deterministic_algorithms wants of cuBLAS before it lets it run.
+bool has_deterministic_cublas() {
+  const char* config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+  std::string_view text = config == nullptr ? "" : config;
+  return text == ":4096:8" || text == ":16:8";
+}
+
+std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"aten has no fused convolution but with a bias"};
   }
-  bool usual = p.compute == compute_dtype(p.x.dtype);
-  if (!usual) {
-    return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
-                                dtype_text(p.compute))};
-  }
+  if (p.compute == compute_dtype(p.x.dtype)) return std::nullopt;
+  return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
+                              dtype_text(p.compute))};
+}
+
+BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorithm,
+                          const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto refused = refuse_problem(p)) return *refused;
   Notes notes;
   const at::Context& context = at::globalContext();
   if (device.is_cuda()) {
-    bool tf32 = context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::CONV) ==
-                at::Float32Precision::TF32;
-    if (p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
+    if (p.x.dtype == at::kFloat && is_tf32(at::Float32Op::CONV)) notes.add(Note::tf32);
     bool deterministic = context.deterministicCuDNN() || context.deterministicAlgorithms();
     if (!deterministic && p.pass != ConvolutionPass::fwd) notes.add(Note::nondeterministic);
   }
   return std::make_shared<AtenConvolution>(p, algorithm, notes);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("aten", candidates<ConvolutionProblem>,
-                                                             build_plan);
+BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm,
+                         const Device& device) {
+  if (auto refused = refuse_problem(p)) return *refused;
+  std::optional<Matrices> matrices = matrices_of(p);
+  if (!matrices) {
+    return Unsupported{
+        "a product of matrices convolves with windows of one pixel, stride 1, no padding, one "
+        "group, and x and y in one packed layout"};
+  }
+  Algorithm offered = matmul_algorithm(p, device);
+  if (!(algorithm == offered)) {
+    return Unsupported{c10::str("PyTorch's switch for matrix products makes it ", offered.text())};
+  }
+  if (device.is_target()) return needs_device();
+  bool demands = device.is_cuda() && at::globalContext().deterministicAlgorithms();
+  if (demands && !has_deterministic_cublas()) {
+    return Unsupported{
+        "torch.use_deterministic_algorithms lets products run on CUDA where the environment has "
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"};
+  }
+  Notes notes;
+  if (!offered.options.empty()) notes.add(Note::tf32);
+  bool sums_halves = *matrices == Matrices::planes && p.pass == ConvolutionPass::bwd_filter &&
+                     c10::isReducedFloatingType(p.x.dtype) && p.x.sizes[0] > 1;
+  if (sums_halves) notes.add(Note::down_convert);
+  return std::make_shared<MatmulConvolution>(p, algorithm, notes, *matrices);
+}
+
+std::vector<Candidate> both(const ConvolutionProblem& p, const Device& device) {
+  std::vector<Candidate> list = candidates(p, device);
+  list.push_back({matmul_algorithm(p, device), "PyTorch"});
+  return list;
+}
+
+BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                       const Device& device) {
+  return algorithm.name == kMatmul ? build_matmul(p, algorithm, device)
+                                   : build_default(p, algorithm, device);
+}
+
+const RegisterBackendOperator<ConvolutionProblem> registered("aten", both, build_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -1,4 +1,4 @@
-// What every operator of the aten backend has: one algorithm, `aten:default`, on a device that is
+// What every operator of the aten backend has: the algorithm `aten:default`, on a device that is
 // there.
 #pragma once
 
@@ -19,12 +19,14 @@ std::vector<Candidate> candidates(const P&, const Device&) {
   return {{{"aten", "default", {}}, "PyTorch"}};
 }
 
+inline Unsupported needs_device() { return {"aten runs on a device that is there", true}; }
+
 // nullopt where aten:default can be had.
 inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device) {
   if (algorithm.name != "default" || !algorithm.options.empty()) {
     return Unsupported{c10::str("aten has no ", algorithm.text(), ", only aten:default")};
   }
-  if (device.is_target()) return Unsupported{"aten runs on a device that is there", true};
+  if (device.is_target()) return needs_device();
   return std::nullopt;
 }
 

@@ -95,16 +95,19 @@ std::optional<Unsupported> refuse(const ActivationProblem& p) {
   return std::nullopt;
 }
 
-BuildResult make_plan(const ActivationProblem& p, const Algorithm& algorithm, Engine engine) {
+std::string find_defect(const ActivationProblem&, const Algorithm& algorithm, const Notes&) {
   const std::string* kernel = algorithm.option("k24");
-  if (kernel != nullptr && *kernel == "35" && is_cudnn_9_19()) {
-    return Unsupported{"kernel 35 of cuDNN 9.19 fails at the run for some sizes"};
-  }
+  bool fails = kernel != nullptr && *kernel == "35";
+  return fails ? "kernel 35 of cuDNN 9.19 fails at the run for some sizes" : "";
+}
+
+std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& algorithm,
+                                Engine engine) {
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));
 }
 
 const auto registered =
-    register_graphs<ActivationProblem, refuse, make_operation_graph, make_plan>();
+    register_graphs<ActivationProblem, refuse, make_operation_graph, find_defect, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -196,21 +196,19 @@ std::optional<Unsupported> refuse(const BatchNormProblem& p) {
     return Unsupported{
         "cuDNN's backward is that of training; no operation takes statistics that were kept"};
   }
-  if (p.pass == BatchNormPass::infer) return std::nullopt;
-  std::string defect = misalignment_defect("the training of batch norm", p.alignment);
-  if (!defect.empty()) return Unsupported{defect};
   return std::nullopt;
 }
 
-BuildResult make_plan(const BatchNormProblem& p, const Algorithm& algorithm, Engine engine) {
+std::shared_ptr<Plan> make_plan(const BatchNormProblem& p, const Algorithm& algorithm,
+                                Engine engine) {
   if (p.pass == BatchNormPass::infer) {
     return std::make_shared<InferencePlan>(algorithm, std::move(engine), slots_of(p));
   }
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p), scalars_of(p));
 }
 
-const auto registered =
-    register_graphs<BatchNormProblem, refuse, make_operation_graph, make_plan>();
+const auto registered = register_graphs<BatchNormProblem, refuse, make_operation_graph,
+                                        no_defect<BatchNormProblem>, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

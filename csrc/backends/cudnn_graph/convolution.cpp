@@ -119,10 +119,6 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
     return Unsupported{
         "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
   }
-  if (p.pass == ConvolutionPass::fwd) return std::nullopt;
-  // Seen of engines 61 and 67 of the filter gradient and 62 of the data gradient, at least.
-  std::string defect = misalignment_defect("gradients of convolution", p.alignment);
-  if (!defect.empty()) return Unsupported{defect};
   return std::nullopt;
 }
 
@@ -130,19 +126,15 @@ bool is_packed(const TensorSpec& t) {
   return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
 }
 
-// What cuDNN 9.19 accepts and then computes wrongly or crashes on, found by running every engine
-// over tests/cases.py and random problems on an H200. Engine numbers belong to that version; with
-// another one nothing is refused.
-std::string known_defect(const ConvolutionProblem& p, const Algorithm& algorithm,
-                         const Notes& notes) {
-  if (!is_cudnn_9_19()) return "";
+std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algorithm,
+                        const Notes& notes) {
+  ConvolutionProblem p = lift_to_plane(problem);
   bool packed = is_packed(p.x) && is_packed(p.w) && is_packed(p.y);
   if (notes.has(Note::runtime_compilation)) {
     bool aligned = has_aligned_rows(p.x) && has_aligned_rows(p.y);
     if (!packed || !aligned) {
       return "cuDNN 9.19 computes wrong results with its run-time compiled engines where rows are "
-             "not "
-             "packed multiples of 16 bytes";
+             "not packed multiples of 16 bytes";
     }
     if (p.accumulate != Accumulate::none) {
       return "cuDNN 9.19's run-time compiled engines ignore what they should accumulate into";
@@ -175,17 +167,15 @@ void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& 
   if (notes.has(Note::winograd) || unmarked) add_winograd_notes(notes, p);
 }
 
-BuildResult make_plan(const ConvolutionProblem& p, const Algorithm& algorithm, Engine engine) {
-  ConvolutionProblem plane = lift_to_plane(p);
-  std::string defect = known_defect(plane, algorithm, engine.notes);
-  if (!defect.empty()) return Unsupported{defect};
-  complete_notes(engine.notes, plane, algorithm);
+std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                Engine engine) {
+  complete_notes(engine.notes, lift_to_plane(p), algorithm);
   if (p.bias) engine.notes.add(Note::fused);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
 // A graph of the problem as it is. With a bias that is the fused one.
-using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, make_plan>;
+using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, find_defect, make_plan>;
 
 ConvolutionProblem without_bias(ConvolutionProblem p) {
   p.bias.reset();

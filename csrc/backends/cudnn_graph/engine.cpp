@@ -284,16 +284,13 @@ bool has_aligned_rows(const TensorSpec& t) {
   return true;
 }
 
-Notes notes_of(const OperationGraph& graph, const Algorithm& algorithm) {
-  return notes_of(make_engine_descriptor(graph, engine_index(algorithm)), graph.float32_products);
-}
-
 std::string alignment_defect(const Notes& notes, int64_t alignment) {
-  if (!notes.has(Note::runtime_compilation)) return "";
-  return misalignment_defect("run-time compiled engines", alignment);
+  if (!notes.has(Note::runtime_compilation) || alignment >= 16) return "";
+  return "cuDNN 9.19's run-time compiled engines make misaligned accesses where tensors are not "
+         "aligned to 16 bytes, and the process loses its GPU context";
 }
 
-Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm) {
+UnbuiltEngine find_engine(const OperationGraph& graph, const Algorithm& algorithm) {
   int64_t count = graph.graph->get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
   int64_t index = engine_index(algorithm);
   if (index >= count) {
@@ -302,7 +299,12 @@ Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm) {
   }
   Descriptor engine = make_engine_descriptor(graph, index);
   Notes notes = notes_of(engine, graph.float32_products);
-  Descriptor config = make_config(engine, algorithm);
+  return {std::move(engine), notes};
+}
+
+Engine build_engine(const OperationGraph& graph, const UnbuiltEngine& engine,
+                    const Algorithm& algorithm) {
+  Descriptor config = make_config(engine.descriptor, algorithm);
   Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
   if (graph.device_properties) {
@@ -314,7 +316,7 @@ Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm) {
   plan.finalise("no plan can be made of this configuration");
   check_cudnn_files_once();
   int64_t workspace = plan.get_int64(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
-  return {std::move(plan), notes, workspace};
+  return {std::move(plan), engine.notes, workspace};
 }
 
 EnginePlan::EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots,

@@ -1,5 +1,5 @@
 // Engines, their knobs, heuristic lists and plans of any operation graph. Knows nothing of the
-// operator.
+// operator. What cuDNN refuses is thrown as Failure.
 #pragma once
 
 #include <c10/util/StringUtil.h>
@@ -50,17 +50,24 @@ std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& 
 // Whether every step between neighbouring rows (or pixels, in nhwc) is a multiple of 16 bytes.
 bool has_aligned_rows(const TensorSpec& t);
 
-// What is wrong with an engine on tensors of a small alignment; empty where nothing is known to be.
+// What is wrong with an engine of cuDNN 9.19 on tensors of a small alignment; empty where nothing
+// is known to be.
 std::string alignment_defect(const Notes& notes, int64_t alignment);
 
-Notes notes_of(const OperationGraph& graph, const Algorithm& algorithm);
+// An engine that is known, but not built: that may take a compiler.
+struct UnbuiltEngine {
+  Descriptor descriptor;
+  Notes notes;
+};
+UnbuiltEngine find_engine(const OperationGraph& graph, const Algorithm& algorithm);
 
 struct Engine {
   Descriptor plan;
   Notes notes;
   int64_t workspace_bytes;
 };
-Engine make_engine(const OperationGraph& graph, const Algorithm& algorithm);  // throws Failure
+Engine build_engine(const OperationGraph& graph, const UnbuiltEngine& engine,
+                    const Algorithm& algorithm);
 
 // Runs an execution plan on tensors by role.
 class EnginePlan : public Plan {
@@ -88,7 +95,7 @@ class EnginePlan : public Plan {
 };
 
 // The pieces of `register_graphs`, whose functions are those of one operator.
-template <class P, auto refuse, auto make_operation_graph, auto make_plan>
+template <class P, auto refuse, auto make_operation_graph, auto find_defect, auto make_plan>
 struct Graphs {
   static std::optional<Unsupported> refused(const P& p, const Device& device) {
     if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
@@ -109,7 +116,7 @@ struct Graphs {
   static std::optional<Notes> notes(const P& p, const Algorithm& algorithm, const Device& device) {
     if (refused(p, device)) return std::nullopt;
     try {
-      return notes_of(make_operation_graph(p, device), algorithm);
+      return find_engine(make_operation_graph(p, device), algorithm).notes;
     } catch (const Failure&) {
       return std::nullopt;
     }
@@ -118,7 +125,11 @@ struct Graphs {
   static BuildResult build(const P& p, const Algorithm& algorithm, const Device& device) {
     if (auto reason = refused(p, device)) return *reason;
     try {
-      return make_plan(p, algorithm, make_engine(make_operation_graph(p, device), algorithm));
+      OperationGraph graph = make_operation_graph(p, device);
+      UnbuiltEngine engine = find_engine(graph, algorithm);
+      std::string defect = is_cudnn_9_19() ? find_defect(p, algorithm, engine.notes) : "";
+      if (!defect.empty()) return Unsupported{defect};
+      return make_plan(p, algorithm, build_engine(graph, engine, algorithm));
     } catch (const Failure& failure) {
       return failure.unsupported();
     }
@@ -135,13 +146,21 @@ struct Graphs {
   }
 };
 
-// Registers what the graph API does of one operator, by three functions of its problems:
+// Where no engine is known to do wrong.
+template <class P>
+std::string no_defect(const P&, const Algorithm&, const Notes&) {
+  return "";
+}
+
+// Registers what the graph API does of one operator, by four functions of its problems:
 //   refuse                (p) -> the reason where no graph can be made, else nullopt
 //   make_operation_graph  (p, device) -> OperationGraph, or throws Failure
-//   make_plan             (p, algorithm, engine) -> its plan, or why the engine must not run
-template <class P, auto refuse, auto make_operation_graph, auto make_plan>
+//   find_defect           (p, algorithm, notes) -> what this engine of cuDNN 9.19 accepts and then
+//                         does wrong, found by running every engine on an H200; "" for nothing
+//   make_plan             (p, algorithm, engine) -> its plan
+template <class P, auto refuse, auto make_operation_graph, auto find_defect, auto make_plan>
 RegisterBackendOperator<P> register_graphs() {
-  using Made = Graphs<P, refuse, make_operation_graph, make_plan>;
+  using Made = Graphs<P, refuse, make_operation_graph, find_defect, make_plan>;
   return {"graph", Made::candidates, Made::build, Made::neighbours, Made::notes};
 }
 

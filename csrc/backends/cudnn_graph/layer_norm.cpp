@@ -145,9 +145,12 @@ std::optional<Unsupported> refuse(const LayerNormProblem& p) {
   return std::nullopt;
 }
 
-BuildResult make_plan(const LayerNormProblem& p, const Algorithm& algorithm, Engine engine) {
-  std::string defect = alignment_defect(engine.notes, p.alignment);
-  if (!defect.empty()) return Unsupported{defect};
+std::string find_defect(const LayerNormProblem& p, const Algorithm&, const Notes& notes) {
+  return alignment_defect(notes, p.alignment);
+}
+
+std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algorithm,
+                                Engine engine) {
   bool grouped = p.kind == LayerNormKind::group;
   LayerNormProblem instances = grouped ? instances_of_groups(p) : p, q = asked(p);
   // EPSILON is an input of the forward alone.
@@ -160,7 +163,7 @@ BuildResult make_plan(const LayerNormProblem& p, const Algorithm& algorithm, Eng
 }
 
 const auto registered =
-    register_graphs<LayerNormProblem, refuse, make_operation_graph, make_plan>();
+    register_graphs<LayerNormProblem, refuse, make_operation_graph, find_defect, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

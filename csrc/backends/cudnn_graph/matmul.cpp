@@ -101,25 +101,26 @@ std::optional<Unsupported> refuse(const MatmulProblem& p) {
   return std::nullopt;
 }
 
-BuildResult make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
-  if (is_cudnn_9_19()) {
-    bool aligned = p.alignment >= 16;
-    if (algorithm.name == "eng0" && !aligned) {
-      return Unsupported{
-          "engine 0 of cuDNN 9.19 fails at the run where tensors are not aligned to 16 bytes"};
-    }
-    if (algorithm.name == "eng2" && !(aligned && has_aligned_rows(p.x) && has_aligned_rows(p.w))) {
-      return Unsupported{
-          "engine 2 of cuDNN 9.19 computes wrong results where rows are not aligned to 16 bytes"};
-    }
+std::string find_defect(const MatmulProblem& p, const Algorithm& algorithm, const Notes&) {
+  bool aligned = p.alignment >= 16;
+  if (algorithm.name == "eng0" && !aligned) {
+    return "engine 0 of cuDNN 9.19 fails at the run where tensors are not aligned to 16 bytes";
   }
+  if (algorithm.name == "eng2" && !(aligned && has_aligned_rows(p.x) && has_aligned_rows(p.w))) {
+    return "engine 2 of cuDNN 9.19 computes wrong results where rows are not aligned to 16 bytes";
+  }
+  return "";
+}
+
+std::shared_ptr<Plan> make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
   // Also where the note is missing, as of engine 0 of cuDNN 9.19.
   if (p.x.dtype == at::kFloat) engine.notes.add(Note::tf32);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p),
                                       scalars_of(p));
 }
 
-const auto registered = register_graphs<MatmulProblem, refuse, make_operation_graph, make_plan>();
+const auto registered =
+    register_graphs<MatmulProblem, refuse, make_operation_graph, find_defect, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -131,10 +131,7 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
   return std::nullopt;
 }
 
-// What cuDNN 9.19 accepts and then computes wrongly, found by running every engine over
-// tests/cases.py on an H200.
-std::string known_defect(const PoolingProblem& p, const Notes& notes) {
-  if (!is_cudnn_9_19()) return "";
+std::string find_defect(const PoolingProblem& p, const Algorithm&, const Notes& notes) {
   bool average = p.mode != PoolingMode::max;
   if (!notes.has(Note::runtime_compilation)) {
     bool fails = average && p.pass == PoolingPass::bwd;
@@ -179,13 +176,13 @@ class PoolingPlan : public EnginePlan {
   const TensorSpec indices_;
 };
 
-BuildResult make_plan(const PoolingProblem& p, const Algorithm& algorithm, Engine engine) {
-  std::string defect = known_defect(p, engine.notes);
-  if (!defect.empty()) return Unsupported{defect};
+std::shared_ptr<Plan> make_plan(const PoolingProblem& p, const Algorithm& algorithm,
+                                Engine engine) {
   return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
 }
 
-const auto registered = register_graphs<PoolingProblem, refuse, make_operation_graph, make_plan>();
+const auto registered =
+    register_graphs<PoolingProblem, refuse, make_operation_graph, find_defect, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

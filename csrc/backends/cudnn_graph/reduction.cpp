@@ -53,13 +53,14 @@ std::optional<Unsupported> refuse(const ReduceProblem& p) {
   return std::nullopt;
 }
 
-BuildResult make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
+std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
   // cuDNN does not say so, but sums differ from run to run.
   if (p.kind == ReduceKind::add) engine.notes.add(Note::nondeterministic);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph, make_plan>();
+const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph,
+                                        no_defect<ReduceProblem>, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

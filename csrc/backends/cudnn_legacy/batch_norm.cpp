@@ -114,10 +114,6 @@ BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
     return Unsupported{
         "cuDNN's backward is that of training; no entry takes statistics that were kept"};
   }
-  if (p.pass != BatchNormPass::infer && p.is_channels_last()) {
-    std::string defect = misalignment_defect("channels-last batch norm's training", p.alignment);
-    if (!defect.empty()) return Unsupported{defect};
-  }
   for (const LegacyName& name : operator_of(p).legacy_names("")) {
     if (algorithm.name != name.name) continue;
     auto mode = static_cast<cudnnBatchNormMode_t>(name.value);

@@ -420,7 +420,14 @@ std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
   if (p.train && p.hidden > largest) {
     return c10::str("this algorithm of cuDNN 9.19 has no gradient of hidden sizes above ", largest);
   }
-  if (math == CUDNN_TENSOR_OP_MATH && p.meets_small_h_defect()) {
+  bool converts = p.x.dtype == at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
+  if (converts && p.cell == RnnCell::lstm && p.hidden > 160 && p.batch() % 8 == 0) {
+    return "this algorithm of cuDNN 9.19 fails at the run where float32 LSTMs of hidden sizes "
+           "above "
+           "160 are converted for tensor cores";
+  }
+  bool tensor_cores = converts || (p.x.dtype == at::kHalf && math == CUDNN_TENSOR_OP_MATH);
+  if (tensor_cores && p.meets_small_h_defect()) {
     return "cuDNN 9.19 computes wrong results on tensor cores where the hidden size, above 32, is "
            "a multiple of 8 but not of 32, and the batch size one of 8";
   }
