@@ -142,6 +142,8 @@ CASES: tuple[Case, ...] = (
     *_rows("3x3_valid", (2, 16, 7, 7), (32, 16, 3, 3), _DTYPES),
     *_rows("3x3_64ch", (2, 64, 8, 8), (64, 64, 3, 3), _BOTH, padding=1),
     *_rows("1x1", (2, 32, 7, 7), (64, 32, 1, 1), _ALL),
+    *_rows("1x1_1d", (3, 10, 9), (12, 10, 1), _DTYPES),
+    *_rows("1x1_odd", (3, 10, 5, 7), (13, 10, 1, 1), _ALL, accumulate="add"),
     *_rows("1x1_stride2", (2, 16, 8, 8), (32, 16, 1, 1), _DTYPES, stride=2),
     *_rows("1x1_padded", (1, 8, 5, 5), (8, 8, 1, 1), _BOTH, padding=1),
     *_rows("3x3_stride2", (2, 16, 8, 8), (16, 16, 3, 3), _DTYPES, padding=1, stride=2),

@@ -1,18 +1,19 @@
 """torch.compile keeps the operators whole, with their policies, in every pass."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from torch_cudnn_ext import _C, ops
+from torch_cudnn_ext import _C, convert, enabled, ops
 
 OPS = torch.ops.torch_cudnn_ext
 Flags = Callable[[str], AbstractContextManager[None]]
@@ -211,3 +212,75 @@ def test_inductor(dynamic: bool, device: str) -> None:
         assert got.stride() == _expected(last, w.float(), bias.float()).stride()
     choice = _C.last_choice("conv_fwd")
     assert choice is not None and choice["algorithm"] == "aten:default"
+
+
+def _calls_of_each_node(device: str) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+    """One call of each kind of autograd node, and its inputs."""
+    x, vector = _random((2, 4, 8, 8), device), _random((4,), device)
+    filters = _random((6, 4, 3, 3), device)
+    return {
+        "conv": (
+            lambda *v: ops.conv2d(*v, padding=1, stride=2),
+            (x, filters, _random((6,), device)),
+        ),
+        "conv_weight": (lambda *v: ops.conv2d(v[0].detach(), v[1]), (x, filters)),
+        "conv_transpose": (ops.conv_transpose2d, (x, _random((4, 3, 3, 3), device))),
+        "backward_input": (
+            lambda y, w: ops.convolution_backward_input(y, w, x.shape, padding=1),
+            (_random((2, 6, 8, 8), device), filters),
+        ),
+        "relu": (ops.relu, (x,)),
+        "max_pool": (lambda v: ops.max_pool2d(v, 2), (x,)),
+        "avg_pool": (lambda v: ops.avg_pool2d(v, 2), (x,)),
+        "batch_norm": (
+            lambda *v: ops.batch_norm(v[0], None, None, *v[1:], True),
+            (x, vector, vector),
+        ),
+        "group_norm": (lambda *v: ops.group_norm(v[0], 2, v[1]), (x, vector)),
+        "softmax": (lambda v: ops.softmax(v, 1), (x,)),
+        "linear": (ops.linear, (x, _random((3, 8), device))),
+        "sum": (lambda v: ops.reduce(v, "add", 1), (x,)),
+        "lrn": (lambda v: ops.local_response_norm(v, 3), (x,)),
+    }
+
+
+@pytest.mark.parametrize("call", _calls_of_each_node("cpu"))
+def test_compiled_autograd(call: str, device: str) -> None:
+    function, inputs = _calls_of_each_node(device)[call]
+
+    def gradients(compiled: bool) -> list[Tensor | None]:
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        loss = function(*leaves).square().sum()
+        compiler = torch.compile(backend="aot_eager")
+        with compiled_autograd._enable(compiler) if compiled else nullcontext():
+            loss.backward()
+        return [leaf.grad for leaf in leaves]
+
+    torch.testing.assert_close(gradients(True), gradients(False))
+
+
+def test_compiled_autograd_of_an_unmodified_model(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "compiled_autograd", True)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 16, 5)).double().to(device)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, device=device)
+
+    def gradients() -> list[Tensor | None]:
+        torch._dynamo.reset()
+        model.zero_grad()
+
+        @torch.compile(backend="aot_eager")
+        def step(x: Tensor) -> Tensor:
+            loss: Tensor = F.log_softmax(model(x), 1).square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        step(x)
+        return [p.grad for p in model.parameters()]
+
+    plain = gradients()
+    with enabled():
+        torch.testing.assert_close(gradients(), plain)
+    torch.testing.assert_close((convert(model), gradients())[1], plain)

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,38 @@ struct Remakes : std::false_type {};
 template <class Gradient>
 struct Remakes<Gradient, std::void_t<decltype(&Gradient::remade)>> : std::true_type {};
 
+using torch::dynamo::autograd::PackedArgs;
+using torch::dynamo::autograd::SwapSavedVariables;
+
+// An attribute among what a gradient reads, and back.
+template <class T>
+void pack_attribute(PackedArgs& args, const T& attribute) {
+  if constexpr (std::is_same_v<T, c10::SymDimVector>) {
+    args.pack(std::vector<SymInt>(attribute.begin(), attribute.end()));
+  } else if constexpr (std::is_enum_v<T>) {
+    args.pack(static_cast<int64_t>(attribute));
+  } else {
+    args.pack(attribute);
+  }
+}
+template <class T>
+void unpack_attribute(PackedArgs& args, T& attribute) {
+  if constexpr (std::is_same_v<T, c10::SymDimVector>) {
+    auto values = args.unpack<std::vector<SymInt>>();
+    attribute.assign(values.begin(), values.end());
+  } else if constexpr (std::is_enum_v<T>) {
+    attribute = static_cast<T>(args.unpack<int64_t>());
+  } else {
+    attribute = args.unpack<T>();
+  }
+}
+
+// Has compiled autograd call a node's gradient, as a function of what it reads, in the graph that
+// it makes: while it does, nobody knows the shapes of gradients.
+variable_list call_in_graph(const torch::autograd::Node& node, SwapSavedVariables& swap,
+                            torch::dynamo::autograd::functional_apply_t gradient,
+                            const variable_list& grads, const PackedArgs& args);
+
 template <class Gradient>
 struct GradientNode : public torch::autograd::TraceableFunction {
   using TraceableFunction::TraceableFunction;
@@ -73,17 +106,25 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   }
 
   variable_list apply(variable_list&& grads) override {
-    bool any = false;
-    for (const Tensor& grad : grads) any |= grad.defined();
-    if (!any) return variable_list(num_outputs());
-    Needed needed;
-    for (size_t i = 0; i < num_outputs(); ++i) needed.push_back(task_should_compute_output(i));
-    c10::SmallVector<Tensor, 6> unpacked;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
-      for (size_t i = 0; i < saved.size(); ++i) unpacked.push_back(unpack(i, unpacked));
-    }
-    return gradient.apply(grads, unpacked, needed);
+    if (!any_defined(grads)) return variable_list(num_outputs());
+    return gradient.apply(grads, unpacked(), needed());
+  }
+
+  static bool any_defined(const variable_list& grads) {
+    return std::any_of(grads.begin(), grads.end(), [](const Tensor& t) { return t.defined(); });
+  }
+
+  Needed needed() {
+    Needed wanted;
+    for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
+    return wanted;
+  }
+
+  c10::SmallVector<Tensor, 6> unpacked() {
+    c10::SmallVector<Tensor, 6> tensors;
+    std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
+    for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(unpack(i, tensors));
+    return tensors;
   }
 
   Tensor unpack(size_t i, TensorList before) {
@@ -122,14 +163,30 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     });
   }
 
-  variable_list apply_with_saved(const variable_list& inputs,
-                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
+  variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
     for (auto& variable : saved) swap.before(variable);
     each_symbolic([&](auto& item) { swap.before(item); });
-    variable_list result = apply(variable_list(inputs));
+    PackedArgs args;
+    gradient.attributes([&](auto& item) { pack_attribute(args, item); });
+    Needed wanted = needed();
+    args.pack(std::vector<bool>(wanted.begin(), wanted.end()));
+    auto tensors = unpacked();
+    args.pack(variable_list(tensors.begin(), tensors.end()));
+    variable_list result = call_in_graph(*this, swap, apply_packed, grads, args);
     for (auto& variable : saved) swap.after(variable);
     each_symbolic([&](auto& item) { swap.after(item); });
     return result;
+  }
+
+  static variable_list apply_packed(const variable_list& grads,
+                                    const std::vector<c10::IValue>& packed) {
+    PackedArgs args(packed);
+    Gradient gradient;
+    gradient.attributes([&](auto& item) { unpack_attribute(args, item); });
+    auto wanted = args.unpack<std::vector<bool>>();
+    auto tensors = args.unpack<variable_list>();
+    if (!any_defined(grads)) return variable_list(wanted.size());
+    return gradient.apply(grads, tensors, Needed(wanted.begin(), wanted.end()));
   }
 };
 

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <vector>
 
+#include "ops/autograd.h"
 #include "ops/convolution.h"
 #include "overrides.h"
 
@@ -95,18 +96,13 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     b.reset_data();
   }
 
-  variable_list apply(variable_list&& grads) override {
+  // Of a, b, bias and z. `saved_a` is read for b's, `saved_b` for a's.
+  variable_list gradients(const Tensor& grad, const Tensor& saved_a, const Tensor& saved_b,
+                          const std::array<bool, 4>& needed) const {
     variable_list result(4);
-    const Tensor& grad = grads[0];
     if (!grad.defined()) return result;
     Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
-    Tensor saved_a, saved_b;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
-      if (task_should_compute_output(0)) saved_b = b.unpack();
-      if (task_should_compute_output(1)) saved_a = a.unpack();
-    }
-    if (task_should_compute_output(0)) {
+    if (needed[0]) {
       switch (pass) {
         case ConvolutionPass::fwd:  // dx = D(dy, w)
           result[0] = bilinear(ConvolutionPass::bwd_data, grad, saved_b, a_sizes, g);
@@ -119,7 +115,7 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
           break;
       }
     }
-    if (task_should_compute_output(1)) {
+    if (needed[1]) {
       switch (pass) {
         case ConvolutionPass::fwd:  // dw = W(dy, x)
           result[1] = bilinear(ConvolutionPass::bwd_filter, grad, saved_a, b_sizes, g);
@@ -132,14 +128,48 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
           break;
       }
     }
-    if (task_should_compute_output(2)) {
+    if (needed[2]) {
       result[2] = bias_gradient(grad);
       // Without channels of x there are none of y, yet as many in the bias as in w.
       bool none = pass == ConvolutionPass::fwd && a_sizes[1] == 0;
       if (none) result[2] = at::constant_pad_nd_symint(result[2], {0, b_sizes[0]}, 0);
     }
-    if (task_should_compute_output(3)) result[3] = grad.mul(beta);
+    if (needed[3]) result[3] = grad.mul(beta);
     return result;
+  }
+
+  std::array<bool, 4> needed() {
+    std::array<bool, 4> wanted;
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
+    return wanted;
+  }
+
+  // What was saved, and is wanted.
+  std::pair<Tensor, Tensor> unpacked(const std::array<bool, 4>& wanted) {
+    std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
+    return {wanted[1] ? a.unpack() : Tensor(), wanted[0] ? b.unpack() : Tensor()};
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return variable_list(4);
+    std::array<bool, 4> wanted = needed();
+    auto [saved_a, saved_b] = unpacked(wanted);
+    return gradients(grads[0], saved_a, saved_b, wanted);
+  }
+
+  template <class Visit>
+  void symbolic(Visit&& visit) {
+    for (auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) visit(*list);
+    visit(groups);
+  }
+  template <class Visit>
+  void attributes(Visit&& visit) {
+    symbolic(visit);
+    visit(pass);
+    visit(alpha);
+    visit(beta);
+    visit(flip_kernel);
+    visit(policy);
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
@@ -154,18 +184,32 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     args.collect(policy);
   }
 
-  variable_list apply_with_saved(const variable_list& inputs,
-                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+  variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
     auto each = [&](auto&& visit) {
       visit(a);
       visit(b);
-      for (auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) visit(*list);
-      visit(groups);
+      symbolic(visit);
     };
-    each([&](auto& item) { saved.before(item); });
-    variable_list result = apply(variable_list(inputs));
-    each([&](auto& item) { saved.after(item); });
+    each([&](auto& item) { swap.before(item); });
+    PackedArgs args;
+    attributes([&](auto& item) { pack_attribute(args, item); });
+    std::array<bool, 4> wanted = needed();
+    args.pack(wanted);
+    auto [saved_a, saved_b] = unpacked(wanted);
+    args.pack(variable_list{saved_a, saved_b});
+    variable_list result = call_in_graph(*this, swap, apply_packed, grads, args);
+    each([&](auto& item) { swap.after(item); });
     return result;
+  }
+
+  static variable_list apply_packed(const variable_list& grads,
+                                    const std::vector<c10::IValue>& packed) {
+    PackedArgs args(packed);
+    ConvolutionNode node;
+    node.attributes([&](auto& item) { unpack_attribute(args, item); });
+    auto wanted = args.unpack<std::array<bool, 4>>();
+    auto tensors = args.unpack<variable_list>();
+    return node.gradients(grads[0], tensors[0], tensors[1], wanted);
   }
 };
 
