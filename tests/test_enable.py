@@ -114,7 +114,7 @@ def test_padding_by_the_word_valid(layer: Any, compiled: bool, device: str) -> N
     with enabled(f"conv_fwd={pin}"):
         got = torch.compile(model, backend="aot_eager")(x) if compiled else model(x)
         assert torch_cudnn_ext.declined() == {}
-        assert ran() == _C.canonical_algorithm(pin, "conv_fwd")
+        assert ran().startswith(pin)
     check_equal([got], [wanted])
 
 
