@@ -263,9 +263,10 @@ def test_a_pattern_pins_the_layers_that_have_its_algorithm(net: Net, device: str
 def test_a_shared_layer_is_pinned_by_each_of_its_names() -> None:
     layer = nn.Conv2d(3, 3, 3, padding=1)
     model = nn.ModuleDict({"enc": nn.Sequential(layer), "dec": nn.Sequential(layer)})
-    for pattern in ("enc.0", "dec.*"):
+    for pattern in ("enc.0", "dec.*", "*"):
         with pinned(model, {pattern: "cpu:im2col"}):
-            assert pin_of(layer) is not None
+            pin = pin_of(layer)
+            assert pin is not None and pin.patterns == (pattern,)
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager")])

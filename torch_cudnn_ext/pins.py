@@ -255,13 +255,16 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
     found: dict[torch_nn.Module, tuple[str, tuple[str, ...]]] = {}
     for pattern, policy in pins.items():
         matches = _compiled(pattern)
-        chosen = {name: m for name, m in layers.items() if matches(name)}
+        chosen: dict[torch_nn.Module, str] = {}
+        for name, module in layers.items():
+            if matches(name):
+                chosen.setdefault(module, name)
         if not chosen:
             _raise_no_match(pattern, model, layers)
         fitting = False
         reasons: list[str] = []
         unreached: list[str] = []
-        for name, module in chosen.items():
+        for module, name in chosen.items():
             ours = standing_for(module)
             assert ours is not None
             if isinstance(module, NonDynamicallyQuantizableLinear):
