@@ -320,8 +320,8 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
 namespace torch_cudnn_ext {
 namespace {
 
-// Operators that write into an argument. PyTorch's own way with tensors that are negated or
-// conjugated lazily takes the first result for that argument, which it is of none of these.
+// Operators that write into an argument. PyTorch's fallback for tensors that are negated or
+// conjugated lazily copies the first result into that argument; none of these returns it.
 constexpr const char* kWriting[] = {"convolution_out",
                                     "convolution_backward_input_out",
                                     "convolution_backward_weight_out",

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from torch_cudnn_ext import _C, convert, enabled, ops
+from torch_cudnn_ext import _C, convert, declined, enabled, ops
 
 OPS = torch.ops.torch_cudnn_ext
 Flags = Callable[[str], AbstractContextManager[None]]
@@ -255,13 +256,14 @@ def test_compiled_autograd(call: str, device: str) -> None:
             loss.backward()
         return [leaf.grad for leaf in leaves]
 
-    torch.testing.assert_close(gradients(True), gradients(False))
+    counters.clear()
+    compiled = gradients(True)
+    assert counters["compiled_autograd"]["captures"] == 1
+    torch.testing.assert_close(compiled, gradients(False))
 
 
-def test_compiled_autograd_of_an_unmodified_model(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "compiled_autograd", True)
+@torch._dynamo.config.patch(compiled_autograd=True)  # type: ignore[attr-defined]
+def test_compiled_autograd_of_an_unmodified_model(device: str) -> None:
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 16, 5)).double().to(device)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64, device=device)
@@ -280,6 +282,11 @@ def test_compiled_autograd_of_an_unmodified_model(
         return [p.grad for p in model.parameters()]
 
     plain = gradients()
+    _C.reset_declined()
     with enabled():
+        counters.clear()
         torch.testing.assert_close(gradients(), plain)
+        assert counters["compiled_autograd"]["captures"] == 1
+        assert declined() == {}
+        assert _C.last_choice("conv_bwd_filter") is not None
     torch.testing.assert_close((convert(model), gradients())[1], plain)

@@ -216,6 +216,13 @@ def test_a_compiled_model_is_explained_layer_by_layer(net: Net, device: str) -> 
     assert [(c.layer, c.op) for c in calls] == plain
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_a_compiled_layer_is_explained(train: bool) -> None:
+    model = nn.Sequential(torch.compile(nn.Conv2d(3, 4, 3), backend="eager"), nn.Softmax(1))
+    calls = explain(model, torch.randn(1, 3, 5, 5), train=train, measure=False).calls
+    assert [c.op for c in calls][:2] == ["conv_fwd", "softmax_fwd"]
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_model_of_torchscript_is_refused(inside: bool) -> None:
     scripted = torch.jit.trace(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5))

@@ -246,6 +246,9 @@ class OwnForward(nn.Conv2d):
         ({"up": "autotune", "nowhere": "autotune"}, "'nowhere' matches no layer"),
         ({"up": "cpu:im2cool"}, "cpu:im2cool for conv_fwd, wanted one of .*cpu:im2col"),
         ({"soft": "cpu:im2col"}, "softmax_fwd, wanted .*; it is an algorithm of conv$"),
+        ({"*": "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"}, "cpu:im2cool for conv_fwd, wanted"),
+        ({"*": Policy(softmax_fwd="cpu:fft")}, "cpu:fft for softmax_fwd, wanted .*cpu:online"),
+        ({"*": {"softmax_bwd": "cpu:fft"}}, "cpu:fft for softmax_bwd, wanted"),
     ],
 )
 def test_a_wrong_pin_is_an_error_and_changes_nothing(pins: dict[str, Any], wanted: str) -> None:
@@ -372,6 +375,11 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ('[problems]\n"conv_fwd q=1" = "autotune"\n', "line 2: 'conv_fwd q=1': .*no field 'q'"),
         ('[problems]\n"conv_fwd" = "bwd_data=autotune"\n', "line 2: 'conv_fwd': .*bwd_data"),
         ('[layers]\n\n"a" = "cpu:im2cool"\n', "line 3: 'a': .*cpu:im2cool"),
+        ('[layers]\n"a" = "rnn_fwd=cpu:im2col"\n', "cpu:im2col for rnn_fwd, wanted .*cpu:fused"),
+        (
+            '[layers]\n"a" = "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"\n',
+            "line 2: 'a': .*cpu:im2cool",
+        ),
         ('[problems]\n"conv_fwd pad=1" = "cpu:im2cool"\n', "line 2: .*cpu:im2cool.*cpu:im2col"),
     ],
 )
@@ -611,7 +619,7 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
 def test_files_say_what_to_mend(tmp_path: Path) -> None:
     path = tmp_path / "pins.toml"
     path.write_text('[layers]\n"a" = "softmax_fwd=nonsense"\n')
-    with pytest.raises(ValueError, match="no policy for layers of .*rnn.*not one of softmax_fwd"):
+    with pytest.raises(ValueError, match="line 2: 'a': .*not one of softmax_fwd"):
         load_pins(path)
     path.write_text('[layers]\n"a" = "infer=nonsense"\n')
     with pytest.raises(ValueError, match="for batch_norm: .*nonsense"):

@@ -586,3 +586,16 @@ def test_export(dynamic: bool, device: str) -> None:
     assert nodes[0].kwargs["policy"] == "fwd=aten:default"
     seen = _random((5, 4, 6, 6), device) if dynamic else x
     torch.testing.assert_close(program.module()(seen), module(seen))
+
+
+def test_what_writes_an_argument_takes_lazily_negated_ones() -> None:
+    schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("torch_cudnn_ext::")]
+    writing = {
+        s.name
+        for s in schemas
+        if any(a.alias_info is not None and a.alias_info.is_write for a in s.arguments)
+    }
+    for key in ("Negative", "Conjugate"):
+        having = torch._C._dispatch_has_kernel_for_dispatch_key
+        assert {s.name for s in schemas if having(s.name, key)} == writing
+    assert len(writing) >= 9

@@ -117,7 +117,7 @@ def explain(
     ``train`` it runs in eval mode and without gradients, and its buffers are put back; with
     ``train`` it is a copy that runs forward and backward. Where `enable` was not called, it is
     enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds
-    there. The model must run in eager mode, and in one thread.
+    there. What is compiled runs in eager mode; the model must run in one thread.
 
     Args:
         model: Any module.
@@ -132,7 +132,11 @@ def explain(
     """
     model = eager_model("explain", model)
     runner = copy.deepcopy(model) if train else model
-    with kept_as_it_was(runner), enabled() if not is_enabled() else nullcontext():
+    with (
+        kept_as_it_was(runner),
+        enabled() if not is_enabled() else nullcontext(),
+        torch.compiler.set_stance("force_eager"),  # layers of it may be compiled
+    ):
         calls = _record(runner, _detached(inputs) if train else inputs, train)
     if measure:
         calls = _measured(calls)

@@ -40,7 +40,7 @@ from torch_cudnn_ext.conversion import (
 )
 from torch_cudnn_ext.enabling import check_rule, rule_text
 from torch_cudnn_ext.nn import Tunable
-from torch_cudnn_ext.policy import Policy, PolicyLike, policy_text
+from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, policy_text
 
 Pins = Mapping[str, PolicyLike]
 
@@ -254,6 +254,10 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
     layers = {name: m for name, m in modules if standing_for(m) is not None}
     found: dict[torch_nn.Module, tuple[str, tuple[str, ...]]] = {}
     for pattern, policy in pins.items():
+        try:
+            _check_named(policy)
+        except ValueError as error:
+            raise ValueError(f"pins: {pattern!r} is {policy!r}: {error}") from error
         matches = _compiled(pattern)
         chosen: dict[torch_nn.Module, str] = {}
         for name, module in layers.items():
@@ -350,6 +354,7 @@ def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
 
 def _check_fits_some(text: str) -> None:
     """ValueError where a policy text can be read for no family of operators."""
+    _check_named(text)
     reasons: dict[str, str] = {}
     for ours in counterparts().values():
         try:
@@ -365,8 +370,26 @@ def _check_fits_some(text: str) -> None:
     )
 
 
-def _operators() -> list[str]:
-    return [f"{op['family']}_{name}" for op in _C.operators() for name in op["passes"]]
+def _check_named(policy: PolicyLike) -> None:
+    """ValueError where a choice that names its operator is none of that operator's."""
+    if isinstance(policy, Mapping):
+        parts = [f"{key}={value}" for key, value in policy.items()]
+    else:
+        family = policy.family if isinstance(policy, Policy) else "conv"
+        parts = (policy_text(policy, family) or "").split(";")
+    for part in parts:
+        family, _, name = _operators().get(part.partition("=")[0].strip(), "").partition(" ")
+        if name and not any("on_unsupported=" in other for other in parts):
+            check_pin(Policy.parse(part, family), name)
+
+
+def _operators() -> dict[str, str]:
+    """The family and the pass of each operator."""
+    return {
+        f"{op['family']}_{name}": f"{op['family']} {name}"
+        for op in _C.operators()
+        for name in op["passes"]
+    }
 
 
 def standing_for(module: torch_nn.Module) -> type[Tunable] | None:

@@ -287,7 +287,7 @@ Policy policy_of_switches(Switches switches) {
 }
 
 // In a saved policy: what was asked for at the call stands before it, all levels in one behind it.
-// Nobody types it.
+// ASCII's unit separator, which no policy text contains.
 constexpr char kBelow = '\x1f';
 
 void refuse_once(const Policy& policy) {
@@ -535,7 +535,11 @@ Switches read_switches(std::string_view family) {
   };
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
   set(Switches::kAllowTf32, op && is_tf32(*op));
-  set(Switches::kTf32Products, op == at::Float32Op::CONV && is_tf32(at::Float32Op::MATMUL));
+  if (op == at::Float32Op::CONV) {
+    set(Switches::kTf32Products, is_tf32(at::Float32Op::MATMUL));
+    set(Switches::kDeterministicProducts,
+        context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly());
+  }
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   return switches;

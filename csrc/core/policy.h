@@ -56,8 +56,9 @@ Policy merge(const Policy& stronger, const Policy& weaker);
 
 // What PyTorch's own switches say at this moment, as bits.
 struct Switches {
-  static constexpr uint8_t kDeterministic = 1, kAllowTf32 = 2, kBenchmark = 4, kCudnnEnabled = 8,
-                           kTf32Products = 16;  // of matrices, which convolutions may be
+  static constexpr uint8_t kDeterministic = 1, kAllowTf32 = 2, kBenchmark = 4, kCudnnEnabled = 8;
+  // Of products of matrices, which convolutions may be.
+  static constexpr uint8_t kTf32Products = 16, kDeterministicProducts = 32;
   uint8_t bits = 0;
   bool has(uint8_t bit) const { return (bits & bit) != 0; }
 };

@@ -57,7 +57,17 @@ struct Remakes<Gradient, std::void_t<decltype(&Gradient::remade)>> : std::true_t
 using torch::dynamo::autograd::PackedArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
 
-// An attribute among what a gradient reads, and back.
+// An attribute in the key of a compiled graph; one among what a gradient reads, and back.
+template <class T>
+void collect_attribute(torch::dynamo::autograd::CompiledNodeArgs& args, const T& attribute) {
+  if constexpr (std::is_same_v<T, c10::SymDimVector>) {
+    args.collect(SymIntArrayRef(attribute));
+  } else if constexpr (std::is_enum_v<T>) {
+    args.collect(static_cast<int64_t>(attribute));
+  } else {
+    args.collect(attribute);
+  }
+}
 template <class T>
 void pack_attribute(PackedArgs& args, const T& attribute) {
   if constexpr (std::is_same_v<T, c10::SymDimVector>) {
@@ -142,13 +152,8 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     for (size_t i = 0; i < saved.size(); ++i) args.collect(saved[i], is_result[i]);
-    const_cast<Gradient&>(gradient).attributes([&](auto& item) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(item)>, c10::SymDimVector>) {
-        args.collect(SymIntArrayRef(item));
-      } else {
-        args.collect(item);
-      }
-    });
+    const_cast<Gradient&>(gradient).attributes(
+        [&](const auto& item) { collect_attribute(args, item); });
   }
 
   // Attributes that are symbols while a graph is compiled.

@@ -154,7 +154,6 @@ struct Forward {
   Forward(BatchNormPass pass, const Tensor& input, const OptionalTensor& weight,
           const OptionalTensor& bias, double eps, bool per_activation, const OptionalTensor& z,
           std::string_view activation) {
-    TORCH_CHECK_VALUE(eps > 0, "torch_cudnn_ext::batch_norm: eps is ", eps, ", wanted more than 0");
     auto format = format_of(input, per_activation);
     x = input.contiguous(format);
     bindings[Role::x] = fold(x, per_activation);

@@ -173,15 +173,10 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(static_cast<int64_t>(pass));
     args.collect(a, false);
     args.collect(b, false);
-    for (SymIntArrayRef list : {a_sizes, b_sizes, stride, padding, dilation}) args.collect(list);
-    args.collect(groups);
-    args.collect(alpha);
-    args.collect(beta);
-    args.collect(flip_kernel);
-    args.collect(policy);
+    const_cast<ConvolutionNode&>(*this).attributes(
+        [&](const auto& item) { collect_attribute(args, item); });
   }
 
   variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {

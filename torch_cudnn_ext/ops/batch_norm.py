@@ -56,7 +56,7 @@ def batch_norm(
         bias: Shift of each channel; zeros where there is none.
         training: Whether the statistics are those of ``input``, and the running ones are updated.
         momentum: Share of the new value in the running statistics.
-        eps: Added to the variance.
+        eps: Added to the variance; above 0.
         mode: ``spatial`` has statistics of each channel, ``per_activation`` of each element of a
             sample.
         z: Of the input's sizes and dtype, added before the activation.
@@ -74,6 +74,7 @@ def batch_norm(
             statistics are missing without training; or the policy is wrong.
     """
     check_tensor("batch_norm", "input", input)
+    _check_eps("batch_norm", eps)
     return call(
         "batch_norm",
         input,
@@ -115,6 +116,7 @@ def batch_norm_train(
         ``None`` where none were given.
     """
     check_tensor("batch_norm_train", "input", input)
+    _check_eps("batch_norm_train", eps)
     mean, var = (
         running.detach().clone() if isinstance(running, Tensor) else running
         for running in (running_mean, running_var)
@@ -134,3 +136,9 @@ def batch_norm_train(
         policy=policy_text(policy, "batch_norm"),
     )
     return BatchNormTrained(output, batch_mean, invstd, mean, var)
+
+
+def _check_eps(function: str, eps: float) -> None:
+    """Refuse what ``torch.nn.functional.batch_norm`` refuses."""
+    if eps <= 0:
+        raise ValueError(f"{function}: argument eps: got {eps}, wanted more than 0")

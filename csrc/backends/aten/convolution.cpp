@@ -230,7 +230,9 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
     return Unsupported{c10::str("PyTorch's switch for matrix products makes it ", offered.text())};
   }
   if (device.is_target()) return needs_device();
-  bool demands = device.is_cuda() && at::globalContext().deterministicAlgorithms();
+  const at::Context& context = at::globalContext();
+  bool demands = device.is_cuda() && context.deterministicAlgorithms() &&
+                 !context.deterministicAlgorithmsWarnOnly();
   if (demands && !has_deterministic_cublas()) {
     return Unsupported{
         "torch.use_deterministic_algorithms lets products run on CUDA where the environment has "
