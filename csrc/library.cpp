@@ -1,7 +1,10 @@
-// Every operator's schema. PyTorch's own positional arguments first, then ours by keyword.
+// Every operator's schema, and what follows from the schemas alone. PyTorch's own positional
+// arguments first, then ours by keyword.
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -320,17 +323,10 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
 namespace torch_cudnn_ext {
 namespace {
 
-// Operators that write into an argument. PyTorch's fallback for tensors that are negated or
-// conjugated lazily copies the first result into that argument; none of these returns it.
-constexpr const char* kWriting[] = {"convolution_out",
-                                    "convolution_backward_input_out",
-                                    "convolution_backward_weight_out",
-                                    "batch_norm",
-                                    "batch_norm_train",
-                                    "_batch_norm_train",
-                                    "instance_norm",
-                                    "activation_",
-                                    "activation_backward_"};
+bool writes(const c10::Argument& argument) {
+  const c10::AliasInfo* alias = argument.alias_info();
+  return alias != nullptr && alias->isWrite();
+}
 
 // Calls the operator on tensors that hold their values as they are, and copies what it wrote back.
 template <c10::DispatchKey key>
@@ -345,18 +341,25 @@ void call_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     at::Tensor lazy = value.toTensor();
     if (!lazy.defined() || !lazy.key_set().has(key)) continue;
     at::Tensor plain = key == c10::DispatchKey::Negative ? lazy.resolve_neg() : lazy.resolve_conj();
-    const c10::AliasInfo* alias = arguments[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) written.emplace_back(lazy, plain);
+    if (writes(arguments[i])) written.emplace_back(lazy, plain);
     value = plain;
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
   for (auto& [lazy, plain] : written) lazy.copy_(plain);
 }
 
+// For all operators that write into an argument. PyTorch's fallback for tensors that are negated or
+// conjugated lazily copies the first result into that argument; none of these returns it.
 template <c10::DispatchKey key>
 void register_writing(torch::Library& m) {
-  for (const char* op : kWriting) {
-    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&call_on_plain<key>>());
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.getNamespace() != "torch_cudnn_ext") continue;
+    auto op = dispatcher.findSchema(name);  // none of what is implemented and not yet defined
+    if (!op) continue;
+    const auto& arguments = op->schema().arguments();
+    if (std::none_of(arguments.begin(), arguments.end(), writes)) continue;
+    m.impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_on_plain<key>>());
   }
 }
 

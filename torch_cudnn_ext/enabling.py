@@ -29,7 +29,7 @@ import torch
 from torch.compiler import config
 
 from torch_cudnn_ext import _C, backends
-from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, policy_text
+from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, operators, policy_text
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
 _TAG = "torch_cudnn_ext"
@@ -213,11 +213,8 @@ def check_rule(matcher: str, use: str) -> None:
         ValueError: There is no such operator, field, policy or algorithm.
     """
     canonical = _C.check_rule(matcher, use)
-    word = matcher.split(maxsplit=1)[0]
-    for op in _C.operators():
-        for name in op["passes"]:
-            if word == f"{op['family']}_{name}":
-                check_pin(Policy.parse(canonical, op["family"]), name)
+    family, name = operators()[matcher.split(maxsplit=1)[0]]
+    check_pin(Policy.parse(canonical, family), name)
 
 
 def _for_all_operators(text: str) -> str:

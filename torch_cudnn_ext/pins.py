@@ -40,7 +40,7 @@ from torch_cudnn_ext.conversion import (
 )
 from torch_cudnn_ext.enabling import check_rule, rule_text
 from torch_cudnn_ext.nn import Tunable
-from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, policy_text
+from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, operators, policy_text
 
 Pins = Mapping[str, PolicyLike]
 
@@ -346,7 +346,7 @@ def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
     family = ours.family
     text = checked_for(ours, policy).text
     keys = [part.partition("=")[0] for part in text.split(";") if part]
-    others = [key for key in keys if key in _operators() and not key.startswith(f"{family}_")]
+    others = [key for key in keys if key in operators() and not key.startswith(f"{family}_")]
     if others and not any(key in ours._passes() for key in keys):
         raise ValueError(f"the policy is for {', '.join(others)}")
     return text
@@ -377,19 +377,12 @@ def _check_named(policy: PolicyLike) -> None:
     else:
         family = policy.family if isinstance(policy, Policy) else "conv"
         parts = (policy_text(policy, family) or "").split(";")
+    falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)
     for part in parts:
-        family, _, name = _operators().get(part.partition("=")[0].strip(), "").partition(" ")
-        if name and not any("on_unsupported=" in other for other in parts):
+        operator = operators().get(part.partition("=")[0].strip())
+        if operator is not None and not falls_back:
+            family, name = operator
             check_pin(Policy.parse(part, family), name)
-
-
-def _operators() -> dict[str, str]:
-    """The family and the pass of each operator."""
-    return {
-        f"{op['family']}_{name}": f"{op['family']} {name}"
-        for op in _C.operators()
-        for name in op["passes"]
-    }
 
 
 def standing_for(module: torch_nn.Module) -> type[Tunable] | None:

@@ -304,8 +304,7 @@ def algorithms_of(family: str, name: str) -> list[str]:
 
 def _every_algorithm(family: str) -> set[str]:
     """Those of all passes."""
-    passes = next(op["passes"] for op in _C.operators() if op["family"] == family)
-    return {algorithm for name in passes for algorithm in algorithms_of(family, name)}
+    return {algorithm for name in _passes(family) for algorithm in algorithms_of(family, name)}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -354,12 +353,19 @@ def _passes(family: str) -> tuple[str, ...]:
 
 
 @cache
+def operators() -> dict[str, tuple[str, str]]:
+    """The family and the pass of each operator: ``conv_fwd``, ``conv_bwd_data``, ..."""
+    return {
+        f"{op['family']}_{name}": (op["family"], name)
+        for op in _C.operators()
+        for name in op["passes"]
+    }
+
+
+@cache
 def _operators() -> tuple[str, ...]:
-    """``conv``, ``conv_fwd``, ``conv_bwd_data``, ..."""
-    names: list[str] = []
-    for op in _C.operators():
-        names += [op["family"], *(f"{op['family']}_{name}" for name in op["passes"])]
-    return tuple(names)
+    """``conv``, ``softmax``, ..., ``conv_fwd``, ``conv_bwd_data``, ..."""
+    return (*(op["family"] for op in _C.operators()), *operators())
 
 
 def _word(value: object) -> str:

@@ -85,8 +85,6 @@ struct Contender {
   std::vector<double> samples, host_samples;       // ms; of the host where it runs ahead
   double best = kInfinity, best_host = kInfinity;  // the least of each
   bool running = true;
-
-  bool is_baseline() const { return algorithm.is_baseline(); }
 };
 
 double percentile(std::vector<double> values, double q) {
@@ -618,7 +616,7 @@ class Session {
         // The host's first calls may take many times as long as later ones, so they drop nobody.
         double own = early ? c.best : cost(c.best, c.best_host);
         bool hopeless = own > limit(best) || c.best > limit(baseline);
-        c.running = c.running && (c.is_baseline() || !hopeless);
+        c.running = c.running && (c.algorithm.is_baseline() || !hopeless);
         if (c.running) attempt(measurements_[c.index], [&] { sample(c); });
       }
       drop_failed();
@@ -631,7 +629,7 @@ class Session {
   void time_finals() {
     constexpr size_t kFinalists = 6;
     std::vector<size_t> order = rank_contenders();
-    for (Contender& c : contenders_) c.running = c.is_baseline();
+    for (Contender& c : contenders_) c.running = c.algorithm.is_baseline();
     for (size_t i = 0; i < std::min(order.size(), kFinalists); ++i) {
       contenders_[order[i]].running = true;
     }
@@ -696,7 +694,7 @@ class Session {
   template <class Time>
   double baseline_of(Time&& time) const {
     for (const Contender& c : contenders_) {
-      if (c.is_baseline()) return std::invoke(time, c);
+      if (c.algorithm.is_baseline()) return std::invoke(time, c);
     }
     return kInfinity;
   }

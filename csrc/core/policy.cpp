@@ -535,11 +535,9 @@ Switches read_switches(std::string_view family) {
   };
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
   set(Switches::kAllowTf32, op && is_tf32(*op));
-  if (op == at::Float32Op::CONV) {
-    set(Switches::kTf32Products, is_tf32(at::Float32Op::MATMUL));
-    set(Switches::kDeterministicProducts,
-        context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly());
-  }
+  set(Switches::kTf32Products, is_tf32(at::Float32Op::MATMUL));
+  set(Switches::kDeterministicProducts,
+      context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly());
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   return switches;

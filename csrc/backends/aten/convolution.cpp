@@ -2,8 +2,6 @@
 // each pixel is convolved by itself, PyTorch's product of matrices (cuBLAS), which is often faster.
 // They read PyTorch's global switches, which are never flipped here; what they imply is in the
 // plan's notes.
-#include <ATen/Context.h>
-
 #include <algorithm>
 #include <cstdlib>
 
@@ -17,6 +15,11 @@ Dims spatial_axes(const ConvolutionProblem& p) {
   Dims axes;
   for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);
   return axes;
+}
+
+const TensorSpec& result_of(const ConvolutionProblem& p) {
+  Role role = result_role(p.pass);
+  return role == Role::y ? p.y : role == Role::x ? p.x : p.w;
 }
 
 class AtenConvolution : public Plan {
@@ -33,7 +36,7 @@ class AtenConvolution : public Plan {
       b.beta == 0 ? out.copy_(result) : out.mul_(b.beta).add_(result);
       return;
     }
-    give(b, role, role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w, result);
+    give(b, role, result_of(p_), result);
   }
 
  private:
@@ -65,11 +68,6 @@ class AtenConvolution : public Plan {
 };
 
 constexpr const char* kMatmul = "matmul";
-
-bool is_tf32(at::Float32Op op) {
-  return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) ==
-         at::Float32Precision::TF32;
-}
 
 // The product that is to be had of a problem at this moment. Where it is TF32 its name says so:
 // what was measured under one setting of PyTorch's switch is no measurement of the other.
@@ -126,7 +124,7 @@ class MatmulConvolution : public Plan {
   void run(Bindings& b) override {
     Role role = result_role(p_.pass);
     if (!b[role].defined()) {
-      const TensorSpec& spec = role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w;
+      const TensorSpec& spec = result_of(p_);
       const Tensor& input = b[role == Role::y ? Role::x : Role::y];
       b[role] = at::empty_strided(spec.sizes, spec.strides, input.options());
     }

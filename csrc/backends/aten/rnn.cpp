@@ -250,8 +250,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
         "so its backward cannot be run apart from its forward"};
   }
   Notes notes;
-  bool tf32 = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::RNN) ==
-              at::Float32Precision::TF32;
+  bool tf32 = is_tf32(at::Float32Op::RNN);
   if (device.is_cuda() && p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
   return std::make_shared<AtenRnn>(p, algorithm, notes);
 }

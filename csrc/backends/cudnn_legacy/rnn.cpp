@@ -423,8 +423,7 @@ std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
   bool converts = p.x.dtype == at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
   if (converts && p.cell == RnnCell::lstm && p.hidden > 160 && p.batch() % 8 == 0) {
     return "this algorithm of cuDNN 9.19 fails at the run where float32 LSTMs of hidden sizes "
-           "above "
-           "160 are converted for tensor cores";
+           "above 160 are converted for tensor cores";
   }
   bool tensor_cores = converts || (p.x.dtype == at::kHalf && math == CUDNN_TENSOR_OP_MATH);
   if (tensor_cores && p.meets_small_h_defect()) {
