@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <cuda_runtime_api.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/extension.h>
 
 #include <algorithm>
@@ -512,6 +513,18 @@ py::dict cache_info() {
 }
 
 }  // namespace
+
+std::optional<std::string> value_error_text(std::exception& error) {
+  if (auto* native = dynamic_cast<c10::ValueError*>(&error)) {
+    return native->what_without_backtrace();
+  }
+  auto* python = dynamic_cast<python_error*>(&error);
+  if (python == nullptr) return std::nullopt;
+  py::gil_scoped_acquire acquire;
+  python->persist();  // out of the interpreter, if it is still there
+  if (PyErr_GivenExceptionMatches(python->type, PyExc_ValueError) == 0) return std::nullopt;
+  return python->message;
+}
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::register_local_exception_translator(translate);

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
+#include <exception>
 #include <initializer_list>
 #include <map>
 #include <optional>
@@ -51,6 +52,10 @@ struct NamedTensor {
 std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
                                           std::initializer_list<NamedTensor> tensors);
 
+// The text of a ValueError; nullopt for all else. While a fake tensor mode is on (torch.compile)
+// ours come through Python, and what they refuse comes back as its exception.
+std::optional<std::string> value_error_text(std::exception& error);
+
 // `Ours` stands in for one operator of PyTorch's, of this signature without the keys:
 //   static constexpr const char* kOp;
 //   static std::optional<std::string> refusal(keys, args...)   why PyTorch's own kernel must run
@@ -87,10 +92,12 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
       } else {
         return Ours::run(args...);
       }
-    } catch (const c10::ValueError& error) {
-      count_declined(Ours::kOp, error.what_without_backtrace());
-      return plain(keys, args...);
+    } catch (std::exception& error) {
+      std::optional<std::string> refused = value_error_text(error);
+      if (!refused) throw;
+      count_declined(Ours::kOp, *refused);
     }
+    return plain(keys, args...);
   }
 
   static R plain(c10::DispatchKeySet keys, Args... args) {

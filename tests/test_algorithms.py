@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import LINES, Line
+from cases import CASES, LINES, Line
 from conftest import CUDA_MARKS, EVERY_NUMERICS
 from torch import Tensor
 
@@ -174,6 +174,37 @@ def test_scratch_is_what_the_problem_says(device: str) -> None:
         if align < 16:
             pointers = [tensor.data_ptr() for tensor in tensors.values()]
             assert any(pointer % (2 * align) for pointer in pointers), line.name
+
+
+def test_products_of_matrices_are_offered_where_windows_do_not_overlap(device: str) -> None:
+    def status(case: str, op: str) -> tuple[str, str]:
+        line = next(c for c in CASES if c.name == case).problem(op)
+        rows = _C.candidates(line, device, EVERY_NUMERICS)
+        return next(
+            (row["status"], row["reason"])
+            for row in rows
+            if row["algorithm"].startswith("aten:matmul")
+        )
+
+    for op in ("conv_fwd", "conv_bwd_data", "conv_bwd_filter"):
+        for case in (
+            "1x1-f32-nchw",
+            "1x1_stride32-f64-nhwc",
+            "patches-bf16-nhwc",
+            "patches_rest-f32-nchw",
+            "patches_dilated-f16-nhwc",
+            "patches_planes-f16-nhwc",
+            "one_window-f32-nhwc",
+        ):
+            assert status(case, op) == ("ok", ""), case
+        for case in (
+            "3x3-f32-nchw",
+            "1x1_padded-f32-nchw",
+            "groups2_1x1-f32-nchw",
+            "patches_true-f32-nchw",
+        ):
+            found, reason = status(case, op)
+            assert found == "unsupported" and "do not overlap" in reason, case
 
 
 def test_problem_lines_are_canonical_and_distinct() -> None:

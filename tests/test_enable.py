@@ -582,6 +582,22 @@ def test_compiled_before_or_after(net: Net, device: str, first: str) -> None:
     assert ran() == "aten:default"  # no call since was ours
 
 
+def test_what_our_operators_refuse_is_declined_in_compiled_models_too(device: str) -> None:
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, stride=2**31)
+
+    x = torch.randn(1, 4, 8, 8, device=device, requires_grad=True)
+    w = torch.randn(4, 4, 3, 3, device=device)
+    wanted = convolve(x, w)
+    (gradient,) = torch.autograd.grad(wanted.sum(), x)
+    with enabled():
+        y = torch.compile(convolve, fullgraph=True, backend="aot_eager")(x, w)
+        torch.testing.assert_close(y, wanted)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], gradient)
+        (reason,) = declined()
+        assert "stride is [2147483648, 2147483648], wanted at least 1" in reason
+
+
 def test_operators_stay_whole_in_a_compiled_graph(net: Net, device: str) -> None:
     from torch._dynamo.backends.common import aot_autograd
 

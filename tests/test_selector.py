@@ -176,11 +176,13 @@ def test_the_fastest_wins(fake: Any, x: Tensor, w: Tensor) -> None:
         ("", (1.0, 256), (1.004, 0), "fake:second"),
         ("", (1.0, 256), (1.03, 0), "fake:first"),
         ("", (0.0100, 2**21), (0.0104, 2**22), "fake:first"),
-        ("", (0.0100, 2**21), (0.0104, 256), "fake:second"),  # less than events resolve
+        ("", (0.0100, 2**21), (0.0104, 256), "fake:second"),  # less than counts
         ("", (0.0100, 2**21), (0.0108, 256), "fake:first"),
+        ("prefer=gpu_time", (0.0040, 2**21), (0.00409, 256), "fake:second"),  # events resolve more
+        ("prefer=gpu_time", (0.0100, 2**21), (0.0104, 256), "fake:first"),
         ("prefer=memory", (1.0, 256), (1.03, 0), "fake:second"),
         ("prefer=memory", (1.0, 256), (1.1, 0), "fake:first"),
-        ("prefer=memory", (0.0040, 256), (0.0044, 0), "fake:second"),  # less than events resolve
+        ("prefer=memory", (0.0040, 256), (0.0044, 0), "fake:second"),  # less than counts
     ],
 )
 def test_equal_times_go_to_the_smaller_workspace(
@@ -196,6 +198,14 @@ def test_equal_times_go_to_the_smaller_workspace(
     fake.script("fake:second", milliseconds=second[0], workspace_bytes=second[1])
     measured = _measure(x, w, f"backends=fake;{policy}")
     assert _winner(measured) == winner
+
+
+def test_of_equal_medians_the_steadier_wins(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", milliseconds=1, swing_ms=0.2)
+    fake.script("fake:b", milliseconds=1.001)
+    measured = _measure(x, w)
+    assert measured["fake:a"]["median_ms"] == 1 and measured["fake:a"]["spread_ms"] > 0
+    assert _winner(measured) == "fake:b"
 
 
 # What the host takes, as where a GPU works behind its back.
@@ -245,7 +255,7 @@ def test_what_takes_longer_of_the_device_and_its_host_ranks(
     [
         ("", 1.0, 1.005, True),
         ("", 1.0, 1.02, False),
-        ("", 0.0100, 0.0104, True),  # less than events resolve
+        ("", 0.0100, 0.0104, True),  # less than counts
         ("", 0.0100, 0.0107, False),
         ("prefer=memory", 1.0, 1.04, True),
         ("prefer=memory", 1.0, 1.06, False),

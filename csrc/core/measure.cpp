@@ -684,10 +684,11 @@ class Session {
     return prefers(Prefer::gpu_time) ? device_ms : std::max(device_ms, host_ms);
   }
 
-  // Up to here a time is equal: 1 % more, or 5 % when memory is preferred, or what events resolve.
+  // Up to here a time is equal: 1 % more, or 5 % when memory is preferred; of short ones what
+  // events resolve, or half a microsecond where the host's call, which takes many, counts as well.
   double limit_of_equal(double ms) const {
-    constexpr double kResolutionMs = 0.0005;
-    return std::max(ms * (prefers(Prefer::memory) ? 1.05 : 1.01), ms + kResolutionMs);
+    const double step_ms = prefers(Prefer::gpu_time) ? 0.0001 : 0.0005;
+    return std::max(ms * (prefers(Prefer::memory) ? 1.05 : 1.01), ms + step_ms);
   }
 
   // A time of PyTorch's own row; infinite where it did not run.
@@ -700,8 +701,8 @@ class Session {
   }
 
   struct Rank {
-    size_t index;  // of the contender
-    double device_ms, host_ms, cost;
+    size_t index;                               // of the contender
+    double device_ms, upper_ms, host_ms, cost;  // medians, and the device's upper quartile
     bool above_baseline;
   };
 
@@ -714,7 +715,8 @@ class Session {
       const Contender& c = contenders_[i];
       double device = device_ms(c);
       double host = c.host_samples.empty() ? 0 : percentile(c.host_samples, 0.5);
-      ranks.push_back({i, device, host, cost(device, host), device > limit_of_equal(baseline)});
+      ranks.push_back({i, device, percentile(c.samples, 0.75), host, cost(device, host),
+                       device > limit_of_equal(baseline)});
     }
     std::stable_sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) {
       return std::tie(a.above_baseline, a.cost) < std::tie(b.above_baseline, b.cost);
@@ -726,16 +728,16 @@ class Session {
   }
 
   // Of those whose cost equals the first one's: the smaller workspace, where it is worth speaking
-  // of, then the call that takes the host less, then the faster kernel, then the smaller workspace
-  // after all and the simpler algorithm.
+  // of, then the call that takes the host less, then the kernel that is fast in its slower runs
+  // too, then the smaller workspace after all and the simpler algorithm.
   void break_ties(std::vector<Rank>& ranks) const {
     constexpr double kHostStepMs = 0.01;
     const int64_t small_bytes = prefers(Prefer::memory) ? 0 : 1 << 20;
-    double fastest = kInfinity;
+    double steadiest = kInfinity;
     auto end = ranks.begin();
     while (end != ranks.end() && end->above_baseline == ranks[0].above_baseline &&
            end->cost <= limit_of_equal(ranks[0].cost)) {
-      fastest = std::min(fastest, end++->device_ms);
+      steadiest = std::min(steadiest, end++->upper_ms);
     }
     auto key = [&](const Rank& r) {
       const Contender& c = contenders_[r.index];
@@ -743,7 +745,7 @@ class Session {
           measurements_[c.index].workspace_bytes.value_or(std::numeric_limits<int64_t>::max());
       int64_t host_steps = prefers(Prefer::gpu_time) ? 0 : std::llround(r.host_ms / kHostStepMs);
       return std::tuple(bytes < small_bytes ? 0 : bytes, host_steps,
-                        r.device_ms > limit_of_equal(fastest), bytes, c.algorithm.options.size());
+                        r.upper_ms > limit_of_equal(steadiest), bytes, c.algorithm.options.size());
     };
     std::stable_sort(ranks.begin(), end,
                      [&](const Rank& a, const Rank& b) { return key(a) < key(b); });

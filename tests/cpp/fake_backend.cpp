@@ -29,6 +29,7 @@ struct Script {
   std::optional<double> host_ms;        // of a run, as a device's host would have it
   std::optional<double> first_host_ms;  // the same for the first timed run
   double first_stall_ms = 0;            // what the device waits for the host in that run
+  double swing_ms = 0;                  // what every third run takes more, by the clock
   double sleep_ms = 0;                  // of a run, in truth
   int64_t workspace_bytes = 0;
   bool states_workspace = true;  // false: it shows in a run only
@@ -177,7 +178,7 @@ class FakeConvolution : public Plan {
   void run(Bindings& b) override {
     Script script = scripts().next(algorithm.text(), &Script::runs);
     bool first_timed = script.runs == 2;  // the one before is checked
-    elapsed.add(script.milliseconds,
+    elapsed.add(script.milliseconds + (script.runs % 3 == 0 ? script.swing_ms : 0),
                 first_timed && script.first_host_ms ? script.first_host_ms : script.host_ms,
                 first_timed ? script.first_stall_ms : 0);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(script.sleep_ms));
@@ -273,23 +274,24 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "script",
       [](const std::string& algorithm, double milliseconds, std::optional<double> host_ms,
-         std::optional<double> first_host_ms, double first_stall_ms, double sleep_ms,
-         int64_t workspace_bytes, bool states_workspace, std::vector<std::string> notes,
-         std::string unsupported, std::string build_raises, std::string run_raises,
-         int64_t raises_at, double relative_error, double written, std::string neighbour_of) {
-        scripts().set(
-            parse_algorithm(algorithm).text(),
-            {milliseconds, host_ms, first_host_ms, first_stall_ms, sleep_ms, workspace_bytes,
-             states_workspace, std::move(notes), std::move(unsupported), std::move(build_raises),
-             std::move(run_raises), raises_at, relative_error, written, std::move(neighbour_of)});
+         std::optional<double> first_host_ms, double first_stall_ms, double swing_ms,
+         double sleep_ms, int64_t workspace_bytes, bool states_workspace,
+         std::vector<std::string> notes, std::string unsupported, std::string build_raises,
+         std::string run_raises, int64_t raises_at, double relative_error, double written,
+         std::string neighbour_of) {
+        scripts().set(parse_algorithm(algorithm).text(),
+                      {milliseconds, host_ms, first_host_ms, first_stall_ms, swing_ms, sleep_ms,
+                       workspace_bytes, states_workspace, std::move(notes), std::move(unsupported),
+                       std::move(build_raises), std::move(run_raises), raises_at, relative_error,
+                       written, std::move(neighbour_of)});
       },
       py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
       py::arg("host_ms") = py::none(), py::arg("first_host_ms") = py::none(),
-      py::arg("first_stall_ms") = 0.0, py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0,
-      py::arg("states_workspace") = true, py::arg("notes") = std::vector<std::string>(),
-      py::arg("unsupported") = "", py::arg("build_raises") = "", py::arg("run_raises") = "",
-      py::arg("raises_at") = 0, py::arg("relative_error") = 0.0, py::arg("written") = 1.0,
-      py::arg("neighbour_of") = "",
+      py::arg("first_stall_ms") = 0.0, py::arg("swing_ms") = 0.0, py::arg("sleep_ms") = 0.0,
+      py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
+      py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
+      py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,
+      py::arg("relative_error") = 0.0, py::arg("written") = 1.0, py::arg("neighbour_of") = "",
       "Sets how an algorithm behaves from now on, also in plans that are built; counts go on.");
   m.def(
       "counts", [](const std::string& algorithm) { return scripts().counts(algorithm); },

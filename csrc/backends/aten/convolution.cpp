@@ -1,5 +1,5 @@
 // PyTorch's own convolution: the baseline of every table, and the last resort. Beside it, where
-// each pixel is convolved by itself, PyTorch's product of matrices (cuBLAS), which is often faster.
+// windows do not overlap, PyTorch's product of matrices (cuBLAS), which is often faster.
 // They read PyTorch's global switches, which are never flipped here; what they imply is in the
 // plan's notes.
 #include <algorithm>
@@ -79,32 +79,78 @@ Algorithm matmul_algorithm(const ConvolutionProblem& p, const Device& device) {
 
 // How the matrices lie in memory.
 enum class Matrices : uint8_t {
-  rows,   // pixels are the rows: channels-last, or images of one pixel
-  planes  // one matrix of channels an image: contiguous
+  rows,   // windows are the rows: channels-last, or images of one pixel
+  planes  // one matrix of windows an image: contiguous
 };
+
+// Whether no value of x is under two windows, and no window reaches beyond x.
+bool has_separate_windows(const ConvolutionProblem& p) {
+  for (int i = 0; i < p.spatial_dims(); ++i) {
+    int64_t extent = (p.w.sizes[i + 2] - 1) * p.dilation[i] + 1;
+    if (p.padding[i] != 0 || (extent > p.stride[i] && p.y.sizes[i + 2] > 1)) return false;
+  }
+  return true;
+}
+
+bool is_one_pixel(const Dims& sizes) {
+  return std::all_of(sizes.begin() + 2, sizes.end(), [](int64_t n) { return n == 1; });
+}
 
 // nullopt where no product computes the convolution.
 std::optional<Matrices> matrices_of(const ConvolutionProblem& p) {
-  auto all = [](auto begin, auto end, int64_t value) {
-    return std::all_of(begin, end, [value](int64_t n) { return n == value; });
-  };
-  bool pixelwise = all(p.w.sizes.begin() + 2, p.w.sizes.end(), 1) &&
-                   all(p.stride.begin(), p.stride.end(), 1) &&
-                   all(p.padding.begin(), p.padding.end(), 0) && p.groups == 1;
   bool packed = p.w.strides == contiguous_strides(p.w.sizes) ||
                 p.w.strides == channels_last_strides(p.w.sizes);
-  if (!pixelwise || !packed) return std::nullopt;
-  bool one_pixel = p.x.numel() == p.x.sizes[0] * p.x.sizes[1];
+  bool turned = p.mode == ConvolutionMode::conv && !is_one_pixel(p.w.sizes);
+  if (!has_separate_windows(p) || p.groups != 1 || !packed || turned) return std::nullopt;
   auto lie = [&](auto&& strides) {
     return p.x.strides == strides(p.x.sizes) && p.y.strides == strides(p.y.sizes);
   };
   bool contiguous = lie(contiguous_strides);
-  if (lie(channels_last_strides) || (contiguous && one_pixel)) return Matrices::rows;
+  if (lie(channels_last_strides) || (contiguous && is_one_pixel(p.x.sizes))) return Matrices::rows;
   return contiguous ? std::optional(Matrices::planes) : std::nullopt;
 }
 
+// What is under the windows, as dimensions of x in the order of its matrix.
+struct Windows {
+  Dims sizes, strides;
+  bool packed;  // x is that matrix
+
+  Windows(const ConvolutionProblem& p, Matrices matrices) {
+    auto add = [this](int64_t size, int64_t stride) {
+      sizes.push_back(size);
+      strides.push_back(stride);
+    };
+    auto add_places = [&] {
+      for (int i = 2; i < p.x.sizes.size(); ++i) {
+        add(p.y.sizes[i], p.x.strides[i] * p.stride[i - 2]);
+      }
+    };
+    auto add_insides = [&] {
+      for (int i = 2; i < p.x.sizes.size(); ++i) {
+        add(p.w.sizes[i], p.x.strides[i] * p.dilation[i - 2]);
+      }
+    };
+    auto add_channels = [&] { add(p.x.sizes[1], p.x.strides[1]); };
+    add(p.x.sizes[0], p.x.strides[0]);
+    if (matrices == Matrices::rows) add_places();
+    bool channels_first = p.w.strides == contiguous_strides(p.w.sizes);
+    if (channels_first) add_channels();
+    add_insides();
+    if (!channels_first) add_channels();
+    if (matrices == Matrices::planes) add_places();
+    packed = true;
+    int64_t expected = 1;
+    for (int i = sizes.size() - 1; i >= 0; --i) {
+      packed = packed && (sizes[i] == 1 || strides[i] == expected);
+      expected *= sizes[i];
+    }
+  }
+
+  Tensor of(const Tensor& x) const { return strided_view(x, sizes, strides); }
+};
+
 // result = alpha * first @ second + beta * result, of two or three dimensions.
-void multiply(Tensor result, const Tensor& first, const Tensor& second, double alpha, double beta) {
+void product(Tensor result, const Tensor& first, const Tensor& second, double alpha, double beta) {
   bool plain = alpha == 1 && beta == 0;
   if (result.dim() == 2) {
     plain ? at::mm_out(result, first, second)
@@ -119,7 +165,7 @@ class MatmulConvolution : public Plan {
  public:
   MatmulConvolution(const ConvolutionProblem& p, const Algorithm& algorithm, Notes notes,
                     Matrices matrices)
-      : Plan(algorithm, notes, std::nullopt), p_(p), matrices_(matrices) {}
+      : Plan(algorithm, notes, std::nullopt), p_(p), matrices_(matrices), windows_(p, matrices) {}
 
   void run(Bindings& b) override {
     Role role = result_role(p_.pass);
@@ -128,60 +174,82 @@ class MatmulConvolution : public Plan {
       const Tensor& input = b[role == Role::y ? Role::x : Role::y];
       b[role] = at::empty_strided(spec.sizes, spec.strides, input.options());
     }
-    matrices_ == Matrices::rows ? run_rows(b) : run_planes(b);
+    Tensor& x = b[Role::x];
+    if (windows_.packed) return multiply(b, x, b.beta);
+    Tensor under_windows = windows_.of(x);
+    if (p_.pass != ConvolutionPass::bwd_data) {
+      return multiply(b, under_windows.contiguous(), b.beta);
+    }
+    Tensor gradient = at::empty(windows_.sizes, x.options());
+    multiply(b, gradient, 0);
+    if (b.beta == 0) {
+      if (gradient.numel() < x.numel()) x.zero_();  // beside the windows
+      under_windows.copy_(gradient);
+    } else {
+      x.mul_(b.beta);
+      under_windows.add_(gradient);
+    }
   }
 
  private:
-  // [rows, channels], one row a pixel; of the weight, [channels of y, channels of x].
-  static Tensor rows(const Tensor& t) {
-    int64_t channels = t.size(1);
-    return strided_view(t, {t.numel() / channels, channels}, {channels, 1});
-  }
-  // [images, channels, pixels]
-  static Tensor planes(const Tensor& t) {
-    int64_t n = t.size(0), c = t.size(1), pixels = t.numel() / (n * c);
-    return strided_view(t, {n, c, pixels}, {c * pixels, pixels, 1});
+  // `x` is what is under the windows, packed, and the result where its gradient is.
+  void multiply(Bindings& b, const Tensor& x, double beta) const {
+    matrices_ == Matrices::rows ? multiply_rows(b, x, beta) : multiply_planes(b, x, beta);
   }
 
-  void run_rows(Bindings& b) const {
-    Tensor x = rows(b[Role::x]), w = rows(b[Role::w]), y = rows(b[Role::y]);
+  // [rows, columns]: one row a window; of the weight, one a channel of y.
+  static Tensor rows(const Tensor& t, int64_t columns) {
+    return strided_view(t, {t.numel() / columns, columns}, {columns, 1});
+  }
+  // [images, rows, windows]
+  static Tensor planes(const Tensor& t, int64_t rows) {
+    int64_t n = t.size(0), windows = t.numel() / (n * rows);
+    return strided_view(t, {n, rows, windows}, {rows * windows, windows, 1});
+  }
+
+  void multiply_rows(const Bindings& b, const Tensor& under_windows, double beta) const {
+    Tensor x = rows(under_windows, columns_), w = rows(b[Role::w], columns_),
+           y = rows(b[Role::y], p_.w.sizes[0]);
     switch (p_.pass) {
       case ConvolutionPass::fwd:
         if (p_.bias) {
           at::addmm_out(y, b[Role::bias], x, w.t());
         } else {
-          multiply(y, x, w.t(), b.alpha, b.beta);
+          product(y, x, w.t(), b.alpha, beta);
         }
         return;
       case ConvolutionPass::bwd_data:
-        return multiply(x, y, w, b.alpha, b.beta);
+        return product(x, y, w, b.alpha, beta);
       case ConvolutionPass::bwd_filter:
-        return multiply(w, y.t(), x, b.alpha, b.beta);
+        return product(w, y.t(), x, b.alpha, beta);
     }
   }
 
-  void run_planes(Bindings& b) const {
-    Tensor x = planes(b[Role::x]), w = rows(b[Role::w]), y = planes(b[Role::y]);
+  void multiply_planes(Bindings& b, const Tensor& under_windows, double beta) const {
+    Tensor x = planes(under_windows, columns_), w = rows(b[Role::w], columns_),
+           y = planes(b[Role::y], p_.w.sizes[0]);
     Tensor each = w.expand({x.size(0), -1, -1});  // the same for each image
     switch (p_.pass) {
       case ConvolutionPass::fwd:
-        multiply(y, each, x, b.alpha, b.beta);
+        product(y, each, x, b.alpha, beta);
         if (p_.bias) add_bias(b[Role::y], b[Role::bias]);
         return;
       case ConvolutionPass::bwd_data:
-        return multiply(x, each.transpose(1, 2), y, b.alpha, b.beta);
+        return product(x, each.transpose(1, 2), y, b.alpha, beta);
       case ConvolutionPass::bwd_filter:
         Tensor sum = at::bmm(y, x.transpose(1, 2)).sum(0);
-        if (b.beta == 0) {
+        if (beta == 0) {
           w.copy_(b.alpha == 1 ? sum : sum.mul_(b.alpha));
         } else {
-          w.mul_(b.beta).add_(sum, b.alpha);
+          w.mul_(beta).add_(sum, b.alpha);
         }
     }
   }
 
   const ConvolutionProblem p_;
   const Matrices matrices_;
+  const Windows windows_;
+  const int64_t columns_ = p_.w.numel() / p_.w.sizes[0];  // of the weight's matrix
 };
 
 // What torch.use_deterministic_algorithms wants of cuBLAS before it lets it run.
@@ -220,8 +288,8 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
   std::optional<Matrices> matrices = matrices_of(p);
   if (!matrices) {
     return Unsupported{
-        "a product of matrices convolves with windows of one pixel, stride 1, no padding, one "
-        "group, and x and y in one packed layout"};
+        "a product of matrices convolves with windows that do not overlap (of one pixel, or no "
+        "larger than the stride), no padding, one group, and x and y in one packed layout"};
   }
   Algorithm offered = matmul_algorithm(p, device);
   if (!(algorithm == offered)) {
