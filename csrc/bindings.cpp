@@ -342,7 +342,7 @@ using TensorsByRole = std::map<std::string, at::Tensor>;
 Bindings bindings_of(const Problem& problem, const TensorsByRole& tensors) {
   Bindings bindings;
   const Operator& op = operator_of(problem);
-  if (op.accumulates(problem)) bindings.beta = 1;
+  op.set_scalars(problem, bindings);
   for (const auto& [name, tensor] : tensors) bindings[role_from_text(name)] = tensor;
   for (const SlotSpec& slot : op.slots(problem)) {
     const at::Tensor& t = bindings[slot.role];
@@ -522,7 +522,7 @@ std::optional<std::string> value_error_text(std::exception& error) {
   if (python == nullptr) return std::nullopt;
   py::gil_scoped_acquire acquire;
   python->persist();  // out of the interpreter, if it is still there
-  if (PyErr_GivenExceptionMatches(python->type, PyExc_ValueError) == 0) return std::nullopt;
+  if (python->type != PyExc_ValueError) return std::nullopt;  // ours are of that very class
   return python->message;
 }
 
@@ -633,10 +633,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "push_flags",
       [](const std::string& policy) {
-        push_thread_policy(parse_policy(policy, ConvolutionProblem::kFamily));
+        return push_thread_policy(parse_policy(policy, ConvolutionProblem::kFamily));
       },
       py::arg("policy_text"));
-  m.def("pop_flags", pop_thread_policy);
+  m.def("pop_flags", pop_thread_policy, py::arg("id"));
   m.def(
       "set_enabled_policy",
       [](const std::string& policy) {

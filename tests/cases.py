@@ -156,6 +156,11 @@ CASES: tuple[Case, ...] = (
     *_rows("patches_planes", (2, 4, 8, 8), (6, 4, 2, 2), _BOTH, stride=2, w_layout="nchw"),
     *_rows("patches_3d", (2, 3, 4, 5, 4), (6, 3, 2, 2, 2), _BOTH, stride=2),
     *_rows("one_window", (3, 6, 5, 5), (10, 6, 5, 5), _ALL),
+    # With pixels beside the windows at the very end.
+    *_rows("patches_rest_1d", (1, 3, 5), (4, 3, 2), _ALL, stride=2),
+    *_rows("patches_rest_rows", (1, 3, 5, 4), (4, 3, 2, 4), _ALL, stride=(2, 4)),
+    *_rows("patches_rest_one", (1, 8, 2, 2), (6, 8, 1, 1), _BOTH, stride=2, accumulate="general"),
+    *_rows("patches_rest_channel", (1, 1, 6), (8, 1, 3), _DTYPES, stride=4, accumulate="add"),
     *_rows("1x1_padded", (1, 8, 5, 5), (8, 8, 1, 1), _BOTH, padding=1),
     *_rows("3x3_stride2", (2, 16, 8, 8), (16, 16, 3, 3), _DTYPES, padding=1, stride=2),
     *_rows("3x3_full", (2, 8, 5, 5), (8, 8, 3, 3), _BOTH, padding=2),
@@ -229,6 +234,8 @@ CASES: tuple[Case, ...] = (
     *_rows("flipped_3d", (1, 4, 4, 4, 4), (4, 4, 2, 2, 2), _BOTH, mode="conv"),
     # Adding onto what the output holds.
     *_rows("add", (2, 8, 7, 7), (8, 8, 3, 3), _ALL, padding=1, accumulate="add"),
+    *_rows("general", (2, 8, 7, 7), (8, 8, 3, 3), _ALL, padding=1, accumulate="general"),
+    *_rows("general_1x1", (2, 16, 6, 6), (16, 16, 1, 1), _ALL, accumulate="general"),
     *_rows("add_1x1", (2, 16, 6, 6), (16, 16, 1, 1), _BOTH, accumulate="add"),
     *_rows("add_groups", (1, 8, 6, 6), (8, 4, 3, 3), _BOTH, padding=1, groups=2, accumulate="add"),
     *_rows("add_unread", (1, 8, 8, 8), (8, 8, 1, 1), _BOTH, stride=3, accumulate="add"),

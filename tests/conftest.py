@@ -91,11 +91,11 @@ def fresh_state() -> Iterator[None]:
 
 @contextmanager
 def _flags(policy: str) -> Iterator[None]:
-    _C.push_flags(policy)
+    level = _C.push_flags(policy)
     try:
         yield
     finally:
-        _C.pop_flags()
+        _C.pop_flags(level)
 
 
 @pytest.fixture

@@ -70,17 +70,22 @@ class Draw:
                 break
         dtype, layout = choice(tuple(ELEMENT_BYTES)), choice(("nchw", "nhwc"))
         padding = [choice((0, (extent - 1) // 2, extent - 1)) for extent in window]
+        steps = f"stride={choice((1, 1, 2, 3))} dilation={choice((1, 1, 1, 2))}"
+        if choice((True, False, False, False)):  # windows side by side
+            padding, steps = [0] * dims, f"stride={_text(window)} dilation=1"
         words = [
             choice(("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
             f"x={dtype}[{_text([batch, groups * inner, *space])}]:{layout}",
             f"w={dtype}[{_text([groups * outer, inner, *window])}]:{layout}",
-            f"pad={_text(padding)} stride={choice((1, 1, 2, 3))} dilation={choice((1, 1, 1, 2))}",
+            f"pad={_text(padding)} {steps}",
             f"groups={groups}",
         ]
         if choice((True, False, False)):
             words.append(f"align={choice([a for a in (2, 4, 8) if a >= ELEMENT_BYTES[dtype]])}")
         if words[0] == "conv_fwd" and choice((True, False, False)):
             words.append(f"bias={dtype}")
+        elif choice((True, False, False, False)):
+            words.append("accumulate=general")
         return " ".join(words)
 
     def other(self) -> str:

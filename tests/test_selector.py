@@ -180,6 +180,8 @@ def test_the_fastest_wins(fake: Any, x: Tensor, w: Tensor) -> None:
         ("", (0.0100, 2**21), (0.0108, 256), "fake:first"),
         ("prefer=gpu_time", (0.0040, 2**21), (0.00409, 256), "fake:second"),  # events resolve more
         ("prefer=gpu_time", (0.0100, 2**21), (0.0104, 256), "fake:first"),
+        ("prefer=gpu_time", (1.0, 256), (1.004, 0), "fake:second"),
+        ("prefer=gpu_time", (1.0, 256), (1.007, 0), "fake:first"),
         ("prefer=memory", (1.0, 256), (1.03, 0), "fake:second"),
         ("prefer=memory", (1.0, 256), (1.1, 0), "fake:first"),
         ("prefer=memory", (0.0040, 256), (0.0044, 0), "fake:second"),  # less than counts
@@ -202,7 +204,7 @@ def test_equal_times_go_to_the_smaller_workspace(
 
 def test_of_equal_medians_the_steadier_wins(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script("fake:a", milliseconds=1, swing_ms=0.2)
-    fake.script("fake:b", milliseconds=1.001)
+    fake.script("fake:b", milliseconds=1.001)  # as fast, by the median
     measured = _measure(x, w)
     assert measured["fake:a"]["median_ms"] == 1 and measured["fake:a"]["spread_ms"] > 0
     assert _winner(measured) == "fake:b"

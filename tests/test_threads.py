@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, knobs
 
 OPS = torch.ops.torch_cudnn_ext
 THREADS = 8
@@ -156,5 +156,25 @@ def test_flags_end_with_their_thread(device: str) -> None:
 
     _on_threads(work)
     assert _C.resolved_policy(None) == before
-    with pytest.raises(ValueError, match="flags"):
-        _C.pop_flags()
+
+
+def test_flags_are_closed_where_they_were_opened(device: str) -> None:
+    before = _C.resolved_policy(None)
+    block = knobs.flags(max_workspace=0)
+    block.__enter__()
+    inside = _C.resolved_policy(None)
+
+    def close(index: int) -> None:
+        with knobs.flags(deterministic=True):
+            with pytest.raises(RuntimeError, match="opened on another thread"):
+                _C.pop_flags(level)
+            assert "deterministic" in _C.resolved_policy(None), "its own knobs hold"
+
+    level = _C.push_flags("prefer=memory")
+    _on_threads(close)
+    # In another order than they were opened.
+    block.__exit__(None, None, None)
+    assert "prefer=memory" in _C.resolved_policy(None)
+    assert "max_workspace" in inside and "max_workspace" not in _C.resolved_policy(None)
+    _C.pop_flags(level)
+    assert _C.resolved_policy(None) == before

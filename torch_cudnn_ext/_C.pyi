@@ -182,8 +182,8 @@ def problems_posed_by(call: Callable[[], object]) -> list[str]:
 def set_knobs(policy_text: str, verbose: bool) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
 
-def push_flags(policy_text: str) -> None: ...  # this thread
-def pop_flags() -> None: ...
+def push_flags(policy_text: str) -> int: ...  # this thread
+def pop_flags(id: int) -> None: ...
 def set_enabled_policy(policy_text: str) -> None:
     """What enable() says: stronger than flags and knobs."""
 

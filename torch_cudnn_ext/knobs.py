@@ -111,11 +111,11 @@ def flags(**values: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def _pushed(text: str) -> Iterator[None]:
-    _C.push_flags(text)
+    level = _C.push_flags(text)
     try:
         yield
     finally:
-        _C.pop_flags()
+        _C.pop_flags(level)
 
 
 def _checked(name: str, value: object, label: str) -> object:

@@ -305,7 +305,7 @@ def network_layers(
             call_model(model, inputs)
     not_profiled = watch.others
     found: list[Layer] = []
-    _C.push_flags(policy or "")
+    level = _C.push_flags(policy or "")
     try:
         for call in watch.calls.values():
             try:
@@ -314,7 +314,7 @@ def network_layers(
                 reason = str(error).partition("\n")[0]
                 not_profiled[f"{call.function} ({reason})"] += call.names.total()
     finally:
-        _C.pop_flags()
+        _C.pop_flags(level)
     if not found:
         raise ValueError(
             f"model: {type(model).__name__} called no operator of this package on these inputs"

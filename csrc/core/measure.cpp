@@ -337,7 +337,7 @@ class Session {
       if (!tensor.defined() && input) tensor = made[slot.role];
       if (input && (slot.is_output || slot.is_mutated)) step.before[slot.role] = tensor.clone();
     }
-    set_scalars(scratch_, step);
+    op_.set_scalars(step.problem, scratch_);
     step.reference = reference_of(step);
     for (const SlotSpec& slot : step.slots) {
       if (!slot.is_output || scratch_[slot.role].defined()) continue;
@@ -395,10 +395,6 @@ class Session {
       }
     }
     return list;
-  }
-
-  void set_scalars(Bindings& bindings, const Step& step) const {
-    if (op_.accumulates(step.problem)) bindings.beta = 1;
   }
 
   // What a step adds to or changes, as it was at first.
@@ -522,7 +518,7 @@ class Session {
         bindings[slot.role].fill_(std::numeric_limits<double>::quiet_NaN());
       }
     }
-    set_scalars(bindings, step);
+    op_.set_scalars(step.problem, bindings);
     plan.run(bindings);
     runtime_.synchronize(device_, c10::str(m.algorithm.text(), " of ", problem_text(step.problem)));
     double tolerance = op_.tolerance(step.problem, plan.notes);
@@ -550,7 +546,7 @@ class Session {
   // The allocator's peak over a run beyond its outputs, for plans that cannot tell their workspace.
   int64_t measured_workspace(const Step& step, Plan& plan, Bindings bindings) {
     restore(step);
-    set_scalars(bindings, step);
+    op_.set_scalars(step.problem, bindings);
     // A backward may use up what its forward left.
     at::Tensor& reserve = bindings[Role::reserve];
     if (reserve.defined()) reserve = reserve.clone();
@@ -591,7 +587,7 @@ class Session {
       for (const SlotSpec& slot : step.slots) {
         if (slot.is_output && !op_.accumulates(step.problem)) bindings[slot.role] = at::Tensor();
       }
-      set_scalars(bindings, step);
+      op_.set_scalars(step.problem, bindings);
       if (step.timed && !started) {
         start();
         started = true;
@@ -684,11 +680,12 @@ class Session {
     return prefers(Prefer::gpu_time) ? device_ms : std::max(device_ms, host_ms);
   }
 
-  // Up to here a time is equal: 1 % more, or 5 % when memory is preferred; of short ones what
-  // events resolve, or half a microsecond where the host's call, which takes many, counts as well.
+  // Up to here a time is equal: 1 % more, or 5 % when memory is preferred, half a percent when only
+  // the device's time counts; of short ones what events resolve, or half a microsecond where the
+  // host's call, which takes many, counts as well.
   double limit_of_equal(double ms) const {
-    const double step_ms = prefers(Prefer::gpu_time) ? 0.0001 : 0.0005;
-    return std::max(ms * (prefers(Prefer::memory) ? 1.05 : 1.01), ms + step_ms);
+    if (prefers(Prefer::gpu_time)) return std::max(ms * 1.005, ms + 0.0001);
+    return std::max(ms * (prefers(Prefer::memory) ? 1.05 : 1.01), ms + 0.0005);
   }
 
   // A time of PyTorch's own row; infinite where it did not run.
@@ -731,7 +728,7 @@ class Session {
   // of, then the call that takes the host less, then the kernel that is fast in its slower runs
   // too, then the smaller workspace after all and the simpler algorithm.
   void break_ties(std::vector<Rank>& ranks) const {
-    constexpr double kHostStepMs = 0.01;
+    constexpr double kHostStepMs = 0.01, kUnsteady = 1.03;
     const int64_t small_bytes = prefers(Prefer::memory) ? 0 : 1 << 20;
     double steadiest = kInfinity;
     auto end = ranks.begin();
@@ -745,7 +742,7 @@ class Session {
           measurements_[c.index].workspace_bytes.value_or(std::numeric_limits<int64_t>::max());
       int64_t host_steps = prefers(Prefer::gpu_time) ? 0 : std::llround(r.host_ms / kHostStepMs);
       return std::tuple(bytes < small_bytes ? 0 : bytes, host_steps,
-                        r.upper_ms > limit_of_equal(steadiest), bytes, c.algorithm.options.size());
+                        r.upper_ms > kUnsteady * steadiest, bytes, c.algorithm.options.size());
     };
     std::stable_sort(ranks.begin(), end,
                      [&](const Rank& a, const Rank& b) { return key(a) < key(b); });
@@ -808,7 +805,7 @@ Bindings make_scratch(const Problem& problem, const Device& device, uint64_t see
     bindings[slot.role] = tensor;
   }
   op.prepare_scratch(problem, bindings);
-  if (op.accumulates(problem)) bindings.beta = 1;
+  op.set_scalars(problem, bindings);
   return bindings;
 }
 

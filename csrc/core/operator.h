@@ -54,6 +54,8 @@ class Operator {
   virtual Cost cost(const Problem& problem) const = 0;
   // Accumulates into the output, so its content before the call matters.
   virtual bool accumulates(const Problem&) const { return false; }
+  // Sets alpha and beta of scratch bindings, where the problem leaves them open.
+  virtual void set_scalars(const Problem&, Bindings&) const {}
   virtual int64_t alignment(const Problem& problem) const = 0;
   // Completes scratch inputs, which are normally distributed (and zero where they hold integers):
   // some must be what a forward would have left, or keep to a range.

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cmath>
@@ -271,10 +272,21 @@ auto& interned() {
   return *map;
 }
 
-// The merged flags of this thread; entry i holds levels 0 to i. The serial tells the caches apart.
+// The flags of this thread, outermost first. The serial tells the caches apart.
 struct ThreadPolicies {
-  std::vector<Policy> levels;
+  struct Level {
+    uint64_t id;
+    Policy policy;
+  };
+  std::vector<Level> levels;
+  Policy merged;
   uint64_t serial = 0;
+
+  void changed() {
+    merged = {};
+    for (const Level& level : levels) merged = merge(level.policy, merged);
+    ++serial;
+  }
 };
 thread_local ThreadPolicies thread_policies;
 
@@ -367,7 +379,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
     made.enabled = enabled_policy();
   }
   add(made.enabled);
-  if (!thread_policies.levels.empty()) add(thread_policies.levels.back());
+  if (!thread_policies.levels.empty()) add(thread_policies.merged);
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
     add(process_policy());
@@ -598,17 +610,24 @@ void set_process_policy(Policy policy) {
   policy_generation.fetch_add(1, std::memory_order_relaxed);
 }
 
-void push_thread_policy(const Policy& policy) {
+uint64_t push_thread_policy(const Policy& policy) {
+  static std::atomic<uint64_t> last_id{0};
   refuse_once(policy);
-  auto& levels = thread_policies.levels;
-  levels.push_back(levels.empty() ? policy : merge(policy, levels.back()));
-  ++thread_policies.serial;
+  uint64_t id = ++last_id;
+  thread_policies.levels.push_back({id, policy});
+  thread_policies.changed();
+  return id;
 }
 
-void pop_thread_policy() {
-  TORCH_CHECK_VALUE(!thread_policies.levels.empty(), "flags: nothing was pushed on this thread");
-  thread_policies.levels.pop_back();
-  ++thread_policies.serial;
+void pop_thread_policy(uint64_t id) {
+  auto& levels = thread_policies.levels;
+  auto found = std::find_if(levels.begin(), levels.end(),
+                            [id](const ThreadPolicies::Level& level) { return level.id == id; });
+  TORCH_CHECK(found != levels.end(),
+              "flags: a block is closed that was opened on another thread, where its knobs hold "
+              "until it is closed there");
+  levels.erase(found);
+  thread_policies.changed();
 }
 
 uint64_t decision_generation() { return decision_counter.load(std::memory_order_relaxed); }

@@ -85,8 +85,9 @@ std::string saved_with(const ResolvedPolicy& resolved, const Policy& more, std::
 
 void set_enabled_policy(Policy policy);  // stronger than what threads and the process say
 void set_process_policy(Policy policy);
-void push_thread_policy(const Policy& policy);
-void pop_thread_policy();
+// A level of this thread, by an id of its own; levels may end in any order.
+uint64_t push_thread_policy(const Policy& policy);
+void pop_thread_policy(uint64_t id);
 
 // Grows when rules or the choice table change, and when decisions begin to be printed; decisions
 // made before are made again. A policy that changes is another one, with decisions of its own.

@@ -389,6 +389,12 @@ class ConvolutionOperator : public Operator {
   bool accumulates(const Problem& problem) const override {
     return std::get<ConvolutionProblem>(problem).accumulate != Accumulate::none;
   }
+  void set_scalars(const Problem& problem, Bindings& bindings) const override {
+    Accumulate accumulate = std::get<ConvolutionProblem>(problem).accumulate;
+    if (accumulate == Accumulate::none) return;
+    bindings.alpha = accumulate == Accumulate::add ? 1 : 0.75;
+    bindings.beta = accumulate == Accumulate::add ? 1 : 1.5;
+  }
   int64_t alignment(const Problem& problem) const override {
     return std::get<ConvolutionProblem>(problem).alignment;
   }

@@ -319,7 +319,7 @@ class MatmulOperator : public Operator {
     return std::get<MatmulProblem>(problem).alignment;
   }
 
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
+  void set_scalars(const Problem& problem, Bindings& bindings) const override {
     const auto& p = std::get<MatmulProblem>(problem);
     if (p.accumulate == Accumulate::add) bindings.beta = 1;
     if (p.accumulate != Accumulate::general) return;

@@ -79,11 +79,11 @@ Algorithm matmul_algorithm(const ConvolutionProblem& p, const Device& device) {
 
 // How the matrices lie in memory.
 enum class Matrices : uint8_t {
-  rows,   // windows are the rows: channels-last, or images of one pixel
+  rows,   // windows are the rows: channels-last, or one window an image
   planes  // one matrix of windows an image: contiguous
 };
 
-// Whether no value of x is under two windows, and no window reaches beyond x.
+// Whether each window ends before the next begins, and none reaches beyond x.
 bool has_separate_windows(const ConvolutionProblem& p) {
   for (int i = 0; i < p.spatial_dims(); ++i) {
     int64_t extent = (p.w.sizes[i + 2] - 1) * p.dilation[i] + 1;
@@ -106,7 +106,7 @@ std::optional<Matrices> matrices_of(const ConvolutionProblem& p) {
     return p.x.strides == strides(p.x.sizes) && p.y.strides == strides(p.y.sizes);
   };
   bool contiguous = lie(contiguous_strides);
-  if (lie(channels_last_strides) || (contiguous && is_one_pixel(p.x.sizes))) return Matrices::rows;
+  if (lie(channels_last_strides) || (contiguous && is_one_pixel(p.y.sizes))) return Matrices::rows;
   return contiguous ? std::optional(Matrices::planes) : std::nullopt;
 }
 
@@ -144,6 +144,7 @@ struct Windows {
       packed = packed && (sizes[i] == 1 || strides[i] == expected);
       expected *= sizes[i];
     }
+    packed = packed && expected == p.x.numel();  // nothing is beside the windows
   }
 
   Tensor of(const Tensor& x) const { return strided_view(x, sizes, strides); }
@@ -186,7 +187,7 @@ class MatmulConvolution : public Plan {
       if (gradient.numel() < x.numel()) x.zero_();  // beside the windows
       under_windows.copy_(gradient);
     } else {
-      x.mul_(b.beta);
+      if (b.beta != 1) x.mul_(b.beta);
       under_windows.add_(gradient);
     }
   }
@@ -288,8 +289,9 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
   std::optional<Matrices> matrices = matrices_of(p);
   if (!matrices) {
     return Unsupported{
-        "a product of matrices convolves with windows that do not overlap (of one pixel, or no "
-        "larger than the stride), no padding, one group, and x and y in one packed layout"};
+        "a product of matrices cross-correlates with windows that do not overlap (of one pixel, or "
+        "no larger than the stride), no padding, one group, packed w, and x and y in one packed "
+        "layout"};
   }
   Algorithm offered = matmul_algorithm(p, device);
   if (!(algorithm == offered)) {
