@@ -239,14 +239,26 @@ def test_bench_of_modules_beside_compiled_ones(
 ) -> None:
     cases = (
         bench_modules.Case("batch_norm", "BatchNorm2d", {"num_features": 3}, (2, 3, 4, 4)),
+        bench_modules.Case(
+            "layer_norm", "GroupNorm", {"num_groups": 2, "num_channels": 4}, (2, 4, 4, 4)
+        ),
         bench_modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
     )
     monkeypatch.setattr(bench_modules, "CASES", cases)
-    arguments = ("bench", "--modules", "all", "--dtype", "f32", "--device", device, "--compiled")
-    rows = _json(capsys, *arguments)["comparisons"]
-    passes = [(row["module"].partition("(")[0], row["pass_name"]) for row in rows]  # type: ignore[index]
-    norm = [("BatchNorm2d", name) for name in ("fwd", "bwd")]
-    assert passes == norm + [("GRU", name) for name in ("fwd", "bwd", "fwd+bwd")]
+    arguments = ("bench", "--modules", "all", "--dtype", "f32,f16", "--device", device)
+    # All of them are compiled, none runs as it is because of those before.
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=2):
+        rows = _json(capsys, *arguments, "--compiled")["comparisons"]
+    passes = [
+        (row["dtype"], row["module"].partition("(")[0], row["pass_name"])  # type: ignore[index]
+        for row in rows
+    ]
+    assert passes == [
+        (dtype, module, word)
+        for module in ("BatchNorm2d", "GroupNorm", "GRU")
+        for dtype in ("f32", "f16")
+        for word in ("fwd", "bwd", *(["fwd+bwd"] if module == "GRU" else []))
+    ]
     assert all(row["compiled_ms"] > 0 for row in rows)  # type: ignore[operator]
 
 
