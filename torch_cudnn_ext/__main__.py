@@ -711,11 +711,13 @@ def info_command(
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
     typer.echo()
-    report.print_tables(
-        _algorithm_counts(operator, example)
-        for operator in _C.operators()
-        for example in operator["examples"]
-    )
+    examples = [(operator, text) for operator in _C.operators() for text in operator["examples"]]
+    tables = []
+    with report.ProgressBar() as bar:  # on a GPU every engine is built
+        for done, (operator, example) in enumerate(examples):
+            bar.problem(done, len(examples), example)
+            tables.append(_algorithm_counts(operator, example))
+    report.print_tables(tables)
 
 
 def _algorithm_counts(operator: dict[str, Any], example: str) -> report.Table:
