@@ -97,6 +97,9 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     A backward keeps to the flags of its forward. Put the forward inside the block: flags around
     ``backward()`` alone do not reach autograd's threads, which run it on a GPU.
 
+    Blocks of one thread may end in any order. One that is closed on another thread than it was
+    opened on raises RuntimeError there, and holds where it was opened.
+
     Raises:
         TypeError: A keyword is no knob, or its value has a type that the knob does not take.
         ValueError: A value is none that the knob takes.
