@@ -1,13 +1,13 @@
 """Fixtures and options that all tests share."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import pytest
 import torch
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, knobs
 
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
@@ -89,16 +89,7 @@ def fresh_state() -> Iterator[None]:
     torch.use_deterministic_algorithms(deterministic)
 
 
-@contextmanager
-def _flags(policy: str) -> Iterator[None]:
-    level = _C.push_flags(policy)
-    try:
-        yield
-    finally:
-        _C.pop_flags(level)
-
-
 @pytest.fixture
 def flags() -> Callable[[str], AbstractContextManager[None]]:
     """``with flags("bwd_data=cpu:fft"):`` holds a policy text on this thread."""
-    return _flags
+    return knobs.pushed

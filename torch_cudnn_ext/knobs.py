@@ -109,11 +109,12 @@ def flags(**values: Any) -> AbstractContextManager[None]:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
     text = _level_text({name: _checked(name, value, name) for name, value in values.items()})
-    return _pushed(text)
+    return pushed(text)
 
 
 @contextmanager
-def _pushed(text: str) -> Iterator[None]:
+def pushed(text: str) -> Iterator[None]:
+    """`flags` of a policy text."""
     level = _C.push_flags(text)
     try:
         yield

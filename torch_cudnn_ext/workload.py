@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _C
 from .conversion import converted
+from .knobs import pushed
 
 PASSES = ("fwd", "bwd")
 DTYPES = {
@@ -305,16 +306,13 @@ def network_layers(
             call_model(model, inputs)
     not_profiled = watch.others
     found: list[Layer] = []
-    level = _C.push_flags(policy or "")
-    try:
+    with pushed(policy or ""):
         for call in watch.calls.values():
             try:
                 found.extend(_layers_of_call(call, passes))
             except (RuntimeError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
                 not_profiled[f"{call.function} ({reason})"] += call.names.total()
-    finally:
-        _C.pop_flags(level)
     if not found:
         raise ValueError(
             f"model: {type(model).__name__} called no operator of this package on these inputs"

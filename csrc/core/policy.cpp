@@ -279,13 +279,12 @@ struct ThreadPolicies {
     Policy policy;
   };
   std::vector<Level> levels;
-  Policy merged;
   uint64_t serial = 0;
 
-  void changed() {
-    merged = {};
-    for (const Level& level : levels) merged = merge(level.policy, merged);
-    ++serial;
+  Policy merged() const {
+    Policy all;
+    for (const Level& level : levels) all = merge(level.policy, all);
+    return all;
   }
 };
 thread_local ThreadPolicies thread_policies;
@@ -379,7 +378,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
     made.enabled = enabled_policy();
   }
   add(made.enabled);
-  if (!thread_policies.levels.empty()) add(thread_policies.merged);
+  add(thread_policies.merged());
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
     add(process_policy());
@@ -615,7 +614,7 @@ uint64_t push_thread_policy(const Policy& policy) {
   refuse_once(policy);
   uint64_t id = ++last_id;
   thread_policies.levels.push_back({id, policy});
-  thread_policies.changed();
+  ++thread_policies.serial;
   return id;
 }
 
@@ -627,7 +626,7 @@ void pop_thread_policy(uint64_t id) {
               "flags: a block is closed that was opened on another thread, where its knobs hold "
               "until it is closed there");
   levels.erase(found);
-  thread_policies.changed();
+  ++thread_policies.serial;
 }
 
 uint64_t decision_generation() { return decision_counter.load(std::memory_order_relaxed); }

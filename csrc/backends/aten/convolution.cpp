@@ -2,6 +2,9 @@
 // windows do not overlap, PyTorch's product of matrices (cuBLAS), which is often faster.
 // They read PyTorch's global switches, which are never flipped here; what they imply is in the
 // plan's notes.
+#include <ATen/TensorGeometry.h>
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <cstdlib>
 
@@ -138,13 +141,8 @@ struct Windows {
     add_insides();
     if (!channels_first) add_channels();
     if (matrices == Matrices::planes) add_places();
-    packed = true;
-    int64_t expected = 1;
-    for (int i = sizes.size() - 1; i >= 0; --i) {
-      packed = packed && (sizes[i] == 1 || strides[i] == expected);
-      expected *= sizes[i];
-    }
-    packed = packed && expected == p.x.numel();  // nothing is beside the windows
+    bool nothing_beside = c10::multiply_integers(sizes.begin(), sizes.end()) == p.x.numel();
+    packed = nothing_beside && at::geometry_is_contiguous(sizes, strides);
   }
 
   Tensor of(const Tensor& x) const { return strided_view(x, sizes, strides); }
