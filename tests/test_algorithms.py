@@ -207,6 +207,19 @@ def test_products_of_matrices_are_offered_where_windows_do_not_overlap(device: s
             assert found == "unsupported" and "do not overlap" in reason, case
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "conv_fwd x=f32[1,158,1,1]:nchw w=f32[1,158,1,1]:nchw pad=0 bias=f32",
+        "layer_norm_fwd x=f32[1,63,3]:nchw kind=group groups=1",  # its mean
+    ],
+)
+def test_one_number_may_be_close_to_zero(problem: str) -> None:
+    rows = _C.measure(problem, "cpu", EVERY_NUMERICS, min_samples=1, record=False)
+    assert {row["status"] for row in rows if row["algorithm"].startswith("cpu")} == {"ok"}
+    assert max(row["error"] or 0 for row in rows) > _C.tolerance(problem, [])
+
+
 def test_problem_lines_are_canonical_and_distinct() -> None:
     seen: dict[str, str] = {}
     for line in LINES:

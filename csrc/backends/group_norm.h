@@ -35,8 +35,6 @@ class GroupNormPlan : public Plan {
     Bindings inner;
     inner.epsilon = b.epsilon;
     inner[Role::x] = b[Role::x].view(view_.sizes);
-    inner[Role::mean] = b[Role::mean];
-    inner[Role::invstd] = b[Role::invstd];
     p_.pass == LayerNormPass::fwd ? forward(b, inner) : backward(b, inner);
   }
 
@@ -44,8 +42,10 @@ class GroupNormPlan : public Plan {
   void forward(Bindings& b, Bindings& inner) {
     if (b[Role::y].defined()) inner[Role::y] = b[Role::y].view(view_.sizes);
     instances_->run(inner);
-    b[Role::mean] = inner[Role::mean];
-    b[Role::invstd] = inner[Role::invstd];
+    if (p_.stats) {
+      give(b, Role::mean, p_.statistics(), inner[Role::mean]);
+      give(b, Role::invstd, p_.statistics(), inner[Role::invstd]);
+    }
     b[Role::y] = inner[Role::y].view(p_.x.sizes);
     at::Tensor& y = b[Role::y];
     if (p_.w && p_.bias) {
@@ -62,19 +62,21 @@ class GroupNormPlan : public Plan {
     const at::Tensor &x = b[Role::x], &dy = b[Role::dy];
     at::Tensor g = p_.w ? (dy * of_channels(b[Role::w])).to(p_.x.dtype) : dy;
     inner[Role::dy] = g.view(view_.sizes);
+    auto compute = compute_dtype(p_.x.dtype);
+    inner[Role::mean] = b[Role::mean].to(compute);
+    inner[Role::invstd] = b[Role::invstd].to(compute);
     if (b[Role::dx].defined()) inner[Role::dx] = b[Role::dx].view(view_.sizes);
     instances_->run(inner);
     b[Role::dx] = inner[Role::dx].view(p_.x.sizes);
     if (!p_.w && !p_.bias) return;
     // Both from sums over space: of dy, and of its products with x.
-    auto compute = p_.statistics().dtype;
     at::Tensor sums = dy.sum(2, false, compute);
     if (p_.bias) give(b, Role::dbias, p_.parameters(*p_.bias), sums.sum(0).to(*p_.bias));
     if (!p_.w) return;
     at::Tensor products = (dy.to(compute) * x).sum(2);
     Dims sizes{v.batch, v.groups, v.channels / v.groups}, each{v.batch, v.groups, 1};
-    at::Tensor centred = products.view(sizes) - b[Role::mean].view(each) * sums.view(sizes);
-    at::Tensor dw = (centred * b[Role::invstd].view(each)).sum(0).view({v.channels});
+    at::Tensor centred = products.view(sizes) - inner[Role::mean].view(each) * sums.view(sizes);
+    at::Tensor dw = (centred * inner[Role::invstd].view(each)).sum(0).view({v.channels});
     give(b, Role::dw, p_.parameters(*p_.w), dw.to(*p_.w));
   }
 

@@ -22,9 +22,18 @@ LayerNormProblem::View LayerNormProblem::view() const {
   return {x.sizes[0], instance ? x.sizes[1] : groups, x.sizes[1], x.sizes[2]};
 }
 
+namespace {
+
+// PyTorch keeps those of group norm in the parameters' type, which its gradient wants them in.
+at::ScalarType statistics_dtype(LayerNormKind kind, at::ScalarType x,
+                                std::optional<at::ScalarType> w) {
+  return kind == LayerNormKind::group ? w.value_or(x) : compute_dtype(x);
+}
+
+}  // namespace
+
 TensorSpec LayerNormProblem::statistics() const {
-  auto dtype = compute_dtype(x.dtype);
-  return {dtype, {view().count()}, {1}};
+  return {statistics_dtype(kind, x.dtype, w), {view().count()}, {1}};
 }
 
 void LayerNormProblem::validate() const {
@@ -189,9 +198,10 @@ Tensors3 run_normalize(const Tensor& input, const OptionalTensor& weight,
   Bindings bindings;
   if (input.numel() == 0) {
     bindings[Role::y] = at::empty(x.sizes(), x.options());
-    auto options = x.options().dtype(compute_dtype(x.scalar_type()));
-    bindings[Role::mean] = at::zeros({p.view().count()}, options);
-    bindings[Role::invstd] = at::zeros({p.view().count()}, options);
+    TensorSpec spec = p.statistics();
+    auto options = x.options().dtype(spec.dtype);
+    bindings[Role::mean] = at::zeros(spec.sizes, options);
+    bindings[Role::invstd] = at::zeros(spec.sizes, options);
   } else {
     bindings[Role::x] = x;
     bindings[Role::w] = w;
@@ -222,7 +232,8 @@ Tensors3 normalize_meta(const Tensor& input, const OptionalTensor& weight,
   LayerNormKind kind = kind_of(kind_text);
   check_arguments(kind, input, weight, bias);
   View v = view_of(kind, input, groups);
-  auto options = input.options().dtype(compute_dtype(input.scalar_type()));
+  auto w = weight ? std::optional(weight->scalar_type()) : std::nullopt;
+  auto options = input.options().dtype(statistics_dtype(kind, input.scalar_type(), w));
   auto flat = [&](bool is_there) {
     return is_there ? at::empty_symint({v.batch * v.groups}, options) : nothing(input);
   };

@@ -73,7 +73,7 @@ std::pair<Tensor, Tensor> rms_backward(const LayerNormProblem& p, const Tensor& 
         at::_fused_rms_norm_backward(dy, x, {p.view().channels}, invstd, w, {true, w.defined()});
     return {dx, dw};
   }
-  auto compute = p.statistics().dtype;
+  auto compute = compute_dtype(p.x.dtype);
   Tensor normalised = x.to(compute) * invstd, g = dy.to(compute);
   Tensor dw = w.defined() ? (g * normalised).sum(0) : Tensor();
   if (w.defined()) g = g * w;

@@ -17,13 +17,13 @@ using at::Tensor;
 // [batch, groups, channels / groups * space]: the rows that are normalised.
 Tensor as_rows(const Tensor& t, const LayerNormProblem& p) {
   auto v = p.view();
-  return t.to(p.statistics().dtype).reshape({v.batch, v.groups, v.length()});
+  return t.to(compute_dtype(p.x.dtype)).reshape({v.batch, v.groups, v.length()});
 }
 
 // Of a parameter, repeated along a row.
 Tensor along_rows(const Tensor& t, const LayerNormProblem& p) {
   auto v = p.view();
-  return t.to(p.statistics().dtype)
+  return t.to(compute_dtype(p.x.dtype))
       .view({1, v.groups, v.channels / v.groups, 1})
       .expand({1, v.groups, v.channels / v.groups, v.space})
       .reshape({1, v.groups, v.length()});
@@ -78,8 +78,8 @@ void backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
   auto v = p.view();
   Tensor x = as_rows(b[Role::x], p), dy = as_rows(b[Role::dy], p);
   Dims each{v.batch, v.groups, 1};
-  Tensor invstd = b[Role::invstd].view(each);
-  Tensor mean = p.has_mean() ? b[Role::mean].view(each) : at::zeros_like(invstd);
+  Tensor invstd = b[Role::invstd].to(x.dtype()).view(each);
+  Tensor mean = p.has_mean() ? b[Role::mean].to(x.dtype()).view(each) : at::zeros_like(invstd);
   Tensor g = p.w ? dy * along_rows(b[Role::w], p) : dy;
   auto n = static_cast<double>(v.length());
   Tensor dx;
