@@ -207,6 +207,29 @@ def test_products_of_matrices_are_offered_where_windows_do_not_overlap(device: s
             assert found == "unsupported" and "do not overlap" in reason, case
 
 
+def test_images_are_offered_folded(device: str) -> None:
+    def status(line: str) -> str:
+        rows = _C.candidates(f"conv_fwd {line}", device, EVERY_NUMERICS)
+        found = next(row for row in rows if row["algorithm"] == "aten:folded")
+        assert (found["status"] == "unsupported") == ("1 to 4 channels" in found["reason"])
+        return str(found["status"])
+
+    x, w = "x=f16[2,3,9,8]:nhwc", "w=f16[8,3,5,5]:nhwc"
+    assert status(f"{x} {w} pad=2 bias=f16") == "ok"
+    assert status("x=f32[2,1,4,9,8]:nhwc w=f32[8,1,1,5,3]:nhwc") == "ok"
+    for line in (
+        "x=f16[2,5,9,8]:nhwc w=f16[8,5,5,5]:nhwc",
+        "x=f16[2,3,9,8]:nhwc w=f16[8,3,5,1]:nhwc",
+        "x=f16[2,3,9,8]:nchw w=f16[8,3,5,5]:nchw",
+        "x=f16[2,3,9]:nhwc w=f16[8,3,5]:nhwc",
+        "x=f64[2,3,9,8]:nhwc w=f64[8,3,5,5]:nhwc",
+        "x=f16[2,4,9,8]:nhwc w=f16[8,2,5,5]:nhwc groups=2",
+        f"{x} {w} pad=2 dilation=1,2",
+        f"{x} {w} mode=conv",
+    ):
+        assert status(line) == "unsupported", line
+
+
 @pytest.mark.parametrize(
     "problem",
     [
