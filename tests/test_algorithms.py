@@ -102,17 +102,20 @@ class Runs:
             if (slot["output"] or slot["mutated"]) and role in self.reference
         }
 
-    def run(self, algorithm: str) -> dict[str, Tensor]:
-        """What an algorithm computes, in new tensors."""
+    def run(self, algorithm: str, into_outputs: bool = True) -> dict[str, Tensor]:
+        """What an algorithm computes, in new tensors; without outputs to fill, as it came."""
         for output in self.outputs.values():
             output.refill()
-        bindings = self.inputs | {role: output.tensor for role, output in self.outputs.items()}
+        given = {role: output.tensor for role, output in self.outputs.items()}
+        bindings = self.inputs | (given if into_outputs else {})
         if self.forward is not None:
             scratch = _C.scratch(self.forward, self.device)
             left = _C.run(self.forward, algorithm, scratch, EVERY_NUMERICS)
             bindings |= {role: left[role] for role in left.keys() & self.slots.keys()}
         results = _C.run(self.problem, algorithm, bindings, EVERY_NUMERICS)
-        return {role: results[role].clone() for role in self.outputs}
+        return {
+            role: results[role].clone() if into_outputs else results[role] for role in self.outputs
+        }
 
 
 @pytest.mark.parametrize(("line", "device"), _line_devices())
@@ -155,6 +158,27 @@ def test_every_algorithm_is_right(line: Line, device: str) -> None:
             if not all(torch.equal(results[role], again[role]) for role in results):
                 failures.append(f"{algorithm}: claims to be deterministic, and two runs differ")
     assert not failures, "\n".join([f"{problem} on {device}:", *failures])
+
+
+def test_no_result_shares_memory_with_an_input() -> None:
+    shared = []
+    for line in LINES:
+        if line.size != "small":
+            continue
+        runs = Runs(line.problem, "cpu")
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in runs.inputs.values()}
+        for row in _C.candidates(line.problem, "cpu", EVERY_NUMERICS):
+            if row["status"] != "ok":
+                continue
+            results = runs.run(row["algorithm"], into_outputs=False)
+            written = [role for role, slot in runs.slots.items() if slot["mutated"]]
+            shared += [
+                f"{line.problem}: {role} of {row['algorithm']}"
+                for role, result in results.items()
+                if role not in runs.inputs.keys() | written
+                and result.untyped_storage().data_ptr() in inputs
+            ]
+    assert not shared, "\n".join(shared)
 
 
 def test_scratch_is_what_the_problem_says(device: str) -> None:

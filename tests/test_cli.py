@@ -174,7 +174,7 @@ def test_list_times_nothing(capsys: Capture) -> None:
     assert layer["rows"] == []
     assert main(["list", PROBLEM, "--device", "cpu", "--policy", "backends=cpu"]) == 0
     out = capsys.readouterr().out
-    assert "cpu:im2col" in out and "all 2 of aten" in out and "excluded" in out
+    assert "cpu:im2col" in out and "all 3 of aten" in out and "excluded" in out
     assert "all 32 of legacy" in out
     assert _C.table_export() == []
 

@@ -1027,6 +1027,23 @@ def test_a_value_set_before_is_adopted_and_kept() -> None:
         del cudnn.conv_fwd_algo
 
 
+def test_a_pin_of_flags_ends_with_them_also_where_disabled_inside() -> None:
+    cudnn: Any = torch.backends.cudnn
+    enable()
+    with cudnn.flags(conv_fwd_algo=5):
+        disable()
+    assert not hasattr(cudnn, "conv_fwd_algo")
+    with enabled():
+        assert cudnn.conv_fwd_algo == -1
+        cudnn.conv_fwd_algo = 1
+        with cudnn.flags(conv_fwd_algo=5):
+            disable()
+            enable()
+            assert cudnn.conv_fwd_algo == 5
+        assert cudnn.conv_fwd_algo == 1
+        cudnn.conv_fwd_algo = -1
+
+
 def test_flags_leave_what_they_do_not_name() -> None:
     cudnn: Any = torch.backends.cudnn
     cudnn.benchmark, cudnn.deterministic = True, True

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_cudnn_ext import _C, knobs, ops
+from torch_cudnn_ext import _C, Policy, knobs, ops, when
 from torch_cudnn_ext import nn as ours
 
 Function = Callable[..., Any]
@@ -422,3 +422,51 @@ def test_modules(kind: str, dims: int, device: str) -> None:
             "fwd=legacy:max;bwd=legacy:max_deterministic"
         )
         assert module.reset_mode().policy is None
+
+
+def test_what_a_maximum_leaves_may_be_kept_elsewhere(device: str) -> None:
+    x = torch.randn(2, 16, 9, 8, device=device).contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    wanted = torch.autograd.grad(F.max_pool2d(x, 3, 2).square().sum(), x)[0]
+
+    def repacked(t: Tensor) -> Tensor:
+        return torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
+
+    for policy in ("", "backends=graph") if device == "cuda" else ("", "backends=cpu"):
+        with torch.autograd.graph.saved_tensors_hooks(repacked, lambda t: t):
+            y = ops.max_pool2d(x, 3, 2, policy=policy)
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x)[0], wanted)
+
+
+def test_samples_of_a_maximum_may_lie_anywhere(device: str) -> None:
+    # Channels-last, of 144 bytes each, and 72 for the places of its maxima.
+    x = torch.randn(5, 1, 4, 4, 8, device=device).half().permute(0, 1, 4, 2, 3)
+
+    def loss(function: Function) -> Function:
+        return lambda t: function(t, 2, 1).square().sum()
+
+    wanted = torch.func.vmap(torch.func.grad(loss(F.max_pool2d)))(x)
+    got = torch.func.vmap(torch.func.grad(loss(ops.max_pool2d)))(x)
+    torch.testing.assert_close(got, wanted)
+    odd = torch.randn(3, 1, 2, 3, 3, device=device)  # of 72 bytes
+    with when("pool_fwd align=8", use="aten:default"):
+        got = torch.func.vmap(torch.func.grad(loss(ops.max_pool2d)))(odd)
+    torch.testing.assert_close(got, torch.func.vmap(torch.func.grad(loss(F.max_pool2d)))(odd))
+
+
+@pytest.mark.parametrize("policy", [None, "autotune", Policy(fwd="aten:default")], ids=str)
+def test_indices_are_compiled(policy: Any, device: str) -> None:
+    x = torch.randn(2, 3, 8, 8, device=device)
+    module = ours.MaxPool2d(2, return_indices=True, policy=policy)
+    adaptive = ours.AdaptiveMaxPool2d(3, return_indices=True, policy=policy)
+    for function in (
+        lambda t: ops.max_pool2d(t, 2, return_indices=True, policy=policy),
+        module,
+        adaptive,
+    ):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for got, wanted in zip(compiled(x), function(x), strict=True):
+            assert torch.equal(got, wanted)
+    for module_ in (module, adaptive):
+        exported = torch.export.export(module_, (x,), strict=True).module()
+        assert torch.equal(exported(x)[1], module_(x)[1])

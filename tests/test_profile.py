@@ -653,8 +653,8 @@ def test_a_record_with_other_fields_is_not_finished(tmp_path: Path) -> None:
     settings = make_settings("cpu")
     (first,) = measure_layers([Layer(PROBLEM)], settings, Journal(path))
     entry = json.loads(path.read_text())
-    entry["record"]["of_another_version"] = 1
-    path.write_text(json.dumps(entry) + "\n")
+    path.write_text("")
+    Journal(path).add(entry["key"], entry["record"] | {"of_another_version": 1})
     (again,) = measure_layers([Layer(PROBLEM)], settings, Journal(path))
     assert again.rows != first.rows
     (third,) = measure_layers([Layer(PROBLEM)], settings, Journal(path))
@@ -671,12 +671,28 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
         Journal(path)
 
 
+def test_a_record_that_was_edited_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    Journal(path).add("a", {"rows": [{"median_ms": 0.25}], "error": float("nan")})
+    whole = path.read_text()
+    assert Journal(path).get("a", dict) is not None
+    path.write_text(whole.replace("0.25", '"abc"'))
+    with pytest.raises(ValueError, match="line 1: got .*it was changed after it was written"):
+        Journal(path)
+    entry = json.loads(whole)
+    del entry["crc"]
+    path.write_text(json.dumps(entry) + "\n")  # as earlier versions wrote it
+    assert Journal(path).get("a", dict) is None
+
+
 def test_a_line_cut_off_within_a_character_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "finished.jsonl"
+    Journal(path).add("a", {"x": 1})
+    whole = path.read_bytes()
     for torn in (b'{"key": "\xc3', b'{"k', b'{"key": "b", "reco'):
-        path.write_bytes(b'{"key": "a", "record": {"x": 1}}\n' + torn)
+        path.write_bytes(whole + torn)
         assert Journal(path).get("a", dict) == {"x": 1}
-        assert path.read_text() == '{"key": "a", "record": {"x": 1}}\n'
+        assert path.read_bytes() == whole
 
 
 def test_a_journal_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
@@ -754,7 +770,7 @@ def test_choices_are_read_with_and_without_the_host_s_time(tmp_path: Path) -> No
     assert tuning.choices() == before
     entry["measurements"][0]["host_ms"] = "fast"  # type: ignore[typeddict-item]
     path.write_text(json.dumps(entry))
-    with pytest.raises(ValueError, match="the field 'host_ms' is 'fast'"):
+    with pytest.raises(ValueError, match="host_ms is 'fast', wanted one of"):
         tuning.import_choices(path)
 
 
@@ -995,6 +1011,37 @@ def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: st
     path.write_text(path.read_text() + line + "\n")
     tuning.reset()
     with pytest.raises(ValueError, match=message):
+        tuning.import_choices(path)
+    assert tuning.choices() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("algorithm", 5),
+        ("algorithm", None),
+        ("backend", [1]),
+        ("deterministic", "x"),
+        ("samples", -1),
+        ("samples", True),
+        ("workspace_bytes", -1),
+        ("workspace_bytes", 1.5),
+        ("median_ms", "1"),
+        ("spread_ms", float("nan")),
+        ("build_ms", -1.0),
+        ("notes", None),
+        ("notes", [1]),
+    ],
+)
+def test_a_measurement_of_other_types_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    tuning.tune(PROBLEM, device="cpu")
+    path = tmp_path / "choices.jsonl"
+    tuning.export_choices(path)
+    entry = json.loads(path.read_text().splitlines()[0])
+    entry["measurements"][0][field] = value
+    path.write_text(json.dumps(entry) + "\n")
+    tuning.reset()
+    with pytest.raises(ValueError, match=f"line 1: {field} is .*, wanted one of "):
         tuning.import_choices(path)
     assert tuning.choices() == []
 

@@ -106,12 +106,38 @@ def test_more_ties_than_float16_counts(function: Callable[..., Tensor], device: 
 
 
 @pytest.mark.parametrize("name", ["add", "mul", "max", "mean", "norm1", "norm2"])
-def test_autocast_on_the_cpu_gives_pytorchs_dtype(name: str) -> None:
+def test_autocast_gives_pytorchs_dtype(name: str, device: str) -> None:
     mine, theirs = ALL[name]
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-        x = torch.rand(3, 4).to(dtype)
-        with torch.autocast("cpu", torch.bfloat16):
+        x = torch.rand(3, 4).to(device, dtype)
+        with torch.autocast(device, torch.bfloat16):
             assert mine(x, 1).dtype == theirs(x, 1, False).dtype
+
+
+def test_what_is_reduced_from_one_element_is_not_its_input(device: str) -> None:
+    for policy in ("", "backends=cpu") if device == "cpu" else ("",):
+        x = torch.ones(3, 1, device=device)
+        ops.sum(x, 1, policy=policy).add_(10)
+        assert torch.equal(x, torch.ones_like(x))
+
+
+def test_the_gradient_of_a_product_is_that_of_all_factors_at_once(device: str) -> None:
+    values = torch.tensor([[1e30, 1e-30], [1e30, 1e-30]], device=device)
+    for dims in ((0, 1), (1,), None):
+        mine, theirs = (values.clone().requires_grad_() for _ in range(2))
+        ops.prod(mine, dims).sum().backward()
+        (theirs.prod(1) if dims == (1,) else theirs.prod()).sum().backward()
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_kept_and_reduced_dimensions_may_take_turns_often(device: str) -> None:
+    x = torch.randn([2] * 10, dtype=torch.float64, device=device)
+    for view in (x, x.permute(*reversed(range(10)))):
+        torch.testing.assert_close(ops.sum(view, (0, 2, 4, 6, 8)), view.sum((0, 2, 4, 6, 8)))
+    values, indices = ops.reduce(x, "max", (1, 3, 5, 7, 9), return_indices=True)
+    rows = x.permute(0, 2, 4, 6, 8, 1, 3, 5, 7, 9).flatten(5)
+    assert torch.equal(values, rows.amax(-1))
+    assert torch.equal(rows.gather(-1, indices.unsqueeze(-1)).squeeze(-1), values)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -230,6 +256,7 @@ def test_compiles_whole(device: str) -> None:
     [
         (lambda: ops.sum(torch.zeros(2, 3), 2), "dim is 2, wanted at least -2 and less than 2"),
         (lambda: ops.sum(torch.zeros(2, 3), (0, -2)), "dim names dimension 0 twice"),
+        (lambda: ops.sum(torch.tensor(1.0), (0, -1)), "dim names dimension 0 twice"),
         (lambda: ops.sum(torch.zeros(2, 3).long()), "input is Long, wanted Float"),
         (lambda: ops.reduce(torch.zeros(2), "median"), "kind is 'median', wanted one of add"),
         (

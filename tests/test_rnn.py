@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_cuda
+from conftest import misaligned, needs_cuda
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -234,6 +234,41 @@ def test_skipped_input_and_single_bias(cell: str, algorithm: str) -> None:
         torch.autograd.grad(got[0], (x, w, b), grad),
         torch.autograd.grad(wanted[0], (x, w, b), grad),
     )
+
+
+@pytest.mark.parametrize("function", [ops.lstm, ops.gru], ids=["lstm", "gru"])
+@pytest.mark.parametrize("features", [4, 6, 4096])
+def test_an_input_that_is_skipped_has_the_hidden_size(
+    function: Callable[..., Any], features: int, device: str
+) -> None:
+    lstm = function is ops.lstm
+    x, h = torch.randn(3, 2, features, device=device), torch.zeros(1, 2, 5, device=device)
+    gates = 5 * (4 if lstm else 3)
+    params = [torch.randn(s, device=device) for s in ((gates, 5), (gates,), (gates,))]
+    states = [h, h] if lstm else h
+    for t in (x, x.to("meta")):
+        moved = [p.to(t.device) for p in params]
+        with pytest.raises(ValueError, match="wanted hidden_size=5 features since skip_input"):
+            function(t, states, moved, True, 1, 0.0, False, False, False, skip_input=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_may_lie_anywhere(kind: str, device: str) -> None:
+    mine, theirs = _pair(kind, 3, 5, device=device, dtype=torch.float32)
+    x = torch.randn(4, 2, 3, device=device)
+    dy = torch.randn(4, 2, 5, device=device)
+    x, dy = misaligned(x).requires_grad_(), misaligned(dy)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        got, wanted = mine(x)[0], theirs(x)[0]
+        torch.testing.assert_close(got, wanted)
+        for one, other in zip(
+            torch.autograd.grad(got, (x, *mine.parameters()), dy),
+            torch.autograd.grad(wanted, (x, *theirs.parameters()), dy),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    choice = _C.last_choice("rnn_bwd")
+    assert choice is not None and "align=" not in choice["problem"]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

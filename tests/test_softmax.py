@@ -44,6 +44,34 @@ def test_values_and_gradients_are_pytorchs(name: str, dim: int, view: str, devic
         )
 
 
+@pytest.mark.parametrize("algorithm", ["aten:default", "cpu:three_pass", "cpu:online"])
+@pytest.mark.parametrize("name", BOTH)
+def test_a_large_offset_costs_no_digits(name: str, algorithm: str) -> None:
+    mine, theirs = BOTH[name]
+    noise = torch.randn(4, 300)
+    offsets = torch.tensor([1e5, -1e9, 1e38, float("-inf")]).unsqueeze(1)
+    for x in (noise + offsets, (noise + offsets)[:, :5], offsets.expand(4, 7)):
+        torch.testing.assert_close(
+            mine(x, 1, policy=algorithm), theirs(x, 1), rtol=1e-5, atol=1e-5, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_without_a_dim_it_is_pytorchs_choice(name: str, device: str) -> None:
+    mine, theirs = BOTH[name]
+    module = ours.Softmax() if name == "softmax" else ours.LogSoftmax()
+    for sizes in ((4,), (2, 3), (2, 3, 4), (2, 3, 4, 5)):
+        x = torch.randn(sizes, device=device)
+        wanted = theirs(x, 0 if len(sizes) in (1, 3) else 1)
+        torch.testing.assert_close(mine(x), wanted)
+        for function in (mine, module):
+            compiled = torch.compile(function, fullgraph=True, backend="eager")
+            torch.testing.assert_close(compiled(x), wanted)
+    with pytest.warns(UserWarning, match="Implicit dimension choice"):
+        mine(torch.zeros(2, 3), None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BOTH)
 def test_lower_precision(name: str, dtype: torch.dtype, device: str) -> None:

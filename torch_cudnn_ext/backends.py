@@ -53,9 +53,16 @@ def uninstall() -> None:
     del cudnn.flags
     for name in _PASSES:
         delattr(type(cudnn), name)
-        if _pins[name] != _OFF:
-            setattr(cudnn, name, _pins[name])
+    _keep_as_values(_pins)
     _set({})
+
+
+def _keep_as_values(pins: Mapping[str, str | int]) -> None:
+    for name, value in pins.items():
+        if value != _OFF:
+            setattr(torch.backends.cudnn, name, value)
+        else:
+            vars(torch.backends.cudnn).pop(name, None)
 
 
 class _Pin:
@@ -112,7 +119,10 @@ def _flags_of_ours(ours: dict[str, object], theirs: Mapping[str, Any]) -> Iterat
         _set({**_pins, **ours})
         yield
     finally:
-        _set(pins)
+        if "flags" in vars(cudnn):
+            _set(pins)
+        else:  # uninstalled inside
+            _keep_as_values(pins)
         _change_settings(before)
 
 

@@ -312,6 +312,11 @@ def _text_of_keywords(keywords: dict[str, Any], family: str) -> str | None:
     return Policy(**{"family": family, **keywords}).of(family).text or None
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _text_for(family: str, text: str, written_for: str) -> str | None:
+    return Policy.parse(text, written_for).of(family).text or None
+
+
 def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
     """The text that an operator of a family takes for a policy; ``None`` where nothing is set.
 
@@ -326,10 +331,14 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
         return None
     if isinstance(policy, str):
         return policy or None
+    text: str | None
     if isinstance(policy, Policy):
-        return policy.of(family).text or None
+        if policy.family == family:
+            return policy.text or None
+        text = _text_for(family, policy.text, policy.family)
+        return text
     if isinstance(policy, Mapping):
-        text: str | None = _text_of_keywords(dict(policy), family)
+        text = _text_of_keywords(dict(policy), family)
         return text
     if isinstance(policy, int) and not isinstance(policy, bool):
         if policy == -1:

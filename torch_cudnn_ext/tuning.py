@@ -33,20 +33,22 @@ if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
 
 _ENTRY_FIELDS = {"problem": str, "device": str, "constraints": str, "measurements": list}
-_MEASUREMENT_FIELDS = {  # all but host_ms, which earlier versions did not write
-    "algorithm",
-    "backend",
-    "status",
-    "reason",
-    "median_ms",
-    "spread_ms",
-    "samples",
-    "workspace_bytes",
-    "notes",
-    "deterministic",
-    "error",
-    "source",
-    "build_ms",
+_NUMBER, _NONE = (int, float), type(None)
+_MEASUREMENT_FIELDS: dict[str, tuple[type, ...]] = {
+    "algorithm": (str,),
+    "backend": (str,),
+    "status": (str,),
+    "reason": (str,),
+    "median_ms": (*_NUMBER, _NONE),
+    "spread_ms": (*_NUMBER, _NONE),
+    "host_ms": (*_NUMBER, _NONE),  # which earlier versions did not write
+    "samples": (int,),
+    "workspace_bytes": (int, _NONE),
+    "notes": (list,),
+    "deterministic": (bool, _NONE),
+    "error": (*_NUMBER, _NONE),
+    "source": (str,),
+    "build_ms": _NUMBER,
 }
 
 
@@ -280,14 +282,25 @@ def _entry(value: object) -> TableEntry:
     if not value["measurements"]:
         raise ValueError("measurements is [], wanted at least one")
     for row in value["measurements"]:
-        if not isinstance(row, dict) or not _MEASUREMENT_FIELDS <= row.keys():
-            wanted = ", ".join(sorted(_MEASUREMENT_FIELDS))
+        if not isinstance(row, dict) or not _MEASUREMENT_FIELDS.keys() - {"host_ms"} <= row.keys():
+            wanted = ", ".join(_MEASUREMENT_FIELDS)
             raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
-        median = row["median_ms"]
-        if isinstance(median, int | float) and not (math.isfinite(median) and median >= 0):
-            raise ValueError(f"median_ms is {median!r}, wanted milliseconds or null")
+        for name, kinds in _MEASUREMENT_FIELDS.items():
+            _check_field(name, row.get(name), kinds)
         _C.canonical_algorithm(row["algorithm"], op)
     return cast("TableEntry", value)
+
+
+def _check_field(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    if isinstance(value, list):
+        fits = fits and all(isinstance(item, str) for item in value)
+    # The error of what is not finite is not a number.
+    if isinstance(value, int | float) and name != "error":
+        fits = fits and math.isfinite(value) and value >= 0
+    if not fits:
+        wanted = ", ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
+        raise ValueError(f"{name} is {value!r}, wanted one of {wanted}, not negative, finite")
 
 
 def clear() -> None:

@@ -7,6 +7,7 @@ times.
 import importlib
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -681,10 +682,15 @@ def _model_of_callable(name: str) -> tuple[nn.Module, Any]:
 # Going on where a run stopped.
 
 
+def _checksum(record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record).encode())
+
+
 class Journal:
     """Finished work as JSON lines, one record a line, found again by its key.
 
-    A last line that was cut off while it was written is dropped.
+    A last line that was cut off while it was written is dropped. Each record has a checksum:
+    nothing else would find that one was edited.
 
     Raises:
         OSError: The file cannot be read, or not be written.
@@ -708,7 +714,10 @@ class Journal:
                 entry = json.loads(line)
                 if not isinstance(entry["record"], dict):
                     raise TypeError(f"its record is {entry['record']!r:.60}")
-                self._records[entry["key"]] = entry["record"]
+                if "crc" in entry:  # else another version's
+                    if entry["crc"] != _checksum(entry["record"]):
+                        raise ValueError("it was changed after it was written")
+                    self._records[entry["key"]] = entry["record"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{self.path}, line {number}: got {line[:60]!r}, wanted a finished problem as "
@@ -731,5 +740,6 @@ class Journal:
     def add(self, key: str, record: dict[str, Any]) -> None:
         """Keep a record, on disk at once."""
         self._records[key] = record
+        entry = {"key": key, "crc": _checksum(record), "record": record}
         with self.path.open("a") as file:
-            file.write(json.dumps({"key": key, "record": record}) + "\n")
+            file.write(json.dumps(entry) + "\n")

@@ -192,6 +192,11 @@ struct PoolingProblem {
   int spatial_dims() const { return x.sizes.size() - 2; }
   int64_t window_volume() const;
   TensorSpec y() const;
+  // What a maximum leaves is read by the algorithm that left it, whatever the tensors of its
+  // backward: both have aligned ones.
+  bool takes_any_alignment() const {
+    return !train && (mode != PoolingMode::max || pass == PoolingPass::fwd);
+  }
   void canonicalise();
   void validate() const;  // throws ValueError naming the field
 
@@ -279,7 +284,6 @@ struct RnnProblem {
   RnnLengths lengths = RnnLengths::full;
   bool train = false;  // leaves what backward reads
   c10::ScalarType compute = c10::ScalarType::Float;
-  int64_t alignment = 16;
 
   int64_t steps() const { return x.sizes[0]; }
   int64_t batch() const { return x.sizes[1]; }
@@ -309,7 +313,6 @@ struct RnnProblem {
     visit.written("lengths", p.lengths, RnnLengths::full);
     visit.written("train", p.train, p.pass == RnnPass::bwd);
     visit.written("compute", p.compute, p.default_compute());
-    visit.optional("align", p.alignment, int64_t{16});
   }
 };
 

@@ -521,6 +521,9 @@ struct SharedSlot {
   std::shared_ptr<const Decision> decision;
 };
 
+thread_local int slots_held = 0;  // by this thread, whose warnings wait for as long
+thread_local std::vector<std::string> warnings;
+
 std::mutex decisions_mutex;
 auto& decisions() {
   static auto* map = new std::unordered_map<std::string, std::shared_ptr<SharedSlot>>();
@@ -558,6 +561,8 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
     std::tie(call.decision, call.plan) = Decider(problem, policy, device, true).decide();
   } else {
     std::lock_guard<std::mutex> one_builder(slot->mutex);
+    ++slots_held;
+    auto released = c10::make_scope_exit([] { --slots_held; });
     uint64_t now = decision_generation();
     if (slot->decision == nullptr || slot->generation != now) {
       made_here = true;
@@ -571,8 +576,12 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
     }
     if (!made_here) call.decision = slot->decision;
   }
-  // A warning may need Python's lock, so it is given with none of ours held.
-  if (made_here && !call.decision->warning.empty()) warn(call.decision->warning);
+  // A warning may need Python's lock, so it is given with none of ours held, nor that of a backward
+  // that is decided by this forward.
+  if (made_here && !call.decision->warning.empty()) warnings.push_back(call.decision->warning);
+  if (slots_held == 0) {
+    for (const std::string& text : std::exchange(warnings, {})) warn(text);
+  }
   if (call.plan != nullptr) {
     thread_cache().plans.insert(plan_key(problem, call.plan->algorithm, policy, device), call.plan);
   } else if (call.decision->algorithm) {

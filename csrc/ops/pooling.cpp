@@ -60,6 +60,7 @@ TensorSpec PoolingProblem::y() const {
 
 void PoolingProblem::canonicalise() {
   canonicalise_strides({&x});
+  if (!takes_any_alignment()) alignment = 16;
   const int dims = spatial_dims();
   bool divides = true;
   for (int i = 0; i < dims; ++i) divides &= x.sizes[i + 2] % window[i] == 0;
@@ -395,6 +396,7 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   Bindings bindings;
   Tensor& x = bindings[Role::x];
   x = dense(input, w, format);
+  if (train && x.is_cuda()) x = aligned(x);
   PoolingProblem p = make_problem(PoolingPass::fwd, mode, w, spec_of(x), alignment_of({&x}));
   p.divisor = divisor;
   p.train = train;
@@ -464,10 +466,12 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
   y = dense(output, w, format);
   dy = dense(grad_output, w, format);
   bindings[Role::reserve] = reserve;
-  // The forward has fixed the algorithm, which may want the alignment that it found.
-  int64_t alignment = alignment_of({&x, &y});
-  if (alignment_of({&dy}) < alignment) dy = dy.clone();
-  PoolingProblem p = make_problem(PoolingPass::bwd, PoolingMode::max, w, spec_of(x), alignment);
+  if (x.is_cuda()) {
+    for (Role role : {Role::x, Role::y, Role::dy, Role::reserve}) {
+      bindings[role] = aligned(bindings[role]);
+    }
+  }
+  PoolingProblem p = make_problem(PoolingPass::bwd, PoolingMode::max, w, spec_of(x), 16);
   execute_pooling(p, policy, x, bindings);
   return lower(bindings[Role::dx], w, input.dim());
 }

@@ -113,12 +113,11 @@ std::vector<int64_t> check_dims(const char* op, const Tensor& t, at::OptionalInt
                       " for input of sizes ", t.sym_sizes());
     wrapped.push_back(dim < 0 ? dim + limit : dim);
   }
-  if (t.dim() == 0) return {};
   std::sort(wrapped.begin(), wrapped.end());
   auto twice = std::adjacent_find(wrapped.begin(), wrapped.end());
   TORCH_CHECK_VALUE(twice == wrapped.end(), "torch_cudnn_ext::", op, ": dim names dimension ",
                     twice == wrapped.end() ? 0 : *twice, " twice, wanted each at most once");
-  return wrapped;
+  return t.dim() == 0 ? all : wrapped;
 }
 
 bool contains(const std::vector<int64_t>& dims, int64_t dim) {
@@ -153,10 +152,17 @@ Tensor reduce_nothing(const char* op, const Tensor& input, const std::vector<int
                                             : 0.0);
 }
 
-// Dimensions in the order of memory, outermost first; those that count indices stay in order.
-std::vector<int64_t> memory_order(const Tensor& t, bool keep_order) {
+// Dimensions in the order of memory, outermost first; those that count indices stay in order. Of
+// more than a problem may have in turns, those to reduce come last.
+std::vector<int64_t> memory_order(const Tensor& t, const std::vector<int64_t>& dims,
+                                  bool keep_order) {
   std::vector<int64_t> order(t.dim());
   std::iota(order.begin(), order.end(), 0);
+  if (t.dim() > kMaxDims) {
+    std::stable_partition(order.begin(), order.end(),
+                          [&](int64_t dim) { return !contains(dims, dim); });
+    return order;
+  }
   if (keep_order || !is_dense(t)) return order;
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return t.stride(a) > t.stride(b); });
@@ -166,7 +172,7 @@ std::vector<int64_t> memory_order(const Tensor& t, bool keep_order) {
 // The values, and the indices where `indices` is set, of sizes with 1 for what was reduced.
 Indexed run(const Tensor& input, ReduceKind kind, const std::vector<int64_t>& dims, bool indices,
             OptionalPolicy policy) {
-  std::vector<int64_t> order = memory_order(input, indices);
+  std::vector<int64_t> order = memory_order(input, dims, indices);
   Tensor x = input.permute(order).contiguous();
   ReduceProblem p;
   p.kind = kind;
@@ -246,9 +252,13 @@ Indexed with_indices_meta(const Tensor& input, std::string_view kind, at::Option
 // --- gradients
 
 // The product over the reduced dimensions, which PyTorch differentiates also where there are zeros.
+// At once: the products of some may overflow where that of all does not.
 Tensor product(const Tensor& x, const std::vector<int64_t>& dims) {
-  Tensor y = x;
-  for (int64_t dim : dims) y = y.prod(dim, true);
+  if (dims.empty()) return x;
+  std::vector<int64_t> last(dims.size());
+  std::iota(last.begin(), last.end(), x.dim() - static_cast<int64_t>(dims.size()));
+  Tensor y = x.movedim(dims, last).flatten(last[0]).prod(-1);
+  for (int64_t dim : dims) y = y.unsqueeze(dim);
   return y;
 }
 
@@ -402,14 +412,18 @@ Indexed with_indices_autograd(c10::DispatchKeySet keys, const Tensor& input, std
   return as_tuple(std::move(results));
 }
 
-// --- autocast: on the CPU, PyTorch has products in float32, and no other reduction
+// --- autocast: PyTorch has products in float32, and on CUDA sums and norms too
 
+template <c10::DeviceType kDevice>
 Tensor forward_autocast(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
                         bool keepdim, OptionalPolicy policy) {
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCPU);
+  c10::impl::ExcludeDispatchKeyGuard below(
+      at::autocast::get_autocast_dispatch_key_from_device_type(kDevice));
   ReduceKind k = kind_of("reduce", kind);
   bool product = k == ReduceKind::mul || k == ReduceKind::mul_no_zeros;
-  return op().call(product ? at::autocast::cached_cast(at::kFloat, input, at::kCPU) : input, kind,
+  bool sum = k == ReduceKind::add || k == ReduceKind::norm1 || k == ReduceKind::norm2;
+  bool widens = product || (sum && kDevice == at::kCUDA);
+  return op().call(widens ? at::autocast::cached_cast(at::kFloat, input, kDevice) : input, kind,
                    dim, keepdim, policy);
 }
 
@@ -560,7 +574,11 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("reduce", TORCH_FN(forward_autocast));
+  m.impl("reduce", TORCH_FN(forward_autocast<at::kCPU>));
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
+  m.impl("reduce", TORCH_FN(forward_autocast<at::kCUDA>));
 }
 
 }  // namespace reduction

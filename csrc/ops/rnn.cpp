@@ -33,7 +33,6 @@ void RnnProblem::validate() const {
   TORCH_CHECK_VALUE(x.strides == contiguous_strides(x.sizes),
                     "rnn: x has other strides than its sizes [time, batch, input] say, wanted "
                     ":nchw");
-  check_alignment("rnn", alignment, x.dtype);
   TORCH_CHECK_VALUE(hidden >= 1, "rnn: hidden is ", hidden, ", wanted at least 1");
   TORCH_CHECK_VALUE(layers >= 1, "rnn: layers is ", layers, ", wanted at least 1");
   TORCH_CHECK_VALUE(proj >= 0 && proj < hidden, "rnn: proj is ", proj,
@@ -102,6 +101,9 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
                     " tensors, wanted a matrix of the hidden states at place ", recurrent);
   sizes.hidden = params[recurrent].sym_size(0) / shape.gates();
   sizes.state = params[recurrent].sym_size(1);
+  TORCH_CHECK_VALUE(!s.skip_input || input.sym_size(-1) == sizes.hidden, "torch_cudnn_ext::", op,
+                    ": input has sizes ", input.sym_sizes(), ", wanted hidden_size=", sizes.hidden,
+                    " features since skip_input is True");
   shape.layers = s.num_layers;
   shape.bidirectional = s.bidirectional;
   shape.skip = s.skip_input;
@@ -207,11 +209,13 @@ Call make_call(RnnPass pass, const Tensor& input, IntArrayRef batch_sizes, const
   return call;
 }
 
-void run(Call& call, std::initializer_list<Role> more, const Tensor& input, OptionalPolicy policy) {
+// With aligned tensors: a backward runs what its forward ran, whatever its own are.
+void run(Call& call, const Tensor& input, OptionalPolicy policy) {
   Bindings& b = call.bindings;
-  int64_t alignment = alignment_of({&b[Role::x], &b[Role::hx], &b[Role::cx], &b[Role::w]});
-  for (Role role : more) alignment = std::min(alignment, alignment_of({&b[role]}));
-  call.problem.alignment = alignment;
+  for (Role role : {Role::x, Role::hx, Role::cx, Role::w, Role::dy, Role::y, Role::dhy, Role::dcy,
+                    Role::reserve}) {
+    if (input.is_cuda() && b[role].defined()) b[role] = aligned(b[role]);
+  }
   execute(call.problem, resolve_policy(RnnProblem::kFamily, policy), device_of(input.device()), b);
 }
 
@@ -248,7 +252,7 @@ Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTens
                         : nothing(input, input.scalar_type()),
             nothing(input, at::kByte)};
   }
-  run(call, {}, input, policy);
+  run(call, input, policy);
   Tensor cy = s.is_lstm() ? b[Role::cy] : nothing(input, input.scalar_type());
   Tensor reserve = for_backward ? b[Role::reserve] : nothing(input, at::kByte);
   return {rows_of(b[Role::y], y_sizes), b[Role::hy], cy, reserve};
@@ -302,7 +306,7 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
   b[Role::dhy] = contiguous_or_undefined(dhy);
   if (s.is_lstm()) b[Role::dcy] = contiguous_or_undefined(dcy);
   b[Role::reserve] = reserve;
-  run(call, {Role::dy, Role::y, Role::dhy, Role::dcy}, input, policy);
+  run(call, input, policy);
   Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input, input.scalar_type());
   return {rows_of(b[Role::dx], input.sizes()), b[Role::dhx], dcx, b[Role::dw]};
 }
@@ -900,9 +904,7 @@ class RnnOperator : public Operator {
     return {(forward ? 2 : 4) * rows * terms, bytes, static_cast<double>(widest + p.state())};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<RnnProblem>(problem).alignment;
-  }
+  int64_t alignment(const Problem&) const override { return 16; }
 
   // Parameters as large as PyTorch initialises them; sequences of many lengths.
   void prepare_scratch(const Problem& problem, Bindings& b) const override {

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops import log_softmax, softmax
@@ -16,8 +15,7 @@ class Softmax(Tunable, torch.nn.Softmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Softmax along ``dim``; sizes as the input's."""
-        dim = _dim_of(self, "softmax", input)
-        return softmax(input, dim, policy=self._running)
+        return softmax(input, self.dim, policy=self._running)
 
 
 class LogSoftmax(Tunable, torch.nn.LogSoftmax):
@@ -28,8 +26,7 @@ class LogSoftmax(Tunable, torch.nn.LogSoftmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Log-softmax along ``dim``; sizes as the input's."""
-        dim = _dim_of(self, "log_softmax", input)
-        return log_softmax(input, dim, policy=self._running)
+        return log_softmax(input, self.dim, policy=self._running)
 
 
 class Softmax2d(Tunable, torch.nn.Softmax2d):
@@ -46,11 +43,3 @@ class Softmax2d(Tunable, torch.nn.Softmax2d):
                 "wanted 3 or 4 dimensions"
             )
         return softmax(input, -3, policy=self._running)
-
-
-def _dim_of(module: torch.nn.Softmax | torch.nn.LogSoftmax, name: str, input: Tensor) -> int:
-    """The module's dim, or PyTorch's own (deprecated, and warned of) choice where it has none."""
-    if module.dim is not None:
-        return module.dim
-    dim: int = F._get_softmax_dim(name, input.dim(), 5)  # type: ignore[attr-defined]
-    return dim

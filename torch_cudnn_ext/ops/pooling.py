@@ -396,7 +396,7 @@ def _max_pool(
         sizes_of(name, "dilation", dilation, dims),
     )
     if return_indices:
-        _check_indices(name, policy)
+        _check_indices(name, _text(policy))
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(
             input, kernel, *arguments, ceil_mode
         )
@@ -482,7 +482,7 @@ def _adaptive_max_pool(
     name = f"adaptive_max_pool{dims}d"
     sizes = _output_sizes(name, input, output_size, dims)
     if return_indices:
-        _check_indices(name, policy)
+        _check_indices(name, _text(policy))
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, sizes)
         return found
     empty: list[int] = []
@@ -508,7 +508,8 @@ def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> li
     return sizes_of(name, "output_size", given, dims)  # type: ignore[arg-type]
 
 
-def _check_indices(name: str, policy: PolicyLike) -> None:
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _check_indices(name: str, policy: str | None) -> None:
     """Raise ``ValueError`` where a policy keeps off PyTorch's kernel, which alone gives indices."""
     chosen = as_policy(policy, "pool")
     for key in ("fwd", "bwd"):

@@ -2,13 +2,18 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torch_cudnn_ext.ops._arguments import call, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
 def softmax(
-    input: Tensor, dim: int, dtype: torch.dtype | None = None, *, policy: PolicyLike = None
+    input: Tensor,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    policy: PolicyLike = None,
 ) -> Tensor:
     """Exponentials along a dimension, divided by their sum, as ``torch.nn.functional.softmax``.
 
@@ -19,7 +24,8 @@ def softmax(
 
     Args:
         input: Any sizes and strides; float64, float32, float16 or bfloat16.
-        dim: The dimension that sums to one.
+        dim: The dimension that sums to one. Without one it is PyTorch's choice, which is
+            deprecated there and warned of: 0 of 0, 1 or 3 dimensions, else 1.
         dtype: The input is cast to this first.
         policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
 
@@ -31,15 +37,29 @@ def softmax(
         ValueError: ``dim`` is out of range, the dtype is not supported, or the policy is wrong.
     """
     check_tensor("softmax", "input", input)
+    if dim is None:
+        dim = _implicit_dim("softmax", input.dim())
     return call("softmax", input, dim, dtype, policy=policy_text(policy, "softmax"))
 
 
 def log_softmax(
-    input: Tensor, dim: int, dtype: torch.dtype | None = None, *, policy: PolicyLike = None
+    input: Tensor,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    policy: PolicyLike = None,
 ) -> Tensor:
     """The logarithm of `softmax`, computed in one, as ``torch.nn.functional.log_softmax``.
 
     cuDNN has one algorithm for it, ``legacy:accurate``. All else is as in `softmax`.
     """
     check_tensor("log_softmax", "input", input)
+    if dim is None:
+        dim = _implicit_dim("log_softmax", input.dim())
     return call("log_softmax", input, dim, dtype, policy=policy_text(policy, "softmax"))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _implicit_dim(name: str, dims: int) -> int:
+    dim: int = F._get_softmax_dim(name, dims, 5)  # type: ignore[attr-defined]
+    return dim

@@ -361,16 +361,15 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p) {
 BuildResult build_convolution(const ConvolutionProblem& p, const Algorithm& algorithm,
                               const Device& device) {
   bool folded = algorithm.name == kFolded && algorithm.options.empty();
-  if (!folded) {
-    if (auto refused = refuse(algorithm, device)) return *refused;
-  }
+  auto refused = folded ? std::nullopt : refuse(algorithm, device);
+  if (!refused) refused = refuse_problem(p);
+  if (refused) return *refused;
   if (folded && !Fold::takes(p)) {
     return Unsupported{
         "folds forwards of 1 to 4 channels into a channels-last y, over 2 or 3 dimensions, with "
         "windows wider than a pixel and not dilated there, one group, cross-correlating, of f32 "
         "and narrower"};
   }
-  if (auto refused = refuse_problem(p)) return *refused;
   if (device.is_target()) return needs_device();
   Notes notes;
   const at::Context& context = at::globalContext();

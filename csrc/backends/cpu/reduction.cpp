@@ -111,7 +111,9 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
     if (p.kind == ReduceKind::mean) result.values = result.values / p.reduced_count();
     if (p.kind == ReduceKind::norm2) result.values = result.values.sqrt();
     TensorSpec y = p.output();
-    give(b, Role::y, y, result.values.to(p.x.dtype).reshape(y.sizes));
+    Tensor values = result.values.to(p.x.dtype).reshape(y.sizes);
+    // What is reduced from one element is a view of x.
+    give(b, Role::y, y, values.is_alias_of(b[Role::x]) ? values.clone() : values);
     if (!p.indices) return;
     give(b, Role::indices, {at::kLong, y.sizes, y.strides}, result.places.reshape(y.sizes));
   });

@@ -15,14 +15,19 @@ using at::Tensor;
 
 constexpr int64_t kBlock = 128;  // elements of a row that `online` looks at together
 
-// log(sum(exp(x))) over n, as [outer, 1, inner].
-Tensor log_of_sum(const Tensor& x, bool online) {
-  if (!online) {
-    Tensor largest = x.amax(1, true);
-    return (x - largest).exp_().sum(1, true).log_().add_(largest);
-  }
+// The maximum over n and sum(exp(x - maximum)), as [outer, 1, inner]. Their logarithm is never one
+// number: a large maximum would round the sum away.
+struct Scale {
+  Tensor largest, sum;
+};
+
+Scale scale_of(const Tensor& x, bool online) {
   // What is subtracted must be finite, also where all so far is masked out by -inf.
   auto finite = [](const Tensor& t) { return t.masked_fill(t == -INFINITY, 0); };
+  if (!online) {
+    Tensor largest = finite(x.amax(1, true));
+    return {largest, (x - largest).exp_().sum(1, true)};
+  }
   Tensor largest, sum;
   for (int64_t first = 0; first < x.size(1); first += kBlock) {
     Tensor block = x.narrow(1, first, std::min(kBlock, x.size(1) - first));
@@ -36,7 +41,7 @@ Tensor log_of_sum(const Tensor& x, bool online) {
     sum = sum * (largest - from).exp_() + (block - from).exp_().sum(1, true);
     largest = grown;
   }
-  return sum.log_().add_(largest);
+  return {finite(largest), sum};
 }
 
 constexpr const char* kNames[] = {"three_pass", "online"};
@@ -52,8 +57,10 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     if (p.pass == SoftmaxPass::fwd) {
       Tensor x = b[Role::x].to(compute);
-      Tensor y = x - log_of_sum(x, online);
-      give(b, Role::y, p.x, (p.log ? y : y.exp_()).to(p.x.dtype));
+      Scale scale = scale_of(x, online);
+      Tensor y = x - scale.largest;
+      p.log ? y.sub_(scale.sum.log_()) : y.exp_().div_(scale.sum);
+      give(b, Role::y, p.x, y.to(p.x.dtype));
       return;
     }
     Tensor y = b[Role::y].to(compute), dy = b[Role::dy].to(compute);

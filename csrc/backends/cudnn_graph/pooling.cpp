@@ -1,4 +1,5 @@
 // Pooling as an operation graph: resampling forward and backward.
+#include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_graph/engine.h"
@@ -162,11 +163,16 @@ class PoolingPlan : public EnginePlan {
 
   void run(Bindings& b) override {
     if (reads_indices_) {
-      const at::Tensor& left = b[Role::reserve];
-      TORCH_CHECK(left.scalar_type() == indices_.dtype && left.numel() == indices_.numel(),
-                  algorithm.text(),
-                  ": the forward of this maximum ran another algorithm, so that there are no "
-                  "indices");
+      at::Tensor& left = b[Role::reserve];
+      TORCH_CHECK(
+          left.scalar_type() == indices_.dtype && left.sizes() == c10::IntArrayRef(indices_.sizes),
+          algorithm.text(),
+          ": the forward of this maximum ran another algorithm, so that there are no "
+          "indices");
+      // Hooks that keep what autograd saves elsewhere may give it back in another layout.
+      if (left.strides() != c10::IntArrayRef(indices_.strides)) {
+        left = at::empty_strided(indices_.sizes, indices_.strides, left.options()).copy_(left);
+      }
     }
     EnginePlan::run(b);
   }

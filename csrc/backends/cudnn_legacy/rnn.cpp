@@ -257,6 +257,9 @@ class RnnPlan : public Plan {
 
   void backward(Bindings& b, void* workspace) {
     const Tensor &x = b[Role::x], &y = b[Role::y], &reserve = b[Role::reserve];
+    TORCH_CHECK(reserve.nbytes() >= layout_.reserve_bytes, algorithm.text(),
+                ": the forward of this network ran another algorithm: it left ", reserve.nbytes(),
+                " bytes, wanted ", layout_.reserve_bytes);
     bool lstm = p_.cell == RnnCell::lstm;
     cudnnTensorDescriptor_t c = lstm ? d_->c.get() : nullptr;
     void* dx = sequence_output(b, Role::dx, rnn_x(p_));
