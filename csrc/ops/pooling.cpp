@@ -598,17 +598,23 @@ struct MaxPoolGradient {
   static constexpr const char* kName = "TorchCudnnExtMaxPoolBackward";
   static constexpr size_t kInputs = 1;
   Windows w;
+  bool channels_last = false;  // the layout of what the forward left
   std::optional<std::string> policy;
 
   template <class F>
   void attributes(F&& visit) {
     w.attributes(visit);
+    visit(channels_last);
     visit(policy);
   }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
-    return {call_directly({&grads[0], &saved[0], &saved[1], &saved[2]}, max_pool_backward,
-                          max_pool_backward_op(), grads[0], saved[0], saved[1], saved[2], w.window,
+    Tensor x = saved[0];
+    // Hooks may have kept it elsewhere, and given it back in another layout.
+    at::MemoryFormat format = format_from(channels_last, w);
+    if (format_of(lift(x, w), w, true) != format) x = lower(dense(x, w, format), w, x.dim());
+    return {call_directly({&grads[0], &x, &saved[1], &saved[2]}, max_pool_backward,
+                          max_pool_backward_op(), grads[0], x, saved[1], saved[2], w.window,
                           w.stride, w.padding, w.dilation, w.ceil, w.adaptive, policy)};
   }
   // The output, which PyTorch's own gradient does not read; by the algorithm that gave it.
@@ -634,10 +640,11 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
                                                       adaptive, policy));
       },
       [&](auto& node, const auto& results) {
-        node.gradient.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
-        node.gradient.policy = results[0].sym_numel() == 0
-                                   ? policy_to_save(PoolingProblem::kFamily, policy)
-                                   : coupled_policy_to_save(policy);
+        auto& g = node.gradient;
+        g.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
+        g.channels_last = is_channels_last(format_of(lift(input, g.w), g.w, true));
+        g.policy = results[0].sym_numel() == 0 ? policy_to_save(PoolingProblem::kFamily, policy)
+                                               : coupled_policy_to_save(policy);
         save_input(node, input);
         save_result(node, results[0]);
         save_input(node, results[1]);
