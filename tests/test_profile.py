@@ -500,6 +500,8 @@ def test_settings_are_checked() -> None:
         make_settings("cpu", time_budget_s=float("nan"))
     with pytest.raises(ValueError, match="min_samples: got 0"):
         make_settings("cpu", min_samples=0)
+    with pytest.raises(TypeError, match=r"problem: got \[\] \(list\), wanted a problem line"):
+        profile([])  # type: ignore[arg-type]
 
 
 def test_a_device_is_checked_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:

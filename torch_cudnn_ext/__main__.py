@@ -615,7 +615,7 @@ def tune_command(
         interrupted = True
     finally:
         tuning.add_choices(choices)
-        best = [(line, _C.tuned(line, place, text)) for line in left]
+        best = [(line, _C.tuned(line, place, text)) for line in lines]
         records = [{"problem": line, **row} for line, row in best if row is not None]
         title = f"tuned on {place}"
         data = {"best": records}
@@ -624,7 +624,7 @@ def tune_command(
                 format.value, data, title, _TUNED_COLUMNS, records, _TUNED_FIELDS, footer
             )
         )
-    _finish(interrupted, len(records), len(left))
+    _finish(interrupted, len(records), len(lines))
 
 
 def _add_choices(path: str) -> None:

@@ -451,9 +451,14 @@ def profile(
         progress: Told of every algorithm; may raise to stop.
 
     Raises:
+        TypeError: ``problem`` is no text.
         ValueError: The problem or another argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
+    if not isinstance(problem, str):
+        raise TypeError(
+            f"problem: got {problem!r} ({type(problem).__name__}), wanted a problem line"
+        )
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     layer = Layer(_C.canonical_problem(problem))
     return Profile(list(measure_layers([layer], settings, progress=progress)), settings)
