@@ -300,7 +300,8 @@ def _check_field(name: str, value: object, kinds: tuple[type, ...]) -> None:
         fits = fits and math.isfinite(value) and value >= 0
     if not fits:
         wanted = ", ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} is {value!r}, wanted one of {wanted}, not negative, finite")
+        extent = ", finite and not negative" if int in kinds and name != "error" else ""
+        raise ValueError(f"{name} is {value!r}, wanted one of {wanted}{extent}")
 
 
 def clear() -> None:

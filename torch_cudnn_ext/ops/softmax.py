@@ -36,10 +36,7 @@ def softmax(
         TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
         ValueError: ``dim`` is out of range, the dtype is not supported, or the policy is wrong.
     """
-    check_tensor("softmax", "input", input)
-    if dim is None:
-        dim = _implicit_dim("softmax", input.dim())
-    return call("softmax", input, dim, dtype, policy=policy_text(policy, "softmax"))
+    return _along("softmax", input, dim, dtype, policy)
 
 
 def log_softmax(
@@ -53,10 +50,16 @@ def log_softmax(
 
     cuDNN has one algorithm for it, ``legacy:accurate``. All else is as in `softmax`.
     """
-    check_tensor("log_softmax", "input", input)
+    return _along("log_softmax", input, dim, dtype, policy)
+
+
+def _along(
+    name: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, policy: PolicyLike
+) -> Tensor:
+    check_tensor(name, "input", input)
     if dim is None:
-        dim = _implicit_dim("log_softmax", input.dim())
-    return call("log_softmax", input, dim, dtype, policy=policy_text(policy, "softmax"))
+        dim = _implicit_dim(name, input.dim())
+    return call(name, input, dim, dtype, policy=policy_text(policy, "softmax"))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
