@@ -171,6 +171,11 @@ CASES: tuple[Case, ...] = (
     *_rows("4x2_folded", (2, 4, 9, 8), (8, 4, 4, 2), _ALL, padding=(2, 1), stride=(3, 1)),
     *_rows("3x4_folded", (2, 1, 9, 8), (4, 1, 3, 4), _BOTH, dilation=(2, 1), stride=(1, 3)),
     *_rows("3d_folded", (1, 3, 4, 6, 9), (8, 3, 3, 3, 5), _ALL, padding=2, stride=2),
+    # Few channels, whose data gradient is made of blocks; with padding beyond the window.
+    *_rows("few_padded", (2, 2, 5, 7), (4, 2, 2, 3), _BOTH, padding=(3, 4), stride=(1, 2)),
+    *_rows("few_1d", (2, 1, 11), (6, 1, 4), _DTYPES, padding=1, stride=2, accumulate="general"),
+    *_rows("few_3d", (1, 2, 4, 5, 6), (4, 2, 3, 2, 3), _BOTH, padding=(1, 0, 2), stride=(2, 1, 1)),
+    *_rows("few_true", (2, 3, 9, 9), (8, 3, 3, 3), _BOTH, padding=1, stride=2, mode="conv"),
     *_rows("11x11_stride4", (1, 3, 8, 8), (8, 3, 11, 11), _BOTH, padding=5, stride=4),
     # Kernels, strides and paddings that differ by dimension.
     *_rows("1x7", (2, 8, 4, 16), (8, 8, 1, 7), _BOTH, padding=(0, 3)),

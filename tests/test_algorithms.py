@@ -231,16 +231,19 @@ def test_products_of_matrices_are_offered_where_windows_do_not_overlap(device: s
             assert found == "unsupported" and "do not overlap" in reason, case
 
 
-def test_images_are_offered_folded(device: str) -> None:
+@pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_filter"])
+def test_images_are_offered_folded(op: str, device: str) -> None:
     def status(line: str) -> str:
-        rows = _C.candidates(f"conv_fwd {line}", device, EVERY_NUMERICS)
+        rows = _C.candidates(f"{op} {line}", device, EVERY_NUMERICS)
         found = next(row for row in rows if row["algorithm"] == "aten:folded")
         assert (found["status"] == "unsupported") == ("1 to 4 channels" in found["reason"])
         return str(found["status"])
 
     x, w = "x=f16[2,3,9,8]:nhwc", "w=f16[8,3,5,5]:nhwc"
-    assert status(f"{x} {w} pad=2 bias=f16") == "ok"
+    assert status(f"{x} {w} pad=2") == "ok"
     assert status("x=f32[2,1,4,9,8]:nhwc w=f32[8,1,1,5,3]:nhwc") == "ok"
+    if op == "conv_fwd":
+        assert status(f"{x} {w} pad=2 bias=f16") == "ok"
     for line in (
         "x=f16[2,5,9,8]:nhwc w=f16[8,5,5,5]:nhwc",
         "x=f16[2,3,9,8]:nhwc w=f16[8,3,5,1]:nhwc",
@@ -252,6 +255,44 @@ def test_images_are_offered_folded(device: str) -> None:
         f"{x} {w} mode=conv",
     ):
         assert status(line) == "unsupported", line
+
+
+@pytest.mark.parametrize(
+    ("line", "blocks"),
+    [
+        ("x=f16[2,3,9,8]:nhwc w=f16[8,3,5,5]:nhwc pad=2", [2, 3, 4]),
+        ("x=f64[2,3,9,8]:nchw w=f64[8,3,5,5]:nchw stride=2 mode=conv", [2, 4]),
+        ("x=f32[2,2,9,8]:nchw w=f32[8,2,5,5]:nchw stride=1,2", [2, 4]),
+        ("x=f32[2,1,9]:nchw w=f32[8,1,3]:nchw stride=4", [4, 8, 12, 16]),
+        ("x=f32[2,8,4,4,4]:nhwc w=f32[8,8,3,3,3]:nhwc", [2]),
+        ("x=f32[2,16,4,4]:nhwc w=f32[8,16,3,3]:nhwc stride=2", [2]),
+        ("x=f32[2,17,4,4]:nhwc w=f32[8,17,3,3]:nhwc stride=2", []),
+        ("x=f32[2,3,9,8]:nchw w=f32[8,3,3,3]:nchw dilation=1,2", []),
+        ("x=f32[2,9,9,8]:nchw w=f32[6,3,5,5]:nchw groups=3", [1]),
+        ("x=f32[2,9,9,8]:nchw w=f32[9,1,5,5]:nchw stride=2 groups=9", []),
+    ],
+)
+def test_data_gradients_are_offered_turned(line: str, blocks: list[int], device: str) -> None:
+    problem = f"conv_bwd_data {line}"
+    rows = _C.candidates(problem, device, EVERY_NUMERICS)
+    turned = {r["algorithm"]: r for r in rows if r["algorithm"].startswith("aten:turned")}
+    assert list(turned) == [f"aten:turned/block={block}" for block in blocks]
+    for row in turned.values():
+        assert row["status"] == "ok" and "nondeterministic" not in row["notes"]
+    with pytest.raises(RuntimeError, match="at most 64 channels in a block"):
+        _C.choose(problem, device, "aten:turned/block=5")
+
+
+def test_deep_windows_are_not_left_to_pytorch_on_the_cpu(device: str) -> None:
+    # Its filter gradient corrupts the heap.
+    problem = "conv_bwd_filter x=f32[2,16,3,3,3]:nchw w=f32[12,16,5,5,5]:nchw pad=4,2,2 stride=3"
+    rows = {r["algorithm"]: r for r in _C.candidates(problem, device)}
+    assert rows["aten:default"]["status"] == ("unsupported" if device == "cpu" else "ok")
+    measured = _C.measure(problem, device, min_samples=1, record=False)
+    assert any(row["status"] == "ok" for row in measured)
+    for deep in (problem.replace("stride=3", "stride=1"), problem.replace("_filter", "_data")):
+        rows = {r["algorithm"]: r for r in _C.candidates(deep, device)}
+        assert rows["aten:default"]["status"] == "ok", deep
 
 
 @pytest.mark.parametrize(

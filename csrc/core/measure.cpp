@@ -525,9 +525,8 @@ class Session {
       const at::Tensor& reference = step.reference[slot.role];
       if (!reference.defined()) continue;
       double error = relative_error(bindings[slot.role], reference);
-      double tolerance = op_.tolerance(step.problem, plan.notes);
-      // The one or two numbers of a small result may be close to 0 by chance.
-      tolerance *= 1 + 32.0 / static_cast<double>(reference.numel());
+      double tolerance =
+          op_.tolerance(step.problem, plan.notes) * conditioning_of_few(reference.numel());
       if (!m.error || !(error <= *m.error)) m.error = error;
       if (error <= tolerance) continue;
       m.status = Status::rejected;

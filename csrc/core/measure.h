@@ -36,6 +36,9 @@ Bindings make_scratch(const Problem& problem, const Device& device, uint64_t see
 // of the root mean square difference and a twentieth of the largest difference. NaN when not
 // finite.
 double relative_error(const at::Tensor& result, const at::Tensor& reference);
+// How much of the relative error of few numbers, which may be close to 0 by chance, is their
+// number.
+inline double conditioning_of_few(int64_t numbers) { return 1 + 32 / static_cast<double>(numbers); }
 
 // Why the constraints keep a plan from being used; empty when they do not.
 std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPolicy& policy,

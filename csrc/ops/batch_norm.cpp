@@ -133,17 +133,11 @@ void update(const OptionalTensor& running, const Tensor& computed) {
 
 // Sees to the alignment of all inputs: results that the plan makes are aligned.
 void set_alignment(BatchNormProblem& p, Bindings& b) {
-  std::array inputs{&b[Role::x],      &b[Role::dy],           &b[Role::z],
-                    &b[Role::w],      &b[Role::bias],         &b[Role::mean],
-                    &b[Role::invstd], &b[Role::running_mean], &b[Role::running_var]};
-  for (Tensor* t : inputs) {
-    if (!t->defined()) continue;
-    if (p.takes_any_alignment()) {
-      p.alignment = std::min(p.alignment, alignment_of({t}));
-    } else if (t->is_cuda()) {
-      *t = aligned(*t);
-    }
-  }
+  std::initializer_list<Role> inputs = {Role::x,      Role::dy,           Role::z,
+                                        Role::w,      Role::bias,         Role::mean,
+                                        Role::invstd, Role::running_mean, Role::running_var};
+  if (!p.takes_any_alignment()) return align(b, inputs);
+  for (Role role : inputs) p.alignment = std::min(p.alignment, alignment_of({&b[role]}));
 }
 
 struct Forward {

@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "core/measure.h"
 #include "core/selector.h"
 
 namespace torch_cudnn_ext {
@@ -20,6 +21,13 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
 }
 
 Tensor aligned(const Tensor& t) { return alignment_of({&t}) < 16 ? t.clone() : t; }
+
+void align(Bindings& bindings, std::initializer_list<Role> roles) {
+  for (Role role : roles) {
+    Tensor& t = bindings[role];
+    if (t.defined() && t.is_cuda()) t = aligned(t);
+  }
+}
 
 bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
   using c10::DispatchKey;
@@ -70,9 +78,8 @@ double epsilon_of(c10::ScalarType dtype) {
 }
 
 double conditioning_of_norm(int64_t length, int64_t removed) {
-  constexpr double kOfOne = 32;
   if (length <= removed) return std::numeric_limits<double>::infinity();
-  return 1 + kOfOne / static_cast<double>(length - removed);
+  return conditioning_of_few(length - removed);
 }
 
 namespace {

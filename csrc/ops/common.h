@@ -35,6 +35,8 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors);
 // The tensor, or a copy at an address that is a multiple of 16 bytes. Where cuDNN 9.19, and PyTorch
 // with it, accesses other addresses wrongly, the process loses its GPU context.
 Tensor aligned(const Tensor& t);
+// Makes what is bound to the roles on CUDA `aligned`.
+void align(Bindings& bindings, std::initializer_list<Role> roles);
 
 // Whether calling a kernel directly does what a call through the dispatcher does: no gradient is
 // recorded, none has a tangent, and nobody traces, transforms, casts or observes. Undefined tensors

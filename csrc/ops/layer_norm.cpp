@@ -264,19 +264,17 @@ Tensors3 normalize_backward(const Tensor& grad_output, const Tensor& input,
     bindings[Role::x] = x;
     bindings[Role::dy] = dy;
     bindings[Role::w] = w;
-    int64_t alignment = alignment_of({&x, &dy, &w});
-    for (auto [role, name, statistic] :
-         {std::tuple{Role::mean, "mean", &mean}, std::tuple{Role::invstd, "invstd", &invstd}}) {
-      if (role == Role::mean && !p.has_mean()) continue;
-      TORCH_CHECK_VALUE(statistic->numel() == p.view().count(),
-                        "torch_cudnn_ext::normalize_backward: ", name, " has ", statistic->numel(),
+    auto bind = [&](Role role, const char* name, const Tensor& statistic) {
+      TORCH_CHECK_VALUE(statistic.numel() == p.view().count(),
+                        "torch_cudnn_ext::normalize_backward: ", name, " has ", statistic.numel(),
                         " elements, wanted ", p.view().count());
-      bindings[role] = statistic->contiguous();
-      alignment = std::min(alignment, alignment_of({&bindings[role]}));
-    }
+      bindings[role] = statistic.contiguous();
+    };
+    if (p.has_mean()) bind(Role::mean, "mean", mean);
+    bind(Role::invstd, "invstd", invstd);
     bindings.epsilon = epsilon;
+    p.alignment = alignment_of({&x, &dy, &w, &bindings[Role::mean], &bindings[Role::invstd]});
     p.canonicalise();
-    p.alignment = alignment;
     execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
   }
   return {bindings[Role::dx].contiguous(), p.w ? bindings[Role::dw] : nothing(input),

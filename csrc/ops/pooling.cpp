@@ -396,7 +396,7 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   Bindings bindings;
   Tensor& x = bindings[Role::x];
   x = dense(input, w, format);
-  if (train && x.is_cuda()) x = aligned(x);
+  if (train) align(bindings, {Role::x});
   PoolingProblem p = make_problem(PoolingPass::fwd, mode, w, spec_of(x), alignment_of({&x}));
   p.divisor = divisor;
   p.train = train;
@@ -466,11 +466,7 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
   y = dense(output, w, format);
   dy = dense(grad_output, w, format);
   bindings[Role::reserve] = reserve;
-  if (x.is_cuda()) {
-    for (Role role : {Role::x, Role::y, Role::dy, Role::reserve}) {
-      bindings[role] = aligned(bindings[role]);
-    }
-  }
+  align(bindings, {Role::x, Role::y, Role::dy, Role::reserve});
   PoolingProblem p = make_problem(PoolingPass::bwd, PoolingMode::max, w, spec_of(x), 16);
   execute_pooling(p, policy, x, bindings);
   return lower(bindings[Role::dx], w, input.dim());

@@ -212,10 +212,8 @@ Call make_call(RnnPass pass, const Tensor& input, IntArrayRef batch_sizes, const
 // With aligned tensors: a backward runs what its forward ran, whatever its own are.
 void run(Call& call, const Tensor& input, OptionalPolicy policy) {
   Bindings& b = call.bindings;
-  for (Role role : {Role::x, Role::hx, Role::cx, Role::w, Role::dy, Role::y, Role::dhy, Role::dcy,
-                    Role::reserve}) {
-    if (input.is_cuda() && b[role].defined()) b[role] = aligned(b[role]);
-  }
+  align(b, {Role::x, Role::hx, Role::cx, Role::w, Role::dy, Role::y, Role::dhy, Role::dcy,
+            Role::reserve});
   execute(call.problem, resolve_policy(RnnProblem::kFamily, policy), device_of(input.device()), b);
 }
 

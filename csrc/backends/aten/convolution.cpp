@@ -1,6 +1,6 @@
 // PyTorch's own convolution: the baseline of every table, and the last resort. Beside it, where
-// windows do not overlap, PyTorch's product of matrices (cuBLAS), which is often faster, and for
-// images its convolution of columns made channels.
+// windows do not overlap, PyTorch's product of matrices (cuBLAS), which is often faster, and where
+// channels are few its convolution of more.
 // They read PyTorch's global switches, which are never flipped here; what they imply is in the
 // plan's notes.
 #include <ATen/TensorGeometry.h>
@@ -10,142 +10,46 @@
 #include <cstdlib>
 
 #include "backends/aten/plan.h"
+#include "backends/aten/rewritten_convolution.h"
 #include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
-
-Dims spatial_axes(const ConvolutionProblem& p) {
-  Dims axes;
-  for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);
-  return axes;
-}
 
 const TensorSpec& result_of(const ConvolutionProblem& p) {
   Role role = result_role(p.pass);
   return role == Role::y ? p.y : role == Role::x ? p.x : p.w;
 }
 
-Tensor weight(const ConvolutionProblem& p, const Bindings& b) {
-  return p.mode == ConvolutionMode::conv ? b[Role::w].flip(spatial_axes(p)) : b[Role::w];
-}
-
 Tensor convolve(const ConvolutionProblem& p, const Bindings& b) {
   const Dims none(p.spatial_dims(), 0);
   if (p.pass == ConvolutionPass::fwd) {
-    return at::convolution(b[Role::x], weight(p, b), b[Role::bias], p.stride, p.padding, p.dilation,
-                           false, none, p.groups);
+    return at::convolution(b[Role::x], crossing(p, b[Role::w]), b[Role::bias], p.stride, p.padding,
+                           p.dilation, false, none, p.groups);
   }
   // PyTorch asks for the tensor whose gradient is wanted, of which it reads sizes and layout only.
   bool data = p.pass == ConvolutionPass::bwd_data;
   const Tensor& dy = b[Role::y];
   Tensor x = data ? at::empty_strided(p.x.sizes, p.x.strides, dy.options()) : b[Role::x];
-  Tensor w = data ? weight(p, b) : at::empty_strided(p.w.sizes, p.w.strides, dy.options());
+  Tensor w =
+      data ? crossing(p, b[Role::w]) : at::empty_strided(p.w.sizes, p.w.strides, dy.options());
   auto gradients = at::convolution_backward(dy, x, w, c10::nullopt, p.stride, p.padding, p.dilation,
                                             false, none, p.groups, {data, !data, false});
-  if (data) return std::get<0>(gradients);
-  Tensor dw = std::get<1>(gradients);
-  return p.mode == ConvolutionMode::conv ? dw.flip(spatial_axes(p)) : dw;
+  return data ? std::get<0>(gradients) : crossing(p, std::get<1>(gradients));
 }
 
-int64_t last(const Dims& dims) { return dims[dims.size() - 1]; }
-
-// Few channels, as of an image, leave most of a tensor core idle. Folded, all that a window sees of
-// a row is one pixel: windows of 7x7 over 3 channels become windows of 7x1 over 8 columns of 4
-// channels.
-class Fold {
- public:
-  static constexpr int64_t kChannels = 4;  // of a column
-
-  static bool takes(const ConvolutionProblem& p) {
-    return p.pass == ConvolutionPass::fwd && p.spatial_dims() >= 2 && p.groups == 1 &&
-           p.mode == ConvolutionMode::cross && p.x.sizes[1] <= kChannels && last(p.w.sizes) > 1 &&
-           last(p.dilation) == 1 && c10::elementSize(p.x.dtype) <= 4 &&
-           p.y.strides == channels_last_strides(p.y.sizes);
-  }
-
-  explicit Fold(const ConvolutionProblem& p) : p_(p) {}
-
-  // [batch, rows, places of windows, columns * channels]
-  Tensor input(const Tensor& x) const {
-    int64_t places = last(p_.y.sizes), stride = last(p_.stride), padding = last(p_.padding);
-    Dims sizes = rows_of(p_.x.sizes);
-    sizes.push_back(std::max((places - 1) * stride + columns_, padding + last(p_.x.sizes)));
-    sizes.push_back(kChannels);
-    Tensor padded = at::zeros(sizes, x.options());
-    padded.narrow(-2, padding, last(p_.x.sizes))
-        .narrow(-1, 0, p_.x.sizes[1])
-        .copy_(x.movedim(1, -1));
-    if (adds_bias()) padded.select(-1, kChannels - 1).fill_(1);
-    // A column is copied as one number.
-    bool half = c10::elementSize(p_.x.dtype) == 2;
-    Tensor columns = padded.view(half ? at::kLong : at::kComplexDouble).squeeze(-1);
-    Tensor windows = columns.unfold(-1, columns_, stride).narrow(-2, 0, places);
-    return windows.contiguous().view(p_.x.dtype);
-  }
-
-  // [filters, rows, 1, columns * channels]
-  Tensor weight(const Tensor& w, const Tensor& bias) const {
-    Dims sizes = rows_of(p_.w.sizes);
-    sizes.push_back(columns_);
-    sizes.push_back(kChannels);
-    Tensor folded = at::zeros(sizes, w.options());
-    folded.narrow(-2, 0, last(p_.w.sizes)).narrow(-1, 0, p_.w.sizes[1]).copy_(w.movedim(1, -1));
-    if (adds_bias()) {
-      Tensor seen = folded.select(-1, kChannels - 1).select(-1, 0);
-      for (int i = 0; i + 1 < p_.spatial_dims(); ++i) {
-        seen = seen.select(1, p_.padding[i] / p_.dilation[i]);
-      }
-      seen.copy_(bias);
-    }
-    return folded.flatten(-2).unsqueeze(-2);
-  }
-
-  // By a channel of ones beside those of x, at a row of the window that always meets one of x.
-  bool adds_bias() const {
-    if (!p_.bias || p_.x.sizes[1] == kChannels) return false;
-    for (int i = 0; i + 1 < p_.spatial_dims(); ++i) {
-      int64_t reach = (p_.w.sizes[i + 2] - 1) * p_.dilation[i];
-      if (2 * p_.padding[i] > reach || p_.padding[i] % p_.dilation[i] != 0) return false;
-    }
-    return true;
-  }
-
- private:
-  // The first size, and those of space but the last.
-  static Dims rows_of(const Dims& sizes) {
-    Dims rows{sizes[0]};
-    for (int i = 2; i + 1 < sizes.size(); ++i) rows.push_back(sizes[i]);
-    return rows;
-  }
-
-  const ConvolutionProblem& p_;
-  const int64_t columns_ = last(p_.w.sizes) + last(p_.w.sizes) % 2;  // two make 8 channels
-};
-
-Tensor convolve_folded(const ConvolutionProblem& p, const Bindings& b) {
-  Fold fold(p);
-  Tensor x = fold.input(b[Role::x]), w = fold.weight(b[Role::w], b[Role::bias]);
-  Dims stride = p.stride, padding = p.padding;
-  stride[p.spatial_dims() - 1] = 1;
-  padding[p.spatial_dims() - 1] = 0;
-  return at::convolution(x.movedim(-1, 1), w.movedim(-1, 1),
-                         fold.adds_bias() ? Tensor() : b[Role::bias], stride, padding, p.dilation,
-                         false, Dims(p.spatial_dims(), 0), 1);
-}
-
-// A function of ATen, whose result is new.
+// A convolution whose result is new.
 class AtenConvolution : public Plan {
  public:
-  using Function = Tensor (*)(const ConvolutionProblem&, const Bindings&);
+  using Function = std::function<Tensor(const Bindings&)>;
 
   AtenConvolution(const ConvolutionProblem& p, const Algorithm& algorithm, Notes notes,
                   Function function)
-      : Plan(algorithm, notes, std::nullopt), p_(p), function_(function) {}
+      : Plan(algorithm, notes, std::nullopt), p_(p), function_(std::move(function)) {}
 
   void run(Bindings& b) override {
     Role role = result_role(p_.pass);
-    Tensor result = function_(p_, b);
+    Tensor result = function_(b);
     if (b.alpha != 1) result.mul_(b.alpha);
     Tensor& out = b[role];
     if (out.defined()) {
@@ -162,6 +66,7 @@ class AtenConvolution : public Plan {
 
 constexpr const char* kMatmul = "matmul";
 constexpr const char* kFolded = "folded";
+constexpr const char* kTurned = "turned";
 
 // The product that is to be had of a problem at this moment. Where it is TF32 its name says so:
 // what was measured under one setting of PyTorch's switch is no measurement of the other.
@@ -358,28 +263,68 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p) {
                               dtype_text(p.compute))};
 }
 
-BuildResult build_convolution(const ConvolutionProblem& p, const Algorithm& algorithm,
-                              const Device& device) {
-  bool folded = algorithm.name == kFolded && algorithm.options.empty();
-  auto refused = folded ? std::nullopt : refuse(algorithm, device);
-  if (!refused) refused = refuse_problem(p);
-  if (refused) return *refused;
-  if (folded && !Fold::takes(p)) {
+// What PyTorch's switches make of its convolution in this pass.
+Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& device) {
+  Notes notes;
+  if (!device.is_cuda()) return notes;
+  if (p.x.dtype == at::kFloat && is_tf32(at::Float32Op::CONV)) notes.add(Note::tf32);
+  const at::Context& context = at::globalContext();
+  bool deterministic = context.deterministicCuDNN() || context.deterministicAlgorithms();
+  if (!deterministic && pass != ConvolutionPass::fwd) notes.add(Note::nondeterministic);
+  return notes;
+}
+
+// Whether a window may hang over both ends of x's depth while the one before it ends inside: the
+// filter gradient of PyTorch 2.11 (oneDNN) then writes out of bounds.
+bool meets_depth_defect(const ConvolutionProblem& p) {
+  if (p.pass != ConvolutionPass::bwd_filter || p.spatial_dims() != 3) return false;
+  int64_t extent = (p.w.sizes[2] - 1) * p.dilation[0] + 1;
+  return p.stride[0] > 1 && p.padding[0] > 0 && extent > p.x.sizes[2] + 1;
+}
+
+BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorithm,
+                          const Device& device) {
+  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto refused = refuse_problem(p)) return *refused;
+  if (!device.is_cuda() && meets_depth_defect(p)) {
     return Unsupported{
-        "folds forwards of 1 to 4 channels into a channels-last y, over 2 or 3 dimensions, with "
-        "windows wider than a pixel and not dilated there, one group, cross-correlating, of f32 "
-        "and narrower"};
+        "PyTorch 2.11 writes out of bounds in filter gradients on the CPU whose windows are deeper "
+        "than x and strided"};
+  }
+  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
+                                           [p](const Bindings& b) { return convolve(p, b); });
+}
+
+BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm,
+                         const Device& device) {
+  if (auto refused = refuse_problem(p)) return *refused;
+  if (!Fold::takes(p)) {
+    return Unsupported{
+        "folds forwards and filter gradients of 1 to 4 channels and a channels-last y, over 2 or 3 "
+        "dimensions, with windows wider than a pixel and not dilated there, one group, "
+        "cross-correlating, of f32 and narrower"};
   }
   if (device.is_target()) return needs_device();
-  Notes notes;
-  const at::Context& context = at::globalContext();
-  if (device.is_cuda()) {
-    if (p.x.dtype == at::kFloat && is_tf32(at::Float32Op::CONV)) notes.add(Note::tf32);
-    bool deterministic = context.deterministicCuDNN() || context.deterministicAlgorithms();
-    if (!deterministic && p.pass != ConvolutionPass::fwd) notes.add(Note::nondeterministic);
+  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device), Fold(p));
+}
+
+Algorithm turned_algorithm(int64_t block) {
+  return Algorithm{"aten", kTurned, {}}.with("block", std::to_string(block));
+}
+
+BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm,
+                         const Device& device) {
+  if (auto refused = refuse_problem(p)) return *refused;
+  for (int64_t block : Turn::blocks(p)) {
+    if (!(algorithm == turned_algorithm(block))) continue;
+    if (device.is_target()) return needs_device();
+    Notes notes = notes_of(ConvolutionPass::fwd, p, device);
+    return std::make_shared<AtenConvolution>(p, algorithm, notes, Turn(p, block));
   }
-  return std::make_shared<AtenConvolution>(p, algorithm, notes,
-                                           folded ? convolve_folded : convolve);
+  return Unsupported{
+      "turns data gradients, not dilated: of several groups with stride 1 and block=1, of one "
+      "group with at most 64 channels in a block, whose side is 2 or more, a multiple of each "
+      "stride and at most 4 times the least"};
 }
 
 BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm,
@@ -416,14 +361,17 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
 std::vector<Candidate> all(const ConvolutionProblem& p, const Device& device) {
   std::vector<Candidate> list = candidates(p, device);
   list.push_back({matmul_algorithm(p, device), "PyTorch"});
-  if (p.pass == ConvolutionPass::fwd) list.push_back({{"aten", kFolded, {}}, "PyTorch"});
+  if (p.pass != ConvolutionPass::bwd_data) list.push_back({{"aten", kFolded, {}}, "PyTorch"});
+  for (int64_t block : Turn::blocks(p)) list.push_back({turned_algorithm(block), "PyTorch"});
   return list;
 }
 
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  return algorithm.name == kMatmul ? build_matmul(p, algorithm, device)
-                                   : build_convolution(p, algorithm, device);
+  if (algorithm.name == kMatmul) return build_matmul(p, algorithm, device);
+  if (algorithm.name == kTurned) return build_turned(p, algorithm, device);
+  bool folded = algorithm.name == kFolded && algorithm.options.empty();
+  return folded ? build_folded(p, algorithm, device) : build_default(p, algorithm, device);
 }
 
 const RegisterBackendOperator<ConvolutionProblem> registered("aten", all, build_plan);

@@ -1,0 +1,234 @@
+#include "backends/aten/rewritten_convolution.h"
+
+#include <ATen/core/DimVector.h>
+
+#include <algorithm>
+
+namespace torch_cudnn_ext::aten {
+namespace {
+
+int64_t last(const Dims& dims) { return dims[dims.size() - 1]; }
+
+// The first size, and those of space but the last.
+Dims rows_of(const Dims& sizes) {
+  Dims rows{sizes[0]};
+  for (int i = 2; i + 1 < sizes.size(); ++i) rows.push_back(sizes[i]);
+  return rows;
+}
+
+int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
+
+bool is_one(int64_t n) { return n == 1; }
+
+}  // namespace
+
+Tensor crossing(const ConvolutionProblem& p, const Tensor& w) {
+  if (p.mode == ConvolutionMode::cross) return w;
+  Dims axes;
+  for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);
+  return w.flip(axes);
+}
+
+// --- folded
+
+bool Fold::takes(const ConvolutionProblem& p) {
+  return p.pass != ConvolutionPass::bwd_data && p.spatial_dims() >= 2 && p.groups == 1 &&
+         p.mode == ConvolutionMode::cross && p.x.sizes[1] <= kChannels && last(p.w.sizes) > 1 &&
+         last(p.dilation) == 1 && c10::elementSize(p.x.dtype) <= 4 &&
+         p.y.strides == channels_last_strides(p.y.sizes);
+}
+
+Fold::Fold(const ConvolutionProblem& p)
+    : p_(p),
+      columns_(last(p.w.sizes) + last(p.w.sizes) % 2),  // two make 8 channels
+      adds_bias_(can_add_bias()) {}
+
+// Where a row of the window always meets one of x.
+bool Fold::can_add_bias() const {
+  if (!p_.bias || p_.x.sizes[1] == kChannels) return false;
+  for (int i = 0; i + 1 < p_.spatial_dims(); ++i) {
+    int64_t reach = (p_.w.sizes[i + 2] - 1) * p_.dilation[i];
+    if (2 * p_.padding[i] > reach || p_.padding[i] % p_.dilation[i] != 0) return false;
+  }
+  return true;
+}
+
+Tensor Fold::input(const Tensor& x) const {
+  int64_t places = last(p_.y.sizes), stride = last(p_.stride), padding = last(p_.padding);
+  Dims sizes = rows_of(p_.x.sizes);
+  sizes.push_back(std::max((places - 1) * stride + columns_, padding + last(p_.x.sizes)));
+  sizes.push_back(kChannels);
+  Tensor padded = at::zeros(sizes, x.options());
+  padded.narrow(-2, padding, last(p_.x.sizes)).narrow(-1, 0, p_.x.sizes[1]).copy_(x.movedim(1, -1));
+  if (adds_bias_) padded.select(-1, kChannels - 1).fill_(1);
+  // A column is copied as one number.
+  bool half = c10::elementSize(p_.x.dtype) == 2;
+  Tensor columns = padded.view(half ? at::kLong : at::kComplexDouble).squeeze(-1);
+  Tensor windows = columns.unfold(-1, columns_, stride).narrow(-2, 0, places);
+  return windows.contiguous().view(p_.x.dtype);
+}
+
+Tensor Fold::weight(const Tensor& w, const Tensor& bias) const {
+  Dims sizes = rows_of(p_.w.sizes);
+  sizes.push_back(columns_);
+  sizes.push_back(kChannels);
+  Tensor folded = at::zeros(sizes, w.options());
+  folded.narrow(-2, 0, last(p_.w.sizes)).narrow(-1, 0, p_.w.sizes[1]).copy_(w.movedim(1, -1));
+  if (adds_bias_) {
+    Tensor seen = folded.select(-1, kChannels - 1).select(-1, 0);
+    for (int i = 0; i + 1 < p_.spatial_dims(); ++i) {
+      seen = seen.select(1, p_.padding[i] / p_.dilation[i]);
+    }
+    seen.copy_(bias);
+  }
+  return folded.flatten(-2).unsqueeze(-2);
+}
+
+Tensor Fold::operator()(const Bindings& b) const {
+  Tensor x = input(b[Role::x]).movedim(-1, 1);
+  Dims stride = p_.stride, padding = p_.padding;
+  const Dims none(p_.spatial_dims(), 0);
+  stride[p_.spatial_dims() - 1] = 1;
+  padding[p_.spatial_dims() - 1] = 0;
+  if (p_.pass == ConvolutionPass::fwd) {
+    Tensor w = weight(b[Role::w], b[Role::bias]).movedim(-1, 1);
+    return at::convolution(x, w, adds_bias_ ? Tensor() : b[Role::bias], stride, padding,
+                           p_.dilation, false, none, 1);
+  }
+  Dims sizes = p_.w.sizes;
+  sizes[1] = x.size(1);
+  sizes[sizes.size() - 1] = 1;
+  Tensor w = at::empty_strided(sizes, channels_last_strides(sizes), x.options());
+  Tensor folded =
+      std::get<1>(at::convolution_backward(b[Role::y], x, w, c10::nullopt, stride, padding,
+                                           p_.dilation, false, none, 1, {false, true, false}));
+  folded = folded.movedim(1, -1).squeeze(-2).unflatten(-1, {columns_, kChannels});
+  return folded.narrow(-2, 0, last(p_.w.sizes)).narrow(-1, 0, p_.w.sizes[1]).movedim(-1, 1);
+}
+
+// --- turned
+
+std::vector<int64_t> Turn::blocks(const ConvolutionProblem& p) {
+  constexpr int64_t kMostChannels = 64, kMostSteps = 4;
+  if (p.pass != ConvolutionPass::bwd_data ||
+      !std::all_of(p.dilation.begin(), p.dilation.end(), is_one)) {
+    return {};
+  }
+  if (p.groups > 1) {
+    bool whole = std::all_of(p.stride.begin(), p.stride.end(), is_one);
+    return whole ? std::vector<int64_t>{1} : std::vector<int64_t>();
+  }
+  int64_t least = *std::min_element(p.stride.begin(), p.stride.end());
+  std::vector<int64_t> sides;
+  for (int64_t side = 2; side <= kMostSteps * least; ++side) {
+    int64_t channels = p.x.sizes[1];
+    for (int i = 0; i < p.spatial_dims() && channels <= kMostChannels; ++i) channels *= side;
+    bool fits = std::all_of(p.stride.begin(), p.stride.end(),
+                            [side](int64_t stride) { return side % stride == 0; });
+    if (fits && channels <= kMostChannels) sides.push_back(side);
+  }
+  return sides;
+}
+
+Turn::Turn(const ConvolutionProblem& p, int64_t block)
+    : p_(p), block_(block), channels_last_(p.x.strides == channels_last_strides(p.x.sizes)) {
+  for (int i = 0; i < p.spatial_dims(); ++i) dimensions_.push_back(dimension(i));
+}
+
+Turn::Dimension Turn::dimension(int i) const {
+  int64_t stride = p_.stride[i], padding = p_.padding[i];
+  Dimension d{};
+  d.step = block_ / stride;
+  d.first = ceil_div(padding + 1 - p_.w.sizes[i + 2], stride);
+  int64_t last = floor_div(block_ - 1 + padding, stride);
+  d.taps = last - d.first + 1;
+  d.blocks = ceil_div(p_.x.sizes[i + 2], block_);
+  // Places behind the last one count as padding, of which there is as much before the first.
+  int64_t behind = std::max<int64_t>(d.step * (d.blocks - 1) + last + 1 - p_.y.sizes[i + 2], 0);
+  d.skipped = std::max<int64_t>(ceil_div(behind + d.first, d.step), 0);
+  d.padding = d.step * d.skipped - d.first;
+  return d;
+}
+
+// [groups * block... * channels, filters of a group, taps...]
+Tensor Turn::weight(const Bindings& b) const {
+  Tensor w = crossing(p_, b[Role::w]);
+  int dims = p_.spatial_dims();
+  Dims sizes{w.size(0), w.size(1)};
+  for (int i = 0; i < dims; ++i) {
+    sizes.push_back(block_ + (dimensions_[i].taps - 1) * p_.stride[i]);
+  }
+  if (!w.sizes().equals(sizes)) {
+    Tensor padded = at::zeros(sizes, w.options()), inside = padded;
+    for (int i = 0; i < dims; ++i) {
+      const Dimension& d = dimensions_[i];
+      int64_t start = p_.padding[i] - (d.first + d.taps - 1) * p_.stride[i];
+      int64_t begin = std::max<int64_t>(start, 0);
+      int64_t end = std::min(start + sizes[i + 2], w.size(i + 2));
+      inside = inside.narrow(i + 2, begin - start, end - begin);
+      w = w.narrow(i + 2, begin, end - begin);
+    }
+    inside.copy_(w);
+    w = padded;
+  }
+  // [groups, filters, channels, taps..., block...], the last tap first
+  for (int i = 0; i < dims; ++i) w = w.unfold(i + 2, block_, p_.stride[i]);
+  w = w.unflatten(0, {p_.groups, p_.w.sizes[0] / p_.groups});
+  at::DimVector taps, order{0};  // of more than Dims has room for
+  for (int i = 0; i < dims; ++i) {
+    taps.push_back(3 + i);
+    order.push_back(3 + dims + i);
+  }
+  order.push_back(2);
+  order.push_back(1);
+  for (int64_t tap : taps) order.push_back(tap);
+  Tensor turned = w.flip(taps).permute(order).flatten(0, dims + 1);
+  bool last = p_.y.strides == channels_last_strides(p_.y.sizes);
+  return last ? turned.movedim(1, -1).contiguous().movedim(-1, 1) : turned.contiguous();
+}
+
+// From [batch, groups * block... * channels, blocks...] to the sizes of x.
+Tensor Turn::pixels(const Tensor& blocks) const {
+  int dims = p_.spatial_dims();
+  Tensor t = blocks;
+  for (int i = 0; i < dims; ++i) {
+    t = t.narrow(i + 2, dimensions_[i].skipped, dimensions_[i].blocks);
+  }
+  Dims channels{p_.groups};
+  for (int i = 0; i < dims; ++i) channels.push_back(block_);
+  channels.push_back(p_.x.sizes[1] / p_.groups);
+  t = t.unflatten(1, channels);
+  at::DimVector order{0};
+  auto add_channels = [&] {
+    order.push_back(1);
+    order.push_back(2 + dims);
+  };
+  if (!channels_last_) add_channels();
+  for (int i = 0; i < dims; ++i) {
+    order.push_back(3 + dims + i);
+    order.push_back(2 + i);
+  }
+  if (channels_last_) add_channels();
+  t = t.permute(order);
+  Dims sizes{p_.x.sizes[0]};
+  if (!channels_last_) sizes.push_back(p_.x.sizes[1]);
+  for (const Dimension& d : dimensions_) sizes.push_back(d.blocks * block_);
+  if (channels_last_) sizes.push_back(p_.x.sizes[1]);
+  t = t.reshape(sizes);
+  if (channels_last_) t = t.movedim(-1, 1);
+  for (int i = 0; i < dims; ++i) t = t.narrow(i + 2, 0, p_.x.sizes[i + 2]);
+  return t;
+}
+
+Tensor Turn::operator()(const Bindings& b) const {
+  Dims step, padding;
+  for (const Dimension& d : dimensions_) {
+    step.push_back(d.step);
+    padding.push_back(d.padding);
+  }
+  return pixels(at::convolution(b[Role::y], weight(b), Tensor(), step, padding, p_.dilation, false,
+                                Dims(p_.spatial_dims(), 0), p_.groups));
+}
+
+}  // namespace torch_cudnn_ext::aten

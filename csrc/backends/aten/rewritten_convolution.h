@@ -1,0 +1,68 @@
+// Convolutions rewritten as others, which PyTorch runs faster.
+#pragma once
+
+#include <vector>
+
+#include "backends/aten/plan.h"
+#include "core/problem.h"
+
+namespace torch_cudnn_ext::aten {
+
+// The weight that cross-correlates as `w` does in the problem's mode, and the other way round.
+Tensor crossing(const ConvolutionProblem& p, const Tensor& w);
+
+// A forward over few channels, as of an image, which leave most of a tensor core idle, or its
+// filter gradient. Folded, all that a window sees of a row is one pixel: windows of 7x7 over 3
+// channels become windows of 7x1 over 8 columns of 4 channels.
+class Fold {
+ public:
+  static bool takes(const ConvolutionProblem& p);
+
+  explicit Fold(const ConvolutionProblem& p);
+  Tensor operator()(const Bindings& b) const;
+
+ private:
+  static constexpr int64_t kChannels = 4;  // of a column
+
+  // [batch, rows, places of windows, columns * channels]
+  Tensor input(const Tensor& x) const;
+  // [filters, rows, 1, columns * channels]
+  Tensor weight(const Tensor& w, const Tensor& bias) const;
+  bool can_add_bias() const;
+
+  const ConvolutionProblem p_;
+  const int64_t columns_;
+  const bool adds_bias_;  // by a channel of ones beside those of x
+};
+
+// A data gradient as the forward over y's gradient with the weight turned around. Few channels of
+// x, which are the forward's results, become more: those of a block of pixels each.
+class Turn {
+ public:
+  // Sides of the blocks worth while, in pixels; none where a data gradient is not turned.
+  static std::vector<int64_t> blocks(const ConvolutionProblem& p);
+
+  Turn(const ConvolutionProblem& p, int64_t block);
+  Tensor operator()(const Bindings& b) const;
+
+ private:
+  // Pixel block * i + t of x is in the window of place o where tap block * i + t + padding -
+  // stride * o is one of the weight's. Of block i these are places step * i + m, with m from
+  // `first` on.
+  struct Dimension {
+    int64_t step, first, taps;
+    int64_t blocks, skipped;  // results of the forward: wanted, and before those
+    int64_t padding;
+  };
+
+  Dimension dimension(int i) const;
+  Tensor weight(const Bindings& b) const;
+  Tensor pixels(const Tensor& blocks) const;
+
+  const ConvolutionProblem p_;
+  const int64_t block_;
+  const bool channels_last_;  // of x
+  std::vector<Dimension> dimensions_;
+};
+
+}  // namespace torch_cudnn_ext::aten
