@@ -1,5 +1,6 @@
 """Every algorithm of every problem in the table of cases is right, and keeps to its promises."""
 
+import time
 from typing import Any
 
 import pytest
@@ -233,9 +234,12 @@ def test_products_of_matrices_are_offered_where_windows_do_not_overlap(device: s
 
 @pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_filter"])
 def test_images_are_offered_folded(op: str, device: str) -> None:
-    def status(line: str) -> str:
+    def row(line: str) -> dict[str, Any]:
         rows = _C.candidates(f"{op} {line}", device, EVERY_NUMERICS)
-        found = next(row for row in rows if row["algorithm"] == "aten:folded")
+        return next(row for row in rows if row["algorithm"] == "aten:folded")
+
+    def status(line: str) -> str:
+        found = row(line)
         assert (found["status"] == "unsupported") == ("1 to 4 channels" in found["reason"])
         return str(found["status"])
 
@@ -244,6 +248,9 @@ def test_images_are_offered_folded(op: str, device: str) -> None:
     assert status("x=f32[2,1,4,9,8]:nhwc w=f32[8,1,1,5,3]:nhwc") == "ok"
     if op == "conv_fwd":
         assert status(f"{x} {w} pad=2 bias=f16") == "ok"
+    # Where PyTorch's convolutions may be wrong.
+    bfloat16 = row(f"{x} {w} pad=2".replace("f16", "bf16"))
+    assert bfloat16["status"] == ("unsupported" if device == "cpu" else "ok")
     for line in (
         "x=f16[2,5,9,8]:nhwc w=f16[8,5,5,5]:nhwc",
         "x=f16[2,3,9,8]:nhwc w=f16[8,3,5,1]:nhwc",
@@ -283,16 +290,43 @@ def test_data_gradients_are_offered_turned(line: str, blocks: list[int], device:
         _C.choose(problem, device, "aten:turned/block=5")
 
 
-def test_deep_windows_are_not_left_to_pytorch_on_the_cpu(device: str) -> None:
-    # Its filter gradient corrupts the heap.
-    problem = "conv_bwd_filter x=f32[2,16,3,3,3]:nchw w=f32[12,16,5,5,5]:nchw pad=4,2,2 stride=3"
+def test_turned_gradients_are_refused_in_bfloat16_on_the_cpu(device: str) -> None:
+    line = "conv_bwd_data x=bf16[2,2,9]:nhwc w=bf16[8,2,7]:nhwc pad=2"
+    rows = {r["algorithm"]: r for r in _C.candidates(line, device)}
+    assert rows["aten:turned/block=2"]["status"] == ("unsupported" if device == "cpu" else "ok")
+
+
+@pytest.mark.parametrize("stride", [2**20 + 1, 2**40])
+def test_blocks_of_huge_strides_are_not_searched_for(stride: int, device: str) -> None:
+    start = time.perf_counter()
+    _C.candidates(f"conv_bwd_data x=f32[1,65,100]:nchw w=f32[1,65,3]:nchw stride={stride}", device)
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("line", "corrupts"),
+    [
+        ("x=f32[2,16,3,3,3]:nchw w=f32[12,16,5,5,5]:nchw pad=4,2,2 stride=3", True),
+        ("x=f32[2,16,7,3,3]:nchw w=f32[16,16,7,3,3]:nchw pad=3,0,0 stride=2,1,1", True),
+        ("x=f32[2,3,7,9,9]:nhwc w=f32[16,3,7,3,3]:nhwc pad=3,1,1 stride=2,1,1", True),
+        ("x=f32[2,16,3,3,3]:nchw w=f32[12,16,5,5,5]:nchw pad=4,2,2 stride=1", False),
+        ("x=f32[2,16,8,3,3]:nchw w=f32[16,16,7,3,3]:nchw pad=3,0,0 stride=2,1,1", False),
+        ("x=f32[2,16,7,3,3]:nchw w=f32[16,16,7,3,3]:nchw pad=0 stride=2,1,1", False),
+    ],
+)
+def test_heap_is_kept_from_pytorch_s_filter_gradients(
+    line: str, corrupts: bool, device: str
+) -> None:
+    problem = f"conv_bwd_filter {line}"
+    wanted = "unsupported" if corrupts and device == "cpu" else "ok"
     rows = {r["algorithm"]: r for r in _C.candidates(problem, device)}
-    assert rows["aten:default"]["status"] == ("unsupported" if device == "cpu" else "ok")
-    measured = _C.measure(problem, device, min_samples=1, record=False)
-    assert any(row["status"] == "ok" for row in measured)
-    for deep in (problem.replace("stride=3", "stride=1"), problem.replace("_filter", "_data")):
-        rows = {r["algorithm"]: r for r in _C.candidates(deep, device)}
-        assert rows["aten:default"]["status"] == "ok", deep
+    assert rows["aten:default"]["status"] == wanted
+    assert ("out of bounds" in rows["aten:folded"]["reason"]) == (wanted == "unsupported")
+    if wanted == "unsupported":
+        measured = _C.measure(problem, device, min_samples=1, record=False)
+        assert [row for row in measured if row["status"] == "ok"]
+    data = _C.candidates(f"conv_bwd_data {line}", device)
+    assert {r["algorithm"]: r for r in data}["aten:default"]["status"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "backends/aten/plan.h"
 #include "backends/aten/rewritten_convolution.h"
@@ -254,13 +255,40 @@ bool has_deterministic_cublas() {
   return text == ":4096:8" || text == ":16:8";
 }
 
-std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p) {
+// Whether a window that is not the first may hang over the end of x's depth: on the CPU the filter
+// gradient of PyTorch 2.11 (oneDNN) may then write out of bounds.
+bool meets_depth_defect(const ConvolutionProblem& p) {
+  if (p.pass != ConvolutionPass::bwd_filter || p.spatial_dims() != 3) return false;
+  int64_t stride = p.stride[0], padding = p.padding[0];
+  int64_t extent = (p.w.sizes[2] - 1) * p.dilation[0] + 1;
+  int64_t first_inside = stride - ((padding - 1) % stride + 1);
+  return stride > 1 && padding > 0 && first_inside + extent > p.x.sizes[2];
+}
+
+std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Device& device) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"aten has no fused convolution but with a bias"};
   }
-  if (p.compute == compute_dtype(p.x.dtype)) return std::nullopt;
-  return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
-                              dtype_text(p.compute))};
+  if (p.compute != compute_dtype(p.x.dtype)) {
+    return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
+                                dtype_text(p.compute))};
+  }
+  if (!device.is_cuda() && meets_depth_defect(p)) {
+    return Unsupported{
+        "PyTorch 2.11's filter gradients on the CPU may write out of bounds where strided windows "
+        "that start inside x end behind its depth"};
+  }
+  return std::nullopt;
+}
+
+// What is made into another convolution may become one that PyTorch gets wrong.
+std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const Device& device) {
+  if (!device.is_cuda() && p.x.dtype == at::kBFloat16) {
+    return Unsupported{
+        "PyTorch 2.11's bf16 convolutions on the CPU may be wrong over images narrower than the "
+        "window"};
+  }
+  return refuse_problem(p, device);
 }
 
 // What PyTorch's switches make of its convolution in this pass.
@@ -274,30 +302,17 @@ Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& 
   return notes;
 }
 
-// Whether a window may hang over both ends of x's depth while the one before it ends inside: the
-// filter gradient of PyTorch 2.11 (oneDNN) then writes out of bounds.
-bool meets_depth_defect(const ConvolutionProblem& p) {
-  if (p.pass != ConvolutionPass::bwd_filter || p.spatial_dims() != 3) return false;
-  int64_t extent = (p.w.sizes[2] - 1) * p.dilation[0] + 1;
-  return p.stride[0] > 1 && p.padding[0] > 0 && extent > p.x.sizes[2] + 1;
-}
-
 BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorithm,
                           const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  if (auto refused = refuse_problem(p)) return *refused;
-  if (!device.is_cuda() && meets_depth_defect(p)) {
-    return Unsupported{
-        "PyTorch 2.11 writes out of bounds in filter gradients on the CPU whose windows are deeper "
-        "than x and strided"};
-  }
+  if (auto refused = refuse_problem(p, device)) return *refused;
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
                                            [p](const Bindings& b) { return convolve(p, b); });
 }
 
 BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_problem(p)) return *refused;
+  if (auto refused = refuse_rewriting(p, device)) return *refused;
   if (!Fold::takes(p)) {
     return Unsupported{
         "folds forwards and filter gradients of 1 to 4 channels and a channels-last y, over 2 or 3 "
@@ -314,7 +329,7 @@ Algorithm turned_algorithm(int64_t block) {
 
 BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_problem(p)) return *refused;
+  if (auto refused = refuse_rewriting(p, device)) return *refused;
   for (int64_t block : Turn::blocks(p)) {
     if (!(algorithm == turned_algorithm(block))) continue;
     if (device.is_target()) return needs_device();
@@ -329,7 +344,7 @@ BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm
 
 BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_problem(p)) return *refused;
+  if (auto refused = refuse_problem(p, device)) return *refused;
   std::optional<Matrices> matrices = matrices_of(p);
   if (!matrices) {
     return Unsupported{

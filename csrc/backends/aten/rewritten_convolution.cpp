@@ -121,7 +121,7 @@ std::vector<int64_t> Turn::blocks(const ConvolutionProblem& p) {
   }
   int64_t least = *std::min_element(p.stride.begin(), p.stride.end());
   std::vector<int64_t> sides;
-  for (int64_t side = 2; side <= kMostSteps * least; ++side) {
+  for (int64_t side = 2; side <= std::min(kMostSteps * least, kMostChannels); ++side) {
     int64_t channels = p.x.sizes[1];
     for (int i = 0; i < p.spatial_dims() && channels <= kMostChannels; ++i) channels *= side;
     bool fits = std::all_of(p.stride.begin(), p.stride.end(),
@@ -141,11 +141,11 @@ Turn::Dimension Turn::dimension(int i) const {
   Dimension d{};
   d.step = block_ / stride;
   d.first = ceil_div(padding + 1 - p_.w.sizes[i + 2], stride);
-  int64_t last = floor_div(block_ - 1 + padding, stride);
-  d.taps = last - d.first + 1;
+  int64_t end = floor_div(block_ - 1 + padding, stride) + 1;
+  d.taps = end - d.first;
   d.blocks = ceil_div(p_.x.sizes[i + 2], block_);
   // Places behind the last one count as padding, of which there is as much before the first.
-  int64_t behind = std::max<int64_t>(d.step * (d.blocks - 1) + last + 1 - p_.y.sizes[i + 2], 0);
+  int64_t behind = std::max<int64_t>(d.step * (d.blocks - 1) + end - p_.y.sizes[i + 2], 0);
   d.skipped = std::max<int64_t>(ceil_div(behind + d.first, d.step), 0);
   d.padding = d.step * d.skipped - d.first;
   return d;
@@ -155,23 +155,16 @@ Turn::Dimension Turn::dimension(int i) const {
 Tensor Turn::weight(const Bindings& b) const {
   Tensor w = crossing(p_, b[Role::w]);
   int dims = p_.spatial_dims();
-  Dims sizes{w.size(0), w.size(1)};
-  for (int i = 0; i < dims; ++i) {
-    sizes.push_back(block_ + (dimensions_[i].taps - 1) * p_.stride[i]);
+  // Before and behind the taps, of the last dimension first.
+  at::DimVector zeros;
+  for (int i = dims - 1; i >= 0; --i) {
+    const Dimension& d = dimensions_[i];
+    int64_t before = (d.first + d.taps - 1) * p_.stride[i] - p_.padding[i];
+    int64_t size = block_ + (d.taps - 1) * p_.stride[i];
+    zeros.push_back(before);
+    zeros.push_back(size - before - w.size(i + 2));
   }
-  if (!w.sizes().equals(sizes)) {
-    Tensor padded = at::zeros(sizes, w.options()), inside = padded;
-    for (int i = 0; i < dims; ++i) {
-      const Dimension& d = dimensions_[i];
-      int64_t start = p_.padding[i] - (d.first + d.taps - 1) * p_.stride[i];
-      int64_t begin = std::max<int64_t>(start, 0);
-      int64_t end = std::min(start + sizes[i + 2], w.size(i + 2));
-      inside = inside.narrow(i + 2, begin - start, end - begin);
-      w = w.narrow(i + 2, begin, end - begin);
-    }
-    inside.copy_(w);
-    w = padded;
-  }
+  if (block_ > 1) w = at::constant_pad_nd(w, zeros);
   // [groups, filters, channels, taps..., block...], the last tap first
   for (int i = 0; i < dims; ++i) w = w.unfold(i + 2, block_, p_.stride[i]);
   w = w.unflatten(0, {p_.groups, p_.w.sizes[0] / p_.groups});
