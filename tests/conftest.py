@@ -1,5 +1,6 @@
 """Fixtures and options that all tests share."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -47,13 +48,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps every n-th test, so that slow neighbours end up in different parts."""
+    """Keeps every n-th test of each set of marks: neighbours take as long, and marks say how."""
     shard = config.getoption("--shard")
     if shard is None:
         return
     index, count = (int(part) for part in shard.split("/"))
-    kept = items[index - 1 :: count]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    seen: Counter[frozenset[str]] = Counter()
+    kept, left = [], []
+    for item in items:
+        marks = frozenset(mark.name for mark in item.iter_markers())
+        (kept if seen[marks] % count == index - 1 else left).append(item)
+        seen[marks] += 1
+    config.hook.pytest_deselected(items=left)
     items[:] = kept
 
 
