@@ -720,7 +720,8 @@ def test_no_command_is_the_help(capsys: Capture) -> None:
     assert "\nCommands:\n" in shown.out and shown.err == ""
 
 
-def test_ctrl_c_prints_what_was_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_prints_what_was_finished(sent: signal.Signals, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     lines = [PROBLEM.replace("x=f32[2", f"x=f32[{n}") for n in range(1, 400)]
     file.write_text("\n".join(lines))
@@ -740,7 +741,7 @@ def test_ctrl_c_prints_what_was_finished(tmp_path: Path) -> None:
             if finished.exists() and finished.read_text().count("\n") >= 2:
                 break
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "interrupted: " in err and "of 399 problems were finished" in err

@@ -527,6 +527,12 @@ def test_replace_sets_and_takes_out() -> None:
     assert policy.replace(fwd=0, deterministic=None) == Policy(fwd=0, max_workspace="64MiB")
     assert policy.replace() == policy
     assert Policy("autotune").replace(fwd=-1) == Policy(bwd_data="autotune", bwd_filter="autotune")
+    assert policy.replace(conv_fwd=None) == policy.replace(conv=None) == policy.replace(fwd=None)
+    assert Policy("autotune").replace(conv=None) == Policy()
+    assert Policy("autotune").replace(conv="heuristic", conv_fwd=None).get("fwd") == "heuristic"
+    both = Policy(fwd="fft", softmax_fwd="legacy:accurate", softmax_bwd="legacy:accurate")
+    assert both.replace(softmax=None) == Policy(fwd="fft")
+    assert both.replace(softmax_fwd=None, fwd=None) == Policy(softmax_bwd="legacy:accurate")
     with pytest.raises(TypeError, match="sideways"):
         policy.replace(sideways="fft")
     with pytest.raises(ValueError, match="fwd.*nonsense"):

@@ -3,7 +3,10 @@
 import csv
 import fcntl
 import io
+import copy
+import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -247,6 +250,31 @@ def test_totals_weigh_layers_by_their_count() -> None:
     assert total.best_ms is not None and total.pytorch_ms is not None
     assert total.best_ms <= 1.01 * total.pytorch_ms + 3 * 0.0005  # ms, as ties are
     assert total.missing == {"pytorch": 0, "heuristic": 0, "best": 0, "capped": 0}
+
+
+def test_a_backward_is_summed_once() -> None:
+    line = "cell=lstm x=f32[2,3,3]:nchw hidden=4 layers=1 bidirectional=false train=true"
+    problems = [_C.canonical_problem(f"rnn_{name} {line}") for name in ("fwd", "bwd")]
+    settings = make_settings("cpu", time_budget_s=0.1)
+    layers = list(measure_layers([Layer(line) for line in [*problems, PROBLEM]], settings))
+    totals = {total.label: total.best_ms for total in Profile(layers, settings).totals()}
+    forward, backward, other = (layer.ranked[0]["median_ms"] for layer in layers)
+    assert forward and backward and other
+    assert totals["rnn_bwd"] == backward and totals["all rnn"] == forward
+    assert totals["all passes"] == pytest.approx(forward + other)
+    assert Profile(layers[1:2], settings).totals()[0].best_ms == backward
+
+
+def test_json_has_no_nan(measured: Profile) -> None:
+    result = dataclasses.replace(measured, layers=[copy.deepcopy(_layer(measured))])
+    result.layers[0].rows[0]["error"] = float("nan")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    layer = json.loads(result.to_json(), parse_constant=refuse)["layers"][0]
+    assert layer["rows"][0]["error"] is None
+    assert math.isnan(result.layers[0].rows[0]["error"])
 
 
 def test_formats_hold_the_same_rows(measured: Profile) -> None:
@@ -498,6 +526,14 @@ def test_settings_are_checked() -> None:
         make_settings("cpu", time_budget_s=-1)
     with pytest.raises(ValueError, match="time_budget_s: got nan"):
         make_settings("cpu", time_budget_s=float("nan"))
+    with pytest.raises(ValueError, match="time_budget_s: got '1', wanted seconds"):
+        make_settings("cpu", time_budget_s="1")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="time_budget_s: got '1', wanted seconds"):
+        tuning.tune(PROBLEM, device="cpu", time_budget_s="1")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="jobs: got '2', wanted 1 or more"):
+        tuning.tune(PROBLEM, device="cpu", jobs="2")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"problems: got 1 \(int\), wanted problem lines"):
+        tuning.tune([1], device="cpu")  # type: ignore[list-item]
     with pytest.raises(ValueError, match="min_samples: got 0"):
         make_settings("cpu", min_samples=0)
     with pytest.raises(TypeError, match=r"problem: got \[\] \(list\), wanted a problem line"):
@@ -605,6 +641,9 @@ def test_problem_files_are_read_with_names_and_counts(tmp_path: Path) -> None:
     file.write_text(f"{PROBLEM}\nconv_fwd nonsense\n")
     with pytest.raises(ValueError, match="line 2"):
         read_problems(file)
+    file.write_text(f"{PROBLEM}  # a x0\n")
+    with pytest.raises(ValueError, match="line 1: got x0, wanted x1 or more"):
+        read_problems(file)
 
 
 def test_shards_are_a_partition() -> None:
@@ -632,6 +671,14 @@ def test_finished_problems_are_not_measured_again(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 2
     (third,) = measure_layers([Layer(OTHER)], settings, Journal(path))
     assert third.rows == again[1].rows
+
+
+def test_another_time_budget_is_another_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    for budget_s in (0.0001, 0.5, 0.5):
+        settings = make_settings("cpu", time_budget_s=budget_s)
+        list(measure_layers([Layer(PROBLEM)], settings, Journal(path)))
+    assert len(path.read_text().splitlines()) == 2
 
 
 def test_another_policy_is_another_measurement(tmp_path: Path) -> None:
@@ -744,6 +791,28 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
 
 
+def test_times_under_several_constraints_have_no_totals() -> None:
+    for policy in ("", "deterministic"):
+        tuning.tune(PROBLEM, device="cpu", policy=policy, time_budget_s=0.1)
+    result = profile_of_choices(tuning.choices())
+    assert [layer.constraints for layer in result.layers] in (
+        ["", "deterministic"],
+        ["deterministic", ""],
+    )
+    assert result.totals() == [] and "no totals" in result.to_markdown()
+    assert "no totals" not in profile_of_choices(tuning.choices()[:1]).to_markdown()
+
+
+def test_a_link_to_choices_stays_one(tmp_path: Path) -> None:
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    shared, link = tmp_path / "shared" / "choices.jsonl", tmp_path / "link.jsonl"
+    shared.parent.mkdir()
+    shared.touch()
+    link.symlink_to(shared)
+    assert tuning.add_choices(link) == tuning.export_choices(link) == 1
+    assert link.is_symlink() and len(tuning.read_choices(shared)) == 1
+
+
 def test_a_coupled_forward_s_operations_are_those_of_what_was_timed() -> None:
     line = _C.canonical_problem(
         "rnn_fwd cell=lstm x=f32[2,3,3]:nchw hidden=4 layers=1 bidirectional=false train=true"
@@ -853,6 +922,21 @@ def test_jobs_measure_on_what_is_current(monkeypatch: pytest.MonkeyPatch) -> Non
         assert before != device == _C.device_fingerprint("cpu")
     finally:
         torch.set_num_threads(threads)
+
+
+def test_jobs_measure_under_the_same_switches() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    mkldnn: Any = torch.backends.mkldnn
+    products: Any = torch.backends.cuda.matmul
+    before = products.allow_bf16_reduced_precision_reduction
+    mkldnn.enabled = False
+    products.allow_bf16_reduced_precision_reduction = not before
+    try:
+        with measuring._taking_turns(1) as pool:
+            assert pool.submit(measuring._switches).result() == measuring._switches()
+    finally:
+        mkldnn.enabled = True
+        products.allow_bf16_reduced_precision_reduction = before
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -1029,6 +1113,7 @@ def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: st
         ("workspace_bytes", -1),
         ("workspace_bytes", 1.5),
         ("median_ms", "1"),
+        ("median_ms", 10**400),
         ("spread_ms", float("nan")),
         ("build_ms", -1.0),
         ("notes", None),

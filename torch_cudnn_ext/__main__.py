@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -982,6 +983,7 @@ def _one_line(message: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of batch schedulers: as Ctrl-C
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone

@@ -66,11 +66,11 @@ def measure_tasks(
         progress: Told of every problem, and with one job of every algorithm.
 
     Raises:
-        ValueError: ``jobs`` is less than 1.
+        ValueError: ``jobs`` is no number or less than 1.
         RuntimeError: One of several processes was killed, or could not start.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs: got {jobs}, wanted 1 or more")
+    if not isinstance(jobs, int) or jobs < 1:
+        raise ValueError(f"jobs: got {jobs!r}, wanted 1 or more")
     if min(jobs, len(tasks)) <= 1:
         yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
         return
@@ -153,23 +153,34 @@ def fp32_switches() -> list[Any]:
 
 def _switches() -> dict[str, Any]:
     """What PyTorch's own kernels obey."""
-    cudnn: Any = torch.backends.cudnn
     return {
-        "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        "backends": [getattr(place, name) for place, name in _backend_switches()],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "precisions": [switch.fp32_precision for switch in fp32_switches()],
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _backend_switches() -> list[tuple[Any, str]]:
+    cudnn: Any = torch.backends.cudnn
+    mkldnn: Any = torch.backends.mkldnn
+    products: Any = torch.backends.cuda.matmul
+    return [
+        *((cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+        (mkldnn, "enabled"),
+        (products, "allow_fp16_reduced_precision_reduction"),
+        (products, "allow_bf16_reduced_precision_reduction"),
+        (products, "allow_fp16_accumulation"),
+        *((switch, "fp32_precision") for switch in fp32_switches()),
+    ]
 
 
 def _start(turns: str, switches: dict[str, Any]) -> None:
     _C.set_turn_file(turns)
     torch.set_num_threads(switches["threads"])
-    cudnn: Any = torch.backends.cudnn
-    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = switches["cudnn"]
-    torch.use_deterministic_algorithms(switches["deterministic"])
-    for switch, precision in zip(fp32_switches(), switches["precisions"], strict=True):
-        switch.fp32_precision = precision
+    torch.use_deterministic_algorithms(switches["deterministic"], warn_only=switches["warn_only"])
+    for (place, name), value in zip(_backend_switches(), switches["backends"], strict=True):
+        setattr(place, name, value)
 
 
 def _measure_elsewhere(task: Task) -> _Measured:

@@ -236,7 +236,8 @@ class Policy:
         for name in changes:
             if name not in known:
                 raise TypeError(f"replace: got the keyword {name!r}, wanted {', '.join(known)}")
-        kept = [part for part in self.text.split(";") if part.partition("=")[0] not in changes]
+        gone = {field for name in changes for field in _fields(name, self.family)}
+        kept = [part for part in self.text.split(";") if part.partition("=")[0] not in gone]
         return Policy.parse(";".join([*kept, *_checked(changes, self.family)]), self.family)
 
     def __or__(self, other: PolicyLike) -> "Policy":
@@ -375,6 +376,12 @@ def operators() -> dict[str, tuple[str, str]]:
 def _operators() -> tuple[str, ...]:
     """``conv``, ``softmax``, ..., ``conv_fwd``, ``conv_bwd_data``, ..."""
     return (*(op["family"] for op in _C.operators()), *operators())
+
+
+def _fields(keyword: str, family: str) -> set[str]:
+    """The fields of a policy's text, of a family, that a keyword sets."""
+    passes = {name: of for name, of in operators().items() if keyword in (name, of[0])}
+    return {keyword, *passes, *(name for of, name in passes.values() if of == family)}
 
 
 def _word(value: object) -> str:

@@ -86,6 +86,8 @@ class Settings:
             f"target={self.target}",
             _C.resolved_policy(self.policy, family),
             f"knob_search={self.knob_search}",
+            f"time_budget_s={self.time_budget_s}",
+            f"min_samples={self.min_samples}",
         ]
         return " | ".join(words)
 
@@ -107,6 +109,13 @@ def checked_device(device: str | torch.device | None = None) -> str:
         found = f"{count or 'no'} CUDA device{'s' * (count > 1)}"
         raise RuntimeError(f"device: got {match[0]!r}, but PyTorch finds {found}")
     return match[0]
+
+
+def check_time_budget(time_budget_s: float) -> None:
+    """ValueError where it is no number of seconds."""
+    # Nor nan.
+    if not isinstance(time_budget_s, int | float) or not 0 <= time_budget_s < math.inf:
+        raise ValueError(f"time_budget_s: got {time_budget_s!r}, wanted seconds, 0 for no limit")
 
 
 def make_settings(
@@ -140,8 +149,8 @@ def make_settings(
     chosen = checked_device(device if target is None else "cpu")
     if device is None and target is None and chosen == "cpu":
         target = DEFAULT_TARGET
-    if time_budget_s is not None and not 0 <= time_budget_s < math.inf:  # nor nan
-        raise ValueError(f"time_budget_s: got {time_budget_s}, wanted seconds, 0 for no limit")
+    if time_budget_s is not None:
+        check_time_budget(time_budget_s)
     if min_samples is not None and min_samples < 1:
         raise ValueError(f"min_samples: got {min_samples}, wanted at least 1")
     on_cpu = chosen == "cpu"
@@ -176,6 +185,7 @@ class LayerProfile:
     current: str | None  # the algorithm that the policy would run now
     heuristic: str | None  # the algorithm that is run without any measuring
     refusal: str = ""  # why the policy would run none
+    constraints: str = ""  # of a ranking that was kept
     # What another device accepts, listed without measuring.
     listed_for: str | None = None
     listed: list[Candidate] = field(default_factory=list)
@@ -184,6 +194,12 @@ class LayerProfile:
     def op(self) -> str:
         """The first word of the problem, such as ``conv_fwd``."""
         return self.problem.split()[0]
+
+    @property
+    def led(self) -> list[str]:
+        """The problems whose time is in this one's: those of a coupled forward's backward."""
+        info = _C.problem_info(self.problem)
+        return list(info["coupled"]) if info["pass_name"] == "fwd" else []
 
     @property
     def family(self) -> str:
@@ -332,18 +348,32 @@ class Profile:
                 policies[name] = self.best(max_workspace, deterministic, layer=name)
         return policies
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the times are of several devices, or were measured under several constraints."""
+        return len({(profile.device, profile.constraints) for profile in self.layers}) > 1
+
     def names(self) -> list[str]:
         """All module names, in order of their first call."""
         return list(dict.fromkeys(name for profile in self.layers for name in profile.names))
 
     def totals(self) -> list[Totals]:
-        """A line for each pass; where there are several, for each kind of operator and for all."""
+        """A line for each pass; where there are several, for each kind of operator and for all.
+
+        The time of a coupled forward is that of its backward too, whose own line does not count
+        towards the sums of several passes. Times of several devices, or under several constraints,
+        as a file of choices may hold, have no totals.
+        """
+        if self.is_mixed:
+            return []
+        led = {line for profile in self.layers for line in profile.led}
+        counted = [profile for profile in self.layers if profile.problem not in led]
         ops = list(dict.fromkeys(profile.op for profile in self.layers))
         lines = [self._totals(op, [p for p in self.layers if p.op == op]) for op in ops]
-        whole = self._totals("all passes", self.layers)
+        whole = self._totals("all passes", counted)
         families = list(dict.fromkeys(profile.family for profile in self.layers))
         for family in families if len(families) > 1 else []:
-            line = self._totals(f"all {family}", [p for p in self.layers if p.family == family])
+            line = self._totals(f"all {family}", [p for p in counted if p.family == family])
             lines.append(dataclasses.replace(line, shares=_shares(line, whole)))
         return lines + ([whole] if len(ops) > 1 else [])
 
@@ -406,16 +436,25 @@ class Profile:
         return report.csv_text(self.records(), report.RECORD_FIELDS)
 
     def to_json(self) -> str:
-        """Everything as one JSON object: the settings, the versions, the layers, the totals."""
+        """Everything as one JSON object: the settings, the versions, the layers, the totals.
+
+        An error that is not finite is null.
+        """
+        layers = [dataclasses.asdict(profile) for profile in self.layers]
+        for layer in layers:
+            for row in layer["rows"]:
+                if row["error"] is not None and not math.isfinite(row["error"]):
+                    row["error"] = None
         return json.dumps(
             {
                 "title": self.title,
                 "settings": dataclasses.asdict(self.settings),
                 "versions": _C.versions(),
-                "layers": [dataclasses.asdict(profile) for profile in self.layers],
+                "layers": layers,
                 "totals": [dataclasses.asdict(line) for line in self.totals()],
             },
             indent=1,
+            allow_nan=False,
         )
 
 
@@ -575,6 +614,7 @@ def profile_of_choices(entries: Iterable[TableEntry]) -> Profile:
             count=1,
             note=f"under {entry['constraints']}" if entry["constraints"] else "",
             device=entry["device"],
+            constraints=entry["constraints"],
             measured=entry["problem"],
             flops=_cost(entry["problem"])[0],
             floor_ms=None,

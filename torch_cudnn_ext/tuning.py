@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +26,7 @@ from .enabling import enabled
 from .explaining import trace
 from .measuring import Progress, Task, measure_tasks
 from .policy import PolicyLike, policy_text
-from .profiling import checked_device
+from .profiling import check_time_budget, checked_device
 from .workload import read_lines
 
 if TYPE_CHECKING:
@@ -81,14 +81,19 @@ def tune(
         The best measurement of each problem, by its canonical line.
 
     Raises:
-        ValueError: A line is no problem, the policy no policy, the device none, or ``jobs`` less
-            than 1.
+        TypeError: A problem is no text.
+        ValueError: A line is no problem, the policy no policy, the device none, ``time_budget_s``
+            no number of seconds, or ``jobs`` less than 1.
         RuntimeError: A problem has no algorithm under the policy, which is told when all others are
             tuned; or PyTorch finds no such device.
     """
     place = checked_device(device)
     text = policy_text(policy) or ""
+    check_time_budget(time_budget_s)
     lines = [problems] if isinstance(problems, str) else list(problems)
+    for line in lines:
+        if not isinstance(line, str):
+            raise TypeError(f"problems: got {line!r} ({type(line).__name__}), wanted problem lines")
     problems = [_C.canonical_problem(line) for line in lines]
     tasks = [Task(problem, place, text, time_budget_s, knob_search) for problem in problems]
     best, failed = {}, []
@@ -184,7 +189,7 @@ def export_choices(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: The file cannot be written.
     """
-    target = Path(path)
+    target = Path(path).resolve()  # a link stays one
     entries = choices()
     # Of this thread alone, and with the permissions of any new file.
     temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
@@ -217,7 +222,7 @@ def add_choices(path: str | os.PathLike[str]) -> int:
         OSError: It cannot be read or written.
     """
     mine = choices()
-    target = Path(path)
+    target = Path(path).resolve()
     with ExitStack() as stack:
         with _naming(path):
             file = target.parent / f".{target.name}.lock"
@@ -297,7 +302,7 @@ def _check_field(name: str, value: object, kinds: tuple[type, ...]) -> None:
         fits = fits and all(isinstance(item, str) for item in value)
     # The error of what is not finite is not a number.
     if isinstance(value, int | float) and name != "error":
-        fits = fits and math.isfinite(value) and value >= 0
+        fits = fits and 0 <= value < sys.float_info.max
     if not fits:
         wanted = ", ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
         extent = ", finite and not negative" if int in kinds and name != "error" else ""

@@ -229,6 +229,8 @@ def read_problems(source: str | Path) -> list[Layer]:
         words = comment.replace(",", " ").split()
         counted = bool(words) and re.fullmatch(r"x\d+", words[-1]) is not None
         count = int(words.pop()[1:]) if counted else max(1, len(words))
+        if count < 1:
+            raise ValueError(f"{path}, line {number}: got x{count}, wanted x1 or more")
         layers.append(Layer(problem, tuple(words), count))
     return merge(layers)
 
