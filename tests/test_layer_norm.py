@@ -359,6 +359,15 @@ def test_compiles_whole(kind: str, dynamic: bool, device: str) -> None:
     )
 
 
+def test_nothing_in_space_leaves_running_statistics(device: str) -> None:
+    mine = ours.InstanceNorm1d(2, track_running_stats=True, device=device)
+    theirs = torch.nn.InstanceNorm1d(2, track_running_stats=True, device=device)
+    x = torch.randn(3, 2, 0, device=device)
+    assert mine(x).shape == theirs(x).shape
+    torch.testing.assert_close(mine.running_var, theirs.running_var)
+    torch.testing.assert_close(mine.running_mean, theirs.running_mean)
+
+
 def test_compiles_with_running_statistics(device: str) -> None:
     x = torch.randn(2, 3, 7, device=device)
     plain = [torch.zeros(3, device=device), torch.ones(3, device=device)]

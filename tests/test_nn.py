@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudnn_ext import Policy, knobs, ops, tuning
 from torch_cudnn_ext import nn as ours
@@ -395,6 +396,33 @@ def test_once_waits_with_gradients_until_they_are_wanted(device: str) -> None:
         backward(module(images(device).requires_grad_()))
     for op in ("conv_bwd_data", "conv_bwd_filter"):
         assert ran(op).algorithm.startswith(f"{other}:")
+
+
+def test_once_waits_while_nothing_is_computed(device: str) -> None:
+    for module in (
+        conv(device, "time_once"),
+        ours.ConvTranspose2d(4, 6, 3, device=device, policy="time_once"),
+    ):
+        empty = torch.zeros(0, module.in_channels, 9, 9, device=device, requires_grad=True)
+        module(empty).sum().backward()
+        assert module(images(device)).shape[0] == len(images(device))
+        assert ran("conv_fwd" if module.weight.shape[0] == 6 else "conv_bwd_data").why == "pinned"
+    meta = ours.Conv2d(4, 6, 3, device="meta", policy="guess_once")
+    assert meta(torch.empty(1, 4, 9, 9, device="meta")).shape == (1, 6, 7, 7)
+    with pytest.raises(TypeError, match=r"Conv2d: argument input: got \[1\] \(list\)"):
+        conv(device, "guess_once")([1])
+
+
+def test_once_measures_outside_the_caller_s_modes(device: str) -> None:
+    x = images(device)
+    torch.func.vmap(conv(device, "time_once"))(x[:, None])
+    counts = []
+    module = conv(device, "time_once")
+    for _ in range(2):
+        with FlopCounterMode(display=False) as counter:
+            module(x)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
 
 
 def test_copied_pickled_and_moved_modules_choose_anew(device: str) -> None:

@@ -89,6 +89,21 @@ def test_plain_windows_are_pytorchs(kind: str, dims: int, view: str, device: str
             _same(getattr(ops, name), getattr(F, name), x, **how)
 
 
+def test_heap_is_kept_from_pytorch_s_maxima_of_padding() -> None:
+    # Its indices of windows that hold no pixel are not of x.
+    line = "pool_fwd x=f32[2,2,1,8]:nchw window=2 pad=1 stride=2 dilation=2 mode=max train=true"
+    rows = {row["algorithm"]: row for row in _C.candidates(line, "cpu")}
+    assert "out of bounds" in rows["aten:default"]["reason"]
+    for _ in range(20):
+        x = torch.randn(2, 2, 1, 8, requires_grad=True)
+        y = ops.max_pool2d(x, 2, 2, 1, 2)
+        assert y.detach().isinf().all()
+        y.backward(torch.ones_like(y))
+        assert x.grad is not None and not x.grad.any()
+    near = _C.candidates(line.replace("[2,2,1,8]", "[2,2,2,8]"), "cpu")
+    assert {row["algorithm"]: row["status"] for row in near}["aten:default"] == "ok"
+
+
 @pytest.mark.parametrize("dims", SIZES)
 def test_dilation_and_indices(dims: int, device: str) -> None:
     name = f"max_pool{dims}d"

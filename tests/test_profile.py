@@ -1,10 +1,10 @@
 """Profiles: what their tables hold, what they choose, how they are written and resumed."""
 
+import copy
 import csv
+import dataclasses
 import fcntl
 import io
-import copy
-import dataclasses
 import json
 import math
 import multiprocessing
@@ -792,13 +792,10 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
 
 
 def test_times_under_several_constraints_have_no_totals() -> None:
-    for policy in ("", "deterministic"):
+    for policy in ("allow_tf32", "allow_tf32;deterministic"):
         tuning.tune(PROBLEM, device="cpu", policy=policy, time_budget_s=0.1)
     result = profile_of_choices(tuning.choices())
-    assert [layer.constraints for layer in result.layers] in (
-        ["", "deterministic"],
-        ["deterministic", ""],
-    )
+    assert len({layer.constraints for layer in result.layers}) == 2
     assert result.totals() == [] and "no totals" in result.to_markdown()
     assert "no totals" not in profile_of_choices(tuning.choices()[:1]).to_markdown()
 

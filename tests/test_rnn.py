@@ -552,6 +552,13 @@ def _lstm(**changes: Any) -> Callable[[], object]:
     return lambda: ops.lstm(**(keywords | changes))
 
 
+def test_one_state_is_one_tensor() -> None:
+    state = torch.zeros(1, 2, 3)
+    for module in (ours.GRU(4, 3), ours.RNN(4, 3)):
+        with pytest.raises(TypeError, match=r"(?s)argument hx: got .* \(tuple\), wanted a Tensor"):
+            module(torch.zeros(5, 2, 4), (state, state))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -549,7 +549,7 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
                     input.sym_sizes(), ", wanted more than one element in space");
   auto [y, mean, invstd] = normalize_op().call(x, weight, bias, "instance", 1, epsilon,
                                                running_mean.has_value(), policy);
-  if (running_mean) {
+  if (running_mean && x.sym_size(2) != 0) {
     at::NoGradGuard no_grad;
     std::vector<SymInt> instances{x.sym_size(0), x.sym_size(1)};
     Tensor variance = invstd.pow(-2) - epsilon;

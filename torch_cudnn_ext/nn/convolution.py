@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.nn.tunable import ONCE, Tunable
+from torch_cudnn_ext.ops._arguments import check_tensor
 from torch_cudnn_ext.ops.convolution import border, pad_behind
 from torch_cudnn_ext.policy import Policy
 
@@ -38,10 +40,9 @@ class _Convolution(Tunable, _ConvNd):
             before, behind = border(name, padding, self.kernel_size, self.stride, self.dilation)  # type: ignore[arg-type]
             input = pad_behind(input, before, behind)
             padding = tuple(before)
-        if self._once:
-            waiting = self._waiting("fwd", bwd_data=input, bwd_filter=weight)
-            if waiting:
-                self._freeze(input, weight, padding, waiting, bias is not None)
+        waiting = self._waiting(input, "fwd", bwd_data=input, bwd_filter=weight)
+        if waiting:
+            self._freeze(input, weight, padding, waiting, bias is not None)
         output: Tensor = self._operator(
             input,
             weight,
@@ -74,13 +75,21 @@ class _Convolution(Tunable, _ConvNd):
         self._once = tuple(once)
         self._running = policy.replace(**once).text or None
 
-    def _waiting(self, runs: str, **gradients: Tensor) -> list[str]:
+    def _waiting(self, input: Tensor, runs: str, **gradients: Tensor) -> list[str]:
         """The passes that wait for a choice and that this call, or its backward, will run.
 
+        None do where nothing is computed: on meta tensors and on empty ones.
+
         Args:
+            input: Of the call.
             runs: The pass that the forward runs.
             **gradients: The tensors whose gradients the other passes compute.
         """
+        if not self._once:
+            return []
+        check_tensor(type(self).__name__, "input", input)
+        if input.is_meta or input.numel() == 0:
+            return []
         backward = torch.is_grad_enabled()
         needed = {name: backward and tensor.requires_grad for name, tensor in gradients.items()}
         return [name for name in self._once if name == runs or needed.get(name)]
@@ -111,7 +120,9 @@ class _Convolution(Tunable, _ConvNd):
                 policy.text,
                 has_bias,
             )
-            choice = _C.choose(problem, str(x.device), policy.text)
+            # Not under what the caller traces, transforms or counts by.
+            with _disable_current_modes(), torch._C._DisableFuncTorch():
+                choice = _C.choose(problem, str(x.device), policy.text)
             self._running = policy.replace(**{name: choice["algorithm"]}).text
             self._once = tuple(other for other in self._once if other != name)
 
@@ -144,10 +155,9 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
             self.dilation,  # type: ignore[arg-type]
         )
         arguments = (self.stride, self.padding, output_padding, self.groups, self.dilation)
-        if self._once:
-            waiting = self._waiting("bwd_data", fwd=input, bwd_filter=self.weight)
-            if waiting:
-                self._freeze_transposed(input, self.padding, arguments, waiting)
+        waiting = self._waiting(input, "bwd_data", fwd=input, bwd_filter=self.weight)
+        if waiting:
+            self._freeze_transposed(input, self.padding, arguments, waiting)
         weight, bias = self.weight, self.bias
         output: Tensor = self._operator(input, weight, bias, *arguments, policy=self._running)
         return output

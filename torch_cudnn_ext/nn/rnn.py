@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops._arguments import check_tensor
 from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_relu, rnn_tanh
 
 States: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -177,6 +178,8 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     def _states_at_start(self, hx: States | None, batched: bool) -> tuple[Tensor, ...]:
         if hx is None:
             return self._states if self.remember_states else ()
+        if self.mode != "LSTM":
+            check_tensor(type(self).__name__, "hx", hx)
         states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         dims = 3 if batched else 2
         for state in states:

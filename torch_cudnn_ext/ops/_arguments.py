@@ -32,7 +32,7 @@ def check_tensor(function: str, argument: str, value: object) -> None:
     """Raise ``TypeError`` unless the argument is a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"{function}: argument {argument}: got {value!r} ({type(value).__name__}), "
+            f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
             "wanted a Tensor"
         )
 
@@ -43,7 +43,7 @@ def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int
         return [one] * count
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(
-            f"{function}: argument {argument}: got {value!r} ({type(value).__name__}), "
+            f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
             f"wanted an integer or {count} of them"
         )
     items = [integer(item) for item in value]

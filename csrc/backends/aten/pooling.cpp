@@ -89,8 +89,28 @@ Notes notes_of(const PoolingProblem& p, const Device& device) {
   return {Note::nondeterministic};
 }
 
+// Whether some window has all its pixels in the padding, as only dilated ones may: PyTorch 2.11
+// then gives an index that is not of x, and its gradient on the CPU writes there.
+bool meets_index_defect(const PoolingProblem& p) {
+  if (p.mode != PoolingMode::max || p.adaptive) return false;
+  const Dims sizes = p.y().sizes;
+  for (int i = 0; i < p.spatial_dims(); ++i) {
+    for (int64_t place = 0; place < sizes[i + 2]; ++place) {
+      int64_t start = place * p.stride[i] - p.padding[i], step = p.dilation[i];
+      int64_t skipped = start < 0 ? (-start + step - 1) / step : 0;
+      if (skipped >= p.window[i] || start + skipped * step >= p.x.sizes[i + 2]) return true;
+    }
+  }
+  return false;
+}
+
 BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
+  if (!device.is_cuda() && meets_index_defect(p)) {
+    return Unsupported{
+        "PyTorch 2.11's gradient of a maximum on the CPU writes out of bounds where a window lies "
+        "in the padding alone"};
+  }
   bool half = c10::isReducedFloatingType(p.x.dtype);
   bool is_max = p.mode == PoolingMode::max;
   bool has_kernel = is_max || p.adaptive || p.spatial_dims() == 2 || is_global_average(p);
