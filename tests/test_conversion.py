@@ -197,7 +197,9 @@ def test_what_is_left_alone_has_a_reason() -> None:
     parametrize.register_parametrization(parametrized, "weight", tnn.Identity())
     script = torch.jit.script(tnn.Conv2d(3, 3, 1))
     layers = [Own(3, 3, 1), patched, parametrized, tnn.LazyConv2d(3, 1), script, tnn.Flatten()]
-    model = tnn.Sequential(*layers, tnn.Conv2d(3, 3, 1))
+    named = tnn.Conv2d(3, 3, 1)
+    named.family = "resnet"  # what our class has, too
+    model = tnn.Sequential(*layers, tnn.Conv2d(3, 3, 1), named)
     steps = conversion_steps(model)
     assert {step.name: step.reason for step in steps if "parametrizations" not in step.name} == {
         "0": "a subclass of Conv2d",
@@ -207,10 +209,11 @@ def test_what_is_left_alone_has_a_reason() -> None:
         "4": "compiled by TorchScript",
         "5": "torch_cudnn_ext.nn has nothing for it",
         "6": "",
+        "7": "it has a family of its own",
     }
     types = [type(layer) for layer in model]
     convert(model)
-    assert [type(layer) for layer in model] == [*types[:-1], nn.Conv2d]
+    assert [type(layer) for layer in model] == [*types[:6], nn.Conv2d, tnn.Conv2d]
 
 
 def test_weight_norm_and_traced_graphs_go_on() -> None:

@@ -226,6 +226,9 @@ def _reason(
     if isinstance(module, Pinned):
         return "pinned: clear_pins() first"
     if cls in table:
+        other = table[cls]
+        if issubclass(other, nn.Tunable):
+            return obstacle(module, other) or None
         if "forward" in vars(module):
             return "its forward was replaced"
         return (module._reason_to_stay() or None) if isinstance(module, nn.Tunable) else None
