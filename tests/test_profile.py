@@ -795,9 +795,15 @@ def test_times_under_several_constraints_have_no_totals() -> None:
     for policy in ("allow_tf32", "allow_tf32;deterministic"):
         tuning.tune(PROBLEM, device="cpu", policy=policy, time_budget_s=0.1)
     result = profile_of_choices(tuning.choices())
-    assert len({layer.constraints for layer in result.layers}) == 2
+    assert len({layer.note for layer in result.layers}) == 2
     assert result.totals() == [] and "no totals" in result.to_markdown()
     assert "no totals" not in profile_of_choices(tuning.choices()[:1]).to_markdown()
+    tuning.clear()
+    # Of another family other constraints are kept.
+    tuning.tune([PROBLEM, "softmax_fwd x=f32[2,3,4]:nchw"], device="cpu", time_budget_s=0.1)
+    result = profile_of_choices(tuning.choices())
+    assert len({layer.note for layer in result.layers}) == 2
+    assert [total.label for total in result.totals()][-1] == "all passes"
 
 
 def test_a_link_to_choices_stays_one(tmp_path: Path) -> None:

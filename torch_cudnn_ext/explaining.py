@@ -22,7 +22,14 @@ from torch_cudnn_ext.conversion import eager_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.measuring import BASELINE
 from torch_cudnn_ext.pins import pin_of, standing_for
-from torch_cudnn_ext.workload import Layer, call_model, kept_as_it_was, merge, sum_of_outputs
+from torch_cudnn_ext.workload import (
+    Layer,
+    call_model,
+    kept_as_it_was,
+    led_problems,
+    merge,
+    sum_of_outputs,
+)
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
 
@@ -379,10 +386,7 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
 
 def _with_backward(call: LayerCall) -> bool:
     """Whether its time is that of its backward too."""
-    if call.ms is None:
-        return False
-    info = _C.problem_info(call.problem)
-    return bool(info["coupled"]) and info["pass_name"] == "fwd"
+    return call.ms is not None and bool(led_problems(call.problem))
 
 
 def _short(kernel: str) -> str:

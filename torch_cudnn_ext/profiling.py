@@ -29,7 +29,7 @@ from .conversion import eager_model
 from .measuring import BASELINE, Progress, Task, measure_tasks
 from .peaks import Peaks, measured_peaks
 from .policy import Policy, PolicyLike, field_text, policy_text
-from .workload import PASSES, Journal, Layer, merge, network_layers, rewrite
+from .workload import PASSES, Journal, Layer, led_problems, merge, network_layers, rewrite
 
 if TYPE_CHECKING:
     import pandas
@@ -185,7 +185,6 @@ class LayerProfile:
     current: str | None  # the algorithm that the policy would run now
     heuristic: str | None  # the algorithm that is run without any measuring
     refusal: str = ""  # why the policy would run none
-    constraints: str = ""  # of a ranking that was kept
     # What another device accepts, listed without measuring.
     listed_for: str | None = None
     listed: list[Candidate] = field(default_factory=list)
@@ -194,12 +193,6 @@ class LayerProfile:
     def op(self) -> str:
         """The first word of the problem, such as ``conv_fwd``."""
         return self.problem.split()[0]
-
-    @property
-    def led(self) -> list[str]:
-        """The problems whose time is in this one's: those of a coupled forward's backward."""
-        info = _C.problem_info(self.problem)
-        return list(info["coupled"]) if info["pass_name"] == "fwd" else []
 
     @property
     def family(self) -> str:
@@ -350,8 +343,10 @@ class Profile:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the times are of several devices, or were measured under several constraints."""
-        return len({(profile.device, profile.constraints) for profile in self.layers}) > 1
+        """Whether the times are of several devices, or of one problem under several constraints."""
+        devices = {profile.device for profile in self.layers}
+        problems = {profile.problem for profile in self.layers}
+        return len(devices) > 1 or len(problems) < len(self.layers)
 
     def names(self) -> list[str]:
         """All module names, in order of their first call."""
@@ -361,12 +356,12 @@ class Profile:
         """A line for each pass; where there are several, for each kind of operator and for all.
 
         The time of a coupled forward is that of its backward too, whose own line does not count
-        towards the sums of several passes. Times of several devices, or under several constraints,
-        as a file of choices may hold, have no totals.
+        towards the sums of several passes. Times of several devices, or of one problem under
+        several constraints, as a file of choices may hold, have no totals.
         """
         if self.is_mixed:
             return []
-        led = {line for profile in self.layers for line in profile.led}
+        led = {line for profile in self.layers for line in led_problems(profile.problem)}
         counted = [profile for profile in self.layers if profile.problem not in led]
         ops = list(dict.fromkeys(profile.op for profile in self.layers))
         lines = [self._totals(op, [p for p in self.layers if p.op == op]) for op in ops]
@@ -614,7 +609,6 @@ def profile_of_choices(entries: Iterable[TableEntry]) -> Profile:
             count=1,
             note=f"under {entry['constraints']}" if entry["constraints"] else "",
             device=entry["device"],
-            constraints=entry["constraints"],
             measured=entry["problem"],
             flops=_cost(entry["problem"])[0],
             floor_ms=None,
@@ -678,10 +672,7 @@ def _at_batch(problem: str, batch: int) -> str:
 
 def _cost(problem: str) -> tuple[float, float]:
     """Operations and bytes of what is timed: a coupled forward is, together with its backward."""
-    infos = [_C.problem_info(problem)]
-    coupled = [_C.problem_info(line) for line in infos[0]["coupled"]]
-    if not any(info["pass_name"] == "fwd" for info in coupled):
-        infos += coupled
+    infos = [_C.problem_info(line) for line in (problem, *led_problems(problem))]
     return sum(info["flops"] for info in infos), sum(info["bytes"] for info in infos)
 
 

@@ -362,7 +362,7 @@ def summary_table(profile: Profile) -> Table:
 
     notes = []
     if profile.is_mixed:
-        notes.append("no totals: these are times of several devices or under several constraints")
+        notes.append("no totals: of several devices, or of one problem under several constraints")
     if any(layer.measured != layer.problem for layer in profile.layers):
         notes.append("measured on the CPU at batch 1: not the target's times")
     if any(line.shares for line in profile.totals()):

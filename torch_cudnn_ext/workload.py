@@ -504,6 +504,12 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
+def led_problems(problem: str) -> list[str]:
+    """The problems whose time is in this one's: of a coupled forward, those of its backward."""
+    info = _C.problem_info(problem)
+    return list(info["coupled"]) if info["pass_name"] == "fwd" else []
+
+
 def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
     backward = not is_inference(passes)
     forward_lines, backward_lines = _posed(call, backward)

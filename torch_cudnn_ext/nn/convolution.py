@@ -40,8 +40,9 @@ class _Convolution(Tunable, _ConvNd):
             before, behind = border(name, padding, self.kernel_size, self.stride, self.dilation)  # type: ignore[arg-type]
             input = pad_behind(input, before, behind)
             padding = tuple(before)
-        waiting = self._waiting(input, "fwd", bwd_data=input, bwd_filter=weight)
-        if waiting:
+        if self._once and (
+            waiting := self._waiting(input, "fwd", bwd_data=input, bwd_filter=weight)
+        ):
             self._freeze(input, weight, padding, waiting, bias is not None)
         output: Tensor = self._operator(
             input,
@@ -85,8 +86,6 @@ class _Convolution(Tunable, _ConvNd):
             runs: The pass that the forward runs.
             **gradients: The tensors whose gradients the other passes compute.
         """
-        if not self._once:
-            return []
         check_tensor(type(self).__name__, "input", input)
         if input.is_meta or input.numel() == 0:
             return []
@@ -155,8 +154,9 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
             self.dilation,  # type: ignore[arg-type]
         )
         arguments = (self.stride, self.padding, output_padding, self.groups, self.dilation)
-        waiting = self._waiting(input, "bwd_data", fwd=input, bwd_filter=self.weight)
-        if waiting:
+        if self._once and (
+            waiting := self._waiting(input, "bwd_data", fwd=input, bwd_filter=self.weight)
+        ):
             self._freeze_transposed(input, self.padding, arguments, waiting)
         weight, bias = self.weight, self.bias
         output: Tensor = self._operator(input, weight, bias, *arguments, policy=self._running)
