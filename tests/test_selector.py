@@ -210,6 +210,16 @@ def test_of_equal_medians_the_steadier_wins(fake: Any, x: Tensor, w: Tensor) -> 
     assert _winner(measured) == "fake:b"
 
 
+def test_what_is_fast_in_one_place_of_memory_alone_does_not_win(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    fake.script("fake:a", milliseconds=1, elsewhere_ms=0.2)
+    fake.script("fake:b", milliseconds=1.1)
+    measured = _measure(x, w)
+    assert _winner(measured) == "fake:b"
+    assert measured["fake:a"]["median_ms"] == pytest.approx(1.2)
+
+
 # What the host takes, as where a GPU works behind its back.
 
 

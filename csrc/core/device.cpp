@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
+#include <utility>
 
 namespace torch_cudnn_ext {
 
@@ -176,8 +177,9 @@ const DeviceRuntime& runtime_of(const Device& device) {
 
 std::string fingerprint_of(const Device& device) { return runtime_of(device).fingerprint(device); }
 
-void register_runtime(Device::Kind kind, std::unique_ptr<DeviceRuntime> runtime) {
-  runtimes()[static_cast<int>(kind)] = std::move(runtime);
+std::unique_ptr<DeviceRuntime> register_runtime(Device::Kind kind,
+                                                std::unique_ptr<DeviceRuntime> runtime) {
+  return std::exchange(runtimes()[static_cast<int>(kind)], std::move(runtime));
 }
 
 }  // namespace torch_cudnn_ext

@@ -62,6 +62,8 @@ class DeviceRuntime {
 
 const DeviceRuntime& runtime_of(const Device& device);
 std::string fingerprint_of(const Device& device);
-void register_runtime(Device::Kind kind, std::unique_ptr<DeviceRuntime> runtime);
+// Gives the one before.
+std::unique_ptr<DeviceRuntime> register_runtime(Device::Kind kind,
+                                                std::unique_ptr<DeviceRuntime> runtime);
 
 }  // namespace torch_cudnn_ext

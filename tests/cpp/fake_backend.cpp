@@ -30,6 +30,7 @@ struct Script {
   std::optional<double> first_host_ms;  // the same for the first timed run
   double first_stall_ms = 0;            // what the device waits for the host in that run
   double swing_ms = 0;                  // what every third run takes more, by the clock
+  double elsewhere_ms = 0;              // the same where its input lies elsewhere than at first
   double sleep_ms = 0;                  // of a run, in truth
   int64_t workspace_bytes = 0;
   bool states_workspace = true;  // false: it shows in a run only
@@ -145,10 +146,15 @@ class ScriptedTimer : public Timer {
 // The CPU as it is, but for the clock.
 class ScriptedRuntime : public DeviceRuntime {
  public:
-  explicit ScriptedRuntime(const DeviceRuntime& cpu)
-      : fingerprint_(cpu.fingerprint({})), memory_bytes_(cpu.total_memory_bytes({})) {}
-  std::string fingerprint(const Device&) const override { return fingerprint_; }
-  int64_t total_memory_bytes(const Device&) const override { return memory_bytes_; }
+  static void install() {
+    auto made = std::make_unique<ScriptedRuntime>();
+    ScriptedRuntime& scripted = *made;
+    scripted.cpu_ = register_runtime(Device::Kind::cpu, std::move(made));
+  }
+  std::string fingerprint(const Device& device) const override { return cpu_->fingerprint(device); }
+  int64_t total_memory_bytes(const Device& device) const override {
+    return cpu_->total_memory_bytes(device);
+  }
   bool is_capturing(const Device&) const override { return false; }
   void synchronize(const Device&, const std::string&) const override {}
   std::unique_ptr<Timer> make_timer(const Device&) const override {
@@ -157,8 +163,7 @@ class ScriptedRuntime : public DeviceRuntime {
   void flush_cache(const Device&) const override {}
 
  private:
-  const std::string fingerprint_;
-  const int64_t memory_bytes_;
+  std::unique_ptr<DeviceRuntime> cpu_;
 };
 
 void raise(const std::string& kind, const std::string& algorithm) {
@@ -178,7 +183,10 @@ class FakeConvolution : public Plan {
   void run(Bindings& b) override {
     Script script = scripts().next(algorithm.text(), &Script::runs);
     bool first_timed = script.runs == 2;  // the one before is checked
-    elapsed.add(script.milliseconds + (script.runs % 3 == 0 ? script.swing_ms : 0),
+    const void* place = b[p_.pass == ConvolutionPass::fwd ? Role::x : Role::y].const_data_ptr();
+    if (first_place_ == nullptr) first_place_ = place;
+    elapsed.add(script.milliseconds + (script.runs % 3 == 0 ? script.swing_ms : 0) +
+                    (place == first_place_ ? 0 : script.elsewhere_ms),
                 first_timed && script.first_host_ms ? script.first_host_ms : script.host_ms,
                 first_timed ? script.first_stall_ms : 0);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(script.sleep_ms));
@@ -223,6 +231,7 @@ class FakeConvolution : public Plan {
   }
 
   const ConvolutionProblem p_;
+  const void* first_place_ = nullptr;  // of the input
 };
 
 std::vector<Candidate> candidates(const ConvolutionProblem&, const Device&) {
@@ -270,25 +279,25 @@ const RegisterBackendOperator<DropoutProblem> dropout("fake", dropout_candidates
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  register_runtime(Device::Kind::cpu, std::make_unique<ScriptedRuntime>(runtime_of({})));
+  ScriptedRuntime::install();
   m.def(
       "script",
       [](const std::string& algorithm, double milliseconds, std::optional<double> host_ms,
          std::optional<double> first_host_ms, double first_stall_ms, double swing_ms,
-         double sleep_ms, int64_t workspace_bytes, bool states_workspace,
+         double elsewhere_ms, double sleep_ms, int64_t workspace_bytes, bool states_workspace,
          std::vector<std::string> notes, std::string unsupported, std::string build_raises,
          std::string run_raises, int64_t raises_at, double relative_error, double written,
          std::string neighbour_of) {
         scripts().set(parse_algorithm(algorithm).text(),
-                      {milliseconds, host_ms, first_host_ms, first_stall_ms, swing_ms, sleep_ms,
-                       workspace_bytes, states_workspace, std::move(notes), std::move(unsupported),
-                       std::move(build_raises), std::move(run_raises), raises_at, relative_error,
-                       written, std::move(neighbour_of)});
+                      {milliseconds, host_ms, first_host_ms, first_stall_ms, swing_ms, elsewhere_ms,
+                       sleep_ms, workspace_bytes, states_workspace, std::move(notes),
+                       std::move(unsupported), std::move(build_raises), std::move(run_raises),
+                       raises_at, relative_error, written, std::move(neighbour_of)});
       },
       py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
       py::arg("host_ms") = py::none(), py::arg("first_host_ms") = py::none(),
-      py::arg("first_stall_ms") = 0.0, py::arg("swing_ms") = 0.0, py::arg("sleep_ms") = 0.0,
-      py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
+      py::arg("first_stall_ms") = 0.0, py::arg("swing_ms") = 0.0, py::arg("elsewhere_ms") = 0.0,
+      py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
       py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
       py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,
       py::arg("relative_error") = 0.0, py::arg("written") = 1.0, py::arg("neighbour_of") = "",

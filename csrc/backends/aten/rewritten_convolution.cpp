@@ -132,22 +132,27 @@ std::vector<int64_t> Turn::blocks(const ConvolutionProblem& p) {
 }
 
 Turn::Turn(const ConvolutionProblem& p, int64_t block)
-    : p_(p), block_(block), channels_last_(p.x.strides == channels_last_strides(p.x.sizes)) {
-  for (int i = 0; i < p.spatial_dims(); ++i) dimensions_.push_back(dimension(i));
+    : p_(p),
+      block_(block),
+      x_is_channels_last_(p.x.strides == channels_last_strides(p.x.sizes)),
+      y_is_channels_last_(p.y.strides == channels_last_strides(p.y.sizes)) {
+  for (int i = 0; i < p.spatial_dims(); ++i) {
+    const Dimension& d = dimensions_.emplace_back(dimension(i));
+    step_.push_back(block / p.stride[i]);
+    padding_.push_back(step_[i] * d.skipped - d.first);
+  }
 }
 
 Turn::Dimension Turn::dimension(int i) const {
-  int64_t stride = p_.stride[i], padding = p_.padding[i];
+  int64_t stride = p_.stride[i], padding = p_.padding[i], step = block_ / stride;
   Dimension d{};
-  d.step = block_ / stride;
   d.first = ceil_div(padding + 1 - p_.w.sizes[i + 2], stride);
   int64_t end = floor_div(block_ - 1 + padding, stride) + 1;
   d.taps = end - d.first;
   d.blocks = ceil_div(p_.x.sizes[i + 2], block_);
   // Places behind the last one count as padding, of which there is as much before the first.
-  int64_t behind = std::max<int64_t>(d.step * (d.blocks - 1) + end - p_.y.sizes[i + 2], 0);
-  d.skipped = std::max<int64_t>(ceil_div(behind + d.first, d.step), 0);
-  d.padding = d.step * d.skipped - d.first;
+  int64_t behind = std::max<int64_t>(step * (d.blocks - 1) + end - p_.y.sizes[i + 2], 0);
+  d.skipped = std::max<int64_t>(ceil_div(behind + d.first, step), 0);
   return d;
 }
 
@@ -177,8 +182,8 @@ Tensor Turn::weight(const Bindings& b) const {
   order.push_back(1);
   for (int64_t tap : taps) order.push_back(tap);
   Tensor turned = w.flip(taps).permute(order).flatten(0, dims + 1);
-  bool last = p_.y.strides == channels_last_strides(p_.y.sizes);
-  return last ? turned.movedim(1, -1).contiguous().movedim(-1, 1) : turned.contiguous();
+  return y_is_channels_last_ ? turned.movedim(1, -1).contiguous().movedim(-1, 1)
+                             : turned.contiguous();
 }
 
 // From [batch, groups * block... * channels, blocks...] to the sizes of x.
@@ -197,31 +202,26 @@ Tensor Turn::pixels(const Tensor& blocks) const {
     order.push_back(1);
     order.push_back(2 + dims);
   };
-  if (!channels_last_) add_channels();
+  if (!x_is_channels_last_) add_channels();
   for (int i = 0; i < dims; ++i) {
     order.push_back(3 + dims + i);
     order.push_back(2 + i);
   }
-  if (channels_last_) add_channels();
+  if (x_is_channels_last_) add_channels();
   t = t.permute(order);
   Dims sizes{p_.x.sizes[0]};
-  if (!channels_last_) sizes.push_back(p_.x.sizes[1]);
+  if (!x_is_channels_last_) sizes.push_back(p_.x.sizes[1]);
   for (const Dimension& d : dimensions_) sizes.push_back(d.blocks * block_);
-  if (channels_last_) sizes.push_back(p_.x.sizes[1]);
+  if (x_is_channels_last_) sizes.push_back(p_.x.sizes[1]);
   t = t.reshape(sizes);
-  if (channels_last_) t = t.movedim(-1, 1);
+  if (x_is_channels_last_) t = t.movedim(-1, 1);
   for (int i = 0; i < dims; ++i) t = t.narrow(i + 2, 0, p_.x.sizes[i + 2]);
   return t;
 }
 
 Tensor Turn::operator()(const Bindings& b) const {
-  Dims step, padding;
-  for (const Dimension& d : dimensions_) {
-    step.push_back(d.step);
-    padding.push_back(d.padding);
-  }
-  return pixels(at::convolution(b[Role::y], weight(b), Tensor(), step, padding, p_.dilation, false,
-                                Dims(p_.spatial_dims(), 0), p_.groups));
+  return pixels(at::convolution(b[Role::y], weight(b), Tensor(), step_, padding_, p_.dilation,
+                                false, Dims(p_.spatial_dims(), 0), p_.groups));
 }
 
 }  // namespace torch_cudnn_ext::aten

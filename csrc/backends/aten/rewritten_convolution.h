@@ -50,9 +50,8 @@ class Turn {
   // stride * o is one of the weight's. Of block i these are places step * i + m, with m from
   // `first` on.
   struct Dimension {
-    int64_t step, first, taps;
+    int64_t first, taps;
     int64_t blocks, skipped;  // results of the forward: wanted, and before those
-    int64_t padding;
   };
 
   Dimension dimension(int i) const;
@@ -61,8 +60,9 @@ class Turn {
 
   const ConvolutionProblem p_;
   const int64_t block_;
-  const bool channels_last_;  // of x
+  const bool x_is_channels_last_, y_is_channels_last_;
   std::vector<Dimension> dimensions_;
+  Dims step_, padding_;  // of the forward
 };
 
 }  // namespace torch_cudnn_ext::aten
