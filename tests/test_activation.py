@@ -100,6 +100,17 @@ def test_gradients_of_gradients(name: str, device: str) -> None:
     assert torch.autograd.gradgradcheck(lambda t: mine(t * 1, inplace=True), (x,))
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_every_gradient_has_a_gradient_by_the_input(name: str, device: str) -> None:
+    mine, theirs, _ = ALL[name]
+    seconds = []
+    x = torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
+    for function in (mine, theirs):
+        (grad,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        seconds.append(torch.autograd.grad(grad.sum(), x)[0])
+    torch.testing.assert_close(*seconds)
+
+
 @pytest.mark.parametrize("view", [view for view in VIEWS if view != "expanded"])
 @pytest.mark.parametrize("name", ALL)
 def test_in_place(name: str, view: str, device: str) -> None:

@@ -103,6 +103,30 @@ def test_half_data_takes_float_parameters(kind: str, dtype: torch.dtype, device:
         torch.testing.assert_close(grad, exact, rtol=0.05, atol=0.05 * scale)
 
 
+@pytest.mark.parametrize("parameters", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("statistics", [torch.float16, torch.float32], ids=str)
+def test_given_statistics_of_either_type(
+    statistics: torch.dtype, parameters: torch.dtype, device: str
+) -> None:
+    x = _leaf(2, 6, 5, device=device, dtype=torch.float16)
+    w, b = (_leaf(6, device=device, dtype=parameters) for _ in range(2))
+    mean = torch.randn(6, device=device, dtype=statistics)
+    var = torch.rand(6, device=device, dtype=statistics) + 0.5
+    got = ops.instance_norm(x, mean, var, w, b, use_input_stats=False)
+    exact = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    wanted = F.instance_norm(
+        exact[0], mean.double(), var.double(), exact[1], exact[2], use_input_stats=False
+    )
+    assert got.dtype == x.dtype
+    torch.testing.assert_close(got.double(), wanted, rtol=0.02, atol=0.02)
+    grads = torch.autograd.grad(got.sum(), (x, w, b))
+    for grad, leaf, other in zip(
+        grads, (x, w, b), torch.autograd.grad(wanted.sum(), exact), strict=True
+    ):
+        assert grad.dtype == leaf.dtype
+        torch.testing.assert_close(grad.double(), other, rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 def test_rms_norm_has_pytorchs_epsilon(dtype: torch.dtype, device: str) -> None:
     x = (torch.randn(4, 9, device=device) * 1e-4).to(dtype)
@@ -185,6 +209,13 @@ def test_gradients_of_gradients(kind: str, device: str) -> None:
     assert torch.autograd.gradcheck(mine, (x, w, b))
     assert torch.autograd.gradgradcheck(mine, (x, w, b))
     assert torch.autograd.gradgradcheck(lambda t: mine(t, None, None), (x,))
+
+
+def test_gradients_of_gradients_without_channels(device: str) -> None:
+    x = _leaf(5, 0, 3, device=device)
+    (grad,) = torch.autograd.grad(ops.instance_norm(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), x, allow_unused=True)
+    assert grad.shape == x.shape and (second is None or second.shape == x.shape)
 
 
 @pytest.mark.parametrize("frozen", ["x", "w", "b"])

@@ -138,6 +138,32 @@ def test_gradients_of_gradients(
 
     assert torch.autograd.gradcheck(f, (a, b, bias, z))
     assert torch.autograd.gradgradcheck(f, (a, b, bias, z))
+    for frozen in (a, b):  # the other's gradient alone
+        frozen.requires_grad_(False)
+        assert torch.autograd.gradcheck(f, (a, b, bias, z))
+        assert torch.autograd.gradgradcheck(f, (a, b, bias, z))
+        frozen.requires_grad_()
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_what_no_gradient_reads_is_not_kept(frozen: int, device: str) -> None:
+    leaves = [_leaf(2, 4, device=device), _leaf(3, 4, device=device)]
+    leaves[frozen].requires_grad_(False)
+    operands = [leaf * 1 for leaf in leaves]
+    kept: list[Tensor] = []
+
+    def keep(t: Tensor) -> Tensor:
+        kept.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        y = ops.linear(*operands)
+    assert [t.data_ptr() for t in kept] == [operands[frozen].data_ptr()]
+    y = ops.linear(*operands)
+    operands[1 - frozen].detach().add_(1)  # as layers that work in place do
+    (got,) = torch.autograd.grad(y.sum(), operands[1 - frozen])
+    expected = operands[frozen].sum(0).expand_as(got)
+    torch.testing.assert_close(got, expected)
 
 
 def test_pins_are_obeyed_in_forward_and_gradients(device: str) -> None:

@@ -266,6 +266,14 @@ def test_gradients_of_gradients(name: str, device: str) -> None:
     assert torch.autograd.gradgradcheck(GRADIENTS[name], (x,))
 
 
+@pytest.mark.parametrize("name", [name for name in GRADIENTS if "max" in name])
+def test_second_derivatives_by_the_input_are_zero(name: str, device: str) -> None:
+    x = torch.randn(2, 2, 5, 4, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(GRADIENTS[name](x).sum(), x, create_graph=True)
+    torch.autograd.backward(grad.square().sum())
+    assert x.grad is not None and torch.equal(x.grad, torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("mode", ["max", "avg_include"])
 def test_pins_are_obeyed_by_both_passes(mode: str, device: str) -> None:
     train = " train=true" if mode == "max" else ""

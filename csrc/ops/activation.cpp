@@ -358,8 +358,8 @@ struct ActivationBackwardGradient {
                                of_x ? y : inputs[1])};
     };
     const Tensor& at = from == Role::x ? x : y;
-    result[from == Role::x ? 1 : 2] =
-        gradients_of_formula(formula, {dy, at}, grads, {false, true})[1];
+    Tensor found = gradients_of_formula(formula, {dy, at}, grads, {false, true})[1];
+    result[from == Role::x ? 1 : 2] = found.defined() ? found : at::zeros_like(at);
     return result;
   }
 };

@@ -102,24 +102,24 @@ void check_arguments(LayerNormKind kind, const Tensor& input, const OptionalTens
 
 // --- the formulas
 
-// What is normalised together is one group of [batch, groups, channels / groups, space].
+// What is normalised together is one group of [batch, groups, channels, space].
 struct View {
-  SymInt batch, groups, channels, space;
+  SymInt batch, groups, channels, space;  // channels of a group
 };
 
 View view_of(LayerNormKind kind, const Tensor& input, int64_t groups) {
   if (input.dim() == 2) return {input.sym_size(0), 1, input.sym_size(1), 1};
   const SymInt& channels = input.sym_size(1);
-  SymInt count = kind == LayerNormKind::instance ? channels : SymInt(groups);
-  return {input.sym_size(0), count, channels, input.sym_size(2)};
+  if (kind == LayerNormKind::instance) return {input.sym_size(0), channels, 1, input.sym_size(2)};
+  return {input.sym_size(0), groups, channels / groups, input.sym_size(2)};
 }
 
 Tensor viewed(const Tensor& t, const View& v) {
-  return t.reshape_symint({v.batch, v.groups, v.channels / v.groups, v.space});
+  return t.reshape_symint({v.batch, v.groups, v.channels, v.space});
 }
 
 Tensor parameter_viewed(const Tensor& t, const View& v) {
-  return t.reshape_symint({1, v.groups, v.channels / v.groups, 1});
+  return t.reshape_symint({1, v.groups, v.channels, 1});
 }
 
 constexpr int64_t kTogether[] = {2, 3};    // dimensions of the view that are normalised over
@@ -152,9 +152,8 @@ std::vector<Tensor> gradients(LayerNormKind kind, const Tensor& grad_output, con
   Tensor g = weight.defined() ? dy * parameter_viewed(weight.to(compute), v) : dy;
   Tensor dx = g - n.x * (g * n.x).mean(kTogether, true);
   if (kind != LayerNormKind::rms) dx = dx - g.mean(kTogether, true);
-  return {(dx * n.invstd).reshape_symint(input.sym_sizes()),
-          (dy * n.x).sum(kOfChannels).reshape_symint({v.channels}),
-          dy.sum(kOfChannels).reshape_symint({v.channels})};
+  return {(dx * n.invstd).reshape_symint(input.sym_sizes()), (dy * n.x).sum(kOfChannels).flatten(),
+          dy.sum(kOfChannels).flatten()};
 }
 
 // --- the kernels
@@ -534,14 +533,19 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
     TORCH_CHECK_VALUE(running_mean, "torch_cudnn_ext::", kOp,
                       ": running_mean is missing, wanted one where use_input_stats is False");
     check_arguments(LayerNormKind::instance, x, weight, bias);
+    auto has_type_of_x = [&](const OptionalTensor& t) {
+      return !t || t->scalar_type() == x.scalar_type();
+    };
+    bool all = has_type_of_x(weight) && has_type_of_x(bias) && has_type_of_x(running_mean) &&
+               has_type_of_x(running_var);
+    auto dtype = all ? x.scalar_type() : compute_dtype(x.scalar_type());
     // Contiguous, since PyTorch 2.11's gradient on the CPU reads beside numbers that have gaps.
-    auto fitting = [&](const Tensor& t) {
-      auto dtype = x.scalar_type();
-      return (t.scalar_type() == dtype ? t : t.to(compute_dtype(dtype))).contiguous();
+    auto fitting = [&](const OptionalTensor& t) {
+      return t ? t->to(dtype).contiguous() : Tensor();
     };
     // Given statistics leave nothing to choose: this is one scale and shift a channel.
-    return at::batch_norm(x, contiguous_or_undefined(weight), bias, fitting(*running_mean),
-                          fitting(*running_var), false, 0, epsilon,
+    return at::batch_norm(x, fitting(weight), fitting(bias), fitting(running_mean),
+                          fitting(running_var), false, 0, epsilon,
                           at::globalContext().userEnabledCuDNN())
         .view_symint(input.sym_sizes());
   }
@@ -552,7 +556,7 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
   if (running_mean && x.sym_size(2) != 0) {
     at::NoGradGuard no_grad;
     std::vector<SymInt> instances{x.sym_size(0), x.sym_size(1)};
-    Tensor variance = invstd.pow(-2) - epsilon;
+    Tensor variance = (invstd.pow(-2) - epsilon).clamp_min(0);
     c10::SymFloat size = x.sym_size(2);
     update_running(*running_mean, mean.view_symint(instances), momentum);
     update_running(*running_var, variance.view_symint(instances) * at::Scalar(size / (size - 1)),

@@ -69,6 +69,7 @@ LrnProblem make_problem(LrnPass pass, const Form& form, const Tensor& x, bool me
 
 // Means over the window of each element, the window being full of zeros outside.
 Tensor window_means(const Tensor& t, const LrnProblem& p) {
+  if (t.sym_numel() == 0) return t;
   bool divisive = p.kind == LrnKind::divisive;
   Tensor out = t;
   for (int64_t dim = p.first_dim(); dim < (divisive ? t.dim() : 2); ++dim) {

@@ -201,7 +201,7 @@ struct MatmulGradient {
   static constexpr size_t kInputs = 4;  // a, b, bias, z
   bool transpose_a = false, transpose_b = false, relu = false;
   double alpha = 1, beta = 0;
-  std::vector<SymInt> z_sizes;
+  std::vector<SymInt> a_sizes, b_sizes, z_sizes;
   std::optional<std::string> policy;
 
   template <class F>
@@ -211,32 +211,34 @@ struct MatmulGradient {
     visit(relu);
     visit(alpha);
     visit(beta);
+    visit(a_sizes);
+    visit(b_sizes);
     visit(z_sizes);
     visit(policy);
   }
 
-  // alpha x y, in the sizes of `like`.
+  // alpha x y, summed to these sizes.
   Tensor product(const Tensor& x, bool transpose_x, const Tensor& y, bool transpose_y,
-                 const Tensor& like) const {
+                 SymIntArrayRef sizes) const {
     Tensor result = op().call(x, y, {}, transpose_x, transpose_y, alpha, 0, {}, "none", policy);
-    return at::sum_to(result, like.sym_sizes());
+    return at::sum_to(result, sizes);
   }
 
-  // `saved` is a, b, then y where relu comes last.
+  // `saved` is a and b, each where the other's gradient reads it, then y where relu comes last.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Tensor &a = saved[0], &b = saved[1];
     Tensor grad = relu ? grads[0].masked_fill(saved[2] <= 0, 0) : grads[0];
     variable_list result(kInputs);
     if (needed[0]) {
-      result[0] = transpose_a ? product(b, transpose_b, grad, true, a)
-                              : product(grad, false, b, !transpose_b, a);
+      result[0] = transpose_a ? product(b, transpose_b, grad, true, a_sizes)
+                              : product(grad, false, b, !transpose_b, a_sizes);
     }
     if (needed[1]) {
       // One matrix for all rows of a: one product over all rows.
-      bool rows = b.dim() == 2 && a.dim() > 2 && !transpose_a;
+      bool rows = b_sizes.size() == 2 && a.dim() > 2 && !transpose_a;
       Tensor x = rows ? a.flatten(0, -2) : a, dy = rows ? grad.flatten(0, -2) : grad;
-      result[1] = transpose_b ? product(dy, true, x, transpose_a, b)
-                              : product(x, !transpose_a, dy, false, b);
+      result[1] = transpose_b ? product(dy, true, x, transpose_a, b_sizes)
+                              : product(x, !transpose_a, dy, false, b_sizes);
     }
     if (needed[2]) result[2] = at::sum_to(grad, grad.sym_sizes().slice(grad.dim() - 1));
     if (needed[3]) result[3] = at::sum_to(grad * beta, SymIntArrayRef(z_sizes));
@@ -262,10 +264,12 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
         g.alpha = alpha;
         g.beta = beta;
         g.relu = activation_of(activation) == Activation::relu;
+        g.a_sizes = a.sym_sizes().vec();
+        g.b_sizes = b.sym_sizes().vec();
         if (added.defined()) g.z_sizes = added.sym_sizes().vec();
         g.policy = policy_to_save(MatmulProblem::kFamily, policy);
-        save_input(node, a);
-        save_input(node, b);
+        save_input(node, node.should_compute_output(1) ? a : Tensor());
+        save_input(node, node.should_compute_output(0) ? b : Tensor());
         if (g.relu) save_result(node, results[0]);
       })[0];
 }

@@ -669,7 +669,7 @@ Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntAr
 // places anew.
 struct MaxPoolBackwardGradient {
   static constexpr const char* kName = "TorchCudnnExtMaxPoolBackwardBackward";
-  static constexpr size_t kInputs = 1;  // grad_output
+  static constexpr size_t kInputs = 2;  // grad_output, input: its gradient is zero
   Windows w;
 
   template <class F>
@@ -677,11 +677,15 @@ struct MaxPoolBackwardGradient {
     w.attributes(visit);
   }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
-    if (!needed[0]) return {Tensor()};
-    auto dims = static_cast<int64_t>(w.window.size());
-    Tensor indices = indices_in(saved[0]);
-    Tensor gathered = grads[0].flatten(-dims).gather(-1, indices.flatten(-dims));
-    return {gathered.view_symint(indices.sym_sizes())};
+    variable_list result(kInputs);
+    if (needed[0]) {
+      auto dims = static_cast<int64_t>(w.window.size());
+      Tensor indices = indices_in(saved[0]);
+      Tensor gathered = grads[0].flatten(-dims).gather(-1, indices.flatten(-dims));
+      result[0] = gathered.view_symint(indices.sym_sizes());
+    }
+    if (needed[1]) result[1] = at::zeros_like(saved[0]);
+    return result;
   }
 
  private:
@@ -709,7 +713,7 @@ Tensor max_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
                                   SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil,
                                   bool adaptive, OptionalPolicy policy) {
   return run_with_gradient<MaxPoolBackwardGradient>(
-      {grad_output}, 1,
+      {grad_output, input}, 1,
       [&]() -> std::array<Tensor, 1> {
         return {max_pool_backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
                                                   input, output, reserve, kernel_size, stride,
