@@ -457,6 +457,7 @@ def test_a_file_of_choices_is_checked_first(
         for path, text in (
             (damaged, "line 1: "),
             (tmp_path, "Is a directory"),
+            (Path("/dev/null"), "Not a regular file: '/dev/null'"),
             (tmp_path / "none" / "choices", f"No such file or directory: '{tmp_path}/none/choi"),
         ):
             assert main([*command, "--device", "cpu", "--choices", str(path)]) == 2
@@ -506,6 +507,10 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     file.write_text("")
     assert main(["profile", "--choices", str(file)]) == 2
     assert f"--choices: got '{file}', which holds no choices" in capsys.readouterr().err
+    file.write_text("[" * 100_000)
+    assert main(["profile", "--choices", str(file)]) == 2
+    assert f"--choices: {file}, line 1: " in (error := capsys.readouterr().err)
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["profile", "bench"])
@@ -666,6 +671,15 @@ def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, comma
     if command != "explain":  # which tells that too
         assert main([*arguments, f"{networks}:foreign"]) == 2
         assert "--model: Hardsigmoid called no operator" in capsys.readouterr().err
+
+
+def test_problems_may_come_through_a_pipe(capsys: Capture) -> None:
+    read, write = os.pipe()
+    os.write(write, f"{LINE}\n".encode())
+    os.close(write)
+    assert main(["list", "--problems", f"/dev/fd/{read}", "--device", "cpu"]) == 0
+    os.close(read)
+    assert LINE in capsys.readouterr().out
 
 
 def test_a_file_without_problems_is_refused(capsys: Capture, tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ def test_a_policy_that_fits_not_all_changes_nothing() -> None:
         convert(model, to="caffe")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got cpu:im2col for softmax_fwd, .*cpu:online"):
         convert(model, policy="cpu:im2col")
+    with pytest.raises(ValueError, match="got cpu:nope for softmax_fwd, wanted"):
+        convert(model[0], policy="softmax_fwd=cpu:nope")
     assert type(model[0]) is tnn.Conv2d
     convert(copy.deepcopy(model), policy="cpu:im2col;on_unsupported=fallback")
     convert(model[0], policy="guess_once")
@@ -184,6 +186,17 @@ def test_a_shared_module_stays_shared() -> None:
     assert model[0] is model[2] is layer and type(layer) is nn.Conv2d
     twin = copy.deepcopy(model)
     assert twin[0] is twin[2] is not layer
+
+
+@pytest.mark.parametrize("excluded", ["b", "b.0"])
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_what_is_excluded_is_left_under_its_other_names(excluded: str, order: str) -> None:
+    layer = tnn.Conv2d(3, 3, 1)
+    parts = {"a": layer, "b": tnn.Sequential(layer, tnn.ReLU())}
+    model = tnn.ModuleDict({name: parts[name] for name in order})
+    convert(model, exclude=lambda name, module: name == excluded)
+    assert type(layer) is tnn.Conv2d
+    assert type(model.get_submodule("b.1")) is (tnn.ReLU if excluded == "b" else nn.ReLU)
 
 
 class Own(tnn.Conv2d):

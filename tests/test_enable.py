@@ -418,6 +418,19 @@ def test_tuning_a_model_ahead_leaves_nothing_to_measure(device: str, train: bool
         tuning.tune_model(nn.Identity(), None)
 
 
+def test_tuning_a_model_while_enabled_leaves_that_as_it_is() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 6, 6)
+    with enabled("autotune;deterministic;backends=aten,cpu"):
+        before = _C.resolved_policy(None)
+        best = tuning.tune_model(model, x, train=False, time_budget_s=0.1)
+        assert [line.split()[0] for line in best] == ["conv_fwd", "softmax_fwd"]
+        assert all("deterministic" in entry["constraints"] for entry in tuning.choices())
+        assert is_enabled() and _C.resolved_policy(None) == before
+        table = tuning.choices()
+        model(x)
+        assert tuning.choices() == table  # nothing was left to measure
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_compiled_model_of_all_kinds(device: str, training: bool) -> None:
     model, x = AllKinds(recurrent=False).to(device).train(training), images(device, 16)

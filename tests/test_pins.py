@@ -1,6 +1,7 @@
 """Choices by the name of a layer, in models that stay as they are."""
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -156,6 +157,32 @@ def test_repinning_and_unpinning(net: Net, device: str) -> None:
     with pytest.raises(KeyError), pinned(net, {"up": "autotune"}):
         raise KeyError
     assert pin_of(net.up) is None
+
+
+def test_a_layer_that_was_converted_inside_keeps_its_class() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    apply_pins(model, {"*": "cpu:im2col"})
+    before = pin_of(model[1])
+    with pytest.raises(KeyError, match="mine"), pinned(model, {"0": "cpu:direct"}):
+        clear_pins(model)
+        convert(model, exclude=lambda name, module: name == "1")
+        raise KeyError("mine")
+    assert type(model[0]) is our_nn.Conv2d and model[0].policy is None
+    assert before is not None and pin_of(model[1]) is before
+
+
+def test_a_layer_that_was_taken_out_inside_is_unpinned_too() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    apply_pins(model, {"1": "cpu:im2col"})
+    layers, other = [*model], nn.Sequential()
+    with pinned(model, {"*": "cpu:direct"}):
+        for i in range(3):
+            model[i] = nn.Conv2d(4, 4, 3)
+        other.append(layers[2])
+        apply_pins(other, {"0": "cpu:fft"})
+    pins = [pin_of(layer) for layer in layers]
+    assert [pin and pin.patterns for pin in pins] == [None, ("1",), ("0",)]
+    assert type(layers[0]) is nn.Conv2d and not any(map(pin_of, model))
 
 
 @pytest.mark.parametrize("first", ["compile", "pin"])
@@ -614,6 +641,33 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rules: 'conv_fwd q=1': .*no field"):
         save_pins(path, {}, {"conv_fwd q=1": "autotune"})
     assert not path.exists()
+
+
+@pytest.mark.parametrize("pattern", ["*", "\udc80"])
+def test_what_cannot_be_written_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    path = tmp_path / "pins.toml"
+    save_pins(path, {"old": "autotune"})
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("os.fsync", full)
+    wanted = (OSError, "no space") if pattern == "*" else (ValueError, "pins: .*surrogates")
+    with pytest.raises(wanted[0], match=wanted[1]):
+        save_pins(path, {pattern: "autotune"})
+    assert load_pins(path) == {"old": "autotune"}
+    assert [file.name for file in tmp_path.iterdir()] == ["pins.toml"]
+
+
+def test_pins_are_saved_to_what_is_open_too(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    for file in (write, os.open(tmp_path / "open", os.O_RDWR | os.O_CREAT)):
+        save_pins(f"/dev/fd/{file}", {"0": "autotune"})
+        assert b'"0" = "autotune"' in os.read(read if file == write else file, 1000)
+        os.close(file)
+    os.close(read)
 
 
 def test_files_say_what_to_mend(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,8 @@ def test_best_pins_the_first_rank_and_runs(measured: Profile) -> None:
     pass_name = layer.op.removeprefix("conv_")
     assert _fields(policy)[pass_name] == layer.ranked[0]["algorithm"]
     assert _C.choose(layer.problem, "cpu", str(policy))["algorithm"] == _fields(policy)[pass_name]
+    with pytest.raises(KeyError, match="got 'zz', wanted none: these layers have no names"):
+        measured.best(layer="zz")
 
 
 def test_best_keeps_its_constraints() -> None:
@@ -399,6 +402,8 @@ def test_a_model_without_convolutions_and_a_wrong_pass_are_refused() -> None:
         ValueError, match="passes: got 'forward', wanted some of fwd,bwd,infer,bwd_data"
     ):
         convolutions(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), ["forward"])
+    with pytest.raises(TypeError, match=r"passes: got 'fwd' \(str\), wanted a list"):
+        profile_model(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), passes="fwd", device="cpu")
 
 
 def test_all_kinds_are_profiled_with_their_shares() -> None:
@@ -492,6 +497,19 @@ def test_a_model_s_profile_gives_a_policy_for_each_layer() -> None:
         result.best(layer="nothing")
 
 
+def test_a_layer_that_nothing_keeps_the_cap_of_is_left_out() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Softmax(1))
+    result = profile_model(model, torch.randn(2, 3, 4), device="cpu", time_budget_s=0.05)
+    assert set(result.best_by_layer(max_workspace="1GiB")) == {"0", "1"}
+    for row in next(layer for layer in result.layers if "0" in layer.names).rows:
+        row["workspace_bytes"] = 2**31
+    assert set(result.best_by_layer(max_workspace="1GiB")) == {"1"}
+    with pytest.raises(ValueError, match="no algorithm for max_workspace=1GiB"):
+        result.best(max_workspace="1GiB", layer="0")
+    with pytest.raises(ValueError, match="max_workspace: got 'lots'"):
+        result.best_by_layer(max_workspace="lots")
+
+
 def test_a_linear_layer_has_a_pin_where_its_three_products_agree() -> None:
     model = nn.Linear(4, 3)
     result = profile_model(model, torch.randn(2, 4), device="cpu", time_budget_s=0.05)
@@ -536,6 +554,8 @@ def test_settings_are_checked() -> None:
         tuning.tune([1], device="cpu")  # type: ignore[list-item]
     with pytest.raises(ValueError, match="min_samples: got 0"):
         make_settings("cpu", min_samples=0)
+    with pytest.raises(ValueError, match="min_samples: got 'a', wanted at least 1"):
+        profile(PROBLEM, min_samples="a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"problem: got \[\] \(list\), wanted a problem line"):
         profile([])  # type: ignore[arg-type]
 
@@ -742,6 +762,23 @@ def test_a_line_cut_off_within_a_character_is_dropped(tmp_path: Path) -> None:
         path.write_bytes(whole + torn)
         assert Journal(path).get("a", dict) == {"x": 1}
         assert path.read_bytes() == whole
+
+
+def test_a_torn_journal_is_whole_or_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "finished.jsonl"
+    Journal(path).add("one", {"a": 1})
+    path.write_text(text := path.read_text() + '{"key": "tw')
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        Journal(path)
+    assert path.read_text() == text
+    assert [file.name for file in tmp_path.iterdir()] == ["finished.jsonl"]
 
 
 def test_a_journal_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
@@ -1121,6 +1158,10 @@ def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: st
         ("build_ms", -1.0),
         ("notes", None),
         ("notes", [1]),
+        ("workspace_bytes", 10**30),
+        ("samples", 2**70),
+        ("error", 10**400),
+        ("status", "weird"),
     ],
 )
 def test_a_measurement_of_other_types_is_refused(tmp_path: Path, field: str, value: Any) -> None:
@@ -1134,6 +1175,43 @@ def test_a_measurement_of_other_types_is_refused(tmp_path: Path, field: str, val
     with pytest.raises(ValueError, match=f"line 1: {field} is .*, wanted one of "):
         tuning.import_choices(path)
     assert tuning.choices() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: "[" * 100_000, "recursion"),
+        (lambda text: text.replace('"constraints": "', '"constraints": "foo=bar;'), "'foo' is unk"),
+        (lambda text: text.replace('"source": "', '"source": "\\ud800', 1), "surrogates"),
+        (lambda text: re.sub(r'"notes": \[.*?\]', '"notes": ["zork"]', text), "zork"),
+        (lambda text: re.sub(r'"median_ms": [\d.e-]+', '"median_ms": null', text), "is null, want"),
+    ],
+)
+def test_a_fault_is_told_with_its_line(
+    tmp_path: Path, change: Callable[[str], str], message: str
+) -> None:
+    tuning.tune(PROBLEM, device="cpu", policy="backends=aten", time_budget_s=0.1)
+    path = tmp_path / "choices.jsonl"
+    tuning.export_choices(path)
+    path.write_text((text := path.read_text()) + change(text))
+    tuning.reset()
+    for read in (tuning.import_choices, tuning.add_choices, tuning.read_choices):
+        with pytest.raises(ValueError, match=f"choices.jsonl, line 2: .*{message}"):
+            read(path)
+    assert tuning.choices() == []
+
+
+def test_a_pipe_or_a_device_is_no_file_of_choices(tmp_path: Path) -> None:
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link, Path("/dev/null")):
+        for write in (tuning.add_choices, tuning.export_choices):
+            with pytest.raises(OSError, match=f"Not a regular file: '{path}'"):
+                write(path)
+    assert pipe.is_fifo() and link.is_symlink() and not Path("/dev/null").is_file()
+    assert {file.name for file in tmp_path.iterdir()} == {"pipe", "link"}
 
 
 def test_an_export_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:

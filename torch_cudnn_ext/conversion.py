@@ -13,7 +13,7 @@ exchange too, for a hidden class (`Pinned`): what a pinned layer keeps of its po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import nn
-from .policy import Policy, PolicyLike, check_pin
+from .policy import Policy, PolicyLike, check_named_pins, check_pin
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
@@ -82,13 +82,15 @@ def convert(
     pin goes on to hold: call `clear_pins` first.
 
     ``torch.nn.TransformerEncoderLayer`` and ``TransformerEncoder`` are kept from their fast paths,
-    which would not call their layers, as long as layers in them are this package's or pinned.
+    which would not call their layers, as long as layers in them are this package's or pinned. Give
+    the outermost of these: an encoder around the model is not seen, and may hand its layers nested
+    tensors, which they then cannot take.
 
     Args:
         model: Any module. One that occurs several times in it is still one module afterwards.
         to: ``cudnn`` for the classes of this package, ``torch`` for PyTorch's.
-        exclude: Called with the qualified name and the module; where it gives something truthy, the
-            module and all within it are left untouched.
+        exclude: Called with the qualified name and the module, under each of its names; where it
+            gives something truthy, the module and all within it are left untouched.
         policy: The policy of the layers that become this package's.
 
     Returns:
@@ -107,6 +109,7 @@ def convert(
         for step in conversion_steps(model, to, exclude)
         if step.becomes is not None
     ]
+    check_named_pins(policy)
     policies: dict[type[torch.nn.Module], Policy] = {
         cls: checked_for(cls, policy) for _, cls in changes if issubclass(cls, nn.Tunable)
     }
@@ -114,7 +117,7 @@ def convert(
         exchange(module, cls)
         if isinstance(module, nn.Tunable) and policies[cls].text:
             module.policy = policies[cls]
-    settle_fast_paths(model)
+    settle_fast_paths(model.modules())
     return model
 
 
@@ -147,7 +150,12 @@ def conversion_steps(
         table = {cls: replaced for replaced, cls in ours.items()}
     else:
         raise ValueError(f"convert: got to={to!r}, wanted 'cudnn' or 'torch'")
-    return list(_steps(model, "", table, exclude, set()))
+    excluded: set[torch.nn.Module] = set()
+    if exclude is not None:
+        for name, module in model.named_modules(remove_duplicate=False):
+            if module not in excluded and exclude(name, module):
+                excluded.update(module.modules())
+    return list(_steps(model, "", table, excluded, set()))
 
 
 def check_model(function: str, model: object) -> None:
@@ -196,13 +204,13 @@ def _steps(
     module: torch.nn.Module,
     name: str,
     table: dict[type[torch.nn.Module], type[torch.nn.Module]],
-    exclude: Exclude | None,
+    excluded: set[torch.nn.Module],
     seen: set[torch.nn.Module],
 ) -> Iterator[Step]:
     if module in seen:
         return
     seen.add(module)
-    if exclude is not None and exclude(name, module):
+    if module in excluded:
         yield Step(name, module, None, "excluded")
         return
     if isinstance(module, torch.jit.ScriptModule):
@@ -214,7 +222,7 @@ def _steps(
     elif reason:
         yield Step(name, module, None, reason)
     for child_name, child in module.named_children():
-        yield from _steps(child, f"{name}.{child_name}".lstrip("."), table, exclude, seen)
+        yield from _steps(child, f"{name}.{child_name}".lstrip("."), table, excluded, seen)
 
 
 def _reason(
@@ -374,9 +382,9 @@ def _on_another(
     return type(cls.__name__, (base,), own)
 
 
-def settle_fast_paths(model: torch.nn.Module) -> None:
+def settle_fast_paths(modules: Iterable[torch.nn.Module]) -> None:
     """Keep modules of PyTorch's off their fast paths while layers in them are of this package."""
-    for module in model.modules():
+    for module in modules:
         kept = vars(module)
         name = next((n for cls, n in _FAST_PATHS.items() if isinstance(module, cls)), None)
         if name is None:
@@ -404,13 +412,13 @@ def converted(model: torch.nn.Module) -> Iterator[None]:
     try:
         for module, ours in changes:
             done.append((module, type(module), exchange(module, ours)))
-        settle_fast_paths(model)
+        settle_fast_paths(model.modules())
         yield
     finally:
         for module, before, taken in done:
             exchange(module, before)
             vars(module).update(taken)
-        settle_fast_paths(model)
+        settle_fast_paths(model.modules())
 
 
 def _class_for_a_while(module: torch.nn.Module) -> type[torch.nn.Module] | None:

@@ -33,6 +33,7 @@ from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, operators, pol
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
 _TAG = "torch_cudnn_ext"
+_policy = ""  # what `enable` was told
 
 
 def enable(policy: PolicyLike = None) -> None:
@@ -53,10 +54,10 @@ def enable(policy: PolicyLike = None) -> None:
     with _lock:
         _C.enable_overrides()
         try:
-            _C.set_enabled_policy(text)
+            _set_policy(text)
             backends.install()
         except (TypeError, ValueError):
-            _C.set_enabled_policy("")
+            _set_policy("")
             _C.disable_overrides()
             raise
         _forget_compiled()
@@ -74,7 +75,7 @@ def disable() -> None:
     """
     with _lock:
         _C.disable_overrides()
-        _C.set_enabled_policy("")
+        _set_policy("")
         backends.uninstall()
         _forget_compiled()
         config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
@@ -102,6 +103,26 @@ def enabled(policy: PolicyLike = None) -> Iterator[None]:
     finally:
         if is_enabled():  # else an error from inside would be lost to ours
             disable()
+
+
+@contextmanager
+def enabled_anew(policy: str) -> Iterator[None]:
+    """`enabled`, which it may be already: then this policy goes before that one meanwhile.
+
+    Raises:
+        ValueError: ``policy`` is no policy.
+    """
+    if not is_enabled():
+        with enabled(policy):
+            yield
+        return
+    before = _policy
+    _set_policy(_C.merged_policy(_for_all_operators(policy), before))
+    try:
+        yield
+    finally:
+        if is_enabled():
+            _set_policy(before)
 
 
 def declined(reset: bool = False) -> dict[str, int]:
@@ -215,6 +236,12 @@ def check_rule(matcher: str, use: str) -> None:
     canonical = _C.check_rule(matcher, use)
     family, name = operators()[matcher.split(maxsplit=1)[0]]
     check_pin(Policy.parse(canonical, family), name)
+
+
+def _set_policy(text: str) -> None:
+    global _policy
+    _C.set_enabled_policy(text)
+    _policy = text
 
 
 def _for_all_operators(text: str) -> str:

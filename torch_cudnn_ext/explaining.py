@@ -20,6 +20,7 @@ from torch_cudnn_ext import _C, report
 from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import eager_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
+from torch_cudnn_ext.files import write_text
 from torch_cudnn_ext.measuring import BASELINE
 from torch_cudnn_ext.pins import pin_of, standing_for
 from torch_cudnn_ext.workload import (
@@ -174,7 +175,7 @@ def trace(
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
     lines = [f"{one.problem}  # {', '.join(one.names)} x{one.count}" for one in layers]
     if path is not None:
-        Path(path).write_text("\n".join(lines) + "\n")
+        write_text(path, "\n".join(lines) + "\n")
     return lines
 
 

@@ -16,7 +16,7 @@ import json
 import re
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +39,9 @@ from torch_cudnn_ext.conversion import (
     unwrapped_model,
 )
 from torch_cudnn_ext.enabling import check_rule, rule_text
+from torch_cudnn_ext.files import write_text
 from torch_cudnn_ext.nn import Tunable
-from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, operators, policy_text
+from torch_cudnn_ext.policy import Policy, PolicyLike, check_named_pins, operators, policy_text
 
 Pins = Mapping[str, PolicyLike]
 
@@ -64,8 +65,10 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
     """Pin layers by name, in place of all pins that the model had.
 
     ``torch.nn.TransformerEncoderLayer`` and ``TransformerEncoder`` with pinned layers are kept from
-    their fast paths, which would not call these. A pin of ``guess_once`` or ``time_once`` chooses
-    anew when its layer is copied, unpickled, moved or cast, as modules of `nn` do.
+    their fast paths, which would not call these. Give the outermost of these: an encoder around the
+    model is not seen, and may hand its layers nested tensors, which they then cannot take. A pin of
+    ``guess_once`` or ``time_once`` chooses anew when its layer is copied, unpickled, moved or cast,
+    as modules of `nn` do.
 
     Args:
         model: A module. Its own code and its parameters are left as they are.
@@ -83,31 +86,36 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
             then nothing changes.
     """
     model = unwrapped_model("apply_pins", model)
-    _replace(model, _resolve(model, pins, stacklevel=3))
+    _replace([*model.modules()], _resolve(model, pins, stacklevel=3))
 
 
 def clear_pins(model: torch_nn.Module) -> None:
     """Take all pins of a model back."""
-    _replace(unwrapped_model("clear_pins", model), {})
+    _replace([*unwrapped_model("clear_pins", model).modules()], {})
 
 
 @contextmanager
 def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
     """`apply_pins` inside a ``with`` block; behind it the model has the pins that it had before.
 
-    A backward keeps to the pins of its forward.
+    So have layers that were taken out of it inside. One that was converted inside has no pin. A
+    backward keeps to the pins of its forward.
 
     Raises:
         TypeError: As `apply_pins`.
         ValueError: As `apply_pins`.
     """
     model = unwrapped_model("pinned", model)
-    before = {m: pin for m in model.modules() if (pin := pin_of(m)) is not None}
-    _replace(model, _resolve(model, pins, stacklevel=4))  # past contextlib
+    modules = [*model.modules()]
+    before = {m: pin for m in modules if (pin := pin_of(m)) is not None}
+    inside = _resolve(model, pins, stacklevel=4)  # past contextlib
+    _replace(modules, inside)
     try:
         yield
     finally:
-        _replace(model, before)
+        # Not what was taken out and, as part of another model, pinned anew.
+        left = {*model.modules(), *(m for m in modules if pin_of(m) is inside.get(m))}
+        _replace(left, {m: pin for m, pin in before.items() if m in left})
 
 
 def pin_of(module: torch_nn.Module) -> Pin | None:
@@ -123,13 +131,14 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
     """Write pins of layers, and rules by problem, to a TOML file, in their order.
 
     Args:
-        path: Where; what is there is replaced.
+        path: Where; what is there is replaced, and on an error stays.
         pins: As `apply_pins` takes them.
         rules: As `apply_rules` takes them.
 
     Raises:
         TypeError: A policy has a type that stands for none.
         ValueError: A pattern or a policy is none that `load_pins` would take; nothing is written.
+        OSError: The file cannot be written.
     """
     _check_pins(pins)
     lines = [
@@ -141,21 +150,12 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
         text = policy_text(policy, family) or ""
         if family != "conv":  # in a file nothing tells the family of a single "fwd"
             text = _C.canonical_policy(text, family, "conv")
-        try:
-            _check_line(_LAYERS, pattern, text)
-        except ValueError as error:
-            raise ValueError(f"pins: {pattern!r}: {error}") from error
-        lines.append(f"{_toml_string(pattern)} = {_toml_string(text)}")
+        lines.append(_line("pins", _LAYERS, pattern, text))
     if rules:
         lines += ["", "# And by problem, likewise.", f"[{_PROBLEMS}]"]
         for matcher, use in rules.items():
-            text = rule_text(matcher, use)
-            try:
-                _check_line(_PROBLEMS, matcher, text)
-            except ValueError as error:
-                raise ValueError(f"rules: {matcher!r}: {error}") from error
-            lines.append(f"{_toml_string(matcher)} = {_toml_string(text)}")
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            lines.append(_line("rules", _PROBLEMS, matcher, rule_text(matcher, use)))
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def load_pins(path: str | Path) -> dict[str, str]:
@@ -212,6 +212,17 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
     return found
 
 
+def _line(argument: str, table: str, key: str, text: str) -> str:
+    """A line of a file; ValueError, which names the argument, where it would be none."""
+    line = f"{_toml_string(key)} = {_toml_string(text)}"
+    try:
+        line.encode()  # no lone surrogates
+        _check_line(table, key, text)
+    except ValueError as error:
+        raise ValueError(f"{argument}: {key!r}: {error}") from error
+    return line
+
+
 def _check_line(table: str, key: str, text: str) -> None:
     """ValueError where a line of a file would be none."""
     if table == _PROBLEMS:
@@ -255,7 +266,7 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
     found: dict[torch_nn.Module, tuple[str, tuple[str, ...]]] = {}
     for pattern, policy in pins.items():
         try:
-            _check_named(policy)
+            check_named_pins(policy)
         except ValueError as error:
             raise ValueError(f"pins: {pattern!r} is {policy!r}: {error}") from error
         matches = _compiled(pattern)
@@ -354,7 +365,7 @@ def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
 
 def _check_fits_some(text: str) -> None:
     """ValueError where a policy text can be read for no family of operators."""
-    _check_named(text)
+    check_named_pins(text)
     reasons: dict[str, str] = {}
     for ours in counterparts().values():
         try:
@@ -368,21 +379,6 @@ def _check_fits_some(text: str) -> None:
     raise ValueError(
         f"{text!r} is no policy for layers of {', '.join(reasons)}; for {family}: {knowing[family]}"
     )
-
-
-def _check_named(policy: PolicyLike) -> None:
-    """ValueError where a choice that names its operator is none of that operator's."""
-    if isinstance(policy, Mapping):
-        parts = [f"{key}={value}" for key, value in policy.items()]
-    else:
-        family = policy.family if isinstance(policy, Policy) else "conv"
-        parts = (policy_text(policy, family) or "").split(";")
-    falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)
-    for part in parts:
-        operator = operators().get(part.partition("=")[0].strip())
-        if operator is not None and not falls_back:
-            family, name = operator
-            check_pin(Policy.parse(part, family), name)
 
 
 def standing_for(module: torch_nn.Module) -> type[Tunable] | None:
@@ -400,13 +396,15 @@ def _out_of_reach(module: torch_nn.Module, ours: type[Tunable]) -> str:
     return ""
 
 
-def _replace(model: torch_nn.Module, pins: Mapping[torch_nn.Module, Pin]) -> None:
-    """Make these the pins of the model, and no others."""
-    for module in model.modules():
+def _replace(modules: Collection[torch_nn.Module], pins: Mapping[torch_nn.Module, Pin]) -> None:
+    """Make these the pins of the modules, and no others."""
+    for module in modules:
         if isinstance(module, Pinned):
             exchange(module, class_without_pin(module))
     for module, pin in pins.items():
+        if isinstance(module, Tunable):  # converted since it was pinned
+            continue
         exchange(module, class_with_pin(module))
         assert isinstance(module, Pinned)
         module.obey(pin)
-    settle_fast_paths(model)
+    settle_fast_paths(modules)

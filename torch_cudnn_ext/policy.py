@@ -294,6 +294,26 @@ def check_pin(policy: Policy, name: str) -> None:
         )
 
 
+def check_named_pins(policy: PolicyLike) -> None:
+    """Raise where a choice that names its operator (``softmax_fwd``) is none of that operator's.
+
+    Raises:
+        TypeError: It has a type that stands for no policy.
+        ValueError: The operator has no such algorithm, and the policy does not fall back.
+    """
+    if isinstance(policy, Mapping):
+        parts = [f"{key}={value}" for key, value in policy.items()]
+    else:
+        family = policy.family if isinstance(policy, Policy) else "conv"
+        parts = (policy_text(policy, family) or "").split(";")
+    falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)
+    for part in parts:
+        operator = operators().get(part.partition("=")[0].strip())
+        if operator is not None and not falls_back:
+            family, name = operator
+            check_pin(Policy.parse(part, family), name)
+
+
 @cache
 def algorithms_of(family: str, name: str) -> list[str]:
     """The algorithms of a pass, without options; whether they can run here or not."""

@@ -151,8 +151,8 @@ def make_settings(
         target = DEFAULT_TARGET
     if time_budget_s is not None:
         check_time_budget(time_budget_s)
-    if min_samples is not None and min_samples < 1:
-        raise ValueError(f"min_samples: got {min_samples}, wanted at least 1")
+    if min_samples is not None and (not isinstance(min_samples, int) or min_samples < 1):
+        raise ValueError(f"min_samples: got {min_samples!r}, wanted at least 1")
     on_cpu = chosen == "cpu"
     text = _C.canonical_policy(policy_text(policy) or "")
     return Settings(
@@ -289,7 +289,9 @@ class Profile:
         if layer is not None:
             chosen = [profile for profile in self.layers if layer in profile.names]
             if not chosen:
-                raise KeyError(f"layer: got {layer!r}, wanted one of {', '.join(self.names())}")
+                names = ", ".join(self.names())
+                wanted = f"one of {names}" if names else "none: these layers have no names"
+                raise KeyError(f"layer: got {layer!r}, wanted {wanted}")
         pins = self._pins(chosen, max_workspace, deterministic)
         if pins is None:
             raise ValueError(
@@ -308,10 +310,7 @@ class Profile:
         """By pass the algorithm that is the best on all its problems, if there is one."""
         if len({profile.family for profile in profiles}) > 1:
             return None
-        cap = None
-        if max_workspace is not None:
-            text = field_text("max_workspace", "max_workspace", max_workspace)
-            cap = _C.workspace_cap(text, self.settings.device)
+        cap = self._cap(max_workspace)
         pins: dict[str, str] = {}
         for profile in profiles:
             row = profile.best(cap, deterministic)
@@ -325,6 +324,13 @@ class Profile:
                 return None
         return pins
 
+    def _cap(self, max_workspace: int | str | None) -> int | None:
+        """A cap on workspaces in bytes."""
+        if max_workspace is None:
+            return None
+        text = field_text("max_workspace", "max_workspace", max_workspace)
+        return _C.workspace_cap(text, self.settings.device)
+
     def best_by_layer(
         self, max_workspace: int | str | None = None, deterministic: bool = False
     ) -> dict[str, Policy]:
@@ -333,10 +339,14 @@ class Profile:
         Left out are modules that call several kinds of operators, and those with several problems
         of one pass whose best algorithms differ; `autotune` fits these. That may be a module
         called on several shapes, or a linear layer, whose gradients are two more forward problems.
+        So are modules with a problem of which no algorithm keeps the constraints.
         """
         policies = {}
+        cap = self._cap(max_workspace)
         for name in self.names():
             of_module = [profile for profile in self.layers if name in profile.names]
+            if not all(profile.best(cap, deterministic) for profile in of_module):
+                continue
             if self._pins(of_module, max_workspace, deterministic) is not None:
                 policies[name] = self.best(max_workspace, deterministic, layer=name)
         return policies
@@ -532,7 +542,7 @@ def profile_model(
         progress: Told of every problem and algorithm; may raise to stop.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``passes`` is a text.
         ValueError: The model calls no operator of this package, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """

@@ -6,13 +6,14 @@ device under one set of constraints a line, and `import_choices` reads it in ano
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import math
 import os
 import sys
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,17 +23,19 @@ from torch.utils._pytree import tree_leaves
 
 from . import _C
 from .conversion import eager_model
-from .enabling import enabled
+from .enabling import enabled_anew
 from .explaining import trace
+from .files import naming, read_lines, write_text
 from .measuring import Progress, Task, measure_tasks
 from .policy import PolicyLike, policy_text
 from .profiling import check_time_budget, checked_device
-from .workload import read_lines
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
 
 _ENTRY_FIELDS = {"problem": str, "device": str, "constraints": str, "measurements": list}
+_STATUSES = ("ok", "unsupported", "excluded", "needs a driver", "failed", "rejected")
+_MOST = 2**63 - 1  # of a count
 _NUMBER, _NONE = (int, float), type(None)
 _MEASUREMENT_FIELDS: dict[str, tuple[type, ...]] = {
     "algorithm": (str,),
@@ -130,8 +133,9 @@ def tune_model(
     """Tune what an unmodified network meets under ``enable("autotune")``, ahead of its first run.
 
     The network runs once to see its problems, as in `trace`: call this inside ``torch.autocast``
-    for what holds there. What is in the table already is neither measured nor searched again,
-    unless autotune left algorithms out.
+    for what holds there. Where `enable` was called, its constraints hold for the measurements too,
+    and it stays enabled as it was. What is in the table already is neither measured nor searched
+    again, unless autotune left algorithms out.
 
     Args:
         model: Any module, on one device.
@@ -158,12 +162,13 @@ def tune_model(
     place = checked_device(tensors[0].device)
     text = policy_text(policy) or ""
     problems = []
-    with enabled("heuristic"):
-        for line in trace(model, inputs, train=train):
-            info = _C.problem_info(problem := line.partition("  #")[0])
-            is_led = info["pass_name"] != "fwd" and bool(info["coupled"])  # by its forward
-            if not is_led and _C.tuned(problem, place, text) is None:
-                problems.append(problem)
+    with enabled_anew("heuristic"):
+        lines = trace(model, inputs, train=train)
+    for line in lines:
+        info = _C.problem_info(problem := line.partition("  #")[0])
+        is_led = info["pass_name"] != "fwd" and bool(info["coupled"])  # by its forward
+        if not is_led and _C.tuned(problem, place, text) is None:
+            problems.append(problem)
     return tune(
         problems,
         device=place,
@@ -187,23 +192,11 @@ def export_choices(path: str | os.PathLike[str]) -> int:
         The number of entries.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The file cannot be written, or is no regular file.
     """
-    target = Path(path).resolve()  # a link stays one
+    _check_replaceable(path)
     entries = choices()
-    # Of this thread alone, and with the permissions of any new file.
-    temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
-    try:
-        with _naming(path):
-            with temporary.open("w") as file:
-                file.writelines(json.dumps(entry) + "\n" for entry in entries)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
     return len(entries)
 
 
@@ -219,12 +212,13 @@ def add_choices(path: str | os.PathLike[str]) -> int:
 
     Raises:
         ValueError: As of `import_choices`; the file is left as it was.
-        OSError: It cannot be read or written.
+        OSError: It cannot be read or written, or is no regular file.
     """
+    _check_replaceable(path)
     mine = choices()
     target = Path(path).resolve()
     with ExitStack() as stack:
-        with _naming(path):
+        with naming(path):
             file = target.parent / f".{target.name}.lock"
             lock = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
             stack.callback(os.close, lock)
@@ -235,15 +229,13 @@ def add_choices(path: str | os.PathLike[str]) -> int:
         return export_choices(path)
 
 
-@contextmanager
-def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors name the path as it was given, not what was made beside it."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+def _check_replaceable(path: str | os.PathLike[str]) -> None:
+    """OSError for what no file can take the place of, such as a device, or a pipe to wait for."""
+    place = Path(path)
+    if place.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if place.exists() and not place.is_file():
+        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
 
 
 def import_choices(path: str | os.PathLike[str]) -> int:
@@ -269,7 +261,7 @@ def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:
             continue
         try:
             entries.append(_entry(json.loads(line)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # of many brackets
             raise ValueError(f"{os.fspath(path)}, line {number}: {error}") from error
     return entries
 
@@ -283,7 +275,9 @@ def _entry(value: object) -> TableEntry:
     unknown = sorted(value.keys() - _ENTRY_FIELDS.keys())
     if unknown:
         raise ValueError(f"got the unknown fields {', '.join(unknown)}")
-    op = _C.problem_info(value["problem"])["op"]
+    json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
+    problem = _C.problem_info(value["problem"])
+    _C.canonical_policy(value["constraints"], problem["family"])
     if not value["measurements"]:
         raise ValueError("measurements is [], wanted at least one")
     for row in value["measurements"]:
@@ -292,7 +286,12 @@ def _entry(value: object) -> TableEntry:
             raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
         for name, kinds in _MEASUREMENT_FIELDS.items():
             _check_field(name, row.get(name), kinds)
-        _C.canonical_algorithm(row["algorithm"], op)
+        if row["status"] not in _STATUSES:
+            raise ValueError(f"status is {row['status']!r}, wanted one of {', '.join(_STATUSES)}")
+        if row["status"] == "ok" and row["median_ms"] is None:
+            raise ValueError(f"median_ms of {row['algorithm']} is null, wanted a time: it is ok")
+        _C.canonical_algorithm(row["algorithm"], problem["op"])
+        _C.tolerance(problem["text"], row["notes"])  # knows all notes
     return cast("TableEntry", value)
 
 
@@ -300,13 +299,15 @@ def _check_field(name: str, value: object, kinds: tuple[type, ...]) -> None:
     fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
     if isinstance(value, list):
         fits = fits and all(isinstance(item, str) for item in value)
-    # The error of what is not finite is not a number.
-    if isinstance(value, int | float) and name != "error":
-        fits = fits and 0 <= value < sys.float_info.max
+    most = sys.float_info.max if float in kinds else _MOST
+    if isinstance(value, int | float):
+        # The error of what is not finite is not a number.
+        of_error = name == "error" and isinstance(value, float) and not math.isfinite(value)
+        fits = fits and (of_error or 0 <= value <= most)
     if not fits:
         wanted = ", ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
-        extent = ", finite and not negative" if int in kinds and name != "error" else ""
-        raise ValueError(f"{name} is {value!r}, wanted one of {wanted}{extent}")
+        extent = f", from 0 to {most}" if int in kinds else ""
+        raise ValueError(f"{name} is {value!r:.60}, wanted one of {wanted}{extent}")
 
 
 def clear() -> None:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _C
 from .conversion import converted
+from .files import read_lines, write_text
 from .knobs import pushed
 
 PASSES = ("fwd", "bwd")
@@ -166,8 +167,11 @@ def check_passes(words: Sequence[str]) -> None:
     """Refuse what is neither ``fwd``, ``bwd`` (all passes but ``fwd``) nor the pass of a family.
 
     Raises:
+        TypeError: ``words`` is a text.
         ValueError: One of the words is none of these, or there is none.
     """
+    if isinstance(words, str):  # whose letters are texts, too
+        raise TypeError(f"passes: got {words!r} (str), wanted a list of texts, such as ['fwd']")
     known = dict.fromkeys((*PASSES, *(name for op in _C.operators() for name in op["passes"])))
     if not words or any(word not in known for word in words):
         raise ValueError(f"passes: got {','.join(words)!r}, wanted some of {','.join(known)}")
@@ -186,6 +190,7 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
     """Every layer once for each pass, in the order of the layers.
 
     Raises:
+        TypeError: ``passes`` is a text.
         ValueError: ``passes`` holds a word that is none (see `check_passes`), or none that the
             family of a layer has.
     """
@@ -212,11 +217,13 @@ def read_problems(source: str | Path) -> list[Layer]:
         ValueError: There is no such file, or a line is no problem (the message gives its number).
     """
     path = Path(source)
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         path = PROBLEM_FOLDER / f"{source}.txt"
-    if not path.is_file():
-        shipped = ", ".join(sorted(file.stem for file in PROBLEM_FOLDER.glob("*.txt")))
-        raise ValueError(f"got {str(source)!r}, wanted a file of problem lines or one of {shipped}")
+        if not path.is_file():
+            shipped = ", ".join(sorted(file.stem for file in PROBLEM_FOLDER.glob("*.txt")))
+            raise ValueError(
+                f"got {str(source)!r}, wanted a file of problem lines or one of {shipped}"
+            )
     layers = []
     for number, line in enumerate(read_lines(path), 1):
         text, _, comment = line.partition("#")
@@ -233,19 +240,6 @@ def read_problems(source: str | Path) -> list[Layer]:
             raise ValueError(f"{path}, line {number}: got x{count}, wanted x1 or more")
         layers.append(Layer(problem, tuple(words), count))
     return merge(layers)
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It holds other than UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"got {str(path)!r}, which holds no text: {error}") from error
 
 
 def shard(layers: Sequence[Layer], part: str) -> list[Layer]:
@@ -300,6 +294,7 @@ def network_layers(
         policy: A policy text; its ``compute`` field is part of the problems.
 
     Raises:
+        TypeError: ``passes`` is a text.
         ValueError: The model called no operator, or ``passes`` holds another word.
     """
     check_passes(passes)
@@ -732,7 +727,7 @@ class Journal:
                     f"JSON ({error})"
                 ) from error
         if torn:
-            self.path.write_text("".join(line + "\n" for line in lines))
+            write_text(self.path, "".join(line + "\n" for line in lines))
 
     def get(self, key: str, kind: Callable[..., T]) -> T | None:
         """What ``kind`` makes of the fields of a record, if it was finished before.

@@ -1,0 +1,63 @@
+"""Text files, read and written whole."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # links to what somebody has opened
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It holds other than UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"got {str(path)!r}, which holds no text: {error}") from error
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Put a text in place of a file; it is whole or, on an error, as before.
+
+    What is there and is no regular file, such as a pipe, is written to, and so is ``/dev/stdout``.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: The text is none that UTF-8 has.
+    """
+    data = text.encode()
+    place = Path(path)
+    if place.exists() and (not place.is_file() or os.fspath(path).startswith(_OPEN_FILES)):
+        place.write_bytes(data)
+        return
+    target = place.resolve()  # a link stays one
+    # Of this thread alone, and with the permissions of any new file.
+    temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        with naming(path):
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors name the path as it was given, not what was made beside it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
