@@ -640,7 +640,9 @@ class Session {
   void move_inputs(const Step& step, Bindings& bindings) const {
     for (const SlotSpec& slot : step.slots) {
       at::Tensor& tensor = bindings[slot.role];
+      // Lengths are on the host wherever the data are.
       bool moves = tensor.defined() && holds_input(op_, step.problem, slot) &&
+                   tensor.device().type() == device_.torch_device().type() &&
                    tensor.sizes() == slot.spec.sizes && tensor.strides() == slot.spec.strides;
       if (!moves) continue;
       at::Tensor moved = empty_of_spec(slot.spec, device_, op_.alignment(step.problem));
