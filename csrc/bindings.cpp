@@ -643,6 +643,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         set_enabled_policy(parse_policy(policy, ConvolutionProblem::kFamily));
       },
       py::arg("policy_text"));
+  m.def("enabled_policy", [] { return enabled_policy().text(ConvolutionProblem::kFamily); });
   m.def(
       "set_cudnn_pins",
       [](const std::string& policy) {
@@ -683,6 +684,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return measurement_dict(rows->front());
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "");
+  m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));
   m.def("table_clear", clear_table);

@@ -134,6 +134,7 @@ _big = partial(_rows, size="big")
 _ALL = "f64:nchw f64:nhwc f32:nchw f32:nhwc f16:nchw f16:nhwc bf16:nchw bf16:nhwc"
 _DTYPES = "f64:nchw f32:nchw f16:nhwc bf16:nhwc"
 _BOTH = "f32:nchw f16:nhwc"
+_PLANES = "f32:nchw f16:nchw bf16:nchw"
 _HALVES = "f16:nchw f16:nhwc bf16:nhwc"
 
 CASES: tuple[Case, ...] = (
@@ -201,6 +202,15 @@ CASES: tuple[Case, ...] = (
     *_rows("depthwise_s2", (1, 8, 8, 8), (8, 1, 3, 3), _BOTH, padding=1, stride=2, groups=8),
     *_rows("depthwise_5x5", (1, 8, 8, 8), (8, 1, 5, 5), _BOTH, padding=2, groups=8),
     *_rows("depthwise_d2", (1, 8, 8, 8), (8, 1, 3, 3), _BOTH, padding=2, dilation=2, groups=8),
+    # Rows that are no multiples of 16 bytes.
+    *_rows("depthwise_rest", (2, 6, 14, 14), (6, 1, 3, 3), _PLANES, padding=1, groups=6),
+    *_rows("depthwise_rest_7x7", (1, 3, 9, 13), (3, 1, 7, 7), _PLANES, padding=3, groups=3),
+    *_rows(
+        "depthwise_rest_s2", (2, 5, 13, 7), (10, 1, 5, 5), _PLANES, padding=2, stride=2, groups=5
+    ),
+    *_rows(
+        "depthwise_rest_d2", (1, 4, 15, 9), (4, 1, 3, 3), _PLANES, padding=2, dilation=2, groups=4
+    ),
     # Prime, tiny and single.
     *_rows("primes", (1, 5, 7, 7), (11, 5, 3, 3), _DTYPES, padding=1),
     *_rows("primes_wide", (2, 13, 5, 11), (7, 13, 3, 5), _BOTH, padding=(1, 2)),
@@ -256,6 +266,7 @@ CASES: tuple[Case, ...] = (
     *_rows("1d_dilation4", (1, 8, 32), (8, 8, 3), _BOTH, padding=4, dilation=4),
     *_rows("1d_groups", (2, 16, 16), (16, 4, 5), _BOTH, padding=2, groups=4),
     *_rows("1d_depthwise", (1, 16, 32), (16, 1, 5), _BOTH, padding=2, groups=16),
+    *_rows("1d_depthwise_rest", (2, 6, 37), (6, 1, 15), _PLANES, padding=7, groups=6),
     *_rows("1d_primes", (3, 7, 29), (5, 7, 4), _BOTH, padding=1, stride=3),
     # 3-D.
     *_rows("3d_3", (1, 8, 4, 4, 4), (8, 8, 3, 3, 3), _ALL, padding=1),

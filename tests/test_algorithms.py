@@ -330,6 +330,24 @@ def test_heap_is_kept_from_pytorch_s_filter_gradients(
 
 
 @pytest.mark.parametrize(
+    ("x", "w", "refused"),
+    [
+        ("f16[2,6,37]", "f16[6,1,15]", True),
+        ("f16[2,6,14,37]", "f16[6,1,3,15]", True),
+        ("f32[2,6,37]", "f32[6,1,15]", False),
+        ("f16[2,6,37]", "f16[6,1,14]", False),
+        ("f16[2,17,37]", "f16[17,1,15]", False),
+        ("f16[2,6,37]", "f16[6,6,15]", False),
+    ],
+)
+def test_pytorchs_endless_convolution_on_the_cpu_is_refused(x: str, w: str, refused: bool) -> None:
+    groups = 1 if w == "f16[6,6,15]" else int(w[4:].split(",")[0])
+    problem = f"conv_fwd x={x}:nchw w={w}:nchw pad=0 groups={groups}"
+    rows = {row["algorithm"]: row for row in _C.candidates(problem, "cpu")}
+    assert ("may never end" in rows["aten:default"]["reason"]) == refused
+
+
+@pytest.mark.parametrize(
     "problem",
     [
         "conv_fwd x=f32[1,158,1,1]:nchw w=f32[1,158,1,1]:nchw pad=0 bias=f32",

@@ -632,6 +632,8 @@ def test_rewrite_changes_what_it_is_asked_for() -> None:
         "groups=1 compute=f64"
     )
     assert rewrite(PROBLEM) == PROBLEM
+    sequences = _C.canonical_problem("conv_bwd_filter x=f32[2,4,8]:nchw w=f32[6,4,3]:nchw")
+    assert rewrite(sequences, channels_last=True) == sequences  # as its operator takes them
     biased = f"{PROBLEM} bias=f32"
     assert rewrite(biased, dtype="bf16") == f"{rewrite(PROBLEM, dtype='bf16')} bias=bf16"
     assert rewrite(biased, op="conv_bwd_data") == rewrite(PROBLEM, op="conv_bwd_data")
@@ -1252,6 +1254,17 @@ def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
         assert result.pytorch_ms == min(both)
         assert result.count == 2 and result.algorithm
         assert bool(result.pytorch_kernels) == bool(result.kernels) == (device == "cuda")
+        assert not result.pytorch_refused
+
+
+def test_bench_says_why_pytorchs_own_call_is_no_candidate(device: str) -> None:
+    backends = "backends=graph,legacy" if device == "cuda" else "backends=cpu"
+    settings = make_settings(device, policy=backends, time_budget_s=1)
+    results = list(bench.compare_layers([Layer(PROBLEM, ("a",), 1)], settings))
+    assert results[0].pytorch_refused == f"excluded by {backends}"
+    (table,) = bench.comparison_text(results, "table")
+    assert not isinstance(table, str)
+    assert table.lists[0][1] == [results[0].pytorch_refused]
     means = bench.geometric_means(results)
     assert means["all"] == pytest.approx(means["filters 3x3 and larger"])
 
@@ -1264,7 +1277,9 @@ def test_the_bootstrap_interval_holds_the_median() -> None:
 
 def test_geometric_means_tell_large_filters_apart() -> None:
     def result(line: str, ratio: float) -> bench.Comparison:
-        return bench.Comparison(line, [], 1, "", "", [], 1, 1, 1, 1, "", [], ratio, ratio, ratio)
+        return bench.Comparison(
+            line, [], 1, "", "", [], 1, 1, 1, 1, "", [], ratio, ratio, ratio, ""
+        )
 
     small = PROBLEM.replace("3,3]", "1,1]")
     means = bench.geometric_means([result(PROBLEM, 4.0), result(small, 1.0)])

@@ -184,6 +184,7 @@ def set_knobs(policy_text: str, verbose: bool) -> None:
 
 def push_flags(policy_text: str) -> int: ...  # this thread
 def pop_flags(id: int) -> None: ...
+def enabled_policy() -> str: ...
 def set_enabled_policy(policy_text: str) -> None:
     """What enable() says: stronger than flags and knobs."""
 
@@ -223,6 +224,9 @@ def tuned(problem: str, device: str, policy: str = "") -> Measurement | None:
     """
 
 def table_export() -> list[TableEntry]: ...
+def check_measurement(row: Measurement) -> None:
+    """Raise a ValueError where a field of it is none."""
+
 def table_import(entries: list[TableEntry]) -> int: ...
 def table_clear() -> None: ...
 def plan_cache_info() -> dict[str, int]:

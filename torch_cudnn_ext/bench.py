@@ -65,7 +65,8 @@ class Comparison:
     """One problem, tuned here and as PyTorch runs it.
 
     ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval. The
-    lists of kernels are empty where none were asked for.
+    lists of kernels are empty where none were asked for. ``pytorch_refused`` is why PyTorch's own
+    call is no candidate here, such as a result that is too far off; empty where it is one.
     """
 
     problem: str
@@ -83,6 +84,7 @@ class Comparison:
     ratio: float
     ratio_low: float
     ratio_high: float
+    pytorch_refused: str
 
 
 @dataclass
@@ -253,6 +255,7 @@ def _compare(
         ratio=result.ratio,
         ratio_low=result.low,
         ratio_high=result.high,
+        pytorch_refused=next((r["reason"] for r in rows if r["algorithm"] == BASELINE), ""),
     )
 
 
@@ -615,16 +618,21 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
     means = geometric_means(comparisons)
     data = {"comparisons": records, "geometric_means": means}
     words = [f"geometric mean over {name}: {mean:.3f}" for name, mean in means.items()]
-    kernels = [
+    lists = [
         (f"{record['problem']}, kernels of {side}", record[key])
         for record in records
         for side, key in (("ours", "kernels"), ("PyTorch", "pytorch_kernels"))
         if record[key]
     ]
+    lists += [
+        (f"{c.problem}, why PyTorch's own call is no candidate", [c.pytorch_refused])
+        for c in comparisons
+        if c.pytorch_refused
+    ]
     title = "tuned against PyTorch's best"
     footer = "; ".join(words)
     names = report.field_names(Comparison)
-    return formatted(format, data, title, COMPARISON_COLUMNS, records, names, footer, kernels)
+    return formatted(format, data, title, COMPARISON_COLUMNS, records, names, footer, lists)
 
 
 def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report.Table]:

@@ -33,7 +33,6 @@ from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, operators, pol
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
 _TAG = "torch_cudnn_ext"
-_policy = ""  # what `enable` was told
 
 
 def enable(policy: PolicyLike = None) -> None:
@@ -54,10 +53,10 @@ def enable(policy: PolicyLike = None) -> None:
     with _lock:
         _C.enable_overrides()
         try:
-            _set_policy(text)
+            _C.set_enabled_policy(text)
             backends.install()
         except (TypeError, ValueError):
-            _set_policy("")
+            _C.set_enabled_policy("")
             _C.disable_overrides()
             raise
         _forget_compiled()
@@ -75,7 +74,7 @@ def disable() -> None:
     """
     with _lock:
         _C.disable_overrides()
-        _set_policy("")
+        _C.set_enabled_policy("")
         backends.uninstall()
         _forget_compiled()
         config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
@@ -116,13 +115,13 @@ def enabled_anew(policy: str) -> Iterator[None]:
         with enabled(policy):
             yield
         return
-    before = _policy
-    _set_policy(_C.merged_policy(_for_all_operators(policy), before))
+    before = _C.enabled_policy()
+    _C.set_enabled_policy(_C.merged_policy(_for_all_operators(policy), before))
     try:
         yield
     finally:
         if is_enabled():
-            _set_policy(before)
+            _C.set_enabled_policy(before)
 
 
 def declined(reset: bool = False) -> dict[str, int]:
@@ -236,12 +235,6 @@ def check_rule(matcher: str, use: str) -> None:
     canonical = _C.check_rule(matcher, use)
     family, name = operators()[matcher.split(maxsplit=1)[0]]
     check_pin(Policy.parse(canonical, family), name)
-
-
-def _set_policy(text: str) -> None:
-    global _policy
-    _C.set_enabled_policy(text)
-    _policy = text
 
 
 def _for_all_operators(text: str) -> str:

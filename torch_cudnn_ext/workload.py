@@ -91,7 +91,8 @@ def rewrite(
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16`` for all tensors that had the dtype of the
             first; computed in f64 for f64, else in f32.
         batch: The batch size, of every tensor that has one.
-        channels_last: Lay all tensors out channels-last (``nhwc``).
+        channels_last: Lay all tensors out channels-last (``nhwc``); not those of a convolution over
+            one dimension of space, whose sequences PyTorch makes contiguous.
 
     Returns:
         The canonical line.
@@ -104,6 +105,8 @@ def rewrite(
     first, *words = info["text"].split()
     fields = dict(word.split("=", 1) for word in words)
     batch_sizes = _family(info["family"])["batch_sizes"] if batch is not None else {}
+    of_sequences = info["family"] == "conv" and len(info["slots"]["x"]["sizes"]) == 3
+    channels_last = channels_last and not of_sequences
     for key, text in fields.items():
         match = _TENSOR.fullmatch(text)
         if match is None:

@@ -1,7 +1,9 @@
 #include "core/choice_table.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
+#include <array>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -10,8 +12,8 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr const char* kStatuses[] = {"ok",     "unsupported", "excluded", "needs a driver",
-                                     "failed", "rejected"};
+constexpr std::array<const char*, 6> kStatuses = {
+    "ok", "unsupported", "excluded", "needs a driver", "failed", "rejected"};
 
 using TableKey = std::tuple<std::string, std::string, std::string>;
 
@@ -26,11 +28,11 @@ auto& table() {
 const char* status_text(Measurement::Status status) { return kStatuses[static_cast<int>(status)]; }
 
 Measurement::Status status_from_text(const std::string& text) {
-  for (size_t i = 0; i < std::size(kStatuses); ++i) {
+  for (size_t i = 0; i < kStatuses.size(); ++i) {
     if (text == kStatuses[i]) return static_cast<Measurement::Status>(i);
   }
-  TORCH_CHECK_VALUE(false, "measurement: status is '", text,
-                    "', wanted ok, unsupported, excluded, needs a driver, failed or rejected");
+  TORCH_CHECK_VALUE(false, "measurement: status is '", text, "', wanted one of ",
+                    c10::Join(", ", kStatuses));
 }
 
 namespace choice_table {

@@ -43,10 +43,12 @@ double seconds_since(Clock::time_point start) {
 }
 
 // A tensor of exactly the alignment that the problem speaks of.
-at::Tensor empty_of_spec(const TensorSpec& spec, const Device& device, int64_t alignment) {
+at::Tensor empty_of_slot(const SlotSpec& slot, const Device& device, int64_t alignment) {
+  const TensorSpec& spec = slot.spec;
   int64_t extent = 1;
   for (int i = 0; i < spec.sizes.size(); ++i) extent += (spec.sizes[i] - 1) * spec.strides[i];
-  auto options = at::TensorOptions(spec.dtype).device(device.torch_device());
+  auto options =
+      at::TensorOptions(spec.dtype).device(slot.on_host ? at::kCPU : device.torch_device());
   auto element = static_cast<int64_t>(c10::elementSize(spec.dtype));
   int64_t offset = alignment >= 16 ? 0 : alignment / element;
   at::Tensor storage = at::empty({extent + offset}, options);
@@ -348,7 +350,7 @@ class Session {
     step.reference = reference_of(step);
     for (const SlotSpec& slot : step.slots) {
       if (!slot.is_output || scratch_[slot.role].defined()) continue;
-      scratch_[slot.role] = empty_of_spec(slot.spec, device_, op_.alignment(step.problem));
+      scratch_[slot.role] = empty_of_slot(slot, device_, op_.alignment(step.problem));
       const at::Tensor& result = step.reference[slot.role];
       // What the reference of the next step reads.
       if (result.defined()) scratch_[slot.role].copy_(result);
@@ -640,12 +642,10 @@ class Session {
   void move_inputs(const Step& step, Bindings& bindings) const {
     for (const SlotSpec& slot : step.slots) {
       at::Tensor& tensor = bindings[slot.role];
-      // Lengths are on the host wherever the data are.
-      bool moves = tensor.defined() && holds_input(op_, step.problem, slot) &&
-                   tensor.device().type() == device_.torch_device().type() &&
+      bool moves = tensor.defined() && !slot.on_host && holds_input(op_, step.problem, slot) &&
                    tensor.sizes() == slot.spec.sizes && tensor.strides() == slot.spec.strides;
       if (!moves) continue;
-      at::Tensor moved = empty_of_spec(slot.spec, device_, op_.alignment(step.problem));
+      at::Tensor moved = empty_of_slot(slot, device_, op_.alignment(step.problem));
       tensor = moved.copy_(tensor);
     }
   }
@@ -654,7 +654,7 @@ class Session {
     const Step& last = steps_.back();
     for (const SlotSpec& slot : last.slots) {
       if (holds_input(op_, last.problem, slot)) continue;
-      place.held.push_back(empty_of_spec(slot.spec, device_, op_.alignment(last.problem)));
+      place.held.push_back(empty_of_slot(slot, device_, op_.alignment(last.problem)));
     }
   }
 
@@ -861,7 +861,7 @@ Bindings make_scratch(const Problem& problem, const Device& device, uint64_t see
   Bindings bindings;
   for (const SlotSpec& slot : op.slots(problem)) {
     if (!holds_input(op, problem, slot)) continue;
-    at::Tensor tensor = empty_of_spec(slot.spec, device, op.alignment(problem));
+    at::Tensor tensor = empty_of_slot(slot, device, op.alignment(problem));
     if (c10::isFloatingType(slot.spec.dtype)) {
       tensor.normal_(0, 1, generator);
     } else {

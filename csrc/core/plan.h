@@ -67,6 +67,7 @@ struct SlotSpec {
   TensorSpec spec;
   bool is_output;
   bool is_mutated = false;  // an input that the run changes, such as running statistics
+  bool on_host = false;     // wherever the others are: lengths
 };
 
 // Tensors by role. An output may be undefined: then the plan fills it.

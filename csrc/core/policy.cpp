@@ -262,7 +262,7 @@ Policy& process_policy() {
   static auto* policy = new Policy();
   return *policy;
 }
-Policy& enabled_policy() {
+Policy& policy_of_enable() {
   static auto* policy = new Policy();
   return *policy;
 }
@@ -375,7 +375,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
   if (saved) made.policy = merge(made.policy, parse(text.substr(below + 1), family, ""));
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
-    made.enabled = enabled_policy();
+    made.enabled = policy_of_enable();
   }
   add(made.enabled);
   add(thread_policies.merged());
@@ -595,9 +595,14 @@ void set_enabled_policy(Policy policy) {
   refuse_once(policy);
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
-    enabled_policy() = std::move(policy);
+    policy_of_enable() = std::move(policy);
   }
   policy_generation.fetch_add(1, std::memory_order_relaxed);
+}
+
+Policy enabled_policy() {
+  std::lock_guard<std::mutex> lock(policy_mutex);
+  return policy_of_enable();
 }
 
 void set_process_policy(Policy policy) {

@@ -84,6 +84,7 @@ const ResolvedPolicy& add_level(const ResolvedPolicy& resolved, const Policy& ru
 std::string saved_with(const ResolvedPolicy& resolved, const Policy& more, std::string_view family);
 
 void set_enabled_policy(Policy policy);  // stronger than what threads and the process say
+Policy enabled_policy();
 void set_process_policy(Policy policy);
 // A level of this thread, by an id of its own; levels may end in any order.
 uint64_t push_thread_policy(const Policy& policy);

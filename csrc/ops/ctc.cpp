@@ -271,6 +271,7 @@ class CtcOperator : public Operator {
         {Role::input_lengths, lengths, false},
         {Role::target_lengths, lengths, false},
         {Role::y, losses, true}};
+    for (int i : {2, 3}) list[i].on_host = true;
     if (p.gradient) list.push_back({Role::dx, p.log_probs, true});
     return list;
   }
@@ -297,7 +298,7 @@ class CtcOperator : public Operator {
     Tensor label = (index * index + index.div(3, "floor")).remainder(std::max<int64_t>(labels, 1));
     label = label + (label >= p.blank).to(at::kLong);
     b[Role::targets].copy_(label.clamp_max(labels).view_as(b[Role::targets]));
-    Tensor inputs = at::full({batch}, steps, at::kLong), targets = at::empty({batch}, at::kLong);
+    Tensor inputs = b[Role::input_lengths].fill_(steps), targets = b[Role::target_lengths];
     for (int64_t i = 0; i < batch; ++i) {
       int64_t& input = inputs.mutable_data_ptr<int64_t>()[i];
       if (p.lengths != CtcLengths::full) input -= std::min(i % 3, steps - 1);
@@ -306,8 +307,6 @@ class CtcOperator : public Operator {
       targets.mutable_data_ptr<int64_t>()[i] = std::min(target, fits);
     }
     if (p.lengths == CtcLengths::irregular) targets.mutable_data_ptr<int64_t>()[0] = 0;
-    b[Role::input_lengths] = inputs;
-    b[Role::target_lengths] = targets;
   }
 
   Bindings reference(const Problem& problem, const Bindings& b) const override {

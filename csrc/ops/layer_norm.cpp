@@ -103,22 +103,22 @@ void check_arguments(LayerNormKind kind, const Tensor& input, const OptionalTens
 // --- the formulas
 
 // What is normalised together is one group of [batch, groups, channels, space].
-struct View {
+struct SymView {
   SymInt batch, groups, channels, space;  // channels of a group
 };
 
-View view_of(LayerNormKind kind, const Tensor& input, int64_t groups) {
+SymView view_of(LayerNormKind kind, const Tensor& input, int64_t groups) {
   if (input.dim() == 2) return {input.sym_size(0), 1, input.sym_size(1), 1};
   const SymInt& channels = input.sym_size(1);
   if (kind == LayerNormKind::instance) return {input.sym_size(0), channels, 1, input.sym_size(2)};
   return {input.sym_size(0), groups, channels / groups, input.sym_size(2)};
 }
 
-Tensor viewed(const Tensor& t, const View& v) {
+Tensor viewed(const Tensor& t, const SymView& v) {
   return t.reshape_symint({v.batch, v.groups, v.channels, v.space});
 }
 
-Tensor parameter_viewed(const Tensor& t, const View& v) {
+Tensor parameter_viewed(const Tensor& t, const SymView& v) {
   return t.reshape_symint({1, v.groups, v.channels, 1});
 }
 
@@ -146,7 +146,7 @@ Normalised normalise(LayerNormKind kind, const Tensor& x, double epsilon) {
 std::vector<Tensor> gradients(LayerNormKind kind, const Tensor& grad_output, const Tensor& input,
                               const Tensor& weight, int64_t groups, double epsilon,
                               at::ScalarType compute) {
-  View v = view_of(kind, input, groups);
+  SymView v = view_of(kind, input, groups);
   Tensor dy = viewed(grad_output.to(compute), v);
   Normalised n = normalise(kind, viewed(input.to(compute), v), epsilon);
   Tensor g = weight.defined() ? dy * parameter_viewed(weight.to(compute), v) : dy;
@@ -230,7 +230,7 @@ Tensors3 normalize_meta(const Tensor& input, const OptionalTensor& weight,
                         double, bool statistics, OptionalPolicy) {
   LayerNormKind kind = kind_of(kind_text);
   check_arguments(kind, input, weight, bias);
-  View v = view_of(kind, input, groups);
+  SymView v = view_of(kind, input, groups);
   auto w = weight ? std::optional(weight->scalar_type()) : std::nullopt;
   auto options = input.options().dtype(statistics_dtype(kind, input.scalar_type(), w));
   auto flat = [&](bool is_there) {
@@ -721,7 +721,7 @@ class LayerNormOperator : public Operator {
       if (p.bias) out[Role::dbias] = results[2];
       return out;
     }
-    View v = view_of(p.kind, x, p.groups);
+    SymView v = view_of(p.kind, x, p.groups);
     Normalised n = normalised_in_double(p, bindings);
     Tensor y = n.x;
     if (p.w) y = y * parameter_viewed(w.to(at::kDouble), v);
@@ -755,7 +755,7 @@ class LayerNormOperator : public Operator {
  private:
   static Normalised normalised_in_double(const LayerNormProblem& p, const Bindings& bindings) {
     const Tensor& x = bindings[Role::x];
-    View v = view_of(p.kind, x, p.groups);
+    SymView v = view_of(p.kind, x, p.groups);
     return normalise(p.kind, viewed(x.to(at::kDouble), v), bindings.epsilon);
   }
 };

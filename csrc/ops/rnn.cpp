@@ -872,6 +872,7 @@ class RnnOperator : public Operator {
     };
     if (p.lengths == RnnLengths::packed) {
       add(Role::batch_sizes, {at::kLong, {p.steps()}, {1}}, false);
+      list.back().on_host = true;
     }
     TensorSpec h = rnn_h(p), c = rnn_c(p), reserve{at::kByte, {0}, {1}};
     add(Role::hx, h, false);
@@ -909,7 +910,6 @@ class RnnOperator : public Operator {
     const auto& p = std::get<RnnProblem>(problem);
     b[Role::w].mul_(1 / std::sqrt(3.0 * static_cast<double>(p.hidden)));
     if (p.lengths == RnnLengths::full) return;
-    b[Role::batch_sizes] = at::empty({p.steps()}, at::kLong);
     auto* sizes = b[Role::batch_sizes].mutable_data_ptr<int64_t>();
     for (int64_t t = 0; t < p.steps(); ++t) {
       sizes[t] = std::max<int64_t>(1, p.batch() - t * p.batch() / p.steps());

@@ -265,6 +265,18 @@ bool meets_depth_defect(const ConvolutionProblem& p) {
   return stride > 1 && padding > 0 && first_inside + extent > p.x.sizes[2];
 }
 
+// Whether PyTorch 2.11 (oneDNN) may be at work for ever on the CPU, making the kernel of a forward.
+std::optional<Unsupported> refuse_endless(const ConvolutionProblem& p, const Device& device) {
+  constexpr int64_t kMostChannels = 16, kWide = 15;
+  bool depthwise = p.groups > 1 && p.groups == p.x.sizes[1];
+  bool meets = p.x.dtype == at::kHalf && depthwise && p.groups <= kMostChannels &&
+               p.w.sizes[p.w.sizes.size() - 1] >= kWide;
+  if (device.is_cuda() || !meets) return std::nullopt;
+  return Unsupported{
+      "PyTorch 2.11's f16 convolutions on the CPU may never end over one channel a group, in at "
+      "most 16 groups, with windows 15 or more wide"};
+}
+
 std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Device& device) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"aten has no fused convolution but with a bias"};
@@ -278,6 +290,7 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
         "PyTorch 2.11's filter gradients on the CPU may write out of bounds where strided windows "
         "that start inside x end behind its depth"};
   }
+  if (p.pass == ConvolutionPass::fwd) return refuse_endless(p, device);
   return std::nullopt;
 }
 
@@ -288,6 +301,7 @@ std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const D
         "PyTorch 2.11's bf16 convolutions on the CPU may be wrong over images narrower than the "
         "window"};
   }
+  if (auto refused = refuse_endless(p, device)) return refused;
   return refuse_problem(p, device);
 }
 

@@ -126,12 +126,26 @@ bool is_packed(const TensorSpec& t) {
   return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
 }
 
+// The engines of one channel a group, which load value by value.
+bool is_depthwise_engine(ConvolutionPass pass, const std::string& name) {
+  switch (pass) {
+    case ConvolutionPass::fwd:
+      return name == "eng5";
+    case ConvolutionPass::bwd_data:
+      return name == "eng6";
+    case ConvolutionPass::bwd_filter:
+      return name == "eng16" || name == "eng19";
+  }
+  return false;
+}
+
 std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algorithm,
                         const Notes& notes) {
   ConvolutionProblem p = lift_to_plane(problem);
   bool packed = is_packed(p.x) && is_packed(p.w) && is_packed(p.y);
   if (notes.has(Note::runtime_compilation)) {
-    bool aligned = has_aligned_rows(p.x) && has_aligned_rows(p.y);
+    bool aligned = is_depthwise_engine(p.pass, algorithm.name) ||
+                   (has_aligned_rows(p.x) && has_aligned_rows(p.y));
     if (!packed || !aligned) {
       return "cuDNN 9.19 computes wrong results with its run-time compiled engines where rows are "
              "not packed multiples of 16 bytes";
