@@ -224,7 +224,7 @@ def tuned(problem: str, device: str, policy: str = "") -> Measurement | None:
     """
 
 def table_export() -> list[TableEntry]: ...
-def check_measurement(row: Measurement) -> None:
+def check_measurement(row: dict[str, Any]) -> None:
     """Raise a ValueError where a field of it is none."""
 
 def table_import(entries: list[TableEntry]) -> int: ...
