@@ -111,7 +111,8 @@ Measurement measurement_from(const py::dict& d) {
   m.error = field<std::optional<double>>(d, "error");
   m.build_ms = field<double>(d, "build_ms");
   bool timed = m.status != Measurement::Status::ok || m.median_ms.has_value();
-  TORCH_CHECK_VALUE(timed, "measurement: ", m.algorithm.text(), " is ok but median_ms is None");
+  TORCH_CHECK_VALUE(timed, "median_ms of ", m.algorithm.text(),
+                    " is null, wanted a time: it is ok");
   return m;
 }
 

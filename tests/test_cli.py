@@ -513,6 +513,29 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     assert error.count("\n") == 1
 
 
+def test_bench_tells_what_no_algorithm_takes_behind_what_was_compared(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines.txt"
+    large = LINE.replace("8,8]", "64,64]")
+    file.write_text(f"{large}\n{LINE}\n")
+    words = ["bench", "--problems", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    assert main([*words, "--policy", "backends=aten", "--max-workspace", "20KiB"]) == 1
+    shown = capsys.readouterr()
+    assert LINE in shown.out and large not in shown.out
+    assert "error: bench: no algorithm works under" in shown.err
+    assert f"for {large}: aten:default: excluded by max_workspace=20480" in shown.err
+    file.write_text(f"{large}\n")
+    assert main([*words, "--policy", "backends=aten", "--max-workspace", "20KiB"]) == 1
+    assert not capsys.readouterr().out
+
+
+def test_a_cap_is_among_the_settings_of_a_list(capsys: Capture) -> None:
+    found = _json(capsys, "list", LINE, "--target", "h200", "--max-workspace", "1%")["settings"]
+    assert found["policy"] == "max_workspace=1%"
+    assert found["max_workspace_bytes"] == _C.workspace_cap("max_workspace=1%", "target:h200")
+
+
 @pytest.mark.parametrize("command", ["profile", "bench"])
 def test_jobs_measure_the_same(capsys: Capture, tmp_path: Path, command: str) -> None:
     file = tmp_path / "lines.txt"

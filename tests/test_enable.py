@@ -19,10 +19,12 @@ import torch_cudnn_ext
 from torch_cudnn_ext import (
     _C,
     Policy,
+    backends,
     declined,
     disable,
     enable,
     enabled,
+    enabling,
     is_enabled,
     knobs,
     tuning,
@@ -1018,6 +1020,44 @@ def test_attributes_of_torch_backends_cudnn() -> None:
             with pytest.raises(kind, match="torch.backends.cudnn.conv_fwd_algo"):
                 cudnn.conv_fwd_algo = wrong
         assert cudnn.conv_fwd_algo == -1
+
+
+@pytest.mark.parametrize("at", ["before", "within", "behind"])
+def test_ctrl_c_leaves_nothing_enabled(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn: Any = torch.backends.cudnn
+    before, tag = dispatch_tables(), torch.compiler.config.cache_key_tag
+
+    class Interrupting(type(backends._Pin("conv_fwd_algo"))):  # type: ignore[misc]
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            if name == "conv_bwd_data_algo":
+                raise KeyboardInterrupt
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cudnn.conv_fwd_algo = 0
+    try:
+        with monkeypatch.context() as patch:
+            if at == "before":
+                patch.setattr(backends, "install", interrupt)
+            elif at == "within":
+                patch.setattr(backends, "_Pin", Interrupting)
+            else:
+                patch.setattr(enabling, "_forget_compiled", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                enable("fwd=cpu:direct")
+            # What undoes it is interrupted too, behind all that it calls.
+            assert is_enabled() == (at == "behind")
+        if is_enabled():
+            disable()
+        assert not is_enabled() and dispatch_tables() == before
+        assert "flags" not in vars(cudnn) and vars(cudnn)["conv_fwd_algo"] == 0
+        assert _C.enabled_policy() == "" and torch.compiler.config.cache_key_tag == tag
+        with enabled():
+            assert cudnn.conv_fwd_algo == 0
+    finally:
+        vars(cudnn).pop("conv_fwd_algo", None)
 
 
 def test_a_value_set_before_is_adopted_and_kept() -> None:

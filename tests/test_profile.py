@@ -404,6 +404,8 @@ def test_a_model_without_convolutions_and_a_wrong_pass_are_refused() -> None:
         convolutions(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), ["forward"])
     with pytest.raises(TypeError, match=r"passes: got 'fwd' \(str\), wanted a list"):
         profile_model(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), passes="fwd", device="cpu")
+    with pytest.raises(TypeError, match=r"passes: got 5 \(int\), wanted a list"):
+        profile_model(nn.Conv1d(2, 2, 1), torch.randn(2, 2, 2), passes=5)  # type: ignore[arg-type]
 
 
 def test_all_kinds_are_profiled_with_their_shares() -> None:
@@ -411,6 +413,7 @@ def test_all_kinds_are_profiled_with_their_shares() -> None:
     result = profile_model(model, torch.randn(2, 3, 8, 8), device="cpu", time_budget_s=0.1)
     assert [layer.op for layer in result.layers] == [*PASSES, "softmax_fwd", "softmax_bwd"]
     assert result.not_profiled == {"aten.hardsigmoid": 1}
+    assert json.loads(result.to_json())["not_profiled"] == result.not_profiled
     totals = {line.label: line for line in result.totals()}
     kinds, whole = [totals["all conv"], totals["all softmax"]], totals["all passes"]
     assert whole.best_ms is not None and whole.shares == {}
@@ -552,6 +555,8 @@ def test_settings_are_checked() -> None:
         tuning.tune(PROBLEM, device="cpu", jobs="2")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"problems: got 1 \(int\), wanted problem lines"):
         tuning.tune([1], device="cpu")  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"problems: got 5 \(int\), wanted problem lines"):
+        tuning.tune(5, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_samples: got 0"):
         make_settings("cpu", min_samples=0)
     with pytest.raises(ValueError, match="min_samples: got 'a', wanted at least 1"):

@@ -176,6 +176,8 @@ def test_autocast_gives_pytorchs_dtypes(device: str) -> None:
             F.affine_grid(theta, [2, 3, 4, 4], False),
         )
         assert got.dtype == wanted.dtype
+        point = ops.affine_grid(theta, (2, 3, 1, 4), True)
+        assert point.dtype == wanted.dtype and point.shape == (2, 1, 4, 2)
         for dtypes in itertools.product((lower, torch.float32), repeat=2):
             pair = (x.to(dtypes[0]), grid.to(dtypes[1]))
             got = ops.grid_sample(*pair)

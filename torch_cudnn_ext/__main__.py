@@ -26,7 +26,6 @@ from .explaining import explain
 from .measuring import fp32_switches
 from .profiling import (
     DEFAULT_TARGET,
-    LayerProfile,
     Profile,
     Settings,
     checked_device,
@@ -298,12 +297,10 @@ def profile_command(
     )
     layers = _shard(work.layers, shard_text)
     with report.ProgressBar() as bar:
-        measured, interrupted = _collect(
-            measure_layers(layers, settings, _journal(resume), bar, jobs)
-        )
+        measured, end = _collect(measure_layers(layers, settings, _journal(resume), bar, jobs))
     result = Profile(measured, settings, model or problems or "", work.not_profiled)
     _print_profile(result, format, show_all, top)
-    _finish(interrupted, len(measured), len(layers))
+    _finish(end, len(measured), len(layers))
 
 
 def _kept(choices: str, problem: str | None) -> Profile:
@@ -350,15 +347,15 @@ def list_command(
     format: FormatOption = Format.table,
 ) -> None:
     """List what supports a problem, with workspaces, and why the others do not; time nothing."""
-    settings = _settings(device, target, policy, None, deterministic, allow_tf32, None, False)
-    constraints = settings.policy
-    if max_workspace is not None:
-        constraints = _C.canonical_policy(f"{constraints};{_field('max_workspace', max_workspace)}")
+    settings = _settings(
+        device, target, policy, max_workspace, deterministic, allow_tf32, None, False
+    )
     work = _workload(
         problem, model, problems, passes, dtype, batch, image_size, channels_last, settings.policy
     )
     place = settings.device if settings.target is None else f"target:{settings.target}"
-    listed: list[LayerProfile] = [list_layer(layer, place, constraints) for layer in work.layers]
+    settings = replace(settings, max_workspace_bytes=_C.workspace_cap(settings.policy, place))
+    listed = [list_layer(layer, place, settings.policy) for layer in work.layers]
     result = Profile(listed, settings, model or problems or "", work.not_profiled)
     _print_profile(result, format, show_all=True, top=0)
 
@@ -427,7 +424,7 @@ def bench_command(
     with report.ProgressBar() as bar:
         if overhead:
             _refuse_others(context, "overhead", "device", "format")
-            results, interrupted = _collect(bench.measure_overhead(device, bar))
+            results, end = _collect(bench.measure_overhead(device, bar))
             total = len(bench.overhead_problems(device))
             output = bench.overhead_text(results, format.value)
             finished = len(results)
@@ -441,7 +438,7 @@ def bench_command(
             )
             for family in {getattr(nn, case.module).family for case in cases}:
                 _check_policy(text, family)
-            compared, interrupted = _collect(
+            compared, end = _collect(
                 bench_modules.compare_modules(
                     cases, dtypes, channels_last, device, text, compiled, bar
                 )
@@ -461,7 +458,7 @@ def bench_command(
             if choices is not None:
                 _add_choices(choices)
             with _running("bench --networks"):
-                whole, interrupted = _collect(
+                whole, end = _collect(
                     bench_networks.compare_networks(
                         names,
                         precisions,
@@ -512,13 +509,13 @@ def bench_command(
                 source = "--model" if model else "--problems" if problems else "problem line"
                 raise typer.BadParameter(f"{source}: got {ops}, wanted a convolution")
             layers = _shard(layers, shard_text)
-            comparisons, interrupted = _collect(
+            comparisons, end = _collect(
                 bench.compare_layers(layers, settings, kernels, _journal(resume), bar, jobs)
             )
             output = bench.comparison_text(comparisons, format.value)
             finished, total = len(comparisons), len(layers)
     _print(output)
-    _finish(interrupted, finished, total)
+    _finish(end, finished, total)
 
 
 def _print(output: str | list[report.Table]) -> None:
@@ -600,7 +597,7 @@ def tune_command(
     known = len(lines) - len(left)
     footer = f"{known} of {len(lines)} problems were in {choices} before" if known else ""
     budget = make_settings(place, time_budget_s=time_budget).time_budget_s
-    interrupted = False
+    end: _End = None
     try:
         with report.ProgressBar() as bar:
             tuning.tune(
@@ -612,8 +609,8 @@ def tune_command(
                 jobs=jobs,
                 progress=bar,
             )
-    except KeyboardInterrupt:
-        interrupted = True
+    except KeyboardInterrupt as interrupt:
+        end = interrupt
     finally:
         tuning.add_choices(choices)
         best = [(line, _C.tuned(line, place, text)) for line in lines]
@@ -625,7 +622,7 @@ def tune_command(
                 format.value, data, title, _TUNED_COLUMNS, records, _TUNED_FIELDS, footer
             )
         )
-    _finish(interrupted, len(records), len(lines))
+    _finish(end, len(records), len(lines))
 
 
 def _add_choices(path: str) -> None:
@@ -940,19 +937,32 @@ def _journal(path: str | None) -> Journal | None:
         return Journal(path)
 
 
-def _collect(items: Iterable[T]) -> tuple[list[T], bool]:
-    """What could be finished, and whether Ctrl-C came."""
+_End = KeyboardInterrupt | RuntimeError | None
+
+
+def _collect(items: Iterable[T]) -> tuple[list[T], _End]:
+    """What could be finished, and what came then.
+
+    Raises:
+        RuntimeError: Nothing was finished.
+    """
     finished: list[T] = []
     try:
         for item in items:
             finished.append(item)
-    except KeyboardInterrupt:
-        return finished, True
-    return finished, False
+    except KeyboardInterrupt as end:
+        return finished, end
+    except RuntimeError as end:
+        if not finished:
+            raise
+        return finished, end
+    return finished, None
 
 
-def _finish(interrupted: bool, finished: int, total: int) -> None:
-    if interrupted:
+def _finish(end: _End, finished: int, total: int) -> None:
+    if isinstance(end, RuntimeError):
+        raise end
+    if end is not None:
         typer.echo(f"interrupted: {finished} of {total} problems were finished", err=True)
         raise typer.Exit(INTERRUPTED)
 

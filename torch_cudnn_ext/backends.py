@@ -39,21 +39,24 @@ def install() -> None:
     cudnn: Any = torch.backends.cudnn
     before = {name: vars(cudnn)[name] for name in _PASSES if name in vars(cudnn)}
     _set(before)
-    for name in before:
-        delattr(cudnn, name)
     for name in _PASSES:
         setattr(type(cudnn), name, _Pin(name))
+        vars(cudnn).pop(name, None)
     _plain_flags = cudnn.m.flags
     cudnn.flags = _flags
 
 
 def uninstall() -> None:
-    """Take the attributes back. What they were set to is kept as plain values, for `install`."""
+    """Take the attributes back. What they were set to is kept as plain values, for `install`.
+
+    Also where `install` or this was interrupted.
+    """
     cudnn: Any = torch.backends.cudnn
-    del cudnn.flags
+    vars(cudnn).pop("flags", None)
     for name in _PASSES:
-        delattr(type(cudnn), name)
-    _keep_as_values(_pins)
+        if name in vars(type(cudnn)):
+            delattr(type(cudnn), name)
+            _keep_as_values({name: _pins[name]})
     _set({})
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import _C, report
 from .enabling import enabled
-from .measuring import BASELINE, Progress, measure_tasks
+from .measuring import BASELINE, Progress, measure_tasks, no_algorithm
 from .peaks import event_ms, host_ms
 from .profiling import Settings
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
@@ -199,7 +199,8 @@ def compare_layers(
 
     Raises:
         ValueError: A problem is not a convolution as PyTorch has it, or ``jobs`` less than 1.
-        RuntimeError: No algorithm works under the policy.
+        RuntimeError: No algorithm works for a problem under the policy, which is told when all
+            others are compared.
     """
     layers = merge(layers)
     keys = [f"bench | kernels={kernels} | {settings.key(layer.problem)}" for layer in layers]
@@ -209,14 +210,21 @@ def compare_layers(
     rows = measure_tasks(tasks, jobs, progress)
     if jobs > 1:
         rows = iter(list(rows))
+    failed = []
     with _pytorch_threads(settings.device) as threads, _current(settings.device):
         for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
-                result = _compare(layer, settings, kernels, threads, next(rows))
+                ranked = next(rows)
+                if not ranked or ranked[0]["status"] != "ok":
+                    failed.append((layer.problem, ranked))
+                    continue
+                result = _compare(layer, settings, kernels, threads, ranked)
                 if journal is not None:
                     journal.add(key, dataclasses.asdict(result))
             result.names, result.count = list(layer.names), layer.count
             yield result
+    if failed:
+        raise no_algorithm("bench", settings.policy, failed)
 
 
 def _compare(
@@ -227,8 +235,6 @@ def _compare(
     rows: list[Measurement],
 ) -> Comparison:
     problem, device = layer.problem, settings.device
-    if not rows or rows[0]["status"] != "ok":
-        raise RuntimeError(f"bench: no algorithm works under {settings.policy!r} for {problem}")
     algorithm = rows[0]["algorithm"]
     operands = _operands(problem, device)
     ours = _our_call(problem, operands, algorithm, settings.measured_policy)

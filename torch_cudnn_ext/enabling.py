@@ -55,12 +55,11 @@ def enable(policy: PolicyLike = None) -> None:
         try:
             _C.set_enabled_policy(text)
             backends.install()
-        except (TypeError, ValueError):
-            _C.set_enabled_policy("")
-            _C.disable_overrides()
+            _forget_compiled()
+            config.cache_key_tag += _TAG
+        except BaseException:  # Ctrl-C too
+            _leave()
             raise
-        _forget_compiled()
-        config.cache_key_tag += _TAG
 
 
 def disable() -> None:
@@ -73,11 +72,18 @@ def disable() -> None:
         RuntimeError: It is not enabled.
     """
     with _lock:
-        _C.disable_overrides()
-        _C.set_enabled_policy("")
-        backends.uninstall()
-        _forget_compiled()
-        config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
+        if not is_enabled():
+            raise RuntimeError("disable: torch_cudnn_ext is not enabled")
+        _leave()
+
+
+def _leave() -> None:
+    # What Ctrl-C comes between is enabled still, and can be disabled.
+    _C.set_enabled_policy("")
+    backends.uninstall()
+    _forget_compiled()
+    config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
+    _C.disable_overrides()
 
 
 def is_enabled() -> bool:
@@ -206,13 +212,24 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
         What takes all of them back by its ``close``, or with its ``with`` block.
 
     Raises:
-        TypeError: A matcher is no text, or a value has a type that stands for no policy.
+        TypeError: ``rules`` is no mapping, a matcher no text, or a value has a type that stands for
+            no policy.
         ValueError: A rule is none; the message says which part.
     """
+    check_rules(rules)
     with ExitStack() as made:
         for matcher, use in reversed([*rules.items()]):
             made.callback(when(matcher, use).remove)
         return made.pop_all()
+
+
+def check_rules(rules: object) -> None:
+    """TypeError for what is no mapping."""
+    if not isinstance(rules, Mapping):
+        raise TypeError(
+            f"rules: got {rules!r:.60} ({type(rules).__name__}), wanted a mapping of matchers to "
+            "policies"
+        )
 
 
 def rule_text(matcher: str, use: PolicyLike) -> str:

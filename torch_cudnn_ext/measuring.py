@@ -6,7 +6,7 @@ side by side, and take turns to run and to time what they built.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     _Measured = tuple[list[Measurement], list[TableEntry]]
 
-__all__ = ["BASELINE", "Progress", "Task", "fp32_switches", "measure_tasks"]
+__all__ = ["BASELINE", "Progress", "Task", "fp32_switches", "measure_tasks", "no_algorithm"]
 
 BASELINE = "aten:default"  # PyTorch's own kernel
 
@@ -50,6 +50,23 @@ class Task:
     time_budget_s: float = 0.0
     knob_search: bool = False
     min_samples: int = 11
+
+
+def no_algorithm(
+    op: str, policy: str, failed: Iterable[tuple[str, Sequence[Measurement]]]
+) -> RuntimeError:
+    """The error for problems of which no row is ok, with the reasons."""
+    words = []
+    for problem, rows in failed:
+        reasons: dict[str, list[str]] = {}
+        for row in rows:
+            reasons.setdefault(row["reason"], []).append(row["algorithm"])
+        told = (
+            f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"
+            for reason, names in reasons.items()
+        )
+        words.append(f"{problem}: {'; '.join(told)}")
+    return RuntimeError(f"{op}: no algorithm works under {policy!r} for {'; nor for '.join(words)}")
 
 
 def measure_tasks(

@@ -38,7 +38,7 @@ from torch_cudnn_ext.conversion import (
     settle_fast_paths,
     unwrapped_model,
 )
-from torch_cudnn_ext.enabling import check_rule, rule_text
+from torch_cudnn_ext.enabling import check_rule, check_rules, rule_text
 from torch_cudnn_ext.files import write_text
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.policy import Policy, PolicyLike, check_named_pins, operators, policy_text
@@ -54,7 +54,7 @@ class Pin:
 
     Attributes:
         text: Its policy.
-        patterns: Those that it came from, the strongest last.
+        patterns: Those that it came from, the strongest first.
     """
 
     text: str
@@ -109,8 +109,8 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
     modules = [*model.modules()]
     before = {m: pin for m in modules if (pin := pin_of(m)) is not None}
     inside = _resolve(model, pins, stacklevel=4)  # past contextlib
-    _replace(modules, inside)
     try:
+        _replace(modules, inside)
         yield
     finally:
         # Not what was taken out and, as part of another model, pinned anew.
@@ -136,11 +136,12 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
         rules: As `apply_rules` takes them.
 
     Raises:
-        TypeError: A policy has a type that stands for none.
+        TypeError: ``pins`` or ``rules`` is no mapping, or a policy has a type that stands for none.
         ValueError: A pattern or a policy is none that `load_pins` would take; nothing is written.
         OSError: The file cannot be written.
     """
     _check_pins(pins)
+    check_rules({} if rules is None else rules)
     lines = [
         "# Algorithms of layers by name; of two that match, the upper one holds.",
         f"[{_LAYERS}]",

@@ -113,8 +113,8 @@ def checked_device(device: str | torch.device | None = None) -> str:
 
 def check_time_budget(time_budget_s: float) -> None:
     """ValueError where it is no number of seconds."""
-    # Nor nan.
-    if not isinstance(time_budget_s, int | float) or not 0 <= time_budget_s < math.inf:
+    is_number = isinstance(time_budget_s, int | float) and not isinstance(time_budget_s, bool)
+    if not is_number or not 0 <= time_budget_s < math.inf:  # nor nan
         raise ValueError(f"time_budget_s: got {time_budget_s!r}, wanted seconds, 0 for no limit")
 
 
@@ -146,13 +146,21 @@ def make_settings(
     """
     if target is not None and device is not None and str(device) != "cpu":
         raise ValueError(f"device: got {str(device)!r} together with target {target!r}, wanted one")
+    if target is not None:
+        try:
+            _C.device_fingerprint(f"target:{target}")
+        except ValueError as error:
+            raise ValueError(f"target: got {target!r} ({error})") from error
     chosen = checked_device(device if target is None else "cpu")
     if device is None and target is None and chosen == "cpu":
         target = DEFAULT_TARGET
     if time_budget_s is not None:
         check_time_budget(time_budget_s)
-    if min_samples is not None and (not isinstance(min_samples, int) or min_samples < 1):
+    is_count = isinstance(min_samples, int) and not isinstance(min_samples, bool)
+    if min_samples is not None and (not is_count or min_samples < 1):
         raise ValueError(f"min_samples: got {min_samples!r}, wanted at least 1")
+    if not isinstance(knob_search, bool):
+        raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
     on_cpu = chosen == "cpu"
     text = _C.canonical_policy(policy_text(policy) or "")
     return Settings(
@@ -441,9 +449,10 @@ class Profile:
         return report.csv_text(self.records(), report.RECORD_FIELDS)
 
     def to_json(self) -> str:
-        """Everything as one JSON object: the settings, the versions, the layers, the totals.
+        """Everything as one JSON object.
 
-        An error that is not finite is null.
+        The settings, the versions, the layers, the operators that are not profiled, the totals. An
+        error that is not finite is null.
         """
         layers = [dataclasses.asdict(profile) for profile in self.layers]
         for layer in layers:
@@ -456,6 +465,7 @@ class Profile:
                 "settings": dataclasses.asdict(self.settings),
                 "versions": _C.versions(),
                 "layers": layers,
+                "not_profiled": self.not_profiled,
                 "totals": [dataclasses.asdict(line) for line in self.totals()],
             },
             indent=1,

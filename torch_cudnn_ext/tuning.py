@@ -26,7 +26,7 @@ from .conversion import eager_model
 from .enabling import enabled_anew
 from .explaining import trace
 from .files import naming, read_lines, write_text
-from .measuring import Progress, Task, measure_tasks
+from .measuring import Progress, Task, measure_tasks, no_algorithm
 from .policy import PolicyLike, policy_text
 from .profiling import check_time_budget, checked_device
 
@@ -92,6 +92,9 @@ def tune(
     place = checked_device(device)
     text = policy_text(policy) or ""
     check_time_budget(time_budget_s)
+    if not isinstance(problems, Iterable):
+        kind = type(problems).__name__
+        raise TypeError(f"problems: got {problems!r} ({kind}), wanted problem lines")
     lines = [problems] if isinstance(problems, str) else list(problems)
     for line in lines:
         if not isinstance(line, str):
@@ -103,18 +106,9 @@ def tune(
         if rows and rows[0]["status"] == "ok":
             best[problem] = rows[0]
         else:
-            reasons: dict[str, list[str]] = {}
-            for row in rows:
-                reasons.setdefault(row["reason"], []).append(row["algorithm"])
-            words = (
-                f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"
-                for reason, names in reasons.items()
-            )
-            failed.append(f"{problem}: {'; '.join(words)}")
+            failed.append((problem, rows))
     if failed:
-        raise RuntimeError(
-            f"tune: no algorithm works under {text!r} for " + "; nor for ".join(failed)
-        )
+        raise no_algorithm("tune", text, failed)
     return best
 
 
@@ -243,7 +237,7 @@ def import_choices(path: str | os.PathLike[str]) -> int:
     Entries of other devices and library versions are kept but not used here.
 
     Returns:
-        The number of entries.
+        The number of entries that were read.
 
     Raises:
         ValueError: A line is no entry (the message gives its number); nothing is changed then.

@@ -170,11 +170,12 @@ def check_passes(words: Sequence[str]) -> None:
     """Refuse what is neither ``fwd``, ``bwd`` (all passes but ``fwd``) nor the pass of a family.
 
     Raises:
-        TypeError: ``words`` is a text.
+        TypeError: ``words`` is a text, or no sequence.
         ValueError: One of the words is none of these, or there is none.
     """
-    if isinstance(words, str):  # whose letters are texts, too
-        raise TypeError(f"passes: got {words!r} (str), wanted a list of texts, such as ['fwd']")
+    if isinstance(words, str) or not isinstance(words, Sequence):  # letters are texts, too
+        kind = type(words).__name__
+        raise TypeError(f"passes: got {words!r} ({kind}), wanted a list of texts, such as ['fwd']")
     known = dict.fromkeys((*PASSES, *(name for op in _C.operators() for name in op["passes"])))
     if not words or any(word not in known for word in words):
         raise ValueError(f"passes: got {','.join(words)!r}, wanted some of {','.join(known)}")
@@ -724,7 +725,7 @@ class Journal:
                     if entry["crc"] != _checksum(entry["record"]):
                         raise ValueError("it was changed after it was written")
                     self._records[entry["key"]] = entry["record"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"{self.path}, line {number}: got {line[:60]!r}, wanted a finished problem as "
                     f"JSON ({error})"

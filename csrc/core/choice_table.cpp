@@ -31,8 +31,7 @@ Measurement::Status status_from_text(const std::string& text) {
   for (size_t i = 0; i < kStatuses.size(); ++i) {
     if (text == kStatuses[i]) return static_cast<Measurement::Status>(i);
   }
-  TORCH_CHECK_VALUE(false, "measurement: status is '", text, "', wanted one of ",
-                    c10::Join(", ", kStatuses));
+  TORCH_CHECK_VALUE(false, "status is '", text, "', wanted one of ", c10::Join(", ", kStatuses));
 }
 
 namespace choice_table {
