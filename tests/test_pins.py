@@ -303,8 +303,13 @@ def test_a_shared_layer_is_pinned_by_each_of_its_names() -> None:
 def test_what_profiling_finds_best_can_be_pinned(wrap: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
     wrapped = wrap(model)
+    device = next(wrapped.parameters()).device  # nn.DataParallel moves it to a GPU
     best = torch_cudnn_ext.profile_model(
-        wrapped, torch.randn(2, 3, 8, 8), passes=["fwd"], device="cpu"
+        wrapped,
+        torch.randn(2, 3, 8, 8, device=device),
+        passes=["fwd"],
+        device=device,
+        time_budget_s=0.5,
     ).best_by_layer()
     assert list(best) == ["0", "1"]
     with pinned(wrapped, best):

@@ -165,6 +165,20 @@ def test_pins_are_obeyed(device: str) -> None:
                 assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_grids_of_one_point_in_half_types(dtype: torch.dtype, device: str) -> None:
+    theta = _theta((2, 3, 1, 4), device, torch.float32).to(dtype).requires_grad_()
+    exact = theta.detach().float().requires_grad_()
+    got = ops.affine_grid(theta, (2, 3, 1, 4), True)  # PyTorch has none
+    wanted = F.affine_grid(exact, [2, 3, 1, 4], True)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), wanted, rtol=0.02, atol=0.02)
+    got.sum().backward()
+    wanted.sum().backward()
+    assert theta.grad is not None and exact.grad is not None
+    torch.testing.assert_close(theta.grad.float(), exact.grad, rtol=0.02, atol=0.02)
+
+
 def test_autocast_gives_pytorchs_dtypes(device: str) -> None:
     lower = torch.bfloat16 if device == "cpu" else torch.float16
     theta = _theta((2, 3, 4, 4), device, torch.float32)
@@ -176,8 +190,6 @@ def test_autocast_gives_pytorchs_dtypes(device: str) -> None:
             F.affine_grid(theta, [2, 3, 4, 4], False),
         )
         assert got.dtype == wanted.dtype
-        point = ops.affine_grid(theta, (2, 3, 1, 4), True)
-        assert point.dtype == wanted.dtype and point.shape == (2, 1, 4, 2)
         for dtypes in itertools.product((lower, torch.float32), repeat=2):
             pair = (x.to(dtypes[0]), grid.to(dtypes[1]))
             got = ops.grid_sample(*pair)

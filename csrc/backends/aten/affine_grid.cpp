@@ -11,17 +11,17 @@ BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
   if (auto refused = refuse(algorithm, device)) return *refused;
   Dims size{p.grid.sizes[0], 1};
   for (int i = 1; i + 1 < p.grid.sizes.size(); ++i) size.push_back(p.grid.sizes[i]);
+  // PyTorch 2.11 has no f16 and bf16 for a dimension of one point.
   bool one_point = std::find(size.begin() + 2, size.end(), 1) != size.end();
-  if (!device.is_cuda() && one_point && c10::isReducedFloatingType(p.theta.dtype)) {
-    return Unsupported{
-        "PyTorch 2.11 has no grid of one point a dimension in f16 and bf16 on the CPU"};
-  }
-  return make_plan(algorithm, {}, [p, size](Bindings& b) {
+  at::ScalarType inside = one_point ? compute_dtype(p.theta.dtype) : p.theta.dtype;
+  return make_plan(algorithm, {}, [p, size, inside](Bindings& b) {
     if (p.pass == AffineGridPass::fwd) {
-      give(b, Role::grid, p.grid, at::affine_grid_generator(b[Role::x], size, p.align_corners));
+      at::Tensor grid = at::affine_grid_generator(b[Role::x].to(inside), size, p.align_corners);
+      give(b, Role::grid, p.grid, grid.to(p.grid.dtype));
     } else {
-      give(b, Role::dx, p.theta,
-           at::affine_grid_generator_backward(b[Role::dgrid], size, p.align_corners));
+      at::Tensor dgrid = b[Role::dgrid].to(inside);
+      at::Tensor dx = at::affine_grid_generator_backward(dgrid, size, p.align_corners);
+      give(b, Role::dx, p.theta, dx.to(p.theta.dtype));
     }
   });
 }
