@@ -1027,7 +1027,7 @@ def test_ctrl_c_leaves_nothing_enabled(at: str, monkeypatch: pytest.MonkeyPatch)
     cudnn: Any = torch.backends.cudnn
     before, tag = dispatch_tables(), torch.compiler.config.cache_key_tag
 
-    class Interrupting(type(backends._Pin("conv_fwd_algo"))):  # type: ignore[misc]
+    class Interrupting(backends._Pin):
         def __init__(self, name: str) -> None:
             super().__init__(name)
             if name == "conv_bwd_data_algo":

@@ -821,9 +821,6 @@ def _settings(
 ) -> Settings:
     _check_policy(policy)
     text = _constrained(policy, max_workspace, deterministic, allow_tf32)
-    if target is not None:
-        with _naming("--target"):
-            _C.device_fingerprint(f"target:{target}")
     with _options():
         return make_settings(device, target, text, time_budget, None, knob_search)
 

@@ -29,7 +29,14 @@ import torch
 from torch.compiler import config
 
 from torch_cudnn_ext import _C, backends
-from torch_cudnn_ext.policy import Policy, PolicyLike, check_pin, operators, policy_text
+from torch_cudnn_ext.policy import (
+    Policy,
+    PolicyLike,
+    check_mapping,
+    check_pin,
+    operators,
+    policy_text,
+)
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
 _TAG = "torch_cudnn_ext"
@@ -216,20 +223,11 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
             no policy.
         ValueError: A rule is none; the message says which part.
     """
-    check_rules(rules)
+    check_mapping("rules", rules, "matchers to policies")
     with ExitStack() as made:
         for matcher, use in reversed([*rules.items()]):
             made.callback(when(matcher, use).remove)
         return made.pop_all()
-
-
-def check_rules(rules: object) -> None:
-    """TypeError for what is no mapping."""
-    if not isinstance(rules, Mapping):
-        raise TypeError(
-            f"rules: got {rules!r:.60} ({type(rules).__name__}), wanted a mapping of matchers to "
-            "policies"
-        )
 
 
 def rule_text(matcher: str, use: PolicyLike) -> str:

@@ -38,10 +38,17 @@ from torch_cudnn_ext.conversion import (
     settle_fast_paths,
     unwrapped_model,
 )
-from torch_cudnn_ext.enabling import check_rule, check_rules, rule_text
+from torch_cudnn_ext.enabling import check_rule, rule_text
 from torch_cudnn_ext.files import write_text
 from torch_cudnn_ext.nn import Tunable
-from torch_cudnn_ext.policy import Policy, PolicyLike, check_named_pins, operators, policy_text
+from torch_cudnn_ext.policy import (
+    Policy,
+    PolicyLike,
+    check_mapping,
+    check_named_pins,
+    operators,
+    policy_text,
+)
 
 Pins = Mapping[str, PolicyLike]
 
@@ -141,7 +148,8 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
         OSError: The file cannot be written.
     """
     _check_pins(pins)
-    check_rules({} if rules is None else rules)
+    if rules is not None:
+        check_mapping("rules", rules, "matchers to policies")
     lines = [
         "# Algorithms of layers by name; of two that match, the upper one holds.",
         f"[{_LAYERS}]",
@@ -313,11 +321,7 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
 
 
 def _check_pins(pins: Pins) -> None:
-    if not isinstance(pins, Mapping):
-        raise TypeError(
-            f"argument pins: got {pins!r:.60} ({type(pins).__name__}), "
-            "wanted a mapping of patterns to policies"
-        )
+    check_mapping("argument pins", pins, "patterns to policies")
     for pattern in pins:
         if not isinstance(pattern, str):
             raise TypeError(

@@ -294,6 +294,14 @@ def check_pin(policy: Policy, name: str) -> None:
         )
 
 
+def check_mapping(argument: str, value: object, of: str) -> None:
+    """TypeError for what is no mapping, say ``of`` patterns to policies."""
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"{argument}: got {value!r:.60} ({type(value).__name__}), wanted a mapping of {of}"
+        )
+
+
 def check_named_pins(policy: PolicyLike) -> None:
     """Raise where a choice that names its operator (``softmax_fwd``) is none of that operator's.
 

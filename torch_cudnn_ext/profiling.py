@@ -150,7 +150,7 @@ def make_settings(
         try:
             _C.device_fingerprint(f"target:{target}")
         except ValueError as error:
-            raise ValueError(f"target: got {target!r} ({error})") from error
+            raise ValueError(f"target: {str(error).removeprefix('device: ')}") from error
     chosen = checked_device(device if target is None else "cpu")
     if device is None and target is None and chosen == "cpu":
         target = DEFAULT_TARGET
@@ -300,44 +300,42 @@ class Profile:
                 names = ", ".join(self.names())
                 wanted = f"one of {names}" if names else "none: these layers have no names"
                 raise KeyError(f"layer: got {layer!r}, wanted {wanted}")
-        pins = self._pins(chosen, max_workspace, deterministic)
-        if pins is None:
-            raise ValueError(
-                f"best: the profile holds several problems of {chosen[0].op} or several kinds "
+        found = self._policy(chosen, max_workspace, deterministic)
+        if isinstance(found, str):
+            raise ValueError(f"best: {found}")
+        return found
+
+    def _policy(
+        self, profiles: Sequence[LayerProfile], max_workspace: int | str | None, deterministic: bool
+    ) -> Policy | str:
+        """The one policy that is the best on all their problems, or why there is none."""
+        cap = None
+        if max_workspace is not None:
+            text = field_text("max_workspace", "max_workspace", max_workspace)
+            cap = _C.workspace_cap(text, self.settings.device)
+        fits = len({profile.family for profile in profiles}) <= 1
+        pins: dict[str, str] = {}
+        for profile in profiles if fits else ():
+            row = profile.best(cap, deterministic)
+            if row is None:
+                return (
+                    f"no algorithm for max_workspace={max_workspace}, "
+                    f"deterministic={deterministic} of {profile.problem}"
+                )
+            pass_name = _C.problem_info(profile.problem)["pass_name"]
+            fits = pins.setdefault(pass_name, row["algorithm"]) == row["algorithm"]
+            if not fits:
+                break
+        if not fits:
+            return (
+                f"the profile holds several problems of {profiles[0].op} or several kinds "
                 "of operators, so one policy does not fit: ask for one layer with "
                 "best(layer=...), or all with best_by_layer()"
             )
         numerics = _keep(self.settings.policy, _NUMERICS)
         words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
-        family = chosen[0].family if chosen else "conv"
+        family = profiles[0].family if profiles else "conv"
         return Policy.parse(";".join(words + [numerics] * bool(numerics)), family)
-
-    def _pins(
-        self, profiles: Sequence[LayerProfile], max_workspace: int | str | None, deterministic: bool
-    ) -> dict[str, str] | None:
-        """By pass the algorithm that is the best on all its problems, if there is one."""
-        if len({profile.family for profile in profiles}) > 1:
-            return None
-        cap = self._cap(max_workspace)
-        pins: dict[str, str] = {}
-        for profile in profiles:
-            row = profile.best(cap, deterministic)
-            if row is None:
-                raise ValueError(
-                    f"best: no algorithm for max_workspace={max_workspace}, "
-                    f"deterministic={deterministic} of {profile.problem}"
-                )
-            pass_name = _C.problem_info(profile.problem)["pass_name"]
-            if pins.setdefault(pass_name, row["algorithm"]) != row["algorithm"]:
-                return None
-        return pins
-
-    def _cap(self, max_workspace: int | str | None) -> int | None:
-        """A cap on workspaces in bytes."""
-        if max_workspace is None:
-            return None
-        text = field_text("max_workspace", "max_workspace", max_workspace)
-        return _C.workspace_cap(text, self.settings.device)
 
     def best_by_layer(
         self, max_workspace: int | str | None = None, deterministic: bool = False
@@ -350,13 +348,11 @@ class Profile:
         So are modules with a problem of which no algorithm keeps the constraints.
         """
         policies = {}
-        cap = self._cap(max_workspace)
         for name in self.names():
             of_module = [profile for profile in self.layers if name in profile.names]
-            if not all(profile.best(cap, deterministic) for profile in of_module):
-                continue
-            if self._pins(of_module, max_workspace, deterministic) is not None:
-                policies[name] = self.best(max_workspace, deterministic, layer=name)
+            found = self._policy(of_module, max_workspace, deterministic)
+            if isinstance(found, Policy):
+                policies[name] = found
         return policies
 
     @property
@@ -552,7 +548,7 @@ def profile_model(
         progress: Told of every problem and algorithm; may raise to stop.
 
     Raises:
-        TypeError: ``model`` is no module, or ``passes`` is a text.
+        TypeError: ``model`` is no module, or ``passes`` no list of texts.
         ValueError: The model calls no operator of this package, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """

@@ -170,7 +170,7 @@ def check_passes(words: Sequence[str]) -> None:
     """Refuse what is neither ``fwd``, ``bwd`` (all passes but ``fwd``) nor the pass of a family.
 
     Raises:
-        TypeError: ``words`` is a text, or no sequence.
+        TypeError: ``words`` is no list of texts.
         ValueError: One of the words is none of these, or there is none.
     """
     if isinstance(words, str) or not isinstance(words, Sequence):  # letters are texts, too
@@ -194,7 +194,7 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
     """Every layer once for each pass, in the order of the layers.
 
     Raises:
-        TypeError: ``passes`` is a text.
+        TypeError: ``passes`` is no list of texts.
         ValueError: ``passes`` holds a word that is none (see `check_passes`), or none that the
             family of a layer has.
     """
@@ -298,7 +298,7 @@ def network_layers(
         policy: A policy text; its ``compute`` field is part of the problems.
 
     Raises:
-        TypeError: ``passes`` is a text.
+        TypeError: ``passes`` is no list of texts.
         ValueError: The model called no operator, or ``passes`` holds another word.
     """
     check_passes(passes)
