@@ -135,10 +135,11 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "mode=\"spatial\", Tensor? z=None, str activation=\"none\", str? policy=None) -> (Tensor "
       "output, Tensor mean, Tensor invstd)",
       tags);
+  // Of training, the statistics that it gave; else the running ones, so the variance.
   m.def(
       "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor "
-      "invstd, bool training, float eps, *, str mode=\"spatial\", Tensor? reserve=None, str? "
-      "policy=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
+      "invstd_or_var, bool training, float eps, *, str mode=\"spatial\", Tensor? reserve=None, "
+      "str? policy=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
       tags);
   m.def(
       "_batch_norm_train(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "

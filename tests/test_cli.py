@@ -24,6 +24,7 @@ from torch_cudnn_ext import (
     bench_modules,
     bench_networks,
     is_enabled,
+    nn,
     report,
     tuning,
 )
@@ -224,6 +225,24 @@ def test_bench(capsys: Capture) -> None:
     assert [entry for entry in tuning.choices() if "prefer" in entry["constraints"]] == []
 
 
+def test_a_policy_holds_for_problems_of_all_families(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "problems.txt"
+    file.write_text(f"{LINE}\npool_fwd x=f32[1,2,4,4]:nchw window=2\n")
+    command = ["--problems", str(file), "--device", "cpu", "--policy", "autotune;prefer=gpu_time"]
+    layers = _json(capsys, "profile", *command, "--time-budget", "0.1")["layers"]
+    assert [str(layer["problem"]).partition(" ")[0] for layer in layers] == ["conv_fwd", "pool_fwd"]
+    for layer in layers:
+        assert layer["current"] == layer["rows"][0]["algorithm"]  # what tuning puts first
+    assert main(["list", *command]) == 0
+
+
+@pytest.mark.parametrize("case", bench_modules.CASES + bench_modules.MIXED, ids=lambda c: c.text)
+def test_modules_of_bench_can_be_made(case: bench_modules.Case) -> None:
+    with torch.device("meta"):
+        module = getattr(nn, case.module)(**case.arguments)
+        assert module(torch.empty(case.sizes)) is not None
+
+
 def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     case = bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
     monkeypatch.setattr(bench_modules, "CASES", (case,))
@@ -233,6 +252,9 @@ def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(row["module"] == case.text and row["ratio"] > 0 for row in rows)  # type: ignore[operator]
     assert main([*arguments, "--channels-last", "--format", "csv"]) == 0
     assert capsys.readouterr().out.count(",nhwc,") == 2
+    monkeypatch.setattr(bench_modules, "MIXED", (case, case))
+    rows = _json(capsys, "bench", "--modules", "mixed", *arguments[3:])["comparisons"]
+    assert len(rows) == 4
     assert main(["bench", "--modules", "Convolutions", "--device", "cpu"]) == 2
     assert main([*arguments[:3], "--dtype", "f8", "--device", "cpu"]) == 2
 
@@ -636,9 +658,9 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["bench", "--modules", "all", "--problems", "x"], "--problems: got 'x' with --modules"),
         (["bench", "--modules", "all", "--resume", "/x"], "--resume: got '/x' with --modules"),
         (["bench", "--modules", "all", "--knob-search"], "--knob-search: got True with --modules"),
-        (["bench", "--modules", ""], "--modules: got '', wanted all or words of BatchNorm2d"),
-        (["bench", "--modules", "Pool,"], "--modules: got 'Pool,', wanted all or words of"),
-        (["bench", "--modules", "Pool,Nope"], "--modules: got 'Pool,Nope', wanted all or words"),
+        (["bench", "--modules", ""], "--modules: got '', wanted all, mixed or words of"),
+        (["bench", "--modules", "Pool,"], "--modules: got 'Pool,', wanted all, mixed or words of"),
+        (["bench", "--modules", "Pool,Nope"], "--modules: got 'Pool,Nope', wanted all, mixed or"),
         (["bench", "--modules", "LSTM", "--channels-last"], "--modules: got 'LSTM' with --chan"),
         (["bench", "--modules", "Softmax", "--dtype", "f32,"], "--dtype: got '', wanted one of"),
         (["bench", "--modules", "Softmax", "--policy", "fwd=winograd"], "--policy: algorithm 'w"),

@@ -92,7 +92,7 @@ SCHEMAS = {
         "(Tensor output, Tensor mean, Tensor invstd)"
     ),
     "batch_norm_backward": (
-        "(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, "
+        "(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor invstd_or_var, "
         'bool training, float eps, *, str mode="spatial", Tensor? reserve=None, '
         f"{_POLICY}) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)"
     ),

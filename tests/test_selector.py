@@ -425,6 +425,24 @@ def test_a_backend_that_is_not_admitted_is_not_even_built(fake: Any, x: Tensor, 
 
 
 @pytest.mark.parametrize(
+    ("values", "place", "difference", "error"),
+    [
+        ([1.0] * 1000, 0, 2.0, 0.1),  # a twentieth of it
+        ([1.0] * 1000, slice(None), 0.03, 0.03),
+        ([1000.0] + [0.0] * 999_999, 0, 10.0, 0.01),  # a thousand times what numbers are in the mean
+        ([0.0] * 10, 3, 1.0, 0.1**0.5),
+    ],
+)
+def test_errors_are_relative_to_all_numbers_or_to_large_ones_themselves(
+    values: list[float], place: Any, difference: float, error: float, device: str
+) -> None:
+    reference = torch.tensor(values, dtype=torch.float64, device=device)
+    result = reference.clone()
+    result[place] += difference
+    assert _C.relative_error(result, reference) == pytest.approx(error)
+
+
+@pytest.mark.parametrize(
     ("policy", "script", "reason"),
     [
         ("compute=f64;backends=aten", {}, "aten computes f32 data in f32, not f64"),

@@ -393,7 +393,7 @@ def bench_command(
         typer.Option(
             "--modules",
             help="Modules of torch.nn against the drop-ins instead: all, or words of their names "
-            "(Pool,BatchNorm2d). --dtype takes several: f32,f16.",
+            "(Pool,BatchNorm2d), or mixed, of other sizes. --dtype takes several: f32,f16.",
         ),
     ] = None,
     compiled: Annotated[
@@ -540,15 +540,16 @@ def _refuse_others(context: typer.Context, mode: str, *taken: str) -> None:
 
 
 def _module_cases(text: str, channels_last: bool) -> list[bench_modules.Case]:
-    cases = [c for c in bench_modules.CASES if not channels_last or len(c.sizes) in (4, 5)]
-    if text == "all":
+    listed = bench_modules.MIXED if text == "mixed" else bench_modules.CASES
+    cases = [case for case in listed if not channels_last or len(case.sizes) in (4, 5)]
+    if text in ("all", "mixed"):
         return cases
     known = list(dict.fromkeys(case.module for case in cases))
     words = text.split(",")
     if not all(word and any(word in name for name in known) for word in words):
         where = " with --channels-last" if channels_last else ""
         raise typer.BadParameter(
-            f"--modules: got {text!r}{where}, wanted all or words of {', '.join(known)}"
+            f"--modules: got {text!r}{where}, wanted all, mixed or words of {', '.join(known)}"
         )
     return [case for case in cases if any(word in case.module for word in words)]
 

@@ -25,7 +25,7 @@ from .bench import DEFAULT_POLICY, formatted, judged, samplers
 from .measuring import Progress
 from .workload import DTYPES
 
-__all__ = ["CASES", "Case", "ModuleComparison", "compare_modules", "comparison_text"]
+__all__ = ["CASES", "MIXED", "Case", "ModuleComparison", "compare_modules", "comparison_text"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,112 @@ CASES: tuple[Case, ...] = (
     _lstm(30, 16, 384, 2),
     _lstm(100, 8, 200, 1),
     Case("rnn", "GRU", {"input_size": 512, "hidden_size": 512}, (64, 32, 512)),
+)
+
+# Of many kinds of networks, and of odd sizes.
+MIXED: tuple[Case, ...] = (
+    Case("pooling", "MaxPool2d", {"kernel_size": 2, "stride": 2}, (16, 64, 224, 224)),
+    Case("pooling", "MaxPool2d", {"kernel_size": 3, "stride": 2}, (8, 96, 55, 55)),
+    Case(
+        "pooling",
+        "MaxPool2d",
+        {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+        (16, 192, 56, 56),
+    ),
+    Case("pooling", "MaxPool2d", {"kernel_size": 5, "stride": 1, "padding": 2}, (8, 512, 20, 20)),
+    Case("pooling", "MaxPool2d", {"kernel_size": 13, "stride": 1, "padding": 6}, (8, 512, 20, 20)),
+    Case("pooling", "MaxPool2d", {"kernel_size": 3, "stride": 2, "padding": 1}, (4, 24, 97, 131)),
+    Case("pooling", "MaxPool1d", {"kernel_size": 3, "stride": 2, "padding": 1}, (32, 128, 4000)),
+    Case("pooling", "MaxPool3d", {"kernel_size": 2, "stride": 2}, (4, 64, 16, 56, 56)),
+    Case(
+        "pooling",
+        "MaxPool3d",
+        {"kernel_size": (1, 3, 3), "stride": (1, 2, 2), "padding": (0, 1, 1)},
+        (4, 64, 16, 56, 56),
+    ),
+    Case("pooling", "AvgPool2d", {"kernel_size": 3, "stride": 1, "padding": 1}, (16, 288, 35, 35)),
+    Case("pooling", "AvgPool2d", {"kernel_size": 2, "stride": 2}, (16, 128, 56, 56)),
+    Case("pooling", "AvgPool2d", {"kernel_size": 4, "stride": 4}, (16, 3, 512, 512)),
+    Case(
+        "pooling",
+        "AvgPool2d",
+        {"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False},
+        (16, 100, 33, 47),
+    ),
+    Case("pooling", "AvgPool1d", {"kernel_size": 4, "stride": 4}, (32, 256, 2000)),
+    Case("pooling", "AvgPool3d", {"kernel_size": 2, "stride": 2}, (2, 64, 16, 56, 56)),
+    Case("pooling", "AdaptiveAvgPool2d", {"output_size": 1}, (32, 2048, 7, 7)),
+    Case("pooling", "AdaptiveAvgPool2d", {"output_size": 7}, (16, 512, 14, 14)),
+    Case("pooling", "LPPool2d", {"norm_type": 2, "kernel_size": 2, "stride": 2}, (16, 64, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 32}, (16, 32, 256, 256)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 1280}, (8, 1280, 7, 7)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 24}, (128, 24, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 256}, (2, 256, 200, 304)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 2048}, (32, 2048, 7, 7)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 128}, (32, 128, 28, 28), False),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 17}, (3, 17, 33, 47)),
+    Case("batch_norm", "BatchNorm1d", {"num_features": 1024}, (256, 1024)),
+    Case("batch_norm", "BatchNorm1d", {"num_features": 256}, (32, 256, 500)),
+    Case("batch_norm", "BatchNorm3d", {"num_features": 64}, (2, 64, 16, 56, 56)),
+    Case("softmax", "Softmax", {"dim": -1}, (8, 16, 1024, 1024)),
+    Case("softmax", "Softmax", {"dim": -1}, (32, 50257)),
+    Case("softmax", "Softmax", {"dim": 1}, (4, 8, 32, 64, 64)),
+    Case("softmax", "Softmax", {"dim": 1}, (8, 2, 512, 512)),
+    Case("softmax", "Softmax", {"dim": 1}, (64, 10)),
+    Case("softmax", "Softmax", {"dim": 1}, (16, 64, 300)),
+    Case("softmax", "Softmax", {"dim": 1}, (2000, 91)),
+    Case("softmax", "LogSoftmax", {"dim": -1}, (4096, 32000)),
+    Case("softmax", "LogSoftmax", {"dim": 1}, (4, 35, 200, 300)),
+    Case("softmax", "Softmax", {"dim": 0}, (1000, 64, 20)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 1024}, (8, 1024, 1024)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 384}, (64, 196, 384)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 100}, (16, 50, 100)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": (64, 24, 24)}, (32, 64, 24, 24)),
+    Case("layer_norm", "RMSNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
+    Case("layer_norm", "RMSNorm", {"normalized_shape": 768}, (16, 512, 768)),
+    Case("layer_norm", "GroupNorm", {"num_groups": 32, "num_channels": 128}, (8, 128, 64, 64)),
+    Case("layer_norm", "GroupNorm", {"num_groups": 8, "num_channels": 320}, (4, 320, 32, 32)),
+    Case("layer_norm", "InstanceNorm2d", {"num_features": 256}, (4, 256, 64, 64)),
+    Case("layer_norm", "InstanceNorm2d", {"num_features": 32, "affine": True}, (16, 32, 128, 128)),
+    Case("lrn", "LocalResponseNorm", {"size": 5}, (32, 96, 55, 55)),
+    Case("rnn", "LSTM", {"input_size": 650, "hidden_size": 650, "num_layers": 2}, (35, 20, 650)),
+    Case(
+        "rnn",
+        "LSTM",
+        {"input_size": 80, "hidden_size": 128, "num_layers": 1, "bidirectional": True},
+        (200, 64, 80),
+    ),
+    Case(
+        "rnn",
+        "LSTM",
+        {"input_size": 300, "hidden_size": 512, "num_layers": 2, "bidirectional": True},
+        (25, 128, 300),
+    ),
+    Case("rnn", "LSTM", {"input_size": 64, "hidden_size": 64, "num_layers": 1}, (10, 1, 64)),
+    Case(
+        "rnn",
+        "LSTM",
+        {"input_size": 256, "hidden_size": 512, "num_layers": 2, "proj_size": 128},
+        (40, 32, 256),
+    ),
+    Case("rnn", "GRU", {"input_size": 128, "hidden_size": 256, "num_layers": 3}, (100, 16, 128)),
+    Case(
+        "rnn",
+        "GRU",
+        {"input_size": 300, "hidden_size": 300, "num_layers": 1, "bidirectional": True},
+        (50, 64, 300),
+    ),
+    Case("rnn", "RNN", {"input_size": 256, "hidden_size": 256, "num_layers": 2}, (64, 32, 256)),
+    Case("activation", "ReLU", {}, (32, 256, 56, 56)),
+    Case("activation", "SiLU", {}, (16, 96, 112, 112)),
+    Case("activation", "Tanh", {}, (64, 1024)),
+    Case("activation", "Sigmoid", {}, (16, 1, 512, 512)),
+    Case("activation", "ELU", {}, (8, 128, 40, 40)),
+    Case("activation", "ReLU6", {}, (16, 144, 56, 56)),
+    Case("matmul", "Linear", {"in_features": 1024, "out_features": 4096}, (256, 1024)),
+    Case("matmul", "Linear", {"in_features": 2048, "out_features": 1000}, (64, 2048)),
+    Case("matmul", "Linear", {"in_features": 768, "out_features": 3072}, (16, 197, 768)),
 )
 
 

@@ -162,7 +162,8 @@ def make_settings(
     if not isinstance(knob_search, bool):
         raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
     on_cpu = chosen == "cpu"
-    text = _C.canonical_policy(policy_text(policy) or "")
+    text = policy_text(policy) or ""
+    _C.canonical_policy(text)  # a check; written out for a family it would fit that one alone
     return Settings(
         device=chosen,
         target=target,
@@ -723,5 +724,6 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
 
 
 def _keep(policy: str, keys: Sequence[str]) -> str:
-    """Some constraints of a canonical policy text, as a policy text."""
-    return ";".join(word for word in policy.split(";") if word.partition("=")[0] in keys)
+    """Some constraints of a policy text, as a policy text."""
+    words = _C.canonical_policy(policy).split(";")
+    return ";".join(word for word in words if word.partition("=")[0] in keys)

@@ -566,7 +566,7 @@ class Session {
   // Once more, with longer head starts, where the device may have waited for the host: its first
   // call of an algorithm may take many times as long as later ones.
   void sample(Contender& contender) {
-    constexpr int kLongestHeadStart = 16;
+    constexpr int kLongestHeadStart = 64;
     constexpr double kShortMs = 1;
     // The data are to be cold, the code is not: fetching that of a large tile takes 5 us.
     if (device_.is_cuda() && contender.best < kShortMs) run(contender, [] {});
@@ -879,12 +879,13 @@ double relative_error(const at::Tensor& result, const at::Tensor& reference) {
   if (reference.numel() == 0) return 0;
   double scale = reference.square().mean().sqrt().item<double>();
   if (scale == 0) scale = 1;  // nothing to be relative to
-  double mean = difference.square().mean().sqrt().item<double>();
-  double largest = difference.abs().max().item<double>();
+  double mean = difference.square().mean().sqrt().item<double>() / scale;
+  double largest =
+      difference.abs_().div_(reference.abs().clamp_min_(20 * scale)).max().item<double>();
   if (!std::isfinite(mean) || !std::isfinite(largest)) {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  return std::max(mean, largest / 20) / scale;
+  return std::max(mean, largest);
 }
 
 std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy& policy,

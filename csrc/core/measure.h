@@ -33,8 +33,8 @@ struct MeasureOptions {
 Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed);
 
 // How far a result is from the reference, in units of the reference's root mean square: the larger
-// of the root mean square difference and a twentieth of the largest difference. NaN when not
-// finite.
+// of the root mean square difference and a twentieth of the largest difference, which of numbers
+// above 20 such units is relative to themselves. NaN when not finite.
 double relative_error(const at::Tensor& result, const at::Tensor& reference);
 // How much of the relative error of few numbers, which may be close to 0 by chance, is their
 // number.

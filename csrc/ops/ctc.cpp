@@ -264,14 +264,17 @@ class CtcOperator : public Operator {
   std::vector<SlotSpec> slots(const Problem& problem) const override {
     const auto& p = std::get<CtcProblem>(problem);
     int64_t batch = p.log_probs.sizes[1];
-    TensorSpec losses{p.log_probs.dtype, {batch}, {1}}, lengths{at::kLong, {batch}, {1}};
+    auto lengths = [batch](Role role) {
+      SlotSpec slot{role, {at::kLong, {batch}, {1}}, false};
+      slot.on_host = true;
+      return slot;
+    };
     std::vector<SlotSpec> list{
         {Role::x, p.log_probs, false},
         {Role::targets, {at::kLong, {batch, p.target_length}, {p.target_length, 1}}, false},
-        {Role::input_lengths, lengths, false},
-        {Role::target_lengths, lengths, false},
-        {Role::y, losses, true}};
-    for (int i : {2, 3}) list[i].on_host = true;
+        lengths(Role::input_lengths),
+        lengths(Role::target_lengths),
+        {Role::y, {p.log_probs.dtype, {batch}, {1}}, true}};
     if (p.gradient) list.push_back({Role::dx, p.log_probs, true});
     return list;
   }

@@ -62,7 +62,9 @@ Tensor average(const PoolingProblem& p, const Tensor& x) {
 // wrong gradients (seen on an H200).
 void average_backward(const PoolingProblem& p, Bindings& b) {
   if (is_global_average(p)) {
-    give(b, Role::dx, p.x, (b[Role::dy] / p.window_volume()).expand(p.x.sizes));
+    Tensor& dx = b[Role::dx];
+    if (!dx.defined()) dx = at::empty_strided(p.x.sizes, p.x.strides, b[Role::dy].options());
+    at::div_out(dx, b[Role::dy].expand(p.x.sizes), at::scalar_tensor(p.window_volume()));
     return;
   }
   Tensor dy = b[Role::dy].contiguous();

@@ -124,13 +124,14 @@ class BatchNorm {
 
   // Sums of dy and of dy times the normalised x, then dx.
   void backward(Bindings& b) const {
-    Tensor mean = as_channel(b[Role::mean]), invstd = as_channel(b[Role::invstd]);
-    Tensor dbias = at::zeros({p_.x.sizes[1]}, b[Role::mean].options());
+    Tensor mean = b[p_.train ? Role::mean : Role::running_mean];
+    Tensor invstd = p_.train ? b[Role::invstd] : (b[Role::running_var] + b.epsilon).rsqrt_();
+    Tensor dbias = at::zeros({p_.x.sizes[1]}, mean.options());
     Tensor dw = at::zeros_like(dbias);
     auto add = [&](const Tensor& x, const Tensor& dy) {
       Tensor gradient = dy.to(compute_);
       dbias.add_(sum_of(gradient));
-      Tensor normal = (x.to(compute_) - mean).mul_(invstd);
+      Tensor normal = (x.to(compute_) - as_channel(mean)).mul_(as_channel(invstd));
       dw.add_(sum_of(normal.mul_(gradient)));
     };
     if (chunked_) {
@@ -138,26 +139,26 @@ class BatchNorm {
     } else {
       add(b[Role::x], b[Role::dy]);
     }
-    give(b, Role::dx, p_.x, data_gradient(b, dw, dbias));
+    give(b, Role::dx, p_.x, data_gradient(b, mean, invstd, dw, dbias));
     give(b, Role::dw, p_.statistic(), dw);
     give(b, Role::dbias, p_.statistic(), dbias);
   }
 
   // dx = a dy + s x + c, a channel's numbers a, s and c; term by term, or folded.
-  Tensor data_gradient(const Bindings& b, const Tensor& dw, const Tensor& dbias) const {
-    Tensor scale = b[Role::w] * b[Role::invstd];
+  Tensor data_gradient(const Bindings& b, const Tensor& mean, const Tensor& invstd,
+                       const Tensor& dw, const Tensor& dbias) const {
+    Tensor scale = b[Role::w] * invstd;
     if (!chunked_) {
       Tensor dx = b[Role::dy].to(compute_, false, true);
       if (p_.train) {
-        Tensor normal =
-            (b[Role::x].to(compute_) - as_channel(b[Role::mean])).mul_(as_channel(b[Role::invstd]));
+        Tensor normal = (b[Role::x].to(compute_) - as_channel(mean)).mul_(as_channel(invstd));
         dx.sub_(as_channel(dbias / values())).sub_(normal.mul_(as_channel(dw / values())));
       }
       return dx.mul_(as_channel(scale)).to(p_.x.dtype);
     }
     Tensor dx = at::empty_strided(p_.x.sizes, p_.x.strides, b[Role::x].options());
-    Tensor slope = -scale * b[Role::invstd] * dw / values();
-    Tensor shift = -scale * dbias / values() - slope * b[Role::mean];
+    Tensor slope = -scale * invstd * dw / values();
+    Tensor shift = -scale * dbias / values() - slope * mean;
     chunks_.each([&](auto slice) {
       Tensor part = slice(b[Role::dy]).to(compute_) * as_channel(scale);
       if (p_.train) {
