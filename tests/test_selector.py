@@ -429,7 +429,7 @@ def test_a_backend_that_is_not_admitted_is_not_even_built(fake: Any, x: Tensor, 
     [
         ([1.0] * 1000, 0, 2.0, 0.1),  # a twentieth of it
         ([1.0] * 1000, slice(None), 0.03, 0.03),
-        ([1000.0] + [0.0] * 999_999, 0, 10.0, 0.01),  # a thousand times what numbers are in the mean
+        ([1000.0] + [0.0] * 999_999, 0, 10.0, 0.01),  # 1000 times their root mean square
         ([0.0] * 10, 3, 1.0, 0.1**0.5),
     ],
 )

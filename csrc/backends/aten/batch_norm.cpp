@@ -54,10 +54,13 @@ void backward(const BatchNormProblem& p, Bindings& b) {
   const Tensor& left = b[Role::reserve];
   Tensor reserve = left.defined() ? left : at::empty({0}, x.options().dtype(at::kByte));
   int64_t implementation = p.train ? backward_implementation(x, b, reserve) : 0;
-  // PyTorch reads either those of training or the running ones.
+  // Empty statistics of training are what PyTorch's own inference leaves: it reads the running
+  // ones.
+  Tensor none = p.train ? Tensor() : at::empty({0}, b[Role::w].options());
   auto [dx, dw, dbias] = at::_batch_norm_impl_index_backward(
-      implementation, x, dy, b[Role::w], b[Role::running_mean], b[Role::running_var], b[Role::mean],
-      b[Role::invstd], p.train, b.epsilon, {true, true, true}, reserve);
+      implementation, x, dy, b[Role::w], b[Role::running_mean], b[Role::running_var],
+      p.train ? b[Role::mean] : none, p.train ? b[Role::invstd] : none, p.train, b.epsilon,
+      {true, true, true}, reserve);
   give(b, Role::dx, p.x, as_rows(dx));
   give(b, Role::dw, p.statistic(), dw);
   give(b, Role::dbias, p.statistic(), dbias);
