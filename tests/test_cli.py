@@ -233,6 +233,10 @@ def test_a_policy_holds_for_problems_of_all_families(capsys: Capture, tmp_path: 
     assert [str(layer["problem"]).partition(" ")[0] for layer in layers] == ["conv_fwd", "pool_fwd"]
     for layer in layers:
         assert layer["current"] == layer["rows"][0]["algorithm"]  # what tuning puts first
+    # Another single word is convolution's.
+    command[-1] = "cpu:im2col"
+    layers = _json(capsys, "profile", *command, "--time-budget", "0.1")["layers"]
+    assert [layer["current"] for layer in layers] == ["cpu:im2col", "aten:default"]
     assert main(["list", *command]) == 0
 
 

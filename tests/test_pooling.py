@@ -168,6 +168,17 @@ def test_adaptive_windows_of_nothing(kind: str, dims: int, device: str) -> None:
         assert not grad.any()
 
 
+def test_gradients_of_global_averages_ignore_the_default_dtype(device: str) -> None:
+    x = torch.randn(1, 2, 257, 257, device=device, requires_grad=True)
+    wanted = torch.autograd.grad(F.adaptive_avg_pool2d(x, 1).sum(), x)[0]
+    torch.set_default_dtype(torch.float16)
+    try:
+        got = torch.autograd.grad(ops.adaptive_avg_pool2d(x, 1).sum(), x)[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(got, wanted)
+
+
 def test_no_stride_is_the_kernels_size(device: str) -> None:
     x = torch.randn(2, 3, 4, 4, device=device)
     none: tuple[Any, ...] = ((), [])

@@ -708,6 +708,29 @@ def test_another_time_budget_is_another_measurement(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("policy", "written", "current"),
+    [
+        (" heuristic ; deterministic=true", "heuristic;deterministic", "aten:default"),
+        (
+            Policy("autotune"),
+            "conv_fwd=autotune;conv_bwd_data=autotune;conv_bwd_filter=autotune",
+            "aten:default",
+        ),
+        ({"fwd": "cpu:im2col"}, "conv_fwd=cpu:im2col", "aten:default"),
+        (Policy("cpu:taps", family="pool"), "pool_fwd=cpu:taps;pool_bwd=cpu:taps", "cpu:taps"),
+    ],
+)
+def test_a_policy_of_one_family_leaves_others_alone(
+    policy: Any, written: str, current: str
+) -> None:
+    line = "pool_fwd x=f32[1,2,4,4]:nchw window=2"
+    result = profile(line, device="cpu", policy=policy, time_budget_s=0.05)
+    assert result.settings.policy == written
+    assert _layer(result).current == current
+    tuning.tune([line], device="cpu", policy=policy, time_budget_s=0.05)
+
+
 def test_another_policy_is_another_measurement(tmp_path: Path) -> None:
     path = tmp_path / "finished.jsonl"
     list(measure_layers([Layer(PROBLEM)], make_settings("cpu"), Journal(path)))
@@ -990,7 +1013,7 @@ def test_jobs_measure_under_the_same_switches() -> None:
 def test_a_problem_without_algorithms_keeps_no_other_from_being_tuned(jobs: int) -> None:
     small = [f"softmax_fwd x=f32[2,{n},4]:nchw log=false" for n in (3, 5)]
     lines = [small[0], PROBLEM.replace("8,8", "64,64"), small[1]]
-    policy = "backends=aten;max_workspace=1KiB"
+    policy = "max_workspace=1KiB;backends=aten"
     with pytest.raises(RuntimeError, match=f"no algorithm works under '{policy}' for conv_fwd"):
         tuning.tune(lines, device="cpu", policy=policy, jobs=jobs, time_budget_s=0.1)
     tuned = {e["problem"] for e in tuning.choices() if e["measurements"][0]["status"] == "ok"}

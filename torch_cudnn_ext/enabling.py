@@ -30,6 +30,7 @@ from torch.compiler import config
 
 from torch_cudnn_ext import _C, backends
 from torch_cudnn_ext.policy import (
+    FOR_ALL,
     Policy,
     PolicyLike,
     check_mapping,
@@ -258,8 +259,7 @@ def _for_all_operators(text: str) -> str:
     parts = []
     for part in text.split(";"):
         word = part.strip()
-        for_all = word in ("autotune", "heuristic", "time_on_shape_change", "guess_on_shape_change")
-        parts += [f"{family}={word}" for family in families] if for_all else [word]
+        parts += [f"{family}={word}" for family in families] if word in FOR_ALL else [word]
     return ";".join(parts)
 
 

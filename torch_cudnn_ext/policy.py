@@ -18,6 +18,9 @@ from torch_cudnn_ext import _C
 AlgorithmChoice: TypeAlias = str | int | None
 PolicyLike: TypeAlias = "Policy | str | int | Mapping[str, Any] | None"
 
+# The words for all passes that every operator knows.
+FOR_ALL = ("autotune", "heuristic", "time_on_shape_change", "guess_on_shape_change")
+
 _CHOICE_WANTED = (
     "'autotune', 'heuristic' or an algorithm: its text ('legacy:fft', 'graph:eng67'), cuDNN's "
     "integer or enum name for this pass, or Theano's name"
@@ -380,6 +383,22 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
         f"policy: got {policy!r} ({type(policy).__name__}), wanted a Policy, a policy text, "
         "a mapping of Policy's keywords, or None"
     )
+
+
+def text_for_all(policy: PolicyLike) -> str:
+    """A canonical policy text that operators of all families read alike.
+
+    The single words of `FOR_ALL` stay, which each reads for its own passes; passes of convolution
+    get their family's name.
+
+    Raises:
+        TypeError: ``policy`` has a type that stands for no policy.
+        ValueError: ``policy`` is no policy.
+    """
+    words = [word.strip() for word in (policy_text(policy) or "").split(";")]
+    for_all = [word for word in words if word in FOR_ALL]
+    rest = _C.canonical_policy(";".join(word for word in words if word not in FOR_ALL), "conv", "")
+    return ";".join(word for word in (*for_all, rest) if word)
 
 
 @cache

@@ -28,7 +28,7 @@ from . import _C, report
 from .conversion import eager_model
 from .measuring import BASELINE, Progress, Task, measure_tasks
 from .peaks import Peaks, measured_peaks
-from .policy import Policy, PolicyLike, field_text, policy_text
+from .policy import Policy, PolicyLike, field_text, text_for_all
 from .workload import PASSES, Journal, Layer, led_problems, merge, network_layers, rewrite
 
 if TYPE_CHECKING:
@@ -162,8 +162,7 @@ def make_settings(
     if not isinstance(knob_search, bool):
         raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
     on_cpu = chosen == "cpu"
-    text = policy_text(policy) or ""
-    _C.canonical_policy(text)  # a check; written out for a family it would fit that one alone
+    text = text_for_all(policy)
     return Settings(
         device=chosen,
         target=target,
@@ -724,6 +723,5 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
 
 
 def _keep(policy: str, keys: Sequence[str]) -> str:
-    """Some constraints of a policy text, as a policy text."""
-    words = _C.canonical_policy(policy).split(";")
-    return ";".join(word for word in words if word.partition("=")[0] in keys)
+    """Some constraints of a canonical policy text, as a policy text."""
+    return ";".join(word for word in policy.split(";") if word.partition("=")[0] in keys)

@@ -27,7 +27,7 @@ from .enabling import enabled_anew
 from .explaining import trace
 from .files import naming, read_lines, write_text
 from .measuring import Progress, Task, measure_tasks, no_algorithm
-from .policy import PolicyLike, policy_text
+from .policy import PolicyLike, text_for_all
 from .profiling import check_time_budget, checked_device
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def tune(
             tuned; or PyTorch finds no such device.
     """
     place = checked_device(device)
-    text = policy_text(policy) or ""
+    text = text_for_all(policy)
     check_time_budget(time_budget_s)
     if not isinstance(problems, Iterable):
         kind = type(problems).__name__
@@ -153,7 +153,7 @@ def tune_model(
     if not tensors:
         raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
     place = checked_device(tensors[0].device)
-    text = policy_text(policy) or ""
+    text = text_for_all(policy)
     problems = []
     with enabled_anew("heuristic"):
         lines = trace(model, inputs, train=train)

@@ -191,6 +191,7 @@ struct PoolingProblem {
 
   int spatial_dims() const { return x.sizes.size() - 2; }
   int64_t window_volume() const;
+  bool has_one_window() const;  // which is all of x
   TensorSpec y() const;
   // What a maximum leaves is read by the algorithm that left it, whatever the tensors of its
   // backward: both have aligned ones.

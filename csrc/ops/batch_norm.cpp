@@ -726,9 +726,10 @@ class BatchNormOperator : public Operator {
     bool persistent =
         p.has_training_statistics() && !p.is_channels_last() && p.x.dtype != at::kDouble;
     bool half = c10::isReducedFloatingType(p.x.dtype);
-    // Of bfloat16 in rows of 49, PyTorch's kernel took 0.74 to 0.96 of the time for 512 to 2048
-    // channels, 1.26 and more for fewer, and 1.05 to 1.6 over other rows.
-    bool odd = p.pass == BatchNormPass::bwd && half && p.x.sizes[2] % 2 == 1 && p.x.sizes[1] >= 512;
+    // Of bfloat16 in rows of 49, which are not aligned, PyTorch's kernel took 0.74 to 0.96 of the
+    // time for 512 to 2048 channels, 1.26 and more for fewer.
+    bool odd = p.pass == BatchNormPass::bwd && p.x.dtype == at::kBFloat16 && p.x.sizes[1] >= 512 &&
+               p.x.sizes[2] % 2 == 1 && p.x.sizes[2] < 64;
     if (persistent && p.x.sizes[2] > 1 && !odd) {
       return {"legacy:spatial_persistent", "aten", "legacy"};
     }

@@ -431,7 +431,7 @@ class ConvolutionOperator : public Operator {
     bool of_images = p.w.sizes[1] < 8 && c10::isReducedFloatingType(p.x.dtype) &&
                      p.w.numel() > p.w.sizes[0] * p.w.sizes[1];
     if (of_images && is_channels_last(p.x)) return {"aten:matmul", "graph", "legacy", "aten"};
-    if (of_images && !p.bias) return {"aten", "graph", "legacy"};
+    if (of_images && p.groups == 1 && !p.bias) return {"aten", "graph", "legacy"};
     return {"graph", "legacy", "aten"};
   }
 

@@ -46,6 +46,12 @@ int64_t PoolingProblem::window_volume() const {
   return std::accumulate(window.begin(), window.end(), int64_t{1}, std::multiplies<>());
 }
 
+bool PoolingProblem::has_one_window() const {
+  int dims = spatial_dims();
+  return !adaptive && padding == Dims(dims, 0) && dilation == Dims(dims, 1) &&
+         std::equal(window.begin(), window.end(), x.sizes.begin() + 2);
+}
+
 TensorSpec PoolingProblem::y() const {
   TensorSpec out{x.dtype, {x.sizes[0], x.sizes[1]}, {}};
   for (int i = 0; i < spatial_dims(); ++i) {
@@ -1078,9 +1084,6 @@ class PoolingOperator : public Operator {
     for (int i = 0; i < p.spatial_dims(); ++i) any |= p.stride[i] < p.window[i];
     return any;
   }
-  static bool is_global(const PoolingProblem& p) {
-    return std::equal(p.window.begin(), p.window.end(), p.x.sizes.begin() + 2);
-  }
 
   static std::vector<std::string> order_of_contiguous(const PoolingProblem& p) {
     const std::vector<std::string> pytorch{"aten", classic(p), "graph"};
@@ -1093,8 +1096,8 @@ class PoolingOperator : public Operator {
       bool slow = volume || p.window_volume() > 16 || (half && overlaps(p));
       return slow ? pytorch : cudnn;
     }
-    if (p.pass == PoolingPass::bwd) return volume || is_global(p) ? pytorch : cudnn;
-    if (!is_global(p)) return p.window[p.spatial_dims() - 1] < 4 ? cudnn : pytorch;
+    if (p.pass == PoolingPass::bwd) return volume || p.has_one_window() ? pytorch : cudnn;
+    if (!p.has_one_window()) return p.window[p.spatial_dims() - 1] < 4 ? cudnn : pytorch;
     bool many = p.x.sizes[0] * p.x.sizes[1] >= 1 << 14;
     return many && !volume && p.window_volume() <= 64 ? cudnn : pytorch;
   }
@@ -1115,13 +1118,15 @@ class PoolingOperator : public Operator {
       return {classic(p), "aten", "graph"};
     }
     if (p.pass == PoolingPass::bwd) {
-      if (volume || is_global(p)) return {kTiled, "graph:eng2", "aten", classic(p)};
+      if (volume || p.has_one_window()) return {kTiled, "graph:eng2", "aten", classic(p)};
       return {kTiled, "graph:eng2", classic(p), "aten"};
     }
-    if (p.window_volume() > (is_global(p) && !volume ? 1024 : 16)) return {"aten", classic(p)};
+    if (p.window_volume() > (p.has_one_window() && !volume ? 1024 : 16))
+      return {"aten", classic(p)};
     if (volume) return {kTiled, "aten", classic(p)};
     bool dense = p.stride == Dims(p.spatial_dims(), 1);
-    const char* engine = !is_global(p) && (dense || (line && large)) ? "graph:eng2" : "graph:eng3";
+    const char* engine =
+        !p.has_one_window() && (dense || (line && large)) ? "graph:eng2" : "graph:eng3";
     return {engine, "aten", classic(p)};
   }
 

@@ -36,10 +36,8 @@ Tensor max_backward(const PoolingProblem& p, const Bindings& b) {
 
 // One average of all elements, which PyTorch's adaptive pooling computes as a mean.
 bool is_global_average(const PoolingProblem& p) {
-  int dims = p.spatial_dims();
   bool average = p.mode == PoolingMode::avg_include || p.mode == PoolingMode::avg_exclude;
-  return average && !p.adaptive && p.padding == Dims(dims, 0) && p.dilation == Dims(dims, 1) &&
-         std::equal(p.window.begin(), p.window.end(), p.x.sizes.begin() + 2);
+  return average && p.has_one_window();
 }
 
 Tensor average(const PoolingProblem& p, const Tensor& x) {
@@ -57,14 +55,15 @@ Tensor average(const PoolingProblem& p, const Tensor& x) {
               divisor_override(p));
 }
 
-// Of the input, the kernels read sizes and layout alone: any memory will do. All are given
+// Of the input, the kernels read sizes and layout alone: any memory will do. They are given
 // contiguous tensors: for channels_last ones, PyTorch 2.11's kernel for planes on CUDA computes
 // wrong gradients (seen on an H200).
 void average_backward(const PoolingProblem& p, Bindings& b) {
   if (is_global_average(p)) {
     Tensor& dx = b[Role::dx];
     if (!dx.defined()) dx = at::empty_strided(p.x.sizes, p.x.strides, b[Role::dy].options());
-    at::div_out(dx, b[Role::dy].expand(p.x.sizes), at::scalar_tensor(p.window_volume()));
+    at::div_out(dx, b[Role::dy].expand(p.x.sizes),
+                at::scalar_tensor(p.window_volume(), at::kDouble));
     return;
   }
   Tensor dy = b[Role::dy].contiguous();
