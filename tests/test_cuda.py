@@ -574,6 +574,25 @@ def test_backward_runs_on_the_stream_of_forward() -> None:
         ("batch_norm_infer x=f16[64,128,3136]:nchw", "legacy:spatial"),
         ("batch_norm_infer x=f32[64,128,3136]:nhwc", "graph:eng1"),
         ("batch_norm_infer x=f32[64,128,49]:nhwc", "legacy:spatial"),
+        ("pool_fwd x=f32[2,3,7,7]:nhwc window=2,5 pad=1 stride=2,6", "legacy:max"),
+        ("pool_fwd x=f16[8,32,1,7]:nchw window=1,5 pad=0,2", "legacy:max"),
+        ("pool_fwd x=f32[2,8,8,5]:nhwc window=8,5 train=true", "graph:eng2/k24=34"),
+        ("pool_fwd x=f16[2,3,3,1]:nchw window=5,1 pad=2,0 stride=1,3 train=true", "aten:default"),
+        ("pool_fwd x=f32[3,8,1,7]:nhwc window=1,7 mode=avg_exclude", "graph:eng3"),
+        ("pool_fwd x=f32[2,20,8,28]:nhwc window=4,1 stride=1 mode=avg_exclude", "graph:eng2"),
+        ("pool_fwd x=f16[3,3,1,5]:nchw window=1,5 mode=avg_exclude", "aten:default"),
+        (
+            "pool_bwd x=f32[3,8,5,7]:nhwc window=6,5 pad=1,2 stride=5,3 mode=avg_include",
+            "graph:eng2/k24=34",
+        ),
+        (
+            "pool_bwd x=f32[8,12,1,1]:nhwc window=1,5 pad=0,2 stride=1,2 mode=avg_exclude",
+            "legacy:avg",
+        ),
+        (
+            "pool_bwd x=f32[5,8,1,3]:nchw window=3,5 pad=1,2 stride=1,2 mode=avg_exclude",
+            "legacy:avg",
+        ),
     ],
 )
 def test_the_heuristic_leads_with_what_was_measured_faster(problem: str, algorithm: str) -> None:
