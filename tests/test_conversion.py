@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 from torch_cudnn_ext import _C, convert, last_choice, nn
 from torch_cudnn_ext.conversion import (
-    checked_for,
     conversion_steps,
     converted,
     counterparts,
@@ -146,9 +145,9 @@ def test_a_policy_that_fits_not_all_changes_nothing() -> None:
         convert(model, to="torch", policy="autotune")
     with pytest.raises(ValueError, match="wanted 'cudnn' or 'torch'"):
         convert(model, to="caffe")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="got cpu:im2col for softmax_fwd, .*cpu:online"):
+    with pytest.raises(ValueError, match="got 'cpu:im2col' for softmax_fwd, .*cpu:online"):
         convert(model, policy="cpu:im2col")
-    with pytest.raises(ValueError, match="got cpu:nope for softmax_fwd, wanted"):
+    with pytest.raises(ValueError, match="got 'cpu:nope' for softmax_fwd, wanted"):
         convert(model[0], policy="softmax_fwd=cpu:nope")
     assert type(model[0]) is tnn.Conv2d
     convert(copy.deepcopy(model), policy="cpu:im2col;on_unsupported=fallback")
@@ -431,9 +430,22 @@ def test_a_subclass_keeps_attributes_of_its_own() -> None:
     assert layer.policy == "mine"
 
 
+def test_a_module_refuses_an_algorithm_that_there_is_not() -> None:
+    module = nn.Conv2d(1, 1, 1, policy="fwd=cpu:im2col")
+    for fails in (
+        lambda: nn.MaxPool2d(2, policy="cpu:nope"),
+        lambda: module.set_mode(fwd="cpu:nope"),
+        lambda: setattr(module, "policy", {"bwd_data": "aten:nope"}),
+    ):
+        with pytest.raises(ValueError, match="policy: got '(cpu|aten):nope' for .*wanted one of"):
+            fails()
+    assert module.policy == "fwd=cpu:im2col"
+    module.policy = "fwd=cpu:nope;on_unsupported=fallback"
+
+
 @pytest.mark.parametrize("ours", OURS.values(), ids=lambda cls: cls.__name__)
 def test_what_every_operator_has_is_a_policy(ours: Any) -> None:
     for name in ours._passes():
         for algorithm in algorithms_of(ours.family, name):
-            assert checked_for(ours, {name: algorithm}).get(name) == algorithm
+            assert ours._checked({name: algorithm}).get(name) == algorithm
         assert {"aten:default"} < set(algorithms_of(ours.family, name))

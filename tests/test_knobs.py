@@ -117,6 +117,9 @@ def test_three_ways_to_unset_an_algorithm() -> None:
     [
         ("conv_fwd_algo", "nonsense", ValueError, "algorithm"),
         ("conv_fwd_algo", 99, ValueError, "algorithm"),
+        ("conv_fwd_algo", "cpu:nonsense", ValueError, "cpu:im2col"),
+        ("pool_fwd_algo", "aten:nonsense", ValueError, "aten:default"),
+        ("rnn_algo", "cpu:nonsense", ValueError, "cpu:fused"),
         ("conv_fwd_algo", 1.5, TypeError, "algorithm"),
         ("conv_fwd_algo", "time_once", ValueError, "module"),
         ("conv_bwd_filter_algo", "large", ValueError, "algorithm"),
@@ -327,6 +330,7 @@ print(knobs.conv_fwd_algo, knobs.verbose, "environment" in repr(knobs))
     ("name", "value"),
     [
         ("CONV_FWD_ALGO", "nonsense"),
+        ("CONV_FWD_ALGO", "cpu:nonsense"),
         ("MAX_WORKSPACE", "64 elephants"),
         ("DETERMINISTIC", "perhaps"),
         ("ENABLED", "sometimes"),

@@ -271,11 +271,11 @@ class OwnForward(nn.Conv2d):
         ({"soft": "bwd_filter=autotune"}, "soft is a layer of softmax: .*bwd_filter"),
         ({"*": "fwd=nonsense"}, "fits no layer.*nonsense"),
         ({"up": "autotune", "nowhere": "autotune"}, "'nowhere' matches no layer"),
-        ({"up": "cpu:im2cool"}, "cpu:im2cool for conv_fwd, wanted one of .*cpu:im2col"),
+        ({"up": "cpu:im2cool"}, "cpu:im2cool' for conv_fwd, wanted one of .*cpu:im2col"),
         ({"soft": "cpu:im2col"}, "softmax_fwd, wanted .*; it is an algorithm of conv$"),
-        ({"*": "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"}, "cpu:im2cool for conv_fwd, wanted"),
-        ({"*": Policy(softmax_fwd="cpu:fft")}, "cpu:fft for softmax_fwd, wanted .*cpu:online"),
-        ({"*": {"softmax_bwd": "cpu:fft"}}, "cpu:fft for softmax_bwd, wanted"),
+        ({"*": "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"}, "cpu:im2cool' for conv_fwd, wanted"),
+        ({"*": Policy(softmax_fwd="cpu:fft")}, "cpu:fft' for softmax_fwd, wanted .*cpu:online"),
+        ({"*": {"softmax_bwd": "cpu:fft"}}, "cpu:fft' for softmax_bwd, wanted"),
     ],
 )
 def test_a_wrong_pin_is_an_error_and_changes_nothing(pins: dict[str, Any], wanted: str) -> None:
@@ -407,7 +407,7 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ('[problems]\n"conv_fwd q=1" = "autotune"\n', "line 2: 'conv_fwd q=1': .*no field 'q'"),
         ('[problems]\n"conv_fwd" = "bwd_data=autotune"\n', "line 2: 'conv_fwd': .*bwd_data"),
         ('[layers]\n\n"a" = "cpu:im2cool"\n', "line 3: 'a': .*cpu:im2cool"),
-        ('[layers]\n"a" = "rnn_fwd=cpu:im2col"\n', "cpu:im2col for rnn_fwd, wanted .*cpu:fused"),
+        ('[layers]\n"a" = "rnn_fwd=cpu:im2col"\n', "cpu:im2col' for rnn_fwd, wanted .*cpu:fused"),
         (
             '[layers]\n"a" = "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"\n',
             "line 2: 'a': .*cpu:im2cool",

@@ -23,7 +23,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import nn
-from .policy import Policy, PolicyLike, check_named_pins, check_pin
+from .policy import Policy, PolicyLike, check_named_pins
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
@@ -111,7 +111,7 @@ def convert(
     ]
     check_named_pins(policy)
     policies: dict[type[torch.nn.Module], Policy] = {
-        cls: checked_for(cls, policy) for _, cls in changes if issubclass(cls, nn.Tunable)
+        cls: cls._checked(policy) for _, cls in changes if issubclass(cls, nn.Tunable)
     }
     for module, cls in changes:
         exchange(module, cls)
@@ -254,14 +254,6 @@ def _reason(
         return "" if to_ours else "torch.nn has nothing for it"
     has_children = next(module.children(), None) is not None
     return "" if has_children or not to_ours else "torch_cudnn_ext.nn has nothing for it"
-
-
-def checked_for(cls: type[nn.Tunable], policy: PolicyLike) -> Policy:
-    """The policy for modules of a class; ValueError where it pins them to what there is not."""
-    checked = cls._checked(policy)
-    for name in cls._passes():
-        check_pin(checked, name)
-    return checked
 
 
 # Changing classes.

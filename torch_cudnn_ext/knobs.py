@@ -37,7 +37,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import CONSTRAINTS, field_text, not_pinned
+from torch_cudnn_ext.policy import CONSTRAINTS, Policy, check_pins, field_text, not_pinned
 
 __all__ = ["flags", "reset"]
 
@@ -134,7 +134,9 @@ def _checked(name: str, value: object, label: str) -> object:
                 f"{label}: got {value!r}, which is state of a module, "
                 "wanted 'heuristic', 'autotune' or an algorithm"
             )
-        field_text(label, name.removesuffix("_algo"), value, _ALGORITHMS[name])
+        family = _ALGORITHMS[name]
+        pinned = Policy.parse(field_text(label, name.removesuffix("_algo"), value, family), family)
+        check_pins(pinned, label)
     elif name in CONSTRAINTS:
         field_text(label, name, value)
     elif name == "enabled":

@@ -28,7 +28,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.conversion import (
     Pinned,
-    checked_for,
     class_with_pin,
     class_without_pin,
     counterpart,
@@ -360,7 +359,7 @@ def _raise_no_match(
 def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
     """The canonical text for a layer of this kind; ValueError where it does not speak of it."""
     family = ours.family
-    text = checked_for(ours, policy).text
+    text = ours._checked(policy).text
     keys = [part.partition("=")[0] for part in text.split(";") if part]
     others = [key for key in keys if key in operators() and not key.startswith(f"{family}_")]
     if others and not any(key in ours._passes() for key in keys):

@@ -276,8 +276,10 @@ def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
     return Policy.parse(policy_text(policy, family) or "", family)
 
 
-def check_pin(policy: Policy, name: str) -> None:
+def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
     """Raise where a policy pins a pass (``fwd``) to what there is not, and does not fall back.
+
+    An error names the ``argument`` that the policy came by.
 
     Raises:
         ValueError: The family has no such algorithm in that pass.
@@ -289,12 +291,19 @@ def check_pin(policy: Policy, name: str) -> None:
         return
     known = algorithms_of(policy.family, name)
     if pin not in known:
+        wanted = dict.fromkeys("graph:engN" if a.startswith("graph:") else a for a in known)
         families = [op["family"] for op in _C.operators() if pin in _every_algorithm(op["family"])]
         raise ValueError(
-            f"policy: got {pin} for {policy.family}_{name}, wanted one of {', '.join(known)}, or "
-            "on_unsupported=fallback"
+            f"{argument}: got {pin!r} for {policy.family}_{name}, wanted one of "
+            f"{', '.join(wanted)}, or on_unsupported=fallback"
             + (f"; it is an algorithm of {', '.join(families)}" if families else "")
         )
+
+
+def check_pins(policy: Policy, argument: str = "policy") -> None:
+    """`check_pin` of every pass."""
+    for name in _passes(policy.family):
+        check_pin(policy, name, argument)
 
 
 def check_mapping(argument: str, value: object, of: str) -> None:

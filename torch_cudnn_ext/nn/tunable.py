@@ -6,7 +6,14 @@ from typing import Any, ClassVar, Self
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import AlgorithmChoice, Policy, PolicyLike, as_policy, not_pinned
+from torch_cudnn_ext.policy import (
+    AlgorithmChoice,
+    Policy,
+    PolicyLike,
+    as_policy,
+    check_pins,
+    not_pinned,
+)
 
 # What is chosen at a first call and then kept, and how it is chosen.
 ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
@@ -168,6 +175,7 @@ class Tunable(torch.nn.Module):
                 f"policy: got {once[0]}={checked.get(once[0])}, which convolutions alone take, "
                 "wanted 'heuristic', 'autotune' or an algorithm"
             )
+        check_pins(checked)
         return checked
 
     @classmethod
