@@ -973,7 +973,7 @@ def test_a_rule_costs_nothing_on_warm_calls(device: str) -> None:
         ("conv_fwd", "compute=f64", "compute"),
         ("softmax_fwd", "legacy:fft/math", "math"),
         ("conv_fwd pad=1 pad=2", "autotune", "'pad' twice"),
-        ("conv_fwd", "cpu:im2cool", "cpu:im2cool for conv_fwd, wanted one of .*cpu:im2col"),
+        ("conv_fwd", "cpu:im2cool", "cpu:im2cool' for conv_fwd, wanted one of .*cpu:im2col"),
         ("softmax_bwd", "bwd=cpu:fft", "softmax_bwd.*it is an algorithm of conv"),
     ],
 )
