@@ -89,6 +89,14 @@ def test_constraints_as_knobs(name: str, value: Any, text: str) -> None:
     assert getattr(knobs, name) is None
 
 
+def test_one_integer_for_passes_that_share_their_algorithm() -> None:
+    knobs.rnn_algo = 0
+    assert knobs.rnn_algo == 0
+    assert "fwd=legacy:standard;bwd=legacy:standard" in _C.resolved_policy(None, "rnn")
+    with knobs.flags(rnn_algo=1):
+        assert "fwd=legacy:persist_static;bwd=" in _C.resolved_policy(None, "rnn")
+
+
 def test_a_knob_is_a_value() -> None:
     backends = ["aten"]
     knobs.backends = backends
@@ -120,6 +128,8 @@ def test_three_ways_to_unset_an_algorithm() -> None:
         ("conv_fwd_algo", "cpu:nonsense", ValueError, "cpu:im2col"),
         ("pool_fwd_algo", "aten:nonsense", ValueError, "aten:default"),
         ("rnn_algo", "cpu:nonsense", ValueError, "cpu:fused"),
+        ("rnn_algo", 99, ValueError, "persist_static"),
+        ("dropout_algo", 0, ValueError, "dropout_fwd"),
         ("conv_fwd_algo", 1.5, TypeError, "algorithm"),
         ("conv_fwd_algo", "time_once", ValueError, "module"),
         ("conv_bwd_filter_algo", "large", ValueError, "algorithm"),

@@ -134,9 +134,7 @@ def _checked(name: str, value: object, label: str) -> object:
                 f"{label}: got {value!r}, which is state of a module, "
                 "wanted 'heuristic', 'autotune' or an algorithm"
             )
-        family = _ALGORITHMS[name]
-        pinned = Policy.parse(field_text(label, name.removesuffix("_algo"), value, family), family)
-        check_pins(pinned, label)
+        check_pins(Policy.parse(_text(name, value, label), _ALGORITHMS[name]), label)
     elif name in CONSTRAINTS:
         field_text(label, name, value)
     elif name == "enabled":
@@ -150,6 +148,15 @@ def _checked(name: str, value: object, label: str) -> object:
     return [*value] if isinstance(value, list) else value
 
 
+def _text(name: str, value: object, label: str) -> str:
+    """One field of a policy text."""
+    key, family = name.removesuffix("_algo"), _ALGORITHMS.get(name, "conv")
+    if key == family and isinstance(value, int):  # the same algorithm in all passes
+        forward = field_text(label, f"{family}_fwd", value, family)
+        value = Policy.parse(forward, family).get("fwd")
+    return field_text(label, key, value, family)
+
+
 def _level_text(values: Mapping[str, Any]) -> str:
     """The canonical policy text of one level's knobs."""
     values = {name: value for name, value in values.items() if value is not None}
@@ -160,7 +167,7 @@ def _level_text(values: Mapping[str, Any]) -> str:
             "wanted one of the two"
         )
     parts = [
-        field_text(name, name.removesuffix("_algo"), value, _ALGORITHMS.get(name, "conv"))
+        _text(name, value, name)
         for name, value in values.items()
         if name in _ALGORITHMS or name in CONSTRAINTS
     ]
