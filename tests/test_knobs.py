@@ -93,7 +93,7 @@ def test_one_integer_for_passes_that_share_their_algorithm() -> None:
     knobs.rnn_algo = 0
     assert knobs.rnn_algo == 0
     assert "fwd=legacy:standard;bwd=legacy:standard" in _C.resolved_policy(None, "rnn")
-    with knobs.flags(rnn_algo=1):
+    with knobs.flags(rnn_algo="1"):  # as an environment variable says it
         assert "fwd=legacy:persist_static;bwd=" in _C.resolved_policy(None, "rnn")
 
 

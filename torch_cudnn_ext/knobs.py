@@ -151,7 +151,7 @@ def _checked(name: str, value: object, label: str) -> object:
 def _text(name: str, value: object, label: str) -> str:
     """One field of a policy text."""
     key, family = name.removesuffix("_algo"), _ALGORITHMS.get(name, "conv")
-    if key == family and isinstance(value, int):  # the same algorithm in all passes
+    if key == family and str(value).isdecimal():  # the same algorithm in all passes
         forward = field_text(label, f"{family}_fwd", value, family)
         value = Policy.parse(forward, family).get("fwd")
     return field_text(label, key, value, family)
