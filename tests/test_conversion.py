@@ -20,7 +20,7 @@ from torch_cudnn_ext.conversion import (
     counterparts,
 )
 from torch_cudnn_ext.coverage import coverage
-from torch_cudnn_ext.policy import algorithms_of
+from torch_cudnn_ext.policy import algorithms_of, passes_of
 
 OURS = counterparts()
 
@@ -445,7 +445,7 @@ def test_a_module_refuses_an_algorithm_that_there_is_not() -> None:
 
 @pytest.mark.parametrize("ours", OURS.values(), ids=lambda cls: cls.__name__)
 def test_what_every_operator_has_is_a_policy(ours: Any) -> None:
-    for name in ours._passes():
+    for name in passes_of(ours.family):
         for algorithm in algorithms_of(ours.family, name):
             assert ours._checked({name: algorithm}).get(name) == algorithm
         assert {"aten:default"} < set(algorithms_of(ours.family, name))

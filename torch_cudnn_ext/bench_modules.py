@@ -28,6 +28,9 @@ from .workload import DTYPES
 __all__ = ["CASES", "MIXED", "Case", "ModuleComparison", "compare_modules", "comparison_text"]
 
 
+_Window = int | tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Case:
     """A module and the sizes of its input.
@@ -58,14 +61,18 @@ class Case:
         return ("fwd", "bwd", "fwd+bwd") if self.family == "rnn" else ("fwd", "bwd")
 
 
-def _pool(module: str, kernel: int, stride: int, padding: int, *sizes: int) -> Case:
-    arguments = {"kernel_size": kernel, "stride": stride, "padding": padding}
+def _pool(
+    module: str, kernel: _Window, stride: _Window, padding: _Window, *sizes: int, **more: bool
+) -> Case:
+    arguments = {"kernel_size": kernel, "stride": stride, "padding": padding, **more}
     return Case("pooling", module, arguments, sizes)
 
 
-def _lstm(steps: int, batch: int, hidden: int, layers: int) -> Case:
-    arguments = {"input_size": hidden, "hidden_size": hidden, "num_layers": layers}
-    return Case("rnn", "LSTM", arguments, (steps, batch, hidden))
+def _rnn(
+    module: str, steps: int, batch: int, inputs: int, hidden: int, layers: int, **more: int
+) -> Case:
+    arguments = {"input_size": inputs, "hidden_size": hidden, "num_layers": layers, **more}
+    return Case("rnn", module, arguments, (steps, batch, inputs))
 
 
 CASES: tuple[Case, ...] = (
@@ -90,46 +97,31 @@ CASES: tuple[Case, ...] = (
     Case("layer_norm", "LayerNorm", {"normalized_shape": 768}, (32, 197, 768)),
     Case("layer_norm", "GroupNorm", {"num_groups": 32, "num_channels": 256}, (16, 256, 32, 32)),
     Case("layer_norm", "InstanceNorm2d", {"num_features": 64}, (8, 64, 128, 128)),
-    _lstm(50, 1, 256, 1),
-    _lstm(64, 32, 512, 4),
-    _lstm(128, 64, 1024, 2),
-    _lstm(30, 16, 384, 2),
-    _lstm(100, 8, 200, 1),
+    _rnn("LSTM", 50, 1, 256, 256, 1),
+    _rnn("LSTM", 64, 32, 512, 512, 4),
+    _rnn("LSTM", 128, 64, 1024, 1024, 2),
+    _rnn("LSTM", 30, 16, 384, 384, 2),
+    _rnn("LSTM", 100, 8, 200, 200, 1),
     Case("rnn", "GRU", {"input_size": 512, "hidden_size": 512}, (64, 32, 512)),
 )
 
 # Of many kinds of networks, and of odd sizes.
 MIXED: tuple[Case, ...] = (
-    Case("pooling", "MaxPool2d", {"kernel_size": 2, "stride": 2}, (16, 64, 224, 224)),
-    Case("pooling", "MaxPool2d", {"kernel_size": 3, "stride": 2}, (8, 96, 55, 55)),
-    Case(
-        "pooling",
-        "MaxPool2d",
-        {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
-        (16, 192, 56, 56),
-    ),
-    Case("pooling", "MaxPool2d", {"kernel_size": 5, "stride": 1, "padding": 2}, (8, 512, 20, 20)),
-    Case("pooling", "MaxPool2d", {"kernel_size": 13, "stride": 1, "padding": 6}, (8, 512, 20, 20)),
-    Case("pooling", "MaxPool2d", {"kernel_size": 3, "stride": 2, "padding": 1}, (4, 24, 97, 131)),
-    Case("pooling", "MaxPool1d", {"kernel_size": 3, "stride": 2, "padding": 1}, (32, 128, 4000)),
-    Case("pooling", "MaxPool3d", {"kernel_size": 2, "stride": 2}, (4, 64, 16, 56, 56)),
-    Case(
-        "pooling",
-        "MaxPool3d",
-        {"kernel_size": (1, 3, 3), "stride": (1, 2, 2), "padding": (0, 1, 1)},
-        (4, 64, 16, 56, 56),
-    ),
-    Case("pooling", "AvgPool2d", {"kernel_size": 3, "stride": 1, "padding": 1}, (16, 288, 35, 35)),
-    Case("pooling", "AvgPool2d", {"kernel_size": 2, "stride": 2}, (16, 128, 56, 56)),
-    Case("pooling", "AvgPool2d", {"kernel_size": 4, "stride": 4}, (16, 3, 512, 512)),
-    Case(
-        "pooling",
-        "AvgPool2d",
-        {"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False},
-        (16, 100, 33, 47),
-    ),
-    Case("pooling", "AvgPool1d", {"kernel_size": 4, "stride": 4}, (32, 256, 2000)),
-    Case("pooling", "AvgPool3d", {"kernel_size": 2, "stride": 2}, (2, 64, 16, 56, 56)),
+    _pool("MaxPool2d", 2, 2, 0, 16, 64, 224, 224),
+    _pool("MaxPool2d", 3, 2, 0, 8, 96, 55, 55),
+    _pool("MaxPool2d", 3, 2, 1, 16, 192, 56, 56, ceil_mode=True),
+    _pool("MaxPool2d", 5, 1, 2, 8, 512, 20, 20),
+    _pool("MaxPool2d", 13, 1, 6, 8, 512, 20, 20),
+    _pool("MaxPool2d", 3, 2, 1, 4, 24, 97, 131),
+    _pool("MaxPool1d", 3, 2, 1, 32, 128, 4000),
+    _pool("MaxPool3d", 2, 2, 0, 4, 64, 16, 56, 56),
+    _pool("MaxPool3d", (1, 3, 3), (1, 2, 2), (0, 1, 1), 4, 64, 16, 56, 56),
+    _pool("AvgPool2d", 3, 1, 1, 16, 288, 35, 35),
+    _pool("AvgPool2d", 2, 2, 0, 16, 128, 56, 56),
+    _pool("AvgPool2d", 4, 4, 0, 16, 3, 512, 512),
+    _pool("AvgPool2d", 3, 2, 1, 16, 100, 33, 47, count_include_pad=False),
+    _pool("AvgPool1d", 4, 4, 0, 32, 256, 2000),
+    _pool("AvgPool3d", 2, 2, 0, 2, 64, 16, 56, 56),
     Case("pooling", "AdaptiveAvgPool2d", {"output_size": 1}, (32, 2048, 7, 7)),
     Case("pooling", "AdaptiveAvgPool2d", {"output_size": 7}, (16, 512, 14, 14)),
     Case("pooling", "LPPool2d", {"norm_type": 2, "kernel_size": 2, "stride": 2}, (16, 64, 56, 56)),
@@ -165,34 +157,14 @@ MIXED: tuple[Case, ...] = (
     Case("layer_norm", "InstanceNorm2d", {"num_features": 256}, (4, 256, 64, 64)),
     Case("layer_norm", "InstanceNorm2d", {"num_features": 32, "affine": True}, (16, 32, 128, 128)),
     Case("lrn", "LocalResponseNorm", {"size": 5}, (32, 96, 55, 55)),
-    Case("rnn", "LSTM", {"input_size": 650, "hidden_size": 650, "num_layers": 2}, (35, 20, 650)),
-    Case(
-        "rnn",
-        "LSTM",
-        {"input_size": 80, "hidden_size": 128, "num_layers": 1, "bidirectional": True},
-        (200, 64, 80),
-    ),
-    Case(
-        "rnn",
-        "LSTM",
-        {"input_size": 300, "hidden_size": 512, "num_layers": 2, "bidirectional": True},
-        (25, 128, 300),
-    ),
-    Case("rnn", "LSTM", {"input_size": 64, "hidden_size": 64, "num_layers": 1}, (10, 1, 64)),
-    Case(
-        "rnn",
-        "LSTM",
-        {"input_size": 256, "hidden_size": 512, "num_layers": 2, "proj_size": 128},
-        (40, 32, 256),
-    ),
-    Case("rnn", "GRU", {"input_size": 128, "hidden_size": 256, "num_layers": 3}, (100, 16, 128)),
-    Case(
-        "rnn",
-        "GRU",
-        {"input_size": 300, "hidden_size": 300, "num_layers": 1, "bidirectional": True},
-        (50, 64, 300),
-    ),
-    Case("rnn", "RNN", {"input_size": 256, "hidden_size": 256, "num_layers": 2}, (64, 32, 256)),
+    _rnn("LSTM", 35, 20, 650, 650, 2),
+    _rnn("LSTM", 200, 64, 80, 128, 1, bidirectional=True),
+    _rnn("LSTM", 25, 128, 300, 512, 2, bidirectional=True),
+    _rnn("LSTM", 10, 1, 64, 64, 1),
+    _rnn("LSTM", 40, 32, 256, 512, 2, proj_size=128),
+    _rnn("GRU", 100, 16, 128, 256, 3),
+    _rnn("GRU", 50, 64, 300, 300, 1, bidirectional=True),
+    _rnn("RNN", 64, 32, 256, 256, 2),
     Case("activation", "ReLU", {}, (32, 256, 56, 56)),
     Case("activation", "SiLU", {}, (16, 96, 112, 112)),
     Case("activation", "Tanh", {}, (64, 1024)),

@@ -176,7 +176,7 @@ class Policy:
             "compute": compute,
             **choices,
         }
-        known = dict.fromkeys((*_passes(family), *_operators()))
+        known = dict.fromkeys((*passes_of(family), *_operators()))
         for name in choices:
             if name not in known:
                 raise TypeError(
@@ -235,7 +235,7 @@ class Policy:
             TypeError: A keyword is unknown, or its value has a type that it does not take.
             ValueError: A keyword has a value that it does not take.
         """
-        known = (*_passes(self.family), *_operators(), *CONSTRAINTS)
+        known = (*passes_of(self.family), *_operators(), *CONSTRAINTS)
         for name in changes:
             if name not in known:
                 raise TypeError(f"replace: got the keyword {name!r}, wanted {', '.join(known)}")
@@ -261,7 +261,7 @@ class Policy:
         return f"Policy.parse({self.text!r}{family})"
 
     def _set(self, text: str, family: str) -> None:
-        _passes(family)  # raises for an unknown one; an empty text would not
+        passes_of(family)  # raises for an unknown one; an empty text would not
         object.__setattr__(self, "text", _C.canonical_policy(text, family))
         object.__setattr__(self, "family", family)
 
@@ -302,7 +302,7 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
 
 def check_pins(policy: Policy, argument: str = "policy") -> None:
     """`check_pin` of every pass."""
-    for name in _passes(policy.family):
+    for name in passes_of(policy.family):
         check_pin(policy, name, argument)
 
 
@@ -345,7 +345,7 @@ def algorithms_of(family: str, name: str) -> list[str]:
 
 def _every_algorithm(family: str) -> set[str]:
     """Those of all passes."""
-    return {algorithm for name in _passes(family) for algorithm in algorithms_of(family, name)}
+    return {algorithm for name in passes_of(family) for algorithm in algorithms_of(family, name)}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -411,7 +411,12 @@ def text_for_all(policy: PolicyLike) -> str:
 
 
 @cache
-def _passes(family: str) -> tuple[str, ...]:
+def passes_of(family: str) -> tuple[str, ...]:
+    """The passes of a family of operators: ``fwd``, ``bwd_data``, ...
+
+    Raises:
+        ValueError: There is no such family.
+    """
     passes = {op["family"]: tuple(op["passes"]) for op in _C.operators()}
     if family not in passes:
         raise ValueError(f"family: got {family!r}, wanted one of {', '.join(passes)}")

@@ -165,7 +165,7 @@ def tune_model(
     return tune(
         problems,
         device=place,
-        policy=policy,
+        policy=text,
         time_budget_s=time_budget_s,
         knob_search=knob_search,
         jobs=jobs,

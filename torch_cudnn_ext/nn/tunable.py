@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from torch_cudnn_ext import _C
 from torch_cudnn_ext.policy import (
     AlgorithmChoice,
     Policy,
@@ -13,6 +12,7 @@ from torch_cudnn_ext.policy import (
     as_policy,
     check_pins,
     not_pinned,
+    passes_of,
 )
 
 # What is chosen at a first call and then kept, and how it is chosen.
@@ -96,7 +96,7 @@ class Tunable(torch.nn.Module):
             TypeError: A choice has a wrong type, or there is no such pass.
             ValueError: A choice is none of the above; then no pass has been changed.
         """
-        passes = self._passes()
+        passes = passes_of(self.family)
         name = type(self).__name__
         if len(choices) > len(passes):
             raise TypeError(f"{name}.set_mode: got {len(choices)} choices, wanted {len(passes)}")
@@ -169,7 +169,7 @@ class Tunable(torch.nn.Module):
     def _checked(cls, policy: PolicyLike) -> Policy:
         """The policy, where it is one for modules of this class; raises as its setter does."""
         checked = as_policy(policy, cls.family)
-        once = [name for name in cls._passes() if checked.get(name) in ONCE]
+        once = [name for name in passes_of(cls.family) if checked.get(name) in ONCE]
         if once and not cls._takes_once:
             raise ValueError(
                 f"policy: got {once[0]}={checked.get(once[0])}, which convolutions alone take, "
@@ -178,12 +178,8 @@ class Tunable(torch.nn.Module):
         check_pins(checked)
         return checked
 
-    @classmethod
-    def _passes(cls) -> list[str]:
-        return next(op["passes"] for op in _C.operators() if op["family"] == cls.family)
-
     def _unchosen(self) -> Policy:
-        chosen = (*self._passes(), "benchmark", "fastest", "prefer")
+        chosen = (*passes_of(self.family), "benchmark", "fastest", "prefer")
         return Policy.parse(self._policy, self.family).replace(**dict.fromkeys(chosen))
 
 
