@@ -1,5 +1,6 @@
 """Fixtures and options that all tests share."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -38,7 +39,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Checks ``--shard`` before anything is collected."""
+    """Gives each of pytest-xdist's workers its share of the cores, and checks ``--shard``.
+
+    Without that every worker and what it starts take a thread for each core.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        torch.set_num_threads(threads)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     shard = config.getoption("--shard")
     if shard is None:
         return
