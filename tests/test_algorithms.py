@@ -348,6 +348,34 @@ def test_pytorchs_endless_convolution_on_the_cpu_is_refused(x: str, w: str, refu
 
 
 @pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("conv_fwd x=f32[2,1,7,3]:nhwc w=f32[2,1,3,3]:nhwc pad=0 stride=1,4", "aten:default"),
+        (
+            "conv_fwd x=f32[2,1,6,5,5]:nhwc w=f32[2,1,1,4,2]:nhwc pad=0,1,0 stride=3,1,4",
+            "aten:default",
+        ),
+        (
+            "conv_bwd_data x=f32[2,3,7,4]:nhwc w=f32[1,3,3,3]:nhwc pad=1 stride=4,1",
+            "aten:turned/block=4",
+        ),
+        ("conv_fwd x=f32[2,1,7,3]:nhwc w=f32[2,1,3,3]:nhwc pad=0 stride=4,1", ""),
+        ("conv_fwd x=f32[2,1,7,7]:nhwc w=f32[2,1,3,3]:nhwc pad=0 stride=1,4", ""),
+        ("conv_fwd x=f32[2,2,7,3]:nhwc w=f32[2,2,3,3]:nhwc pad=0 stride=1,4", ""),
+        ("conv_fwd x=f64[2,1,7,3]:nhwc w=f64[2,1,3,3]:nhwc pad=0 stride=1,4", ""),
+    ],
+)
+def test_images_of_one_channel_are_read_inside(line: str, refused: str, device: str) -> None:
+    rows = {row["algorithm"]: row for row in _C.candidates(line, device)}
+    beside = [name for name, row in rows.items() if "may read beside" in row["reason"]]
+    assert (refused in beside) == (bool(refused) and device == "cpu")
+    measured = _C.measure(line, device, EVERY_NUMERICS, min_samples=1, record=False)
+    statuses = {r["algorithm"]: r["status"] for r in measured if r["algorithm"].startswith("aten")}
+    assert set(statuses.values()) <= {"ok", "unsupported"}, statuses
+    assert [row for row in measured if row["status"] == "ok"]
+
+
+@pytest.mark.parametrize(
     "problem",
     [
         "conv_fwd x=f32[1,158,1,1]:nchw w=f32[1,158,1,1]:nchw pad=0 bias=f32",

@@ -287,6 +287,43 @@ def test_stated_workspaces_are_what_is_taken(case: Case, op: str) -> None:
     assert not failures, "\n".join([problem, *failures])
 
 
+def _left_by_forward(problem: str, algorithm: str) -> dict[str, Tensor]:
+    """What a backward reads of its own forward's results."""
+    info = _C.problem_info(problem)
+    if not info["coupled"]:
+        return {}
+    left = _C.run(info["coupled"][0], algorithm, _C.scratch(info["coupled"][0], "cuda"))
+    return {role: left[role] for role in left.keys() & info["slots"].keys()}
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "layer_norm_bwd x=f16[8,256,784]:nchw kind=group groups=32 w=f16 bias=f16",
+        "layer_norm_bwd x=f32[8,256,784]:nchw kind=group groups=32 w=f32",
+        "rnn_bwd cell=lstm x=f16[6,4,256]:nchw hidden=256 layers=2 bias=single",
+        "rnn_bwd cell=lstm x=f16[6,4,256]:nchw hidden=256 layers=1 bias=none",
+    ],
+    ids=["group_norm-f16", "group_norm-f32", "rnn-single", "rnn-none"],
+)
+def test_stated_workspaces_hold_what_plans_make_beside_cudnn(problem: str) -> None:
+    inputs = _C.scratch(problem, "cuda")
+    failures, stated_of = [], {}
+    for candidate in _C.candidates(problem, "cuda", "backends=cudnn"):
+        algorithm, stated = candidate["algorithm"], candidate["workspace_bytes"]
+        if candidate["status"] != "ok":
+            continue
+        assert stated is not None
+        run = partial(_C.run, problem, algorithm, inputs | _left_by_forward(problem, algorithm))
+        output_bytes = sum(result.nbytes for result in run().values())
+        beyond = _peak_beyond(output_bytes, run)
+        stated_of[algorithm] = stated
+        if beyond > stated + 2**16:  # vectors of a number a channel
+            failures.append(f"{algorithm}: stated {stated}, took {beyond}")
+    assert stated_of
+    assert not failures, "\n".join([problem, *failures])
+
+
 def test_a_pin_above_the_cap_is_refused() -> None:
     x, w = _leaves(F32_NCHW)
     with pytest.raises((RuntimeError, ValueError), match="max_workspace"):
@@ -459,6 +496,32 @@ def test_the_first_call_on_a_problem_may_be_under_capture() -> None:
     graph.replay()
     expected = F.conv2d(x.double(), w.double(), padding=1)
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def _compiled_at_run_time(problem: str) -> str:
+    """The first algorithm of a problem whose plan holds code that was compiled for it."""
+    for candidate in _C.candidates(problem, "cuda", "backends=graph"):
+        if candidate["status"] == "ok" and "runtime_compilation" in candidate["notes"]:
+            return candidate["algorithm"]
+    raise AssertionError(f"no run-time compiled engine takes {problem}")
+
+
+def test_a_graph_outlives_the_plans_that_it_runs() -> None:
+    a, b = (torch.randn(8, 64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+    posed = _C.problems_posed_by(lambda: OPS.matmul.default(a, b))[0]
+    pin = _compiled_at_run_time(posed)
+    OPS.matmul.default(a, b, policy=pin)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = OPS.matmul.default(a, b, policy=pin)
+    _C.plan_cache_clear()
+    gc.collect()
+    for size in range(16, 80, 8):  # other code where that of the plan was
+        OPS.matmul.default(a[:, :size].contiguous(), b, policy="backends=graph")
+    a.normal_()
+    graph.replay()
+    torch.testing.assert_close(y.double(), a.double() @ b.double(), rtol=1e-2, atol=5e-2)
 
 
 def test_explicit_autotune_on_a_miss_under_capture_is_an_error() -> None:

@@ -646,6 +646,15 @@ def test_traces_are_pytorchs(device: str, policy: str | None) -> None:
     check_equal([found, ours(other)], [plain, plain])
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_maxima_of_sequences_have_pytorchs_strides(recorded: bool, device: str) -> None:
+    x = randn(device, 1, 8, 2).transpose(1, 2).detach().requires_grad_(recorded)
+    for t in (x, x[0]):
+        wanted = F.max_pool1d(t, 2).stride()
+        with enabled("heuristic"):
+            assert F.max_pool1d(t, 2).stride() == wanted
+
+
 def test_results_may_be_changed_in_place(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True)).to(device)
     x = images(device)

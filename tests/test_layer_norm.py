@@ -419,6 +419,11 @@ _X = torch.zeros(2, 6, 3)
         ("layer_norm", (_X, ()), "normalized_shape is empty"),
         ("layer_norm", (_X, (3,), torch.zeros(4)), r"weight has sizes \[4\], wanted"),
         ("layer_norm", (_X, (3,), torch.zeros(3).half()), "weight is Half, wanted input's dtype"),
+        (
+            "layer_norm",
+            (_X.half(), (3,), None, torch.zeros(3)),
+            "bias is Float, wanted input's dtype Half where there is no weight",
+        ),
         ("layer_norm", (_X.long(), (3,)), "input is Long, wanted Float"),
         ("rms_norm", (_X, (6,)), "rms_norm: normalized_shape is"),
         ("group_norm", (_X, 4), "num_groups is 4, wanted a divisor of input's 6 channels"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
 from torch_cudnn_ext import nn as ours
+from torch_cudnn_ext.conversion import conversion_steps
 
 OPS = torch.ops.torch_cudnn_ext
 
@@ -236,6 +237,16 @@ _X = torch.zeros(2, 3, 4, 5)
 def test_errors_name_the_argument(name: str, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         getattr(ops, name)(*arguments)
+
+
+def test_module_with_the_window_of_cudnn(device: str) -> None:
+    x = torch.randn(2, 5, 4, 3, device=device)
+    module = ours.LocalResponseNorm(4, 1.0, window="cudnn")
+    torch.testing.assert_close(module(x), ops.local_response_norm(x, 4, 1.0, window="cudnn"))
+    assert str(module).endswith("window='cudnn')")
+    assert copy.deepcopy(module).window == "cudnn"
+    (step,) = conversion_steps(module, to="torch")
+    assert step.becomes is None and step.reason == "torch.nn has no window='cudnn'"
 
 
 def test_modules(device: str) -> None:

@@ -429,6 +429,21 @@ def test_errors_name_the_argument(call: Callable[[], Any], message: str) -> None
         call()
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_arguments_of_the_inner_gradient_are_checked(device: str) -> None:
+    inner = torch.ops.torch_cudnn_ext._max_pool_backward.default
+    x, y = torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 2, 2, device=device)
+    rest = (torch.empty(0, device=device), [2, 2], [2, 2], [0, 0], [1, 1], False, False)
+    with pytest.raises(ValueError, match="grad_output has sizes .1, 1, 1, 1., wanted output's"):
+        inner(y[..., :1, :1], x, y, *rest)
+    with pytest.raises(ValueError, match="grad_output is Double, wanted output's dtype Float"):
+        inner(y.double(), x, y, *rest)
+    with pytest.raises(ValueError, match="output has sizes .1, 1, 4, 4., wanted .1, 1, 2, 2."):
+        inner(x, x, x, *rest)
+    with pytest.raises(ValueError, match="input is Long, wanted Float"):
+        inner(y, x.long(), y, *rest)
+
+
 MODULES: dict[str, tuple[dict[str, Any], ...]] = {
     "MaxPool": ({"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2}),
     "AvgPool": ({"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False},),

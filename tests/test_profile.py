@@ -328,6 +328,22 @@ def test_print_shows_the_rest_on_request(
     assert "not shown" not in long
 
 
+def test_a_profile_reads_as_its_tables(measured: Profile) -> None:
+    assert str(measured) == measured.to_markdown()
+    assert repr(measured) == f"<Profile of 1 problems on cpu: {_layer(measured).problem}>"
+
+
+def test_algorithms_stay_whole_where_a_terminal_is_narrow(
+    measured: Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    measured.print()
+    lines = capsys.readouterr().out.splitlines()
+    for row in _layer(measured).ranked:
+        assert any(row["algorithm"] in line.split() for line in lines)
+
+
 def test_a_model_s_convolutions_are_counted_and_named() -> None:
     model = Network().eval()
     names = {}

@@ -560,6 +560,24 @@ def test_one_state_is_one_tensor() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cell", "bias", "message"),
+    [
+        (4, 2, "_rnn: cell is 4, wanted 0 to 3"),
+        (-1, 2, "_rnn: cell is -1, wanted 0 to 3"),
+        (2, 3, "lstm: bias is 3, wanted 0 to 2"),
+    ],
+)
+def test_kinds_of_the_inner_operator_are_checked(cell: int, bias: int, message: str) -> None:
+    inner = torch.ops.torch_cudnn_ext._rnn.default
+    params = [torch.zeros(12, 4), torch.zeros(12, 3), torch.zeros(12), torch.zeros(12)]
+    for device in ("cpu", "meta"):
+        inputs = (torch.zeros(3, 2, 4, device=device), [], None, None)
+        moved = [t.to(device) for t in params]
+        with pytest.raises(ValueError, match=message):
+            inner(*inputs, moved, cell, bias, 1, 0.0, False, False, False)
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (_lstm(input=torch.zeros(2, 4)), "input has sizes .2, 4., wanted 3 dimensions"),

@@ -266,7 +266,7 @@ class Totals:
 _TIMES = ("pytorch", "heuristic", "best", "capped")
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
     """The measurements of one problem or of a whole network, to be asked, printed and exported."""
 
@@ -423,6 +423,15 @@ class Profile:
             top: At most so many algorithms a table; 0 is all of them.
         """
         report.print_profile(self, show_all, top)
+
+    def __repr__(self) -> str:
+        """What it is of, in a line."""
+        of = self.title or ", ".join(layer.problem for layer in self.layers[:1])
+        return f"<Profile of {len(self.layers)} problems on {self.settings.device}: {of}>"
+
+    def __str__(self) -> str:
+        """`to_markdown`."""
+        return self.to_markdown()
 
     def _repr_html_(self) -> str:
         return report.profile_html(self)

@@ -413,12 +413,13 @@ def print_tables(tables: Iterable[Table]) -> None:
 def _print_rows(table: Table, out: Console) -> None:
     grid = RichTable(box=None, pad_edge=False, header_style="bold")
     for column in table.columns:
-        # Numbers stay whole; texts are folded where a terminal is narrow, and nothing is cut off.
+        # Numbers and what can be pinned stay whole; other texts are folded where a terminal is
+        # narrow, and nothing is cut off.
         grid.add_column(
             column.heading,
             justify="right" if column.right else "left",
             overflow="fold",
-            no_wrap=column.right,
+            no_wrap=column.right or column.heading in ("algorithm", "tuned"),
         )
     for row in table.rows:
         grid.add_row(*row)

@@ -23,10 +23,19 @@ inline LayerNormProblem instances_of_groups(const LayerNormProblem& p) {
   return q;
 }
 
+// Of the steps of a gradient beside the plan's: the weighted dy, and what dw is summed from.
+inline int64_t group_norm_temporaries(const LayerNormProblem& p) {
+  if (p.pass == LayerNormPass::fwd || !p.w) return 0;
+  c10::ScalarType compute = compute_dtype(p.x.dtype);
+  int64_t widened = p.x.numel() * static_cast<int64_t>(c10::elementSize(compute));
+  return p.x.nbytes() + (p.x.dtype == compute ? widened : 2 * widened);
+}
+
 class GroupNormPlan : public Plan {
  public:
   GroupNormPlan(const LayerNormProblem& p, std::shared_ptr<Plan> instances)
-      : Plan(instances->algorithm, instances->notes, instances->workspace_bytes),
+      : Plan(instances->algorithm, instances->notes,
+             instances->workspace_bytes.value() + group_norm_temporaries(p)),
         p_(p),
         view_(instances_of_groups(p).x),
         instances_(std::move(instances)) {}

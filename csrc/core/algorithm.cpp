@@ -26,8 +26,12 @@ bool is_integer(std::string_view text) {
 
 std::string names_text(const std::vector<LegacyName>& names) {
   std::string out;
+  const LegacyName* before = nullptr;
   for (const LegacyName& name : names) {
+    // An algorithm of several names in Theano stands twice.
+    if (before != nullptr && before->value == name.value) continue;
     out += c10::str(out.empty() ? "" : ", ", name.value, " (", name.name, ")");
+    before = &name;
   }
   return out.empty() ? "none" : out;
 }

@@ -72,6 +72,15 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
                   .copy_(result);
 }
 
+at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,
+                          const at::Tensor& like) {
+  at::Tensor& out = bindings[role];
+  if (!out.defined()) {
+    out = at::empty_strided(spec.sizes, spec.strides, like.options().dtype(spec.dtype));
+  }
+  return out;
+}
+
 void add_bias(at::Tensor& result, const at::Tensor& bias) {
   Dims shape(static_cast<int>(result.dim()), 1);
   shape[1] = bias.size(0);

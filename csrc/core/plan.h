@@ -142,6 +142,10 @@ class FunctionPlan : public Plan {
 // bound itself, in the layout that the problem says.
 void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result);
 
+// What a plan writes to: the tensor that is bound to a role, or a new one, placed as `like`.
+at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,
+                          const at::Tensor& like);
+
 // Adds one number to each channel, which is dimension 1.
 void add_bias(at::Tensor& result, const at::Tensor& bias);
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -628,6 +629,16 @@ Found Decider::find_as_forward(const Problem& forward) {
   return found;
 }
 
+// A graph may be replayed when nothing here knows the plan any more, whose code it runs.
+void keep_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
+  if (!plan->notes.has(Note::runtime_compilation)) return;
+  if (!runtime_of(device).is_capturing(device)) return;
+  static auto* mutex = new std::mutex();
+  static auto* kept = new std::set<std::shared_ptr<Plan>>();
+  std::lock_guard<std::mutex> lock(*mutex);
+  kept->insert(plan);
+}
+
 // A workspace could not be had: the next plan in rank order that fits, and it is said so.
 void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
                  const Call& failed, Bindings& bindings, const std::string& failure) {
@@ -652,6 +663,7 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
       limit = bytes.value_or(limit);
       continue;
     }
+    keep_for_graph(usable->plan, device);
     std::string why =
         c10::str("fallback: no memory for the workspace of ", failed.plan->algorithm.text(), " (",
                  memory_text(failed.plan->workspace_bytes), ")");
@@ -685,6 +697,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
   note_last(problem, call.decision->record);
   try {
     call.plan->run(bindings);
+    keep_for_graph(call.plan, device);
   } catch (const c10::OutOfMemoryError& error) {
     if (call.decision->pinned) throw;
     run_smaller(problem, *call.decision->policy, device, call, bindings,

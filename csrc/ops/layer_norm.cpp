@@ -98,6 +98,9 @@ void check_arguments(LayerNormKind kind, const Tensor& input, const OptionalTens
   TORCH_CHECK_VALUE(!weight || !bias || weight->scalar_type() == bias->scalar_type(),
                     "torch_cudnn_ext::", op, ": bias is ", bias->scalar_type(),
                     ", wanted weight's dtype ", weight->scalar_type());
+  TORCH_CHECK_VALUE(weight || !bias || bias->scalar_type() == input.scalar_type(),
+                    "torch_cudnn_ext::", op, ": bias is ", bias->scalar_type(),
+                    ", wanted input's dtype ", input.scalar_type(), " where there is no weight");
 }
 
 // --- the formulas

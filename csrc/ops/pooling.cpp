@@ -444,11 +444,22 @@ std::tuple<Tensor, Tensor> max_pool_train_meta(const Tensor& input, SymIntArrayR
           at::empty({0}, input.options().dtype(at::kByte))};
 }
 
-Tensor max_pool_backward_meta(const Tensor&, const Tensor& input, const Tensor&, const Tensor&,
-                              SymIntArrayRef kernel_size, SymIntArrayRef stride,
+void check_max_backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
+                        const Windows& w) {
+  constexpr const char* kOp = "_max_pool_backward";
+  check_dtype(kOp, "input", input);
+  SymInts sizes = output_sizes(kOp, input.sym_sizes(), w);
+  TORCH_CHECK_VALUE(output.sym_sizes().equals(sizes), "torch_cudnn_ext::", kOp,
+                    ": output has sizes ", output.sym_sizes(), ", wanted ", SymIntArrayRef(sizes));
+  check_same(kOp, "grad_output", grad_output, "output", output);
+}
+
+Tensor max_pool_backward_meta(const Tensor& grad_output, const Tensor& input, const Tensor& output,
+                              const Tensor&, SymIntArrayRef kernel_size, SymIntArrayRef stride,
                               SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil,
                               bool adaptive, OptionalPolicy) {
   Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
+  check_max_backward(grad_output, input, output, w);
   Tensor like = lift(input, w);
   return lower(at::empty_symint(like.sym_sizes(), like.options(), format_of(like, w, true)), w,
                input.dim());
@@ -459,6 +470,7 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
                          SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil, bool adaptive,
                          OptionalPolicy policy) {
   Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
+  check_max_backward(grad_output, input, output, w);
   c10::OptionalDeviceGuard guard(input.device());
   at::MemoryFormat format = format_of(lift(input, w), w, true);
   if (output.numel() == 0) {
@@ -876,11 +888,15 @@ struct AtenMaxPool {
                               at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil) {
     SymInts window = for_each(kernel_size, dims), steps = for_each(stride, dims),
             border = for_each(padding, dims), gaps = for_each(dilation, dims);
+    // PyTorch's own kernel for sequences on the CPU, where nothing is recorded, gives such.
+    bool contiguous =
+        dims == 1 && input.is_cpu() && !(input.requires_grad() && at::GradMode::is_enabled());
+    auto laid_out = [&](Tensor y) { return contiguous ? y.contiguous() : y; };
     if (is_plain_call({&input})) {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
-      return max_pool(input, window, steps, border, gaps, ceil, false, {});
+      return laid_out(max_pool(input, window, steps, border, gaps, ceil, false, {}));
     }
-    return max_pool_autograd(keys, input, window, steps, border, gaps, ceil, false, {});
+    return laid_out(max_pool_autograd(keys, input, window, steps, border, gaps, ceil, false, {}));
   }
 };
 

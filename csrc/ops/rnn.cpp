@@ -71,7 +71,13 @@ struct Settings {
 };
 
 constexpr const char* kNames[] = {"rnn_relu", "rnn_tanh", "lstm", "gru"};
-const char* name_of(const Settings& s) { return kNames[s.cell]; }
+// Of the operator, for messages; the first check of every call.
+const char* name_of(const Settings& s) {
+  constexpr auto kLast = static_cast<int64_t>(std::size(kNames)) - 1;
+  TORCH_CHECK_VALUE(s.cell >= 0 && s.cell <= kLast, "torch_cudnn_ext::_rnn: cell is ", s.cell,
+                    ", wanted 0 to ", kLast);
+  return kNames[s.cell];
+}
 
 // --- sizes
 
@@ -90,6 +96,9 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
   TORCH_CHECK_VALUE(input.dim() == dims, "torch_cudnn_ext::", op, ": input has sizes ",
                     input.sym_sizes(), ", wanted ", dims, " dimensions (",
                     sizes.packed ? "steps of all sequences" : "time, batch", ", features)");
+  constexpr auto kLastBias = static_cast<int64_t>(RnnBias::twice);
+  TORCH_CHECK_VALUE(s.bias >= 0 && s.bias <= kLastBias, "torch_cudnn_ext::", op, ": bias is ",
+                    s.bias, ", wanted 0 to ", kLastBias);
   RnnProblem shape;  // of the list of parameters
   shape.cell = s.cell_kind();
   shape.bias = static_cast<RnnBias>(s.bias);

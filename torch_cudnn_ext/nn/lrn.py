@@ -1,24 +1,45 @@
 """Modules of local response and divisive normalisation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops import divisive_norm, local_response_norm
+from torch_cudnn_ext.ops.lrn import LrnWindow
 from torch_cudnn_ext.policy import PolicyLike
 
 
 class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
-    """``torch.nn.LocalResponseNorm`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.LocalResponseNorm`` with a choice of algorithm, by keyword ``policy``.
+
+    Attributes:
+        window: Which middle an even window has, PyTorch's (``torch``) or cuDNN's (``cudnn``).
+    """
 
     replaces = torch.nn.LocalResponseNorm
     family = "lrn"
+    window: LrnWindow = "torch"
+
+    def __init__(self, *args: Any, window: LrnWindow = "torch", **kwargs: Any) -> None:
+        """Take the arguments of the class that this one replaces, and the window."""
+        super().__init__(*args, **kwargs)
+        self.window = window
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised over neighbouring channels; sizes as the input's."""
         return local_response_norm(
-            input, self.size, self.alpha, self.beta, self.k, policy=self._running
+            input, self.size, self.alpha, self.beta, self.k, self.window, policy=self._running
         )
+
+    def extra_repr(self) -> str:
+        """The parent's line, the policy, and another window than PyTorch's."""
+        line = super().extra_repr()
+        return line if self.window == "torch" else f"{line}, window={self.window!r}"
+
+    def _reason_to_stay(self) -> str:
+        return "" if self.window == "torch" else f"torch.nn has no window={self.window!r}"
 
 
 class DivisiveNorm(Tunable):

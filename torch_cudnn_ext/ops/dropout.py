@@ -41,7 +41,11 @@ def dropout(
         ValueError: ``p`` is out of range, the dtype is not supported, or the policy is wrong.
     """
     check_tensor("dropout", "input", input)
-    if not 0 <= p <= 1:
+    try:
+        is_probability = 0 <= p <= 1
+    except TypeError as error:
+        raise TypeError(f"dropout: argument p: got {p!r:.60}, wanted a number") from error
+    if not is_probability:
         raise ValueError(f"dropout: argument p: got {p}, wanted a probability from 0 to 1")
     text = policy_text(policy, "dropout")
     if not training or p == 0 or input.numel() == 0:

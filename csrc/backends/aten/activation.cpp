@@ -69,8 +69,8 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   if (auto refused = refuse(algorithm, device)) return *refused;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     bool is_forward = p.pass == ActivationPass::fwd;
-    Tensor& out = b[is_forward ? Role::y : Role::dx];
-    if (!out.defined()) out = at::empty_like(b[is_forward ? Role::x : Role::dy]);
+    Tensor& out =
+        output_tensor(b, is_forward ? Role::y : Role::dx, p.x, b[is_forward ? Role::x : Role::dy]);
     if (is_forward) {
       forward(p, b[Role::x], out);
     } else {

@@ -73,9 +73,7 @@ void backward_of_inference(const BatchNormProblem& p, Bindings& b) {
   Tensor invstd = (b[Role::running_var] + b.epsilon).rsqrt_();
   auto [sum_dy, sum_dy_xmu, dw, dbias] =
       at::batch_norm_backward_reduce(as_image(dy), as_image(x), mean, invstd, w, false, true, true);
-  Tensor& dx = b[Role::dx];
-  if (!dx.defined()) dx = at::empty_strided(p.x.sizes, p.x.strides, x.options());
-  at::mul_out(dx, dy, (w * invstd).unsqueeze(1));
+  at::mul_out(output_tensor(b, Role::dx, p.x, x), dy, (w * invstd).unsqueeze(1));
   give(b, Role::dw, p.statistic(), dw);
   give(b, Role::dbias, p.statistic(), dbias);
 }

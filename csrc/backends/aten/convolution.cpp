@@ -51,12 +51,13 @@ class AtenConvolution : public Plan {
   void run(Bindings& b) override {
     Role role = result_role(p_.pass);
     Tensor result = function_(b);
-    if (b.alpha != 1) result.mul_(b.alpha);
     Tensor& out = b[role];
-    if (out.defined()) {
-      b.beta == 0 ? out.copy_(result) : out.mul_(b.beta).add_(result);
+    if (out.defined() && b.beta != 0) {
+      if (b.beta != 1) out.mul_(b.beta);
+      out.add_(result, b.alpha);
       return;
     }
+    if (b.alpha != 1) result.mul_(b.alpha);
     give(b, role, result_of(p_), result);
   }
 
@@ -165,11 +166,7 @@ class MatmulConvolution : public Plan {
 
   void run(Bindings& b) override {
     Role role = result_role(p_.pass);
-    if (!b[role].defined()) {
-      const TensorSpec& spec = result_of(p_);
-      const Tensor& input = b[role == Role::y ? Role::x : Role::y];
-      b[role] = at::empty_strided(spec.sizes, spec.strides, input.options());
-    }
+    output_tensor(b, role, result_of(p_), b[role == Role::y ? Role::x : Role::y]);
     Tensor& x = b[Role::x];
     if (windows_.packed) return multiply(b, x, b.beta);
     Tensor under_windows = windows_.of(x);
@@ -237,7 +234,8 @@ class MatmulConvolution : public Plan {
         if (beta == 0) {
           w.copy_(b.alpha == 1 ? sum : sum.mul_(b.alpha));
         } else {
-          w.mul_(beta).add_(sum, b.alpha);
+          if (beta != 1) w.mul_(beta);
+          w.add_(sum, b.alpha);
         }
     }
   }
@@ -265,6 +263,15 @@ bool meets_depth_defect(const ConvolutionProblem& p) {
   return stride > 1 && padding > 0 && first_inside + extent > p.x.sizes[2];
 }
 
+// Whether the forward of PyTorch 2.11 (oneDNN) on the CPU may read beside channels-last images of
+// one channel. The strides of such are contiguous ones as well.
+bool meets_column_defect(const ConvolutionProblem& p) {
+  int last = p.spatial_dims() - 1;
+  return p.pass == ConvolutionPass::fwd && p.x.dtype == at::kFloat && last > 0 &&
+         p.x.sizes[1] == 1 && p.stride[last - 1] == 1 && p.stride[last] > 1 &&
+         p.y.sizes[last + 2] == 1;
+}
+
 // Whether PyTorch 2.11 (oneDNN) may be at work for ever on the CPU, making the kernel of a forward.
 std::optional<Unsupported> refuse_endless(const ConvolutionProblem& p, const Device& device) {
   constexpr int64_t kMostChannels = 16, kWide = 15;
@@ -290,6 +297,11 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
         "PyTorch 2.11's filter gradients on the CPU may write out of bounds where strided windows "
         "that start inside x end behind its depth"};
   }
+  if (!device.is_cuda() && meets_column_defect(p)) {
+    return Unsupported{
+        "PyTorch 2.11's f32 forwards on the CPU may read beside images of one channel where "
+        "windows that go down by 1 and across by more leave one column"};
+  }
   if (p.pass == ConvolutionPass::fwd) return refuse_endless(p, device);
   return std::nullopt;
 }
@@ -300,6 +312,12 @@ std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const D
     return Unsupported{
         "PyTorch 2.11's bf16 convolutions on the CPU may be wrong over images narrower than the "
         "window"};
+  }
+  bool one_plane = p.pass == ConvolutionPass::bwd_data && p.w.sizes[0] == 1;
+  if (!device.is_cuda() && p.x.dtype == at::kFloat && one_plane) {
+    return Unsupported{
+        "PyTorch 2.11's f32 forwards on the CPU, which this would become, may read beside images "
+        "of one channel"};
   }
   if (auto refused = refuse_endless(p, device)) return refused;
   return refuse_problem(p, device);

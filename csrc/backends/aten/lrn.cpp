@@ -27,18 +27,18 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
     auto in = [&](Role role) { return widen ? b[role].to(at::kFloat) : b[role]; };
     Tensor x = in(Role::x);
     Tensor centred = p.means ? x - in(Role::z) : x;
-    Tensor scale = window_means(centred.square(), p, p.behind(), p.ahead()).mul_(p.alpha).add_(p.k);
+    Tensor scale = at::add(at::scalar_tensor(p.k, at::kDouble),
+                           window_means(centred.square(), p, p.behind(), p.ahead()), p.alpha);
     if (p.pass == LrnPass::fwd) {
       give(b, Role::y, p.x, x / scale.pow(p.beta));
       return;
     }
     // An element's square is in the windows of those for which it lies ahead or behind.
     Tensor direct = in(Role::dy) / scale.pow(p.beta);
-    Tensor through = window_means(direct * x / scale, p, p.ahead(), p.behind())
-                         .mul_(centred)
-                         .mul_(-2 * p.alpha * p.beta);
-    give(b, Role::dx, p.x, direct + through);
-    if (p.means) give(b, Role::dz, p.x, -through);
+    Tensor through = window_means((direct * x).div_(scale), p, p.ahead(), p.behind());
+    double factor = -2 * p.alpha * p.beta;
+    give(b, Role::dx, p.x, at::addcmul(direct, centred, through, factor));
+    if (p.means) give(b, Role::dz, p.x, through.mul_(centred).mul_(-factor));
   });
 }
 

@@ -60,9 +60,8 @@ Tensor average(const PoolingProblem& p, const Tensor& x) {
 // wrong gradients (seen on an H200).
 void average_backward(const PoolingProblem& p, Bindings& b) {
   if (is_global_average(p)) {
-    Tensor& dx = b[Role::dx];
-    if (!dx.defined()) dx = at::empty_strided(p.x.sizes, p.x.strides, b[Role::dy].options());
-    at::div_out(dx, b[Role::dy].expand(p.x.sizes),
+    const Tensor& dy = b[Role::dy];
+    at::div_out(output_tensor(b, Role::dx, p.x, dy), dy.expand(p.x.sizes),
                 at::scalar_tensor(p.window_volume(), at::kDouble));
     return;
   }

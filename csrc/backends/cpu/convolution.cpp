@@ -14,7 +14,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
-#include "core/backend.h"
+#include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -332,16 +332,12 @@ int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
 constexpr const char* kAlgorithms[] = {"im2col", "direct", "fft"};
 
 std::vector<Candidate> candidates(const ConvolutionProblem&, const Device&) {
-  std::vector<Candidate> list;
-  for (const char* name : kAlgorithms) list.push_back({{"cpu", name, {}}, "enumeration"});
-  return list;
+  return cpu::candidates_of(kAlgorithms);
 }
 
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (device.kind != Device::Kind::cpu) {
-    return Unsupported{"the cpu backend runs on CPU tensors only"};
-  }
+  if (auto refused = cpu::refuse(algorithm, device, kAlgorithms)) return *refused;
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"the cpu backend has no fused convolution but with a bias"};
   }
@@ -349,15 +345,10 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
     return Unsupported{
         c10::str("the cpu backend computes in f32 or f64, not ", dtype_text(p.compute))};
   }
-  const std::string& name = algorithm.name;
-  int64_t workspace = workspace_of(p, name);
-  if (algorithm.options.empty()) {
-    if (name == "im2col") return std::make_shared<Im2col>(p, algorithm, workspace);
-    if (name == "direct") return std::make_shared<Direct>(p, algorithm, workspace);
-    if (name == "fft") return std::make_shared<Fft>(p, algorithm, workspace);
-  }
-  return Unsupported{c10::str("the cpu backend has no ", algorithm.text(), "; it has ",
-                              c10::Join(", ", c10::ArrayRef<const char*>(kAlgorithms)))};
+  int64_t workspace = workspace_of(p, algorithm.name);
+  if (algorithm.name == "im2col") return std::make_shared<Im2col>(p, algorithm, workspace);
+  if (algorithm.name == "direct") return std::make_shared<Direct>(p, algorithm, workspace);
+  return std::make_shared<Fft>(p, algorithm, workspace);
 }
 
 const RegisterBackendOperator<ConvolutionProblem> registered("cpu", candidates, build_plan);

@@ -122,6 +122,7 @@ class NormPlan : public Plan {
       : Plan(engine->algorithm, engine->notes, engine->workspace_bytes),
         p_(p),
         q_(q),
+        slots_(operator_of(p).slots(p)),
         engine_(std::move(engine)) {}
 
   void run(Bindings& b) override {
@@ -131,11 +132,12 @@ class NormPlan : public Plan {
     if (!p_.w) full[Role::w] = at::ones({p_.view().channels}, options);
     if (!p_.bias && q_.bias && forward) full[Role::bias] = at::zeros({p_.view().channels}, options);
     engine_->run(full);
-    for (const SlotSpec& slot : operator_of(p_).slots(p_)) b[slot.role] = full[slot.role];
+    for (const SlotSpec& slot : slots_) b[slot.role] = full[slot.role];
   }
 
  private:
   const LayerNormProblem p_, q_;
+  const std::vector<SlotSpec> slots_;
   const std::unique_ptr<EnginePlan> engine_;
 };
 

@@ -54,8 +54,9 @@ std::optional<Unsupported> refuse(const ReduceProblem& p) {
 }
 
 std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
-  // cuDNN does not say so, but sums differ from run to run.
-  if (p.kind == ReduceKind::add) engine.notes.add(Note::nondeterministic);
+  // cuDNN does not say so, but sums differ from run to run, and so may products.
+  bool accumulates = p.kind == ReduceKind::add || p.kind == ReduceKind::mul;
+  if (accumulates) engine.notes.add(Note::nondeterministic);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 

@@ -135,6 +135,19 @@ struct Descriptors {
 struct Layout {
   size_t weight_bytes = 0, workspace_bytes = 0, reserve_bytes = 0;
   std::vector<Piece> pieces;
+  int64_t slack = 0;      // elements to have behind the weight space
+  bool in_place = false;  // whether the parameters lie as cuDNN wants them
+
+  bool reads_in_place() const { return in_place && slack == 0; }
+  size_t space_bytes(c10::ScalarType dtype) const {
+    return weight_bytes + static_cast<size_t>(slack) * c10::elementSize(dtype);
+  }
+  // What a run takes beside its results: cuDNN's workspace, and weight spaces.
+  int64_t temporary_bytes(const RnnProblem& p) const {
+    int spaces = (reads_in_place() ? 0 : 1) + (p.pass == RnnPass::fwd || in_place ? 0 : 1);
+    return static_cast<int64_t>(workspace_bytes) +
+           spaces * static_cast<int64_t>(space_bytes(p.x.dtype));
+  }
 };
 
 cudnnForwardMode_t forward_mode(const RnnProblem& p) {
@@ -182,15 +195,10 @@ class RnnPlan : public Plan {
  public:
   RnnPlan(const RnnProblem& p, const Algorithm& algorithm, Notes notes,
           std::unique_ptr<Descriptors> descriptors, Layout layout)
-      : Plan(algorithm, notes, static_cast<int64_t>(layout.workspace_bytes)),
+      : Plan(algorithm, notes, layout.temporary_bytes(p)),
         p_(p),
         d_(std::move(descriptors)),
-        layout_(std::move(layout)) {
-    const std::vector<Piece>& pieces = layout_.pieces;
-    auto bytes = static_cast<size_t>(rnn_w(p).nbytes());
-    slack_ = slack_of(p, algorithm);
-    in_place_ = pieces.size() == 1 && pieces[0].theirs == 0 && bytes == layout_.weight_bytes;
-  }
+        layout_(std::move(layout)) {}
 
   void run(Bindings& b) override {
     rows_ = p_.steps() * p_.batch();
@@ -231,7 +239,7 @@ class RnnPlan : public Plan {
   // The parameters in cuDNN's layout: w itself where that is the same.
   Tensor weights(const Bindings& b) const {
     const Tensor& w = b[Role::w];
-    if (in_place_ && slack_ == 0) return w;
+    if (layout_.reads_in_place()) return w;
     Tensor space = weight_space(w);
     for (const Piece& piece : layout_.pieces) {
       space.narrow(0, piece.theirs, piece.count).copy_(w.narrow(0, piece.ours, piece.count));
@@ -240,8 +248,8 @@ class RnnPlan : public Plan {
   }
 
   Tensor weight_space(const Tensor& w) const {
-    auto elements = static_cast<int64_t>(layout_.weight_bytes / c10::elementSize(p_.x.dtype));
-    return at::zeros({elements + slack_}, w.options());
+    size_t elements = layout_.space_bytes(p_.x.dtype) / c10::elementSize(p_.x.dtype);
+    return at::zeros({static_cast<int64_t>(elements)}, w.options());
   }
 
   void forward(Bindings& b, void* workspace) {
@@ -290,14 +298,14 @@ class RnnPlan : public Plan {
                 "cudnnRNNBackwardData_v8");
     output(b, Role::dw, rnn_w(p_), x);
     Tensor& dw = b[Role::dw];
-    Tensor space = in_place_ ? dw.zero_() : weight_space(dw);  // gradients are added to it
+    Tensor space = layout_.in_place ? dw.zero_() : weight_space(dw);  // gradients are added to it
     check_cudnn(cudnnRNNBackwardWeights_v8(
                     handle, d_->rnn.get(), CUDNN_WGRAD_MODE_ADD, nullptr, d_->x.get(),
                     x.const_data_ptr(), d_->h.get(), address(b[Role::hx]), d_->y.get(),
                     y.const_data_ptr(), layout_.weight_bytes, space.data_ptr(),
                     layout_.workspace_bytes, workspace, reserve.nbytes(), reserve.data_ptr()),
                 "cudnnRNNBackwardWeights_v8");
-    if (in_place_) return;
+    if (layout_.in_place) return;
     for (const Piece& piece : layout_.pieces) {
       dw.narrow(0, piece.ours, piece.count).copy_(space.narrow(0, piece.theirs, piece.count));
     }
@@ -306,8 +314,6 @@ class RnnPlan : public Plan {
   const RnnProblem p_;
   const std::unique_ptr<Descriptors> d_;
   Layout layout_;
-  int64_t slack_;
-  bool in_place_;
   int64_t rows_ = 0;  // of the batch that runs
 };
 
@@ -490,6 +496,9 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
   if (auto refused = find_pieces(*d, p, device.torch_device(), layout)) return *refused;
+  layout.slack = slack_of(p, algorithm);
+  layout.in_place = layout.pieces.size() == 1 && layout.pieces[0].theirs == 0 &&
+                    layout.weight_bytes == static_cast<size_t>(rnn_w(p).nbytes());
   return std::make_shared<RnnPlan>(p, algorithm, notes_of(p, kind, math->value), std::move(d),
                                    std::move(layout));
 }
