@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import pytest
@@ -28,7 +30,7 @@ from torch_cudnn_ext import (
     report,
     tuning,
 )
-from torch_cudnn_ext.__main__ import main
+from torch_cudnn_ext.__main__ import main, script
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
 LINE = f"{PROBLEM} compute=f32"
@@ -225,6 +227,37 @@ def test_bench(capsys: Capture) -> None:
     assert [entry for entry in tuning.choices() if "prefer" in entry["constraints"]] == []
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_bench_compares_what_the_policy_chooses(capsys: Capture, tmp_path: Path, jobs: str) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text(f"{LINE}\n{LINE.replace('pad=1', 'pad=0')}\n")
+    command = ["bench", "--problems", str(file), "--device", "cpu", "--jobs", jobs]
+    for policy in ("heuristic", "fwd=cpu:fft", "cpu:direct;prefer=gpu_time"):
+        chosen = _C.choose(LINE, "cpu", policy)["algorithm"]
+        rows = _json(capsys, *command, "--policy", policy)["comparisons"]
+        assert [row["algorithm"] for row in rows] == [chosen, chosen]
+    assert tuning.choices() == []  # nothing was tuned
+    file.write_text(f"{LINE}\n{LINE.replace('8,8]', '64,64]')}\n")
+    assert main([*command, "--policy", "fwd=cpu:im2col;max_workspace=64KiB"]) == 1
+    shown = capsys.readouterr()
+    assert LINE in shown.out
+    assert "error: bench: no algorithm works under" in shown.err
+    assert shown.err.count("cpu:im2col: excluded by max_workspace=65536") == 1
+    assert "aten:default" not in shown.err
+
+
+def test_a_policy_is_of_the_family_of_all_problems(capsys: Capture, networks: str) -> None:
+    norm = "batch_norm_fwd x=f16[4,8,49]:nhwc"
+    assert main(["list", norm, "--device", "cpu", "--policy", "legacy:spatial_persistent"]) == 0
+    assert norm in capsys.readouterr().out
+    for source in (["softmax_fwd x=f32[2,3,4]:nchw"], ["--model", f"{networks}:softmax"]):
+        command = ["profile", *source, "--device", "cpu", "--time-budget", "0.1"]
+        layers = _json(capsys, *command, "--policy", "cpu:online")["layers"]
+        assert {layer["current"] for layer in layers} == {"cpu:online"}
+        assert main([*command, "--policy", "cpu:im2col"]) == 2
+        assert "--policy: got 'cpu:im2col' for softmax_fwd, wanted" in capsys.readouterr().err
+
+
 def test_a_policy_holds_for_problems_of_all_families(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "problems.txt"
     file.write_text(f"{LINE}\npool_fwd x=f32[1,2,4,4]:nchw window=2\n")
@@ -417,6 +450,47 @@ def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     torch.backends.cudnn.deterministic = False  # which the command set in its process
     choice = _C.choose(PROBLEM, "cpu", "autotune")
     assert (choice["algorithm"], choice["why"]) == (best["algorithm"], "cached")
+
+
+def test_tune_of_a_network_takes_what_enable_meets(
+    capsys: Capture, tmp_path: Path, networks: str
+) -> None:
+    command = ["tune", "--model", f"{networks}:functions", "--device", "cpu"]
+    command += ["--choices", str(tmp_path / "choices"), "--time-budget", "0.05"]
+
+    def ops(*arguments: str) -> list[str]:
+        rows = _json(capsys, *command, *arguments)["best"]
+        return [str(row["problem"]).partition(" ")[0] for row in rows]
+
+    forward, backward = ["conv_fwd", "pool_fwd", "softmax_fwd"], ["softmax_bwd", "conv_bwd_filter"]
+    assert ops() == [*forward, *backward]  # a pooling's gradient has its forward's algorithm
+    network, inputs = resolve_name(f"{networks}:functions")()
+    assert tuning.tune_model(network, inputs, policy="autotune") == {}  # all is known
+    assert ops("--passes", "fwd") == forward
+    assert ops("--passes", "bwd_filter") == ["conv_bwd_filter"]
+    assert ops("--shard", "2/2") == ["pool_fwd", "softmax_bwd"]
+    command[2] = f"{networks}:softmax"
+    assert main(command) == 2
+    assert "--passes: no tensor of the model's output" in capsys.readouterr().err
+    assert ops("--passes", "fwd") == ["softmax_fwd"]
+
+
+@pytest.mark.parametrize("command", ["profile", "list", "tune"])
+def test_networks_that_do_not_run_on_the_meta_device(
+    capsys: Capture, networks: str, tmp_path: Path, command: str
+) -> None:
+    arguments = ["--device", "cpu", "--passes", "fwd", "--model"]
+    arguments[:0] = ["--choices", str(tmp_path / "choices")] if command == "tune" else []
+    for name in ("branching", "lazy"):
+        assert main([command, *arguments, f"{networks}:{name}"]) == 0, capsys.readouterr().err
+        assert "conv_fwd x=f32[2,3,5,5]" in capsys.readouterr().out
+    if command != "tune":
+        name = f"{networks}:picky"
+        assert main([command, *arguments, name]) == 1
+        assert capsys.readouterr().err == (
+            f"error: on the meta device {name} raised ValueError: meta; "
+            f"then on cpu {name} raised ValueError: cpu\n"
+        )
 
 
 def test_tune_prints_the_same_whatever_is_known(capsys: Capture, tmp_path: Path) -> None:
@@ -627,6 +701,23 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["profile", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
         (["list", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
         (["profile", PROBLEM, "--policy", "guess_once"], "--policy: conv_bwd_data is guess_once"),
+        (["profile", PROBLEM, "--policy", "cpu:online"], "--policy: got 'cpu:online' for conv_fwd"),
+        (
+            ["explain", "--model", "x", "--policy", "cpu:x"],
+            "--policy: got 'cpu:x' for conv_fwd, wa",
+        ),
+        (
+            ["profile", "--model", "x", "--policy", "compute=x"],
+            "--policy: compute is 'x', wanted one of",
+        ),
+        (
+            ["tune", PROBLEM, "--choices", "x", "--policy", "fwd=cpu:fft"],
+            "--policy: got the choice 'conv_fwd=cpu:fft', wanted constraints alone, or autotune",
+        ),
+        (
+            ["tune", PROBLEM, "--choices", "x", "--policy", "heuristic"],
+            "--policy: got the choice 'heuristic', wanted constraints alone, or autotune",
+        ),
         (["profile", PROBLEM, "--resume", "/nowhere/x"], "--resume: [Errno 2]"),
         (["profile", PROBLEM, "--batch", "few"], "--batch: got 'few', wanted a whole number, 1"),
         (["profile", PROBLEM, "--batch", "0"], "--batch: got '0', wanted a whole number, 1 or m"),
@@ -706,7 +797,25 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def norm():\n"
         "    return torch.nn.BatchNorm2d(3), torch.randn(2, 3, 5, 5)\n\n"
         "def softmax():\n"
-        "    return torch.nn.Softmax(1), torch.randn(2, 3)\n"
+        "    return torch.nn.Softmax(1), torch.randn(2, 3)\n\n"
+        "class Functions(torch.nn.Conv2d):\n"
+        "    def forward(self, x):\n"
+        "        x = torch.nn.functional.conv2d(x, self.weight)\n"
+        "        return torch.softmax(torch.nn.functional.max_pool2d(x, 2), 1)\n\n"
+        "def functions():\n"
+        "    return Functions(3, 4, 2, bias=False), torch.randn(2, 3, 5, 5)\n\n"
+        "class Branching(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x if x.sum() > 0 else -x)\n\n"
+        "def branching():\n"
+        "    return Branching(torch.nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 5, 5)\n\n"
+        "def lazy():\n"
+        "    return torch.nn.LazyConv2d(4, 3), torch.randn(2, 3, 5, 5)\n\n"
+        "class Picky(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        raise ValueError(x.device.type)\n\n"
+        "def picky():\n"
+        "    return Picky(), torch.randn(2, 3)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return name
@@ -732,6 +841,30 @@ def test_problems_may_come_through_a_pipe(capsys: Capture) -> None:
     assert main(["list", "--problems", f"/dev/fd/{read}", "--device", "cpu"]) == 0
     os.close(read)
     assert LINE in capsys.readouterr().out
+    command = [
+        sys.executable,
+        "-m",
+        "torch_cudnn_ext",
+        "list",
+        "--device",
+        "cpu",
+        "--problems",
+        "-",
+    ]
+    done = subprocess.run(command, input=PROBLEM, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and LINE in done.stdout, done.stderr
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text(f"{LINE}\n", encoding="utf-8-sig")
+    assert main(["list", "--problems", str(file), "--device", "cpu"]) == 0
+    assert LINE in capsys.readouterr().out
+
+
+def test_a_part_of_no_problems_says_so(capsys: Capture) -> None:
+    assert main(["profile", PROBLEM, "--device", "cpu", "--shard", "2/2"]) == 0
+    assert "shard 2/2 holds none of 1 problems" in capsys.readouterr().err
 
 
 def test_a_file_without_problems_is_refused(capsys: Capture, tmp_path: Path) -> None:
@@ -784,6 +917,34 @@ def test_no_command_is_the_help(capsys: Capture) -> None:
     assert main([]) == 0
     shown = capsys.readouterr()
     assert "\nCommands:\n" in shown.out and shown.err == ""
+    assert main(["-h"]) == 0
+    assert capsys.readouterr() == shown
+
+
+def test_the_version_is_an_option(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"torch_cudnn_ext {__version__}\n"
+
+
+def test_the_command_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert resolve_name(project["project"]["scripts"]["torch_cudnn_ext"]) is script
+    monkeypatch.setattr(sys, "argv", ["torch_cudnn_ext", "nonsense"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match="2"):
+        script()
+
+
+def test_interrupted_where_nothing_is_kept(
+    capsys: Capture, networks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules[main.__module__], "explain", interrupt)
+    assert main(["explain", "--model", f"{networks}:conv", "--device", "cpu"]) == 130
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.strip()) == ("", "interrupted")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

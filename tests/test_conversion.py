@@ -155,6 +155,19 @@ def test_a_policy_that_fits_not_all_changes_nothing() -> None:
     assert model[0].policy == nn.Conv2d(1, 1, 1, policy="guess_once").policy
 
 
+def test_a_pin_of_one_family_is_for_its_layers_alone() -> None:
+    model = tnn.Sequential(tnn.Conv2d(1, 1, 1), tnn.ReLU())
+    with pytest.raises(ValueError, match=r"it is an algorithm of conv \(conv=cpu:fft\)"):
+        convert(model, policy="cpu:fft")
+    conv, relu = convert(model, policy="conv=cpu:fft")
+    assert conv.policy == nn.Conv2d(1, 1, 1, policy="cpu:fft").policy
+    model(torch.randn(1, 1, 3, 3))
+    for op, algorithm in (("conv_fwd", "cpu:fft"), ("activation_fwd", "aten:default")):
+        choice = last_choice(op)
+        assert choice is not None and choice.algorithm == algorithm
+    assert isinstance(relu, nn.ReLU)
+
+
 def test_layers_that_are_there_keep_their_policy() -> None:
     model = tnn.Sequential(nn.Conv2d(3, 3, 1, policy="backends=aten"), tnn.Conv2d(3, 3, 1))
     convert(model, policy="backends=cpu")

@@ -778,6 +778,28 @@ def test_a_bad_policy_leaves_pytorch_as_it_was(policy: str) -> None:
     assert dispatch_tables() == before
 
 
+def test_a_pin_of_what_there_is_not_is_refused() -> None:
+    for policy, wanted in (
+        ("cpu:nonsense", "got 'cpu:nonsense' for conv_fwd, wanted one of .*cpu:im2col"),
+        ("cpu:online", "for conv_fwd.*it is an algorithm of softmax"),
+        ("cpu:im2col;softmax=cpu:im2col", "for softmax_fwd.*it is an algorithm of conv"),
+        ({"fwd": "cpu:nonsense"}, "got 'cpu:nonsense' for conv_fwd"),
+        (Policy(family="softmax", fwd="cpu:nonsense"), "got 'cpu:nonsense' for softmax_fwd"),
+    ):
+        with pytest.raises(ValueError, match=wanted), enabled(policy):
+            pass
+        with pytest.raises(ValueError, match=wanted):
+            tuning.tune([], device="cpu", policy=policy)
+        assert not is_enabled()
+    for policy in (
+        "cpu:im2col;softmax=cpu:online",
+        "fwd=graph:eng99/k2=1",  # only a GPU tells
+        "cpu:nonsense;on_unsupported=fallback",
+    ):
+        with enabled(policy):
+            pass
+
+
 def test_enabled_ends_with_an_exception() -> None:
     with pytest.raises(KeyError), enabled():
         raise KeyError

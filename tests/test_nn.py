@@ -494,6 +494,7 @@ def test_a_signature_is_the_parents_and_the_policy(mine: Any) -> None:
     assert found.pop("policy").kind is inspect.Parameter.KEYWORD_ONLY
     for name in ("skip_input", "remember_states"):
         assert (found.pop(name, None) is None) == (mine.family != "rnn")
+    assert (found.pop("window", None) is None) == (mine is not ours.LocalResponseNorm)
     assert found == wanted
 
 

@@ -272,7 +272,10 @@ class OwnForward(nn.Conv2d):
         ({"*": "fwd=nonsense"}, "fits no layer.*nonsense"),
         ({"up": "autotune", "nowhere": "autotune"}, "'nowhere' matches no layer"),
         ({"up": "cpu:im2cool"}, "cpu:im2cool' for conv_fwd, wanted one of .*cpu:im2col"),
-        ({"soft": "cpu:im2col"}, "softmax_fwd, wanted .*; it is an algorithm of conv$"),
+        (
+            {"soft": "cpu:im2col"},
+            "softmax_fwd, wanted .*; it is an algorithm of conv .conv=cpu:im2col.$",
+        ),
         ({"*": "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"}, "cpu:im2cool' for conv_fwd, wanted"),
         ({"*": Policy(softmax_fwd="cpu:fft")}, "cpu:fft' for softmax_fwd, wanted .*cpu:online"),
         ({"*": {"softmax_bwd": "cpu:fft"}}, "cpu:fft' for softmax_bwd, wanted"),
@@ -689,5 +692,6 @@ def test_files_say_what_to_mend(tmp_path: Path) -> None:
     path.write_bytes(b'[layers]\n"\xff" = "autotune"\n')
     with pytest.raises(ValueError, match="pins.toml: .*utf-8"):
         load_pins(path)
-    path.write_text('[layers]\n"\u00fc*" = "autotune"\n', encoding="utf-8")
-    assert load_pins(path) == {"\u00fc*": "autotune"}
+    for encoding in ("utf-8", "utf-8-sig"):  # the latter begins with a byte order mark
+        path.write_text('[layers]\n"\u00fc*" = "autotune"\n', encoding=encoding)
+        assert load_pins(path) == {"\u00fc*": "autotune"}

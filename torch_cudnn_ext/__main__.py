@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import torch
 import typer
@@ -23,7 +24,9 @@ from . import _C, __version__, bench, bench_modules, bench_networks, nn, report,
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
+from .knobs import pushed
 from .measuring import fp32_switches
+from .policy import CONSTRAINTS, text_for_all
 from .profiling import (
     DEFAULT_TARGET,
     Profile,
@@ -42,6 +45,7 @@ from .workload import (
     Workload,
     check_passes,
     is_inference,
+    is_wanted,
     load_model,
     merge,
     network_layers,
@@ -54,6 +58,11 @@ from .workload import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+# How to load a network on a device, and what to measure of one: of its name, for these passes,
+# under this field of a policy, on that device.
+_Loader = Callable[[str], tuple[torch.nn.Module, Any]]
+_Look = Callable[[str, _Loader, list[str], str, str], Workload]
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -70,8 +79,26 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Profile, list and compare the algorithms of cuDNN, of PyTorch and of the CPU.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"torch_cudnn_ext {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None: ...
 
 
 class Format(Enum):
@@ -161,7 +188,10 @@ ModelOption = Annotated[str | None, _MODEL]
 RequiredModelOption = Annotated[str, _MODEL]
 ProblemsOption = Annotated[
     str | None,
-    typer.Option("--problems", help="A file of problem lines, or a shipped one (resnet50)."),
+    typer.Option(
+        "--problems",
+        help="A file of problem lines, - for standard input, or a shipped one (resnet50).",
+    ),
 ]
 PassesOption = Annotated[
     str | None,
@@ -206,7 +236,14 @@ TargetOption = Annotated[
         f"{DEFAULT_TARGET} where there is no GPU and no --device.",
     ),
 ]
-PolicyOption = Annotated[str, typer.Option("--policy", help="A policy text.")]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="A policy text, of the operator that all problems are of; of several kinds, and of "
+        "explain and bench --networks, as enable() takes it.",
+    ),
+]
 WorkspaceOption = Annotated[
     str | None, typer.Option("--max-workspace", help="A cap: bytes, 64MiB, or 20% of the memory.")
 ]
@@ -289,11 +326,19 @@ def profile_command(
         _refuse_others(context, "choices", "problem", "show_all", "top", "format")
         _print_profile(_kept(choices, problem), format, show_all, top)
         return
-    settings = _settings(
-        device, target, policy, max_workspace, deterministic, allow_tf32, time_budget, knob_search
-    )
     work = _workload(
-        problem, model, problems, passes, dtype, batch, image_size, channels_last, settings.policy
+        problem, model, problems, passes, dtype, batch, image_size, channels_last, policy, device
+    )
+    settings = _settings(
+        work.layers,
+        device,
+        target,
+        policy,
+        max_workspace,
+        deterministic,
+        allow_tf32,
+        time_budget,
+        knob_search,
     )
     layers = _shard(work.layers, shard_text)
     with report.ProgressBar() as bar:
@@ -347,11 +392,11 @@ def list_command(
     format: FormatOption = Format.table,
 ) -> None:
     """List what supports a problem, with workspaces, and why the others do not; time nothing."""
-    settings = _settings(
-        device, target, policy, max_workspace, deterministic, allow_tf32, None, False
-    )
     work = _workload(
-        problem, model, problems, passes, dtype, batch, image_size, channels_last, settings.policy
+        problem, model, problems, passes, dtype, batch, image_size, channels_last, policy, device
+    )
+    settings = _settings(
+        work.layers, device, target, policy, max_workspace, deterministic, allow_tf32
     )
     place = settings.device if settings.target is None else f"target:{settings.target}"
     settings = replace(settings, max_workspace_bytes=_C.workspace_cap(settings.policy, place))
@@ -417,7 +462,8 @@ def bench_command(
     """Compare tuned algorithms with PyTorch's best, side by side.
 
     Single layers and modules are compared by the GPU's time, so tuning ranks by it there:
-    --policy is "autotune;prefer=gpu_time" by default, of --networks "autotune".
+    --policy is "autotune;prefer=gpu_time" by default, of --networks "autotune". What it pins, or
+    leaves to the heuristic, is compared instead of what tuning finds.
     """
     with _options():
         device = checked_device(device)
@@ -482,16 +528,6 @@ def bench_command(
             ):
                 if given:
                     raise typer.BadParameter(f"{option}: got it without {mode}, wanted both")
-            settings = _settings(
-                device,
-                None,
-                policy or bench.DEFAULT_POLICY,
-                max_workspace,
-                deterministic,
-                allow_tf32,
-                time_budget,
-                knob_search,
-            )
             work = _workload(
                 problem,
                 model,
@@ -501,13 +537,25 @@ def bench_command(
                 batch,
                 image_size,
                 channels_last,
-                settings.policy,
+                policy,
+                device,
             )
             layers = [layer for layer in work.layers if layer.problem.startswith("conv_")]
             if not layers:
                 ops = ", ".join(dict.fromkeys(one.problem.split()[0] for one in work.layers))
                 source = "--model" if model else "--problems" if problems else "problem line"
                 raise typer.BadParameter(f"{source}: got {ops}, wanted a convolution")
+            settings = _settings(
+                layers,
+                device,
+                None,
+                policy or bench.DEFAULT_POLICY,
+                max_workspace,
+                deterministic,
+                allow_tf32,
+                time_budget,
+                knob_search,
+            )
             layers = _shard(layers, shard_text)
             comparisons, end = _collect(
                 bench.compare_layers(layers, settings, kernels, _journal(resume), bar, jobs)
@@ -584,20 +632,42 @@ def tune_command(
     jobs: JobsOption = 1,
     format: FormatOption = Format.table,
 ) -> None:
-    """Measure ahead of use, and keep the rankings in a file for `tuning.import_choices`."""
-    with _options():
-        place = checked_device(device)
-    _check_policy(policy)
-    text = _constrained(policy, max_workspace, deterministic, allow_tf32)
+    """Measure ahead of use, and keep the rankings in a file for `tuning.import_choices`.
+
+    Of a network it is what a training step meets under enable("autotune"), calls by function too:
+    it runs once on the device. With --passes fwd it infers; other passes are those of the lines.
+    """
     work = _workload(
-        problem, model, problems, passes, dtype, batch, image_size, channels_last, text
+        problem,
+        model,
+        problems,
+        passes,
+        dtype,
+        batch,
+        image_size,
+        channels_last,
+        policy,
+        device,
+        _problems_met,
     )
+    settings = _settings(
+        work.layers,
+        device,
+        None,
+        policy,
+        max_workspace,
+        deterministic,
+        allow_tf32,
+        time_budget,
+        knob_search,
+    )
+    place, text = settings.device, settings.policy
+    _refuse_choices(text)
     lines = [layer.problem for layer in _shard(work.layers, shard_text)]
     _add_choices(choices)
     left = [line for line in lines if _C.tuned(line, place, text) is None]
     known = len(lines) - len(left)
     footer = f"{known} of {len(lines)} problems were in {choices} before" if known else ""
-    budget = make_settings(place, time_budget_s=time_budget).time_budget_s
     end: _End = None
     try:
         with report.ProgressBar() as bar:
@@ -605,7 +675,7 @@ def tune_command(
                 left,
                 device=place,
                 policy=text,
-                time_budget_s=budget,
+                time_budget_s=settings.time_budget_s,
                 knob_search=knob_search,
                 jobs=jobs,
                 progress=bar,
@@ -799,37 +869,54 @@ def _network(
 
 
 @contextmanager
-def _running(name: str) -> Iterator[None]:
+def _running(name: str, train: str = "--train") -> Iterator[None]:
     """What a network raises when it runs is told in one line; it is no wrong argument."""
     try:
         yield
     except Exception as error:
-        for argument in ("model", "train"):  # what this package says of an argument is
-            if str(error).startswith(f"{argument}: "):
-                raise typer.BadParameter(f"--{error}") from error
+        # What this package says of an argument is one, of the option that stands for it.
+        for argument, option in (("model: ", "--model: "), ("train: ", f"{train}: ")):
+            if str(error).startswith(argument):
+                message = str(error).removeprefix(argument).replace("train=False", "no backward")
+                raise typer.BadParameter(option + message) from error
         raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def _settings(
+    layers: list[Layer],
     device: str | None,
     target: str | None,
     policy: str,
     max_workspace: str | None,
     deterministic: bool,
     allow_tf32: bool | None,
-    time_budget: float | None,
-    knob_search: bool,
+    time_budget: float | None = None,
+    knob_search: bool = False,
 ) -> Settings:
-    _check_policy(policy)
+    """How to measure; a policy is of the one family that all layers are of, or as `enable`'s."""
+    families = {_C.problem_info(layer.problem)["family"] for layer in layers}
+    policy = _check_policy(policy, families.pop() if len(families) == 1 else "conv")
     text = _constrained(policy, max_workspace, deterministic, allow_tf32)
     with _options():
         return make_settings(device, target, text, time_budget, None, knob_search)
 
 
-def _check_policy(text: str, family: str = "conv") -> None:
-    """Refuse what is no policy, or one that only a module of convolution can keep."""
+def _check_policy(text: str, family: str = "conv") -> str:
+    """The text for all families; refuses one that only a module of convolution can keep."""
     with _naming("--policy"):
+        text = text_for_all(text, family)
         _C.resolved_policy(text, family)
+    return text
+
+
+def _refuse_choices(policy: str) -> None:
+    """Tuning measures whatever the constraints admit."""
+    for part in filter(None, policy.split(";")):
+        is_choice = part.partition("=")[0] not in CONSTRAINTS
+        if is_choice and not part.endswith(("autotune", "time_on_shape_change")):
+            raise typer.BadParameter(
+                f"--policy: got the choice {part!r}, wanted constraints alone, or autotune"
+            )
 
 
 def _constrained(
@@ -860,6 +947,43 @@ def _field(name: str, value: str) -> str:
     return f"{name}={value}"
 
 
+def _layers(name: str, load: _Loader, passes: list[str], compute: str, device: str) -> Workload:
+    """What a network's layers compute, seen on the meta device, or on this one if that fails."""
+
+    def seen(place: str) -> Workload:
+        network, inputs = load(place)
+        with _running(name):
+            network.train(not is_inference(passes))
+            return network_layers(network, inputs, passes, compute)
+
+    try:
+        return seen("meta")
+    except RuntimeError as error:
+        on_meta = str(error)
+    try:
+        return seen(device)
+    except RuntimeError as error:
+        if str(error) == on_meta:
+            raise
+        raise RuntimeError(f"on the meta device {on_meta}; then on {device} {error}") from error
+
+
+def _problems_met(
+    name: str, load: _Loader, passes: list[str], compute: str, device: str
+) -> Workload:
+    """What a network meets under `enable`, as `tuning.tune_model` tunes it."""
+    network, inputs = load(device)
+    infers = is_inference(passes)
+    with _running(name, "--passes"), pushed(compute):
+        met = tuning.problems_met(network, inputs, train=not infers)
+    lines = [p for p in met if infers or is_wanted(_C.problem_info(p)["pass_name"], passes)]
+    if not lines:
+        raise typer.BadParameter(
+            f"--model: {type(network).__name__} called no operator of this package on these inputs"
+        )
+    return Workload([Layer(line) for line in lines], {})
+
+
 def _workload(
     problem: str | None,
     model: str | None,
@@ -870,7 +994,10 @@ def _workload(
     image_size: int | None,
     channels_last: bool,
     policy: str,
+    device: str | None,
+    look: _Look = _layers,
 ) -> Workload:
+    """What to measure; of a network, what `look` sees."""
     sources = {"a problem line": problem, "--model": model, "--problems": problems}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
@@ -880,10 +1007,14 @@ def _workload(
     wanted = _passes(passes)
     _dtype(dtype)
     if model is not None:
-        network, inputs = _network(model, batch, image_size, dtype, channels_last)
-        with _running(model):
-            network.train(not is_inference(wanted or PASSES))
-            return network_layers(network, inputs, wanted or PASSES, policy)
+        with _options():
+            place = checked_device(device)
+        load = partial(_network, model, batch, image_size, dtype, channels_last)
+        # Problems hold this alone of a policy; what else it says may depend on their families.
+        fields = [f for f in policy.split(";") if f.partition("=")[0].strip() == "compute"]
+        with _naming("--policy"):
+            compute = _C.canonical_policy(";".join(fields))
+        return look(model, load, wanted or [*PASSES], compute, place)
     if image_size is not None:
         raise typer.BadParameter(f"--image-size: got {image_size} without --model, wanted both")
     with _naming("--problems" if problems is not None else "problem line"):
@@ -913,7 +1044,10 @@ def _shard(layers: list[Layer], text: str | None) -> list[Layer]:
     if text is None:
         return layers
     with _naming("--shard"):
-        return shard(layers, text)
+        part = shard(layers, text)
+    if not part:
+        typer.echo(f"shard {text} holds none of {len(layers)} problems", err=True)
+    return part
 
 
 def _dtype(text: str | None) -> str:
@@ -961,8 +1095,7 @@ def _finish(end: _End, finished: int, total: int) -> None:
     if isinstance(end, RuntimeError):
         raise end
     if end is not None:
-        typer.echo(f"interrupted: {finished} of {total} problems were finished", err=True)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Abort(f"{finished} of {total} problems were finished")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -970,8 +1103,12 @@ def main(arguments: list[str] | None = None) -> int:
     command: Callable[..., int | None] = typer.main.get_command(app)
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        return command(arguments, prog_name="torch_cudnn_ext", standalone_mode=False) or 0
-    except (typer.Abort, KeyboardInterrupt):
+        status = command(arguments, prog_name="torch_cudnn_ext", standalone_mode=False) or 0
+        if status == INTERRUPTED:  # what some typers make of Ctrl-C
+            raise KeyboardInterrupt
+        return status
+    except (typer.Abort, KeyboardInterrupt) as end:
+        typer.echo(": ".join(["interrupted", *map(str, end.args)]), err=True)
         return INTERRUPTED
     except _UsageError as error:
         # As in our own complaints: --option: what came, what was wanted.
@@ -990,9 +1127,14 @@ def _one_line(message: str) -> str:
     return " ".join(said.split())
 
 
-if __name__ == "__main__":
+def script() -> NoReturn:
+    """Run the command line as a process of its own."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # of batch schedulers: as Ctrl-C
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    script()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import _C, report
 from .enabling import enabled
-from .measuring import BASELINE, Progress, measure_tasks, no_algorithm
+from .measuring import BASELINE, Progress, Task, measure_tasks, no_algorithm
 from .peaks import event_ms, host_ms
 from .profiling import Settings
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
@@ -186,7 +186,8 @@ def compare_layers(
 ) -> Iterator[Comparison]:
     """Compare layer by layer, taking from the journal what was finished before.
 
-    Our side is the operator that a user calls, with the best algorithm pinned. On a GPU every
+    Our side is the operator that a user calls, with the best algorithm pinned; where the policy
+    pins a pass, or leaves it to the heuristic, with that one, and nothing is tuned. On a GPU every
     timed run begins with a cold L2 cache, as in tuning.
 
     Args:
@@ -206,19 +207,23 @@ def compare_layers(
     keys = [f"bench | kernels={kernels} | {settings.key(layer.problem)}" for layer in layers]
     finished = [journal.get(key, Comparison) if journal is not None else None for key in keys]
     left = [layer.problem for layer, one in zip(layers, finished, strict=True) if one is None]
-    tasks = [settings.task(problem, settings.policy) for problem in left]
+    tasks = [_task(problem, settings) for problem in left]
     rows = measure_tasks(tasks, jobs, progress)
     if jobs > 1:
         rows = iter(list(rows))
+    measured = zip(tasks, rows, strict=True)
     failed = []
     with _pytorch_threads(settings.device) as threads, _current(settings.device):
         for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
-                ranked = next(rows)
-                if not ranked or ranked[0]["status"] != "ok":
-                    failed.append((layer.problem, ranked))
+                task, ranked = next(measured)
+                asked = task.algorithms[:1]
+                ours = [row for row in ranked if not asked or row["algorithm"] in asked]
+                if not ours or ours[0]["status"] != "ok":
+                    failed.append((layer.problem, ours))
                     continue
-                result = _compare(layer, settings, kernels, threads, ranked)
+                algorithm = ours[0]["algorithm"]
+                result = _compare(layer, settings, kernels, threads, algorithm, ranked)
                 if journal is not None:
                     journal.add(key, dataclasses.asdict(result))
             result.names, result.count = list(layer.names), layer.count
@@ -227,15 +232,32 @@ def compare_layers(
         raise no_algorithm("bench", settings.policy, failed)
 
 
+def _task(problem: str, settings: Settings) -> Task:
+    """To measure all, or what the policy chooses without measuring, and PyTorch's own."""
+    task = settings.task(problem, settings.policy)
+    info = _C.problem_info(problem)
+    fields = _C.policy_fields(_C.resolved_policy(settings.policy))
+    algorithm = fields.get(info["pass_name"], "autotune")
+    if algorithm == "autotune":
+        return task
+    try:
+        algorithm = _C.choose(problem, settings.device, settings.policy)["algorithm"]
+    except RuntimeError:
+        if algorithm == "heuristic":
+            return task
+    asked = dict.fromkeys((algorithm, BASELINE))
+    return dataclasses.replace(task, algorithms=tuple(asked), knob_search=False)
+
+
 def _compare(
     layer: Layer,
     settings: Settings,
     kernels: bool,
     threads: tuple[_PyTorchThread, _PyTorchThread],
+    algorithm: str,
     rows: list[Measurement],
 ) -> Comparison:
     problem, device = layer.problem, settings.device
-    algorithm = rows[0]["algorithm"]
     operands = _operands(problem, device)
     ours = _our_call(problem, operands, algorithm, settings.measured_policy)
     pytorch = _pytorch_call(problem, operands)
@@ -588,7 +610,7 @@ def _ratio(value: float | None) -> str:
 COMPARISON_COLUMNS = (
     report.Column("problem", lambda r: r["problem"], False),
     report.Column("calls", lambda r: str(r["count"]), True),
-    report.Column("tuned", lambda r: r["algorithm"], False),
+    report.Column("algorithm", lambda r: r["algorithm"], False),
     report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
     report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
     report.Column("PyTorch's best", lambda r: r["pytorch_setting"], False),
@@ -635,7 +657,7 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
         for c in comparisons
         if c.pytorch_refused
     ]
-    title = "tuned against PyTorch's best"
+    title = "ours against PyTorch's best"
     footer = "; ".join(words)
     names = report.field_names(Comparison)
     return formatted(format, data, title, COMPARISON_COLUMNS, records, names, footer, lists)

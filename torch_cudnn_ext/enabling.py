@@ -37,6 +37,7 @@ from torch_cudnn_ext.policy import (
     check_pin,
     operators,
     policy_text,
+    text_for_all,
 )
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
@@ -54,10 +55,9 @@ def enable(policy: PolicyLike = None) -> None:
     Raises:
         RuntimeError: It is enabled already.
         TypeError: ``policy`` has a type that stands for no policy.
-        ValueError: ``policy`` is no policy.
+        ValueError: ``policy`` is no policy, or pins what there is not and does not fall back.
     """
-    text = _for_all_operators(policy_text(policy) or "")
-    _C.canonical_policy(text)
+    text = _for_all_operators(text_for_all(policy))
     with _lock:
         _C.enable_overrides()
         try:
@@ -108,7 +108,7 @@ def enabled(policy: PolicyLike = None) -> Iterator[None]:
     Raises:
         RuntimeError: It is enabled already.
         TypeError: ``policy`` has a type that stands for no policy.
-        ValueError: ``policy`` is no policy.
+        ValueError: As of `enable`.
     """
     enable(policy)
     try:

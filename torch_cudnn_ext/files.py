@@ -10,14 +10,14 @@ _OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # links to what somebody has o
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file.
+    """The lines of a text file, less a byte order mark.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: It holds other than UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"got {str(path)!r}, which holds no text: {error}") from error
 

@@ -42,7 +42,11 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """One problem to measure, and how; ``time_budget_s`` 0 is no limit."""
+    """One problem to measure, and how.
+
+    ``time_budget_s`` 0 is no limit. ``algorithms`` are all where none is named; of some, the table
+    of choices keeps nothing.
+    """
 
     problem: str
     device: str
@@ -50,6 +54,7 @@ class Task:
     time_budget_s: float = 0.0
     knob_search: bool = False
     min_samples: int = 11
+    algorithms: tuple[str, ...] = ()
 
 
 def no_algorithm(
@@ -129,6 +134,7 @@ def _measure(task: Task, progress: Progress | None = None) -> list[Measurement]:
         task.problem,
         task.device,
         task.policy,
+        algorithms=list(task.algorithms),
         time_budget_s=task.time_budget_s,
         knob_search=task.knob_search,
         min_samples=task.min_samples,

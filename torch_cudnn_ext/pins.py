@@ -195,7 +195,7 @@ def load_rules(path: str | Path) -> dict[str, str]:
 def _load(path: str | Path) -> dict[str, dict[str, str]]:
     """Both tables of a file, checked."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         tables = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path}: {error}") from error

@@ -293,10 +293,11 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
     if pin not in known:
         wanted = dict.fromkeys("graph:engN" if a.startswith("graph:") else a for a in known)
         families = [op["family"] for op in _C.operators() if pin in _every_algorithm(op["family"])]
+        others = ", ".join(f"{family} ({family}={pin})" for family in families)
         raise ValueError(
             f"{argument}: got {pin!r} for {policy.family}_{name}, wanted one of "
             f"{', '.join(wanted)}, or on_unsupported=fallback"
-            + (f"; it is an algorithm of {', '.join(families)}" if families else "")
+            + (f"; it is an algorithm of {others}" if others else "")
         )
 
 
@@ -394,19 +395,20 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
     )
 
 
-def text_for_all(policy: PolicyLike) -> str:
+def text_for_all(policy: PolicyLike, family: str = "conv") -> str:
     """A canonical policy text that operators of all families read alike.
 
-    The single words of `FOR_ALL` stay, which each reads for its own passes; passes of convolution
-    get their family's name.
+    The single words of `FOR_ALL` stay, which each reads for its own passes; other words and passes
+    are of one family, and get its name.
 
     Raises:
         TypeError: ``policy`` has a type that stands for no policy.
-        ValueError: ``policy`` is no policy.
+        ValueError: ``policy`` is no policy, or pins what there is not and does not fall back.
     """
-    words = [word.strip() for word in (policy_text(policy) or "").split(";")]
+    words = [word.strip() for word in (policy_text(policy, family) or "").split(";")]
     for_all = [word for word in words if word in FOR_ALL]
-    rest = _C.canonical_policy(";".join(word for word in words if word not in FOR_ALL), "conv", "")
+    rest = _C.canonical_policy(";".join(word for word in words if word not in FOR_ALL), family, "")
+    check_named_pins(rest)
     return ";".join(word for word in (*for_all, rest) if word)
 
 

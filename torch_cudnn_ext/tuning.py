@@ -154,16 +154,9 @@ def tune_model(
         raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
     place = checked_device(tensors[0].device)
     text = text_for_all(policy)
-    problems = []
-    with enabled_anew("heuristic"):
-        lines = trace(model, inputs, train=train)
-    for line in lines:
-        info = _C.problem_info(problem := line.partition("  #")[0])
-        is_led = info["pass_name"] != "fwd" and bool(info["coupled"])  # by its forward
-        if not is_led and _C.tuned(problem, place, text) is None:
-            problems.append(problem)
+    problems = problems_met(model, inputs, train=train)
     return tune(
-        problems,
+        [problem for problem in problems if _C.tuned(problem, place, text) is None],
         device=place,
         policy=text,
         time_budget_s=time_budget_s,
@@ -171,6 +164,24 @@ def tune_model(
         jobs=jobs,
         progress=progress,
     )
+
+
+def problems_met(model: nn.Module, inputs: Any, *, train: bool = True) -> list[str]:
+    """The problems of `tune_model`: those of `trace`, without backwards that their forward leads.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: With ``train``, no output of the model has a gradient.
+    """
+    with enabled_anew("heuristic"):
+        lines = trace(model, inputs, train=train)
+    problems = [line.partition("  #")[0] for line in lines]
+    infos = [_C.problem_info(problem) for problem in problems]
+    return [
+        problem
+        for problem, info in zip(problems, infos, strict=True)
+        if info["pass_name"] == "fwd" or not info["coupled"]
+    ]
 
 
 def choices() -> list[TableEntry]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -186,7 +187,8 @@ def is_inference(passes: Sequence[str]) -> bool:
     return set(passes) <= {"fwd", "infer"}
 
 
-def _is_wanted(pass_name: str, words: Sequence[str]) -> bool:
+def is_wanted(pass_name: str, words: Sequence[str]) -> bool:
+    """Whether words as of `check_passes` hold a pass."""
     return pass_name in words or (pass_name != "fwd" and "bwd" in words)
 
 
@@ -203,7 +205,7 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
     for layer in layers:
         family = _C.problem_info(layer.problem)["family"]
         names = _family(family)["passes"]
-        order = [name for word in passes for name in names if _is_wanted(name, [word])]
+        order = [name for word in passes for name in names if is_wanted(name, [word])]
         if not order:
             raise ValueError(f"passes: {family} has {','.join(names)}, got {','.join(passes)!r}")
         for name in dict.fromkeys(order):
@@ -214,13 +216,15 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
 def read_problems(source: str | Path) -> list[Layer]:
     """Read a file of problem lines, or a shipped one by its name (``resnet50``).
 
+    The file ``-`` is standard input.
+
     A line may end in ``# name, name x3``: the layers that have this configuration, and how often
     it occurs. Empty lines and lines that start with ``#`` are skipped.
 
     Raises:
         ValueError: There is no such file, or a line is no problem (the message gives its number).
     """
-    path = Path(source)
+    path = Path("/dev/stdin" if str(source) == "-" else source)
     if path.is_dir() or not path.exists():
         path = PROBLEM_FOLDER / f"{source}.txt"
         if not path.is_file():
@@ -524,7 +528,7 @@ def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
         if of_backward and own == "fwd":  # such as a product's gradients, two more products
             own = "bwd"
         with_forward = "fwd" in passes and set(info["coupled"]) & set(forward_lines)
-        wanted = _is_wanted(own, passes) or (name == "infer" and name in passes)
+        wanted = is_wanted(own, passes) or (name == "infer" and name in passes)
         if not wanted or (of_backward and with_forward):
             continue
         note = f"{own} of {call.kind}" if first != "fwd" else ""
@@ -605,6 +609,8 @@ def load_model(
 ) -> tuple[nn.Module, Any]:
     """A network and inputs for it, by default on the meta device: only its shapes are wanted.
 
+    One with lazy layers runs once before, where it was made.
+
     Args:
         name: A network of torchvision that takes images (``resnet18``), with random weights, or
             ``module:callable``, which gives a module or a pair of a module and its inputs.
@@ -624,10 +630,15 @@ def load_model(
     else:
         (model, frames), inputs = _torchvision_model(name, device), None
     torch_dtype = DTYPES[dtype]
+    has_lazy_layers = any(map(is_lazy, (*model.parameters(), *model.buffers())))
     if inputs is None:
-        inputs = torch.randn(batch, 3, *frames, image_size, image_size, device=device)
+        place = None if has_lazy_layers else device
+        inputs = torch.randn(batch, 3, *frames, image_size, image_size, device=place)
+    if has_lazy_layers:  # which would lose that they are when moved to the meta device
+        with torch.no_grad():
+            call_model(model, inputs)
 
-    def place(value: Any) -> Any:
+    def placed(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         value = value.to(device, torch_dtype if value.is_floating_point() else value.dtype)
@@ -638,10 +649,10 @@ def load_model(
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = _channels_last(tensor.data)
     if isinstance(inputs, Mapping):
-        return model, {key: place(value) for key, value in inputs.items()}
+        return model, {key: placed(value) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
-        return model, tuple(place(value) for value in inputs)
-    return model, place(inputs)
+        return model, tuple(placed(value) for value in inputs)
+    return model, placed(inputs)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
