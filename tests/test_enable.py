@@ -420,6 +420,16 @@ def test_tuning_a_model_ahead_leaves_nothing_to_measure(device: str, train: bool
         tuning.tune_model(nn.Identity(), None)
 
 
+def test_a_model_is_tuned_in_the_precision_of_the_policy() -> None:
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
+    (line,) = tuning.tune_model(layer, x, train=False, policy="compute=f64", time_budget_s=0.1)
+    assert "compute=f64" in line
+    with enabled("autotune;compute=f64"), torch.no_grad():
+        layer(x)
+    choice = torch_cudnn_ext.last_choice("conv_fwd")
+    assert choice is not None and (choice.problem, choice.why) == (line, "cached")
+
+
 def test_tuning_a_model_while_enabled_leaves_that_as_it_is() -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 6, 6)
     with enabled("autotune;deterministic;backends=aten,cpu"):

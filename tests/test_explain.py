@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import torch_cudnn_ext
 from torch_cudnn_ext import __main__, enabled, explain, is_enabled, pinned, trace, when
+from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.coverage import coverage
-from torch_cudnn_ext.workload import read_problems
+from torch_cudnn_ext.workload import network_layers, read_problems
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
 
@@ -331,3 +333,49 @@ def test_what_had_nothing_to_compute_says_so() -> None:
     assert [call.why for call in calls] == ["it had nothing to compute"] * 2
     calls = explain(model, torch.randn(2, 3, 6, 6), measure=False).calls
     assert calls[-1].why == "it had nothing to compute"
+
+
+def test_buffers_that_stay_are_not_written() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), images("cpu")
+    loss = model(x).sum()
+    explain(model, x, measure=False)
+    loss.backward()  # reads the buffers, as they were then
+    model[1].register_buffer("shared", torch.ones(1).expand(4))
+    explain(model, x, measure=False)
+    with torch.inference_mode():
+        made_there = nn.BatchNorm2d(3).eval()
+    explain(made_there, x, measure=False)
+
+
+@pytest.mark.parametrize("ask", [explain, network_layers, coverage], ids=lambda ask: ask.__name__)
+def test_what_modules_remember_of_a_call_stays(ask: Any) -> None:
+    once = ours.Conv2d(3, 4, 3, policy="time_once").eval()
+    arguments = {"passes": ["fwd"]} if ask is network_layers else {}
+    arguments |= {"backends": "cpu"} if ask is coverage else {}
+    ask(once, images("cpu"), **arguments)
+    assert once._once == ("fwd", "bwd_data", "bwd_filter")
+    rnn, x = ours.GRU(4, 4, remember_states=True), torch.randn(3, 2, 4)
+    ask(rnn, x, **arguments)
+    assert rnn._states == ()
+    rnn(x)
+    (state,) = rnn._states
+    ask(rnn, x, **arguments)
+    assert rnn._states[0] is state
+
+
+def test_backward_of_a_model_that_cannot_be_copied() -> None:
+    layer, x = nn.Conv2d(3, 4, 3), images("cpu")
+    prune.l1_unstructured(layer, "weight", 0.5)
+    layer(x)
+    calls = explain(layer, x, train=True, measure=False).calls
+    assert [call.op for call in calls if call.op] == ["conv_fwd", "conv_bwd_filter"]
+    assert all(p.grad is None for p in layer.parameters())
+
+
+def test_coverage_goes_back_to_inputs() -> None:
+    pool, x = nn.MaxPool2d(2), images("cpu")
+    result = coverage(pool, x, backends="cpu")
+    assert result.families["pool"].calls == 1 and not result.backward
+    result = coverage(pool, x.requires_grad_(), backends="cpu")
+    assert result.families["pool"].calls == 2 and result.backward
+    assert x.grad is None

@@ -474,6 +474,20 @@ def test_states_are_remembered(kind: str, device: str) -> None:
     assert not any("states" in name for name in mine.state_dict())
 
 
+def test_states_of_inference_mode_are_remembered_outside(device: str) -> None:
+    module = ours.GRU(4, 4, remember_states=True).to(device)
+    x = torch.randn(3, 2, 4, device=device)
+    with torch.inference_mode():
+        _, states = module(x)
+    wanted, _ = module(x, states.clone())
+    module.reset_states()
+    with torch.inference_mode():
+        module(x)
+    y, _ = module(x)
+    torch.testing.assert_close(y, wanted)
+    y.sum().backward()
+
+
 def test_remembered_states_of_unsorted_sequences(device: str) -> None:
     mine, theirs = _pair("lstm", 5, 4, remember_states=True, device=device)
     packed = [

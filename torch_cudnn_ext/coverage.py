@@ -111,7 +111,7 @@ def coverage(
         model: Any module, in the mode to be looked at (training or not).
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments, on the
             device to be looked at.
-        backward: Whether to run the backward too.
+        backward: Whether to run the backward too, where parameters or inputs want a gradient.
         backends: What the policy's ``backends`` is set to: ``cudnn``, or one of them.
 
     Raises:
@@ -123,13 +123,13 @@ def coverage(
         stack.enter_context(converted(model))
         if not is_enabled():
             stack.enter_context(enabled())
-        seen, _ = _ran(model, inputs, backward, Watch(model))
+        seen, *_ = _ran(model, inputs, backward, Watch(model))
         refusals = _refusals(((one["problem"], one["device"]) for one in seen), backends)
         pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
         lines = {one["problem"] for one in seen} - refusals.keys() - pinned
         stack.enter_context(apply_rules(dict.fromkeys(lines, f"backends={backends}")))
         watch = Watch(model)
-        ran, declined = _ran(model, inputs, backward, watch)
+        ran, declined, went_back = _ran(model, inputs, backward, watch)
     if not ran:
         raise ValueError(
             f"model: {type(model).__name__} called no operator of this package on these inputs"
@@ -148,7 +148,7 @@ def coverage(
         else:
             family.exceptions["a first run did not meet this problem"] += 1
     elsewhere = dict(watch.others.most_common())
-    return Coverage(backends, families, elsewhere, dict(declined.most_common()), backward)
+    return Coverage(backends, families, elsewhere, dict(declined.most_common()), went_back)
 
 
 def _refusals(problems: Iterable[tuple[str, str]], backends: str) -> dict[str, str]:
@@ -175,8 +175,8 @@ def _refusal(problem: str, device: str, backends: str) -> str:
 
 def _ran(
     model: nn.Module, inputs: Any, backward: bool, watch: Watch
-) -> tuple[list[Choice], Counter[str]]:
-    """What a run executed, and what it left to PyTorch with the reason.
+) -> tuple[list[Choice], Counter[str], bool]:
+    """What a run executed, what it left to PyTorch with the reason, and whether it went back.
 
     Args:
         model: As of `coverage`, like all that follow.
@@ -190,13 +190,15 @@ def _ran(
         try:
             with watch.below, watch:
                 results = tree_leaves(call_model(model, inputs))
-            wanted = [p for p in model.parameters() if p.requires_grad]
+            leaves = (*model.parameters(), *tree_leaves(inputs))
+            wanted = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
             outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
-            if backward and outputs and wanted:
+            goes_back = backward and bool(outputs and wanted)
+            if goes_back:
                 gradients = [torch.ones_like(t) for t in outputs]
                 torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
             calls = _C.recorded()
         finally:
             _C.set_recording(False)
     choices = [call for call in calls if not isinstance(call, str)]
-    return choices, Counter(call for call in calls if isinstance(call, str))
+    return choices, Counter(call for call in calls if isinstance(call, str)), goes_back

@@ -123,9 +123,10 @@ def explain(
 
     Nothing of the model changes, nor of its inputs' gradients or PyTorch's random state: without
     ``train`` it runs in eval mode and without gradients, and its buffers are put back; with
-    ``train`` it is a copy that runs forward and backward. Where `enable` was not called, it is
-    enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds
-    there. What is compiled runs in eager mode; the model must run in one thread.
+    ``train`` it is a copy, where it can be copied, that runs forward and backward. Where `enable`
+    was not called, it is enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and
+    the like for what holds there. What is compiled runs in eager mode; the model must run in one
+    thread.
 
     Args:
         model: Any module.
@@ -139,7 +140,10 @@ def explain(
         ValueError: With ``train``, no output of the model has a gradient.
     """
     model = eager_model("explain", model)
-    runner = copy.deepcopy(model) if train else model
+    try:
+        runner = copy.deepcopy(model) if train else model
+    except RuntimeError:  # tensors that are computed, such as pruned weights, cannot be copied
+        runner = model
     with (
         kept_as_it_was(runner),
         enabled() if not is_enabled() else nullcontext(),
@@ -317,7 +321,11 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
             _C.set_recording(True)
             output = call_model(model, inputs)
             if train:
-                torch.autograd.backward(sum_of_outputs(output))
+                loss = sum_of_outputs(output)
+                leaves = (*model.parameters(), *pytree.tree_leaves(inputs))
+                wanted = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+                if wanted:
+                    torch.autograd.grad(loss, wanted, allow_unused=True)
         return list(recorder.calls())
     finally:
         _C.set_recording(False)

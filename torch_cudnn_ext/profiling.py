@@ -70,7 +70,7 @@ class Settings:
     @property
     def measured_policy(self) -> str:
         """The policy's constraints, without its choices and its workspace cap."""
-        return _keep(self.policy, _MEASURED_CONSTRAINTS)
+        return keep(self.policy, _MEASURED_CONSTRAINTS)
 
     def task(self, problem: str, policy: str) -> Task:
         """The measurement of one problem under a policy."""
@@ -333,7 +333,7 @@ class Profile:
                 "of operators, so one policy does not fit: ask for one layer with "
                 "best(layer=...), or all with best_by_layer()"
             )
-        numerics = _keep(self.settings.policy, _NUMERICS)
+        numerics = keep(self.settings.policy, _NUMERICS)
         words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
         family = profiles[0].family if profiles else "conv"
         return Policy.parse(";".join(words + [numerics] * bool(numerics)), family)
@@ -732,6 +732,6 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
     return [row for row in rows if row["algorithm"] != BASELINE] + [baseline]
 
 
-def _keep(policy: str, keys: Sequence[str]) -> str:
+def keep(policy: str, keys: Sequence[str]) -> str:
     """Some constraints of a canonical policy text, as a policy text."""
     return ";".join(word for word in policy.split(";") if word.partition("=")[0] in keys)

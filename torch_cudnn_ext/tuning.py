@@ -26,9 +26,10 @@ from .conversion import eager_model
 from .enabling import enabled_anew
 from .explaining import trace
 from .files import naming, read_lines, write_text
+from .knobs import pushed
 from .measuring import Progress, Task, measure_tasks, no_algorithm
 from .policy import PolicyLike, text_for_all
-from .profiling import check_time_budget, checked_device
+from .profiling import check_time_budget, checked_device, keep
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -149,12 +150,14 @@ def tune_model(
         RuntimeError: As `tune`.
     """
     model = eager_model("tune_model", model)
-    tensors = [t for t in (*tree_leaves(inputs), *model.parameters()) if isinstance(t, Tensor)]
+    # Some inputs, such as lengths, may be on the CPU where the network is on a GPU.
+    tensors = [t for t in (*model.parameters(), *tree_leaves(inputs)) if isinstance(t, Tensor)]
     if not tensors:
         raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
     place = checked_device(tensors[0].device)
     text = text_for_all(policy)
-    problems = problems_met(model, inputs, train=train)
+    with pushed(keep(text, ("compute",))):  # which is part of the problems
+        problems = problems_met(model, inputs, train=train)
     return tune(
         [problem for problem in problems if _C.tuned(problem, place, text) is None],
         device=place,

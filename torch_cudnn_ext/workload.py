@@ -492,9 +492,19 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def kept_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Buffers, by object and by value, and the random state are put back."""
+    """What a run changes is put back.
+
+    The random state; buffers, by object and, where they differ, by value; and what modules of this
+    package remember of a call.
+    """
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(b, b.clone()) for b in model.buffers() if not b.is_meta]
+    remembered = []
+    for module in model.modules():
+        names = getattr(type(module), "_remembers", ())
+        attributes = vars(module)
+        kept = {name: attributes[name] for name in names if name in attributes}
+        remembered.append((attributes, names, kept))
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
@@ -504,7 +514,12 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             module._buffers.update(before)
         with torch.no_grad():
             for buffer, value in values:
-                buffer.copy_(value)
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for attributes, names, kept in remembered:
+            for name in names:
+                attributes.pop(name, None)
+            attributes.update(kept)
 
 
 def led_problems(problem: str) -> list[str]:

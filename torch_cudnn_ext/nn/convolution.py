@@ -29,6 +29,7 @@ class _Convolution(Tunable, _ConvNd):
     _operator: ClassVar[Any]
     _once: tuple[str, ...] = ()
     _takes_once = True
+    _remembers = ("_running", "_once")
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding

@@ -28,7 +28,9 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         skip_input: Whether the first layer adds its input to every gate as it is. It then has no
             ``weight_ih_l0``, and ``input_size`` is ``hidden_size``.
         remember_states: Whether a call without ``hx`` begins with the states that the last one
-            ended with, cut off from its graph.
+            ended with, cut off from its graph. A call that is run again, as by
+            ``torch.utils.checkpoint``, begins with other ones, and what runs copies of the module,
+            as ``torch.nn.DataParallel`` does, forgets them.
     """
 
     gates: ClassVar[int]
@@ -36,6 +38,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     skip_input: bool = False
     remember_states: bool = False
     _states: tuple[Tensor, ...] = ()
+    _remembers = ("_states",)
 
     def __init__(
         self, *args: Any, skip_input: bool = False, remember_states: bool = False, **kwargs: Any
@@ -177,7 +180,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
 
     def _states_at_start(self, hx: States | None, batched: bool) -> tuple[Tensor, ...]:
         if hx is None:
-            return self._states if self.remember_states else ()
+            return tuple(map(_usable, self._states)) if self.remember_states else ()
         if self.mode != "LSTM":
             check_tensor(type(self).__name__, "hx", hx)
         states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
@@ -220,6 +223,12 @@ class GRU(Recurrent, torch.nn.GRU):
 
     replaces = torch.nn.GRU
     gates = 3
+
+
+def _usable(state: Tensor) -> Tensor:
+    """A state that was remembered in inference mode, for use outside."""
+    is_foreign = state.is_inference() and not torch.is_inference_mode_enabled()
+    return state.clone() if is_foreign else state
 
 
 def _permuted(state: Tensor, order: Tensor | None) -> Tensor:
