@@ -168,6 +168,14 @@ def test_a_pin_of_one_family_is_for_its_layers_alone() -> None:
     assert isinstance(relu, nn.ReLU)
 
 
+@pytest.mark.parametrize("nothing", [None, "", -1])
+def test_a_mapping_may_leave_an_operator_unpinned(nothing: Any) -> None:
+    model = convert(
+        tnn.Sequential(tnn.Conv2d(1, 1, 1)), policy={"conv_fwd": nothing, "max_workspace": "1MiB"}
+    )
+    assert [layer.policy for layer in model] == ["max_workspace=1MiB"]
+
+
 def test_layers_that_are_there_keep_their_policy() -> None:
     model = tnn.Sequential(nn.Conv2d(3, 3, 1, policy="backends=aten"), tnn.Conv2d(3, 3, 1))
     convert(model, policy="backends=cpu")

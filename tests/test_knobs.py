@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -189,8 +190,28 @@ def test_enabled() -> None:
     with pytest.raises(ValueError, match="enabled.*backends"):
         knobs.backends = "cudnn"
     assert (knobs.enabled, knobs.backends) == (False, None)
+    with knobs.flags(enabled="auto"):
+        assert resolved("backends") == "graph,legacy,aten,cpu"
+        with knobs.flags(backends="cpu"):
+            assert resolved("backends") == "cpu"
+    with knobs.flags(enabled="auto", backends="aten"):
+        assert resolved("backends") == "aten"
     knobs.enabled = "auto"
     assert resolved("backends") is None
+    knobs.backends = "cpu"
+    assert resolved("backends") == "cpu"
+
+
+@pytest.mark.parametrize("variable", [{"ENABLED": "0"}, {"BACKENDS": "cpu"}])
+def test_enabled_is_stronger_than_the_environment(variable: dict[str, str]) -> None:
+    code = """
+for value in ("auto", True, None):
+    knobs.enabled = value
+    print(knobs.enabled, Policy.parse(_C.resolved_policy(None)).get("backends"))
+"""
+    done = run_with_environment(code, **variable)
+    enabled, backends = (False, "aten,cpu") if "ENABLED" in variable else ("auto", "cpu")
+    assert done.stdout.splitlines() == ["auto None", "True cudnn", f"{enabled} {backends}"]
 
 
 def test_cudnn_alone_cannot_run_on_the_cpu() -> None:
@@ -210,6 +231,15 @@ def test_pytorchs_switches_are_the_defaults() -> None:
     assert resolved("deterministic") == "true"
     knobs.deterministic = False
     assert resolved("deterministic") == "true"
+
+
+def test_attributes_of_torch_backends_cudnn_can_be_patched() -> None:
+    cudnn: Any = torch.backends.cudnn
+    with torch_cudnn_ext.enabled():
+        with mock.patch.object(cudnn, "conv_fwd_algo", 1):
+            assert cudnn.conv_fwd_algo == 1
+        assert cudnn.conv_fwd_algo == -1
+    assert "conv_fwd_algo" not in vars(cudnn)
 
 
 def test_verbose_prints_one_line_for_each_decision(

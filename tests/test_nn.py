@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudnn_ext import Policy, knobs, ops, tuning
@@ -435,6 +436,14 @@ def test_copied_pickled_and_moved_modules_choose_anew(device: str) -> None:
         with knobs.flags(backends=other):
             copied(images(device).to(copied.weight.dtype))
         assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+
+
+def test_a_copy_of_a_parametrized_module_keeps_what_was_chosen(device: str) -> None:
+    module = weight_norm(conv(device, "fwd=guess_once"))
+    module(images(device))
+    chosen = module._running
+    assert "heuristic" not in chosen and copy.deepcopy(module)._running == chosen
+    assert "heuristic" in module.to(torch.float64)._running
 
 
 def test_once_under_autocast(device: str) -> None:

@@ -1,5 +1,6 @@
 """Choices by the name of a layer, in models that stay as they are."""
 
+import abc
 import copy
 import os
 import pickle
@@ -183,6 +184,35 @@ def test_a_layer_that_was_taken_out_inside_is_unpinned_too() -> None:
     pins = [pin_of(layer) for layer in layers]
     assert [pin and pin.patterns for pin in pins] == [None, ("1",), ("0",)]
     assert type(layers[0]) is nn.Conv2d and not any(map(pin_of, model))
+
+
+def test_blocks_may_end_in_any_order() -> None:
+    inner = nn.Sequential(nn.Conv2d(4, 4, 3))
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), inner)
+    apply_pins(model, {"0": "fwd=cpu:im2col"})
+
+    def pins() -> list[str | None]:
+        return [pin and pin.text for pin in (pin_of(model[0]), pin_of(inner[0]))]
+
+    before = pins()
+    first = pinned(model, {"*": "fwd=cpu:direct"})
+    second = pinned(inner, {"0": "fwd=cpu:fft"})
+    third = pinned(model, {"1.0": "fwd=aten:default"})
+    for block in (first, second, third):
+        block.__enter__()
+    second.__exit__(None, None, None)
+    assert pins() == [None, "fwd=aten:default"]
+    first.__exit__(None, None, None)
+    assert pins() == [None, "fwd=aten:default"]
+    third.__exit__(None, None, None)
+    assert pins() == before == ["fwd=cpu:im2col", None]
+    first, second = pinned(model, {"*": "fwd=cpu:direct"}), pinned(inner, {"0": "fwd=cpu:fft"})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert pins() == ["fwd=cpu:im2col", "fwd=cpu:fft"]
+    second.__exit__(None, None, None)
+    assert pins() == before
 
 
 @pytest.mark.parametrize("first", ["compile", "pin"])
@@ -511,11 +541,87 @@ def test_parametrized_layers_are_pinned_and_go_on() -> None:
     assert type(model[0]) is nn.Conv2d
     with pinned(model, {"0": "cpu:im2col"}):
         parametrize.register_parametrization(model[0], "weight", Doubled())
-        model(x)
-        assert last() == "cpu:im2col"
+        apply_pins(model, {"0": "cpu:direct"})
+        parametrize.register_parametrization(model[0], "bias", Doubled())
+        expected = model(x)
+        assert last() == "cpu:direct"
     assert not isinstance(model[0], our_nn.Tunable)
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-4)
     parametrize.remove_parametrizations(model[0], "weight")
+    parametrize.remove_parametrizations(model[0], "bias")
     assert type(model[0]) is nn.Conv2d
+
+
+class Abstract(nn.Conv2d, abc.ABC):
+    """Its class, and each made of it, has attributes that nobody wrote."""
+
+
+def test_a_subclass_is_pinned_again() -> None:
+    model = nn.Sequential(Abstract(3, 4, 3))
+    apply_pins(model, {"0": "autotune"})
+    apply_pins(model, {"0": "cpu:im2col"})
+    model(torch.randn(1, 3, 6, 6))
+    assert last() == "cpu:im2col"
+    clear_pins(model)
+    assert type(model[0]) is Abstract
+
+
+class Keyed(nn.Linear):
+    """A class of which none can be made."""
+
+    def __init_subclass__(cls, *, key: int) -> None:
+        """Wants a keyword."""
+        super().__init_subclass__()
+
+
+def test_a_layer_that_cannot_be_pinned_leaves_the_others_as_they_were() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(6, 6), Keyed(6, 6))
+    apply_pins(model, {"0": "autotune", "1": "autotune"})
+    before = [pin_of(layer) for layer in model]
+    with pytest.raises(TypeError, match="key"):
+        apply_pins(model, {"0": "heuristic", "2": "autotune"})
+    assert [pin_of(layer) for layer in model] == before
+
+
+@pytest.mark.parametrize("parametrized", [False, True], ids=["plain", "parametrized"])
+@pytest.mark.parametrize("first", ["pin", "shard"])
+def test_sharded_layers_are_pinned_and_go_on(
+    first: str, parametrized: bool, tmp_path: Path
+) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    x = torch.randn(2, 3, 6, 6)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    if parametrized:
+        for layer in model:
+            parametrize.register_parametrization(layer, "weight", Doubled())
+    expected = model(x)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        if first == "pin":
+            apply_pins(model, {"*": "cpu:fft"})
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        for algorithm in ("cpu:fft", "cpu:im2col"):
+            apply_pins(model, {"*": algorithm})
+            torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-4)
+            assert last() == algorithm
+        clear_pins(model)
+        for layer in model:
+            assert isinstance(layer, FSDPModule) and not isinstance(layer, our_nn.Tunable)
+            assert type(layer).__name__ == (
+                "FSDPParametrizedConv2d" if parametrized else "FSDPConv2d"
+            )
+        torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-4)
+        with pinned(model, {"*": "cpu:im2col"}):
+            model(x).sum().backward()
+            assert last() == "cpu:im2col"
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
 
 
 class Doubled(nn.Module):

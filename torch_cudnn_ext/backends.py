@@ -80,6 +80,9 @@ class _Pin:
     def __set__(self, module: object, value: object) -> None:
         _set({**_pins, self._name: value})
 
+    def __delete__(self, module: object) -> None:  # as unittest.mock.patch ends
+        _set({**_pins, self._name: _OFF})
+
 
 def _set(values: Mapping[str, object]) -> None:
     """Make these the pins, all others off; raises before anything is changed."""

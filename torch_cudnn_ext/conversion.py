@@ -349,29 +349,33 @@ _pinned_classes: dict[type[torch.nn.Module], type[Pinned]] = {}
 
 def class_without_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
     """The class that a module has, or would have without its pin."""
-    return _on_another(module, lambda cls: vars(cls).get("_plain", cls))
+    return _without_pin(type(module))
+
+
+def _without_pin(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    if not issubclass(cls, Pinned):
+        return cls
+    if "_plain" in vars(cls):
+        return cls._plain
+    # PyTorch put a class upon the hidden one: ``parametrize`` does, and ``fully_shard``.
+    return _made_on(cls, *map(_without_pin, cls.__bases__))
 
 
 def class_with_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The class that a module, which has no pin, would have with one."""
-    return _on_another(module, pinned_class)
-
-
-def _on_another(
-    module: torch.nn.Module, other: Callable[[type[torch.nn.Module]], type[torch.nn.Module]]
-) -> type[torch.nn.Module]:
-    """The other class of a module's own; of a parametrized module's, the one that it is made on.
-
-    ``torch.nn.utils.parametrize`` puts such a class upon the module's, and later takes it off.
-    """
+    """The class that a module has with a pin, or would have."""
     cls = type(module)
-    if not is_parametrized(module):
-        return other(cls)
-    base = other(cls.__bases__[0])
-    if base is cls.__bases__[0]:
+    if isinstance(module, Pinned):
         return cls
+    # ``parametrize`` put its class upon the module's, and later takes it off.
+    if is_parametrized(module) and counterpart(cls.__bases__[0]) is not None:
+        return _made_on(cls, pinned_class(cls.__bases__[0]))
+    return pinned_class(cls)
+
+
+def _made_on(cls: type[torch.nn.Module], *bases: type) -> type[torch.nn.Module]:
+    """A class like this one, on other bases."""
     own = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__", "__doc__")}
-    return type(cls.__name__, (base,), own)
+    return type(cls.__name__, bases, own)
 
 
 def settle_fast_paths(modules: Iterable[torch.nn.Module]) -> None:

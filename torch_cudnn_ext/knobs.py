@@ -14,7 +14,8 @@ Knobs, each ``None`` where it says nothing:
 - ``max_workspace``, ``prefer``, ``deterministic``, ``allow_tf32``, ``allow_down_convert``,
   ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``, ``backends``,
   ``compute``: as in `Policy`. What is not set is as ``torch.backends`` says.
-- ``enabled``: ``"auto"``; ``True`` keeps to cuDNN's backends; ``False`` excludes them.
+- ``enabled``: ``True`` keeps to cuDNN's backends; ``False`` excludes them; ``"auto"`` does neither,
+  whatever weaker levels say of it and of ``backends``.
 - ``verbose``: print a line for every new decision.
 
 Stronger than these are `flags` (of one thread), a module's policy, and an operator's ``policy=``;
@@ -108,8 +109,10 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     for name in values:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
-    text = _level_text({name: _checked(name, value, name) for name, value in values.items()})
-    return pushed(text)
+    level = {name: _checked(name, value, name) for name, value in values.items()}
+    if level.get("enabled") == "auto" and level.get("backends") is None:
+        level["backends"] = "cudnn,aten,cpu"  # over what weaker levels say, now or later
+    return pushed(_level_text(level))
 
 
 @contextmanager
@@ -142,7 +145,6 @@ def _checked(name: str, value: object, label: str) -> object:
             raise TypeError(f"{label}: got {value!r}, wanted 'auto', True or False")
         if value not in _ENABLED:
             raise ValueError(f"{label}: got {value!r}, wanted 'auto', True or False")
-        return None if value == "auto" else value
     elif not isinstance(value, bool):
         raise TypeError(f"{label}: got {value!r}, wanted True or False")
     return [*value] if isinstance(value, list) else value
@@ -176,7 +178,11 @@ def _level_text(values: Mapping[str, Any]) -> str:
 
 def _install(process: dict[str, Any]) -> None:
     """Make these the knobs of the process; raises before anything is changed."""
-    text = _C.merged_policy(_level_text(process), _level_text(_environment))
+    environment = _environment
+    if process.get("enabled") == "auto":
+        # Naming all backends would part the calls from what was tuned while none were named.
+        environment = {k: v for k, v in environment.items() if k not in ("enabled", "backends")}
+    text = _C.merged_policy(_level_text(process), _level_text(environment))
     verbose = process.get("verbose", _environment.get("verbose", False))
     _C.set_knobs(text, verbose)
     _process.clear()

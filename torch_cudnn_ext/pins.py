@@ -75,7 +75,7 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
     their fast paths, which would not call these. Give the outermost of these: an encoder around the
     model is not seen, and may hand its layers nested tensors, which they then cannot take. A pin of
     ``guess_once`` or ``time_once`` chooses anew when its layer is copied, unpickled, moved or cast,
-    as modules of `nn` do.
+    as modules of `nn` do; a copy of a parametrized layer keeps what was chosen.
 
     Args:
         model: A module. Its own code and its parameters are left as they are.
@@ -108,21 +108,48 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
     So have layers that were taken out of it inside. One that was converted inside has no pin. A
     backward keeps to the pins of its forward.
 
+    Blocks may end in any order: the pins of one that began later go on to hold.
+
     Raises:
         TypeError: As `apply_pins`.
         ValueError: As `apply_pins`.
     """
     model = unwrapped_model("pinned", model)
-    modules = [*model.modules()]
-    before = {m: pin for m in modules if (pin := pin_of(m)) is not None}
     inside = _resolve(model, pins, stacklevel=4)  # past contextlib
+    block = _Block({m: pin_of(m) for m in model.modules()}, inside)
+    _blocks.append(block)
     try:
-        _replace(modules, inside)
+        _replace(block.before, inside)
         yield
     finally:
+        _end(block, model)
+
+
+@dataclass(eq=False)
+class _Block:
+    """What modules carried before a block of `pinned`, and the pins of the block."""
+
+    before: dict[torch_nn.Module, Pin | None]
+    inside: dict[torch_nn.Module, Pin]
+
+
+_blocks: list[_Block] = []  # those that have not ended, the oldest first
+
+
+def _end(block: _Block, model: torch_nn.Module) -> None:
+    """Put back what was before a block, at once or at the end of the next one of that layer."""
+    blocks = [*_blocks]
+    _blocks.remove(block)
+    later = blocks[blocks.index(block) + 1 :]
+    modules = {*model.modules()}
+    pins: dict[torch_nn.Module, Pin | None] = {}
+    for module in modules | block.before.keys():
+        over = next((other for other in later if module in other.before), None)
+        left = over.before[module] if over else pin_of(module)
         # Not what was taken out and, as part of another model, pinned anew.
-        left = {*model.modules(), *(m for m in modules if pin_of(m) is inside.get(m))}
-        _replace(left, {m: pin for m, pin in before.items() if m in left})
+        if module in modules or left is block.inside.get(module):
+            (over.before if over else pins)[module] = block.before.get(module)
+    _replace(pins, {module: pin for module, pin in pins.items() if pin is not None})
 
 
 def pin_of(module: torch_nn.Module) -> Pin | None:
@@ -388,7 +415,9 @@ def _check_fits_some(text: str) -> None:
 
 def standing_for(module: torch_nn.Module) -> type[Tunable] | None:
     """The class of ours that stands for a layer's own; ``None`` where there is none."""
-    return type(module) if isinstance(module, Tunable) else counterpart(type(module))
+    if isinstance(module, Tunable) and not isinstance(module, Pinned):
+        return type(module)
+    return counterpart(type(module))
 
 
 def _out_of_reach(module: torch_nn.Module, ours: type[Tunable]) -> str:
@@ -403,13 +432,16 @@ def _out_of_reach(module: torch_nn.Module, ours: type[Tunable]) -> str:
 
 def _replace(modules: Collection[torch_nn.Module], pins: Mapping[torch_nn.Module, Pin]) -> None:
     """Make these the pins of the modules, and no others."""
-    for module in modules:
-        if isinstance(module, Pinned):
-            exchange(module, class_without_pin(module))
-    for module, pin in pins.items():
-        if isinstance(module, Tunable):  # converted since it was pinned
-            continue
-        exchange(module, class_with_pin(module))
+    # All classes first: one that cannot be made leaves every module as it is.
+    without = {m: class_without_pin(m) for m in modules if isinstance(m, Pinned) and m not in pins}
+    with_pin = {
+        m: class_with_pin(m)
+        for m in pins
+        if isinstance(m, Pinned) or not isinstance(m, Tunable)  # not converted since it was pinned
+    }
+    for module, cls in (without | with_pin).items():
+        exchange(module, cls)
+    for module in with_pin:
         assert isinstance(module, Pinned)
-        module.obey(pin)
+        module.obey(pins[module])
     settle_fast_paths(modules)

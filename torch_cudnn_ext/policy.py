@@ -323,7 +323,7 @@ def check_named_pins(policy: PolicyLike) -> None:
         ValueError: The operator has no such algorithm, and the policy does not fall back.
     """
     if isinstance(policy, Mapping):
-        parts = [f"{key}={value}" for key, value in policy.items()]
+        parts = [f"{key}={value}" for key, value in policy.items() if not not_pinned(value)]
     else:
         family = policy.family if isinstance(policy, Policy) else "conv"
         parts = (policy_text(policy, family) or "").split(";")

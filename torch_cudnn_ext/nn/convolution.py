@@ -22,7 +22,8 @@ class _Convolution(Tunable, _ConvNd):
 
     In ``_running``, ``guess_once`` and ``time_once`` have been replaced, first by ``heuristic`` and
     ``autotune``, and at the first call by the algorithm that these chose. ``_once`` names the
-    passes that still wait for that. A copied, unpickled, moved or cast module chooses anew.
+    passes that still wait for that. A copied, unpickled, moved or cast module chooses anew; a copy
+    of a parametrized one, which ``torch.nn.utils.parametrize`` makes, keeps what was chosen.
     """
 
     family = "conv"

@@ -81,7 +81,8 @@ class Tunable(torch.nn.Module):
         matrix products. An algorithm that cannot run is an error at the call, unless
         the policy says otherwise. Convolutions also take ``guess_once`` and ``time_once``, which
         keep what the first call's heuristic or tuning chooses, for whatever shapes come later; a
-        copied, unpickled, moved or cast module chooses anew. For transposed convolutions the passes
+        copied, unpickled, moved or cast module chooses anew, but not the copy of a parametrized
+        one. For transposed convolutions the passes
         name the cuDNN primitive that runs: the forward runs ``bwd_data``, the data gradient
         ``fwd``.
 

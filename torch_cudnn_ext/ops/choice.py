@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext.policy import operators
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,14 @@ def last_choice(op: str | None = None, pass_name: str | None = None) -> Choice |
 
 
 def _operator_called(op: str | None, pass_name: str | None) -> str:
-    known = [
-        (family["family"], name, f"{family['family']}_{name}")
-        for family in _C.operators()
-        for name in family["passes"]
-    ]
     found = [
         full
-        for family, name, full in known
+        for full, (family, name) in operators().items()
         if op in (None, family, full) and pass_name in (None, name)
     ]
     if len(found) != 1:
         raise ValueError(
             f"last_choice: got op={op!r}, pass_name={pass_name!r}, "
-            f"wanted one of {', '.join(full for _, _, full in known)}"
+            f"wanted one of {', '.join(operators())}"
         )
     return found[0]
