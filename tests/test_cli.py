@@ -388,10 +388,26 @@ def test_bench_of_unmodified_networks(capsys: Capture, networks: str) -> None:
     for row in rows:
         assert 0 < float(str(row["ratio_low"])) <= float(str(row["ratio"]))
         assert row["pytorch_setting"] in ("benchmark=True", "benchmark=False")
-    assert main([*command[:2], f"{networks}:softmax", "--device", "cpu"]) == 2
-    assert "train: no tensor of the model's output" in capsys.readouterr().err
+    assert main([*command[:2], f"{networks}:softmax", "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert f"{networks}:softmax raised ValueError: train: no tensor of the model's out" in error
     assert main([*command[:2], f"{networks}:failing", "--device", "cpu"]) == 1
-    assert "raised KeyError: 'inside'" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: {networks}:failing raised KeyError: 'inside'\n"
+
+
+@pytest.mark.parametrize(("second", "kind"), [("failing", "KeyError"), ("unfit", "RuntimeError")])
+def test_bench_of_networks_prints_those_before_one_that_fails(
+    capsys: Capture, networks: str, monkeypatch: pytest.MonkeyPatch, second: str, kind: str
+) -> None:
+    monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+    names = f"{networks}:conv,{networks}:{second}"
+    command = ["bench", "--networks", names, "--device", "cpu", "--policy", "backends=aten"]
+    assert main([*command, "--format", "csv"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count(f"{networks}:conv,2,") == 2
+    assert shown.err.startswith(f"error: {networks}:{second} raised {kind}: ")
 
 
 def test_bench_of_networks_compares_what_it_says(
@@ -792,6 +808,8 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.Hardsigmoid(), torch.randn(2, 3)\n\n"
         "def conv():\n"
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
+        "def unfit():\n"
+        "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 5, 5, 5)\n\n"
         "def conv3d():\n"
         "    return torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 5, 5, 5)\n\n"
         "def norm():\n"

@@ -1,6 +1,7 @@
 """Processes that end with the one that started them."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -31,6 +32,17 @@ def work(file: Path) -> None:
         time.sleep(120)
     finally:
         file.write_text("ended")
+
+
+class Odd(Exception):
+    """One that cannot be sent: `pickle` makes it anew of its message alone."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} and {why}")
+
+
+def fail(error: type[Exception], *arguments: str) -> None:
+    raise error(*arguments)
 
 
 def until_begun(file: Path) -> None:
@@ -65,6 +77,25 @@ def test_death_ends_them(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert file.read_text() == "ended"
+
+
+def test_what_work_raises_is_all_that_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="^the reason$"), processes(1, grace_s=60) as pool:
+        pool.submit(fail, ValueError, "the reason").result()
+    with pytest.raises(RuntimeError, match="^Odd: this and that$"), processes(1) as pool:
+        pool.submit(fail, Odd, "this", "that").result()
+    assert multiprocessing.active_children() == []
+    assert capfd.readouterr().err == ""
+
+
+def test_sigterm_of_one_is_no_ctrl_c_here(tmp_path: Path) -> None:
+    with processes(1) as pool:
+        future = pool.submit(work, tmp_path / "file")
+        until_begun(tmp_path / "file")
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGTERM)
+        with pytest.raises(RuntimeError, match="a process that works .* was ended by SIGTERM"):
+            future.result(timeout=60)
+    assert (tmp_path / "file").read_text() == "ended"
 
 
 def test_results_come_back_and_nothing_stays() -> None:

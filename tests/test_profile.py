@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -1053,15 +1054,21 @@ class Stopping:
 def test_what_stops_jobs_leaves_no_process_behind() -> None:
     lines = [PROBLEM.replace("[2,", f"[{n},") for n in range(1, 60)]
 
-    def kill() -> None:
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+    def send(signal_number: signal.Signals) -> None:
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal_number)
 
     def fail() -> None:
         raise KeyError("of the user's own")
 
-    for act, error in ((kill, RuntimeError), (fail, KeyError)):
+    has_ended = "a process that measures has ended"
+    acts: list[tuple[Callable[[], None], type[Exception], str]] = [
+        (partial(send, signal.SIGKILL), RuntimeError, has_ended),
+        # Of one that is between two problems there is no more to tell.
+        (partial(send, signal.SIGTERM), RuntimeError, f"was ended by SIGTERM|{has_ended}"),
+        (fail, KeyError, "of the user's own"),
+    ]
+    for act, error, match in acts:
         tuning.clear()
-        match = "a process that measures has ended" if act is kill else "of the user's own"
         with pytest.raises(error, match=match):
             tuning.tune(lines, device="cpu", jobs=2, time_budget_s=0.1, progress=Stopping(act))
         assert multiprocessing.active_children() == []

@@ -503,22 +503,21 @@ def bench_command(
             _check_policy(text)
             if choices is not None:
                 _add_choices(choices)
-            with _running("bench --networks"):
-                whole, end = _collect(
-                    bench_networks.compare_networks(
-                        names,
-                        precisions,
-                        channels_last,
-                        device,
-                        text,
-                        batch or 64,
-                        image_size or IMAGE_SIZE,
-                        bar,
-                        jobs,
-                        choices,
-                        knob_search,
-                    )
+            whole, end = _collect(
+                bench_networks.compare_networks(
+                    names,
+                    precisions,
+                    channels_last,
+                    device,
+                    text,
+                    batch or 64,
+                    image_size or IMAGE_SIZE,
+                    bar,
+                    jobs,
+                    choices,
+                    knob_search,
                 )
+            )
             output = bench_networks.comparison_text(whole, format.value)
             finished, total = len(whole), 2 * len(names) * len(precisions)
         else:

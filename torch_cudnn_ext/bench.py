@@ -607,15 +607,24 @@ def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
+# What comparisons of problems, modules and networks have in common.
+TIME_COLUMNS = (
+    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
+    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
+)
+SETTING_COLUMN = report.Column("PyTorch's best", lambda r: r["pytorch_setting"], False)
+RATIO_COLUMNS = (
+    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
+    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
+)
+
 COMPARISON_COLUMNS = (
     report.Column("problem", lambda r: r["problem"], False),
     report.Column("calls", lambda r: str(r["count"]), True),
     report.Column("algorithm", lambda r: r["algorithm"], False),
-    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
-    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
-    report.Column("PyTorch's best", lambda r: r["pytorch_setting"], False),
-    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
-    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
+    *TIME_COLUMNS,
+    SETTING_COLUMN,
+    *RATIO_COLUMNS,
 )
 OVERHEAD_COLUMNS = (
     report.Column("problem", lambda r: r["problem"], False),

@@ -21,7 +21,7 @@ import torch._functorch.config
 from torch import Tensor
 
 from . import _C, nn, report
-from .bench import DEFAULT_POLICY, formatted, judged, samplers
+from .bench import DEFAULT_POLICY, RATIO_COLUMNS, TIME_COLUMNS, formatted, judged, samplers
 from .measuring import Progress
 from .workload import DTYPES
 
@@ -326,15 +326,13 @@ COLUMNS = (
     report.Column("dtype", lambda r: f"{r['dtype']} {r['layout']}", False),
     report.Column("pass", lambda r: r["pass_name"], False),
     report.Column("tuned", lambda r: r["algorithm"], False),
-    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
-    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
+    *TIME_COLUMNS,
     report.Column(
         "compiled ms",
         lambda r: "" if r["compiled_ms"] is None else report.milliseconds(r["compiled_ms"]),
         True,
     ),
-    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
-    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
+    *RATIO_COLUMNS,
 )
 
 

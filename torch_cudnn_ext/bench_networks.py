@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from . import report, tuning
-from .bench import formatted, judged
+from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, formatted, judged
 from .enabling import enabled
 from .measuring import Progress, fp32_switches
 from .peaks import host_ms
@@ -108,6 +108,7 @@ def compare_networks(
 
     Raises:
         ValueError: ``jobs`` is less than 1.
+        RuntimeError: A network raised something, or its process was killed.
     """
     if jobs < 1:
         raise ValueError(f"jobs: got {jobs}, wanted 1 or more")
@@ -134,7 +135,11 @@ def compare_networks(
         for done, task in enumerate(tasks):
             if progress is not None:
                 progress.problem(done, len(tasks), f"{task.network} {task.precision} {task.mode}")
-            sides = [_in_fresh_process(task, setting, table) for setting in (False, True)]
+            try:
+                sides = [_in_fresh_process(task, setting, table) for setting in (False, True)]
+            except Exception as error:  # a network may raise any
+                said = f"{task.network} raised {type(error).__name__}: {error}"
+                raise RuntimeError(said) from error
             yield min(sides, key=lambda side: side.ratio)
 
 
@@ -239,11 +244,9 @@ COLUMNS = (
     ),
     report.Column("setting", lambda r: f"{r['precision']} {r['layout']}", False),
     report.Column("mode", lambda r: r["mode"], False),
-    report.Column("ms", lambda r: report.milliseconds(r["ours_ms"]), True),
-    report.Column("PyTorch ms", lambda r: report.milliseconds(r["pytorch_ms"]), True),
-    report.Column("PyTorch's best", lambda r: r["pytorch_setting"], False),
-    report.Column("ratio", lambda r: f"{r['ratio']:.3f}", True),
-    report.Column("95 %", lambda r: f"{r['ratio_low']:.3f} .. {r['ratio_high']:.3f}", True),
+    *TIME_COLUMNS,
+    SETTING_COLUMN,
+    *RATIO_COLUMNS,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +27,14 @@ class Processes:
         self._pool = pool
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Begin ``work(*arguments)`` in the next process that is free."""
+        """Begin ``work(*arguments)`` in the next process that is free.
+
+        The future raises what the work raised: as a ``RuntimeError`` where that cannot be sent, or
+        where SIGTERM ended the work.
+        """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return self._pool.submit(work, *arguments)
+            return self._pool.submit(_run, work, *arguments)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -67,10 +72,27 @@ def _start(
     start: Callable[..., None] | None,
     arguments: tuple[Any, ...],
 ) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     Thread(target=_end_with_parent, args=(end, grace_s), daemon=True).start()
     if start is not None:
         start(*arguments)
+
+
+def _run(work: Callable[..., T], *arguments: Any) -> T:
+    """``work(*arguments)``, which alone gets a ``KeyboardInterrupt``; SIGTERM ends what is idle."""
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return work(*arguments)
+    except KeyboardInterrupt:
+        # Raised as such by the process that waits for the result, it would look like Ctrl-C there.
+        raise RuntimeError("a process that works for this one was ended by SIGTERM") from None
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _end_with_parent(end: Connection, grace_s: float) -> None:
