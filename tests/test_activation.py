@@ -289,3 +289,8 @@ def test_modules(module: ours.Tunable, parent: torch.nn.Module, device: str) -> 
     module.set_mode("aten:default", bwd="autotune")
     assert module.policy == "fwd=aten:default;bwd=autotune"
     module.policy = before
+
+
+def test_a_clipped_relu_tells_of_itself() -> None:
+    assert repr(ours.ClippedReLU(3.0)) == "ClippedReLU(ceiling=3.0)"
+    assert repr(ours.ClippedReLU(3.0, True)) == "ClippedReLU(ceiling=3.0, inplace=True)"

@@ -460,3 +460,15 @@ def test_modules_take_a_policy() -> None:
         == "fwd=legacy:spatial_persistent;infer=legacy:spatial;bwd=legacy:per_activation"
     )
     assert module.reset_mode().policy is None
+
+
+def test_modules_that_were_told_to_stop_tracking_keep_their_statistics(device: str) -> None:
+    mine, theirs = ours.BatchNorm2d(3).to(device), torch.nn.BatchNorm2d(3).to(device)
+    x = torch.randn(4, 3, 5, 5, device=device) + 2
+    for module in (mine, theirs):
+        module.track_running_stats = False  # the common way to freeze them
+    for training in (True, False):
+        mine.train(training)
+        theirs.train(training)
+        torch.testing.assert_close(mine(x), theirs(x))
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict())

@@ -992,3 +992,43 @@ def test_a_signal_prints_what_was_finished(sent: signal.Signals, tmp_path: Path)
     assert "interrupted: " in err and "of 399 problems were finished" in err
     assert "Traceback" not in err
     assert lines[0] in out and "best vs PyTorch" in out
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_bench_of_networks_runs_each_in_its_mode(
+    monkeypatch: pytest.MonkeyPatch, networks: str, tmp_path: Path, mode: str
+) -> None:
+    seen: set[tuple[bool, bool]] = set()
+
+    def watched(model: Any, inputs: Any, train: bool, autocast: Callable[[], Any]) -> None:
+        seen.add((model.training, train))
+
+    monkeypatch.setattr(bench_networks, "_step", watched)
+    task = bench_networks._Task(f"{networks}:norm", 2, 8, "f32", False, mode, "cpu", "")
+    bench_networks._compare(task, False, tmp_path / "choices")
+    assert seen == {(mode == "train", mode == "train")}
+
+
+def test_tune_says_how_much_was_known_before(capsys: Capture, tmp_path: Path) -> None:
+    command = ["tune", "--choices", str(tmp_path / "c"), "--device", "cpu", "--time-budget", "0.1"]
+    assert main([*command, PROBLEM]) == 0
+    assert "before" not in capsys.readouterr().out
+    assert main([*command, PROBLEM, "--passes", "fwd,bwd"]) == 0
+    assert "1 of 3 problems were in" in capsys.readouterr().out
+
+
+def test_networks_infer_or_train_as_documented(capsys: Capture, networks: str) -> None:
+    model = ["--model", f"{networks}:norm", "--device", "cpu"]
+    explained: dict[str, set[str]] = {}
+    for option in ("", "--train"):
+        given = [option] if option else []
+        assert main(["explain", *model, "--no-measure", "--format", "json", *given]) == 0
+        explained[option] = {call["op"] for call in json.loads(capsys.readouterr().out)}
+    assert explained == {
+        "": {"batch_norm_infer"},
+        "--train": {"batch_norm_fwd", "batch_norm_bwd"},
+    }
+    assert main(["coverage", *model, "--backends", "aten"]) == 0
+    assert capsys.readouterr().out.startswith("calls, forward and backward\n")
+    assert main(["coverage", *model, "--backends", "aten", "--forward"]) == 0
+    assert capsys.readouterr().out.startswith("calls, forward\n")

@@ -106,6 +106,7 @@ def test_nothing_to_count(reduction: str, kind: str, device: str) -> None:
     ("sizes", "target", "arguments"),
     [
         ((4, 5), torch.zeros(4, 5, dtype=torch.int64), {}),
+        ((4, 5), torch.zeros(4, 5), {"ignore_index": 0}),
         ((4, 5), torch.zeros(4, 5), {"ignore_index": 1}),
         ((4, 5), torch.zeros(4, 5), {"weight": torch.ones(4)}),
         ((4, 5), torch.zeros(4, 5), {"label_smoothing": 1.5}),
@@ -194,3 +195,9 @@ def test_module(device: str) -> None:
     assert isinstance(mine, theirs.__class__)
     mine.load_state_dict(theirs.state_dict())
     theirs.load_state_dict(mine.state_dict())
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    for arguments in (([1.0], torch.zeros(1)), (torch.zeros(2, 3), [0, 1])):
+        with pytest.raises(TypeError, match="argument (input|target)"):
+            ops.cross_entropy(*arguments)

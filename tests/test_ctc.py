@@ -259,3 +259,10 @@ def test_tuning_where_pytorchs_own_gradient_refuses_to_run() -> None:
     loss.backward()
     choice = _C.last_choice("ctc_fwd")
     assert choice is not None and choice["algorithm"] == "legacy:deterministic", choice
+
+
+def test_a_loss_is_infinite_unless_asked_for() -> None:
+    x, target = torch.randn(2, 1, 4).log_softmax(2), torch.tensor([[1, 2, 3]])  # too long for two
+    assert ops.ctc_loss(x, target, (2,), (3,)).isinf()
+    assert ours.CTCLoss()(x, target, (2,), (3,)).isinf()
+    assert ops.ctc_loss(x, target, (2,), (3,), zero_infinity=True) == 0

@@ -1276,3 +1276,13 @@ def test_flags_that_are_refused_change_nothing(
         assert cudnn.conv_fwd_algo == -1
         with cudnn.flags(False, conv_fwd_algo=0):
             assert not cudnn.enabled
+
+
+def test_a_rule_s_keywords_are_of_its_operator() -> None:
+    with when("softmax_fwd", use={"fwd": "accurate"}) as rule:  # no name of convolution's
+        assert rule.use == "fwd=legacy:accurate"
+    x = torch.randn(2, 3, requires_grad=True)
+    with when("softmax_bwd", use={"bwd": "cpu:three_pass"}):  # no pass of convolution's
+        torch.autograd.grad(torch_cudnn_ext.ops.softmax(x, 1)[0, 0], x)
+    choice = torch_cudnn_ext.ops.last_choice("softmax_bwd")
+    assert choice is not None and choice.algorithm == "cpu:three_pass"

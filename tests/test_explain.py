@@ -379,3 +379,10 @@ def test_coverage_goes_back_to_inputs() -> None:
     result = coverage(pool, x.requires_grad_(), backends="cpu")
     assert result.families["pool"].calls == 2 and result.backward
     assert x.grad is None
+
+
+def test_a_model_that_calls_nothing() -> None:
+    explanation = explain(nn.Identity(), torch.randn(2, 3))
+    assert explanation.calls == [] and explanation.share == 0
+    assert "0 of 0 calls" in str(explanation)
+    assert trace(nn.Identity(), torch.randn(2, 3), train=False) == []

@@ -353,3 +353,77 @@ def test_every_function_takes_a_policy() -> None:
         if inspect.isfunction(function) and "policy" not in inspect.signature(function).parameters
     }
     assert without == {"last_choice"}
+
+
+# --- every function ----------------------------------------------------------------------------
+
+IMAGES, WORDS = torch.randn(2, 4, 6, 5), torch.randn(4, 2, 5)
+# What each function needs beside its first tensor, by its name without a number of dimensions.
+MORE: dict[str, tuple[Any, ...]] = {
+    "adaptive_avg_pool": (2,),
+    "adaptive_max_pool": (2,),
+    **dict.fromkeys(("avg_pool", "max_pool", "sum_pool"), (2,)),
+    "lp_pool": (2.0, 2),
+    "batch_norm": (torch.zeros(4), torch.ones(4)),
+    "clipped_relu": (3.0,),
+    **dict.fromkeys(("divisive_norm", "local_response_norm"), (3,)),
+    "group_norm": (2,),
+    **dict.fromkeys(("layer_norm", "rms_norm"), ((5,),)),
+    **dict.fromkeys(("softmax", "log_softmax"), (1,)),
+    "reduce": ("add", 1),
+    **dict.fromkeys(("argmin", "argmax", "sum", "prod", "mean", "amin", "amax"), (1,)),
+    **dict.fromkeys(("norm1", "norm2", "absmax", "prod_nonzero"), (1,)),
+}
+WHOLE: dict[str, tuple[Any, ...]] = {
+    "affine_grid": (torch.randn(2, 2, 3), (2, 3, 4, 5)),
+    "grid_sample": (IMAGES, torch.rand(2, 3, 3, 2)),
+    "convolution": (IMAGES, torch.randn(6, 4, 2, 2)),
+    "convolution_backward_input": (torch.randn(2, 6, 5, 4), torch.randn(6, 4, 2, 2), IMAGES.shape),
+    "convolution_backward_weight": (torch.randn(2, 6, 5, 4), IMAGES, (6, 4, 2, 2)),
+    "cross_entropy": (torch.randn(3, 4), torch.tensor([0, 1, 2])),
+    "ctc_loss": (WORDS.log_softmax(2), torch.ones(2, 1, dtype=torch.int64), (4, 4), (1, 1)),
+    "gemm": (torch.randn(3, 4), torch.randn(4, 5)),
+    "matmul": (torch.randn(3, 4), torch.randn(4, 5)),
+    "linear": (torch.randn(3, 4), torch.randn(5, 4)),
+}
+CELLS = {"rnn_tanh": 3, "rnn_relu": 3, "gru": 9, "lstm": 12}  # rows of a weight
+
+
+def operands_of(name: str) -> tuple[Any, ...]:
+    """Operands on the CPU that a function takes."""
+    if name in WHOLE:
+        return WHOLE[name]
+    if name in CELLS:
+        rows = CELLS[name]
+        state = torch.zeros(1, 2, 3)
+        params = [torch.randn(rows, 5), torch.randn(rows, 3), torch.zeros(rows), torch.zeros(rows)]
+        return WORDS, (state, state) if name == "lstm" else state, params
+    space = {"1d": (6,), "2d": (6, 5), "3d": (6, 5, 4)}.get(name[-2:], (6, 5))
+    short = name[:-2] if name[-2:] in ("1d", "2d", "3d") else name
+    if short in ("conv", "conv_transpose"):
+        return torch.randn(2, 4, *space), torch.randn(4, 4, *(2 for _ in space))
+    return torch.randn(2, 4, *space), *MORE.get(short, ())
+
+
+def _is_function(name: str) -> bool:
+    return inspect.isfunction(getattr(ops, name)) and name != "last_choice"
+
+
+@pytest.mark.parametrize("name", [name for name in ops.__all__ if _is_function(name)])
+def test_every_function_hands_its_policy_on(name: str) -> None:
+    for policy in (None, "max_workspace=123456789"):
+        getattr(ops, name)(*operands_of(name), policy=policy)
+        choice = ops.last_choice()
+        assert choice is not None
+        assert ("max_workspace=123456789" in choice.policy.split(";")) == (policy is not None)
+
+
+def test_every_function_refuses_what_is_no_tensor() -> None:
+    for name in ops.__all__:
+        if not _is_function(name):
+            continue
+        function = getattr(ops, name)
+        parameters = inspect.signature(function).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+        with pytest.raises(TypeError, match=r"argument \w+: got .* \(list\), wanted a Tensor"):
+            function(*[[1.0]] * len(needed))

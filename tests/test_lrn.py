@@ -1,6 +1,7 @@
 """Local response and divisive normalisation: values, gradients, windows and errors."""
 
 import copy
+import inspect
 import pickle
 from typing import Any, Literal
 
@@ -273,3 +274,11 @@ def test_modules(device: str) -> None:
     with pytest.raises(TypeError):  # a policy is given by keyword, as to all modules
         ours.DivisiveNorm(3, 1.0, 0.75, 1.0, "autotune")  # type: ignore[misc]
     assert module.reset_mode().policy is None
+
+
+def test_the_module_of_divisive_norm_has_the_function_s_defaults() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(ours.DivisiveNorm(3)(x), ops.divisive_norm(x, 3), rtol=0, atol=0)
+    mine = [*inspect.signature(ours.DivisiveNorm).parameters.values()][1:4]
+    function = inspect.signature(ops.divisive_norm).parameters
+    assert [p.default for p in mine] == [function[p.name].default for p in mine]

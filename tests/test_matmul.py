@@ -293,3 +293,15 @@ def test_linear_module(bias: bool, device: str) -> None:
     arguments: dict[str, Any] = {"bwd": "autotune"}
     with pytest.raises(TypeError, match="wanted each of fwd"):
         mine.set_mode(**arguments)
+
+
+def test_a_vector_of_weights() -> None:
+    x, weight, bias = torch.randn(3, 4), torch.randn(4), torch.randn(())
+    for pin in ("aten:default", "cpu:blocked"):
+        for left in (x, x[0]):
+            y = ops.linear(left, weight, bias, policy=f"fwd={pin}")
+            torch.testing.assert_close(y, left @ weight + bias)
+            torch.testing.assert_close(ops.linear(left, weight), left @ weight)
+        ops.linear(x, weight, policy=f"fwd={pin}")
+        choice = ops.last_choice("matmul_fwd")
+        assert choice is not None and (choice.algorithm, choice.why) == (pin, "pinned")

@@ -517,3 +517,47 @@ def test_skip_init_and_subclasses_with_constructors_of_their_own() -> None:
 
     assert list(inspect.signature(Mine).parameters) == ["width"]
     assert Mine(3)(torch.randn(1, 3, 2, 2)).shape == (1, 3, 2, 2)
+
+
+# --- every module ------------------------------------------------------------------------------
+
+SPACES = {"1d": (6,), "2d": (6, 5), "3d": (6, 5, 4)}
+# The arguments of each module's class, without its number of dimensions, and what it is called on.
+CALLS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose"), ((4, 6, 2), ())),
+    **dict.fromkeys(("MaxPool", "AvgPool"), ((2,), ())),
+    **dict.fromkeys(("AdaptiveAvgPool", "AdaptiveMaxPool"), ((2,), ())),
+    "LPPool": ((2.0, 2), ()),
+    **dict.fromkeys(("BatchNorm", "InstanceNorm"), ((4,), ())),
+    "GroupNorm": ((2, 4), ()),
+    **dict.fromkeys(("LayerNorm", "RMSNorm"), ((5,), ())),
+    **dict.fromkeys(("LocalResponseNorm", "DivisiveNorm"), ((3,), ())),
+    **dict.fromkeys(("RNN", "GRU", "LSTM"), ((5, 3), (torch.randn(4, 2, 5),))),
+    "Linear": ((5, 3), ()),
+    "CrossEntropyLoss": ((), (torch.randn(3, 4), torch.tensor([0, 1, 2]))),
+    "CTCLoss": (
+        (),
+        (torch.randn(6, 1, 4).log_softmax(2), torch.ones(1, 2, dtype=torch.int64), (6,), (2,)),
+    ),
+    "ClippedReLU": ((3.0,), ()),
+    "Dropout": ((0.5,), ()),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), ((1,), ())),
+    "Softmax2d": ((), ()),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", sorted({*ours.__all__} - {"Tunable", "Recurrent"}))
+def test_every_module_hands_its_policy_on(name: str, training: bool, device: str) -> None:
+    if name == "Dropout" and not training:
+        pytest.skip("nothing runs")
+    made, called = CALLS.get(name, CALLS.get(name.rstrip("123d"), ((), ())))
+    space = SPACES.get(name[-2:], (6, 5))
+    called = called or (torch.randn(2, 4, *space),)
+    cap = "max_workspace=123456789"
+    for policy in (None, cap):
+        module = getattr(ours, name)(*made, policy=policy).to(device).train(training)
+        module(*(t.to(device) if isinstance(t, Tensor) else t for t in called))
+        choice = ops.last_choice()
+        assert choice is not None and choice.op.startswith(module.family)
+        assert (cap in choice.policy.split(";")) == (policy is not None)

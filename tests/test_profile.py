@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -33,6 +34,7 @@ from torch_cudnn_ext import (
     peaks,
     profile,
     profile_model,
+    report,
     tuning,
 )
 from torch_cudnn_ext.conversion import converted
@@ -1337,4 +1339,94 @@ def test_geometric_means_tell_large_filters_apart() -> None:
     assert means == {
         "all": pytest.approx(2.0),
         "filters 3x3 and larger": pytest.approx(4.0),
+    }
+
+
+def test_the_table_is_cut_at_the_top(capsys: pytest.CaptureFixture[str]) -> None:
+    result = profile(PROBLEM, device="cpu")
+    layer = _layer(result)
+    names = [row["algorithm"] for row in layer.ranked]
+    assert len(names) > 3
+    for top in (1, 2, 3):
+        table = report.layer_tables(layer, False, top)[0]
+        shown = [row[2] for row in table.rows]
+        # PyTorch's and the current choice always, in the order of their ranks.
+        always = {"aten:default", layer.current}
+        assert shown == [n for i, n in enumerate(names) if i < top or n in always]
+        assert f"{len(names) - len(shown)} more that work (--top 0 shows them)" in table.footer
+    assert [row[2] for row in report.layer_tables(layer, False, 0)[0].rows] == names
+    result.print()
+    whole = capsys.readouterr().out
+    assert "more that work" not in whole and all(name in whole for name in names)
+
+
+def test_networks_are_channels_last_themselves() -> None:
+    pytest.importorskip("torchvision")
+    model, inputs = load_model("resnet18", batch=1, image_size=32, channels_last=True)
+    tensors = [inputs, *(p for p in model.parameters() if p.dim() == 4)]
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+
+
+def test_host_time_is_of_the_work() -> None:
+    assert peaks.host_ms(lambda: time.sleep(0.02)) >= 20
+
+
+def test_layers_after_one_that_raised_have_their_own_names() -> None:
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wrong, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                x = self.wrong(x)
+            except (RuntimeError, ValueError):
+                pass
+            return ops.softmax(self.right(x), 1)
+
+    layers = network_layers(Careful(), torch.randn(2, 4, 8, 8), ["fwd"]).layers
+    names = {layer.problem.split()[0]: layer.names for layer in layers}
+    assert names["softmax_fwd"] == ("",)  # of the model itself
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "?"),
+        (0, "0"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (64 * 2**20, "64 MiB"),
+        (5 * 2**40, "5120 GiB"),
+    ],
+)
+def test_bytes_for_people(count: int | None, text: str) -> None:
+    assert report.bytes_text(count) == text
+
+
+@pytest.mark.parametrize("cap", [None, "max_workspace=1GiB"])
+def test_the_summary_has_a_cell_below_each_heading(cap: str | None) -> None:
+    result = profile(PROBLEM, device="cpu", policy=cap, time_budget_s=0.1)
+    table = report.summary_table(result)
+    headings = [column.heading for column in table.columns]
+    assert ("best within 1 GiB" in headings) == (cap is not None)
+    assert all(len(row) == len(headings) for row in table.rows)
+    if cap is not None:
+        (total,) = result.totals()
+        assert table.rows[0][-1] == report.milliseconds(total.capped_ms)
+
+
+def test_records_say_whose_they_are() -> None:
+    settings = make_settings("cpu", time_budget_s=0.1)
+    layers = list(measure_layers([Layer(PROBLEM, ("first", "second"), 3)], settings))
+    layers.append(list_layer(Layer(OTHER, ("third",)), "target:h200", ""))
+    found = {
+        (r["problem"], *r["names"], r["count"], r["device"])
+        for r in Profile(layers, settings).records()
+    }
+    assert found == {
+        (PROBLEM, "first", "second", 3, "cpu"),
+        (OTHER, "third", 1, "target:h200"),
     }
