@@ -78,6 +78,16 @@ def misaligned(t: torch.Tensor) -> torch.Tensor:
     return storage.as_strided(t.shape, t.stride(), 1).copy_(t)
 
 
+def left_by_forward(problem: str, algorithm: str, device: str) -> dict[str, torch.Tensor]:
+    """What a backward that reads its own forward's results finds of them; else nothing."""
+    info = _C.problem_info(problem)
+    if not info["coupled"] or info["pass_name"] == "fwd":
+        return {}
+    forward: str = info["coupled"][0]
+    left = _C.run(forward, algorithm, _C.scratch(forward, device), EVERY_NUMERICS)
+    return {role: left[role] for role in left.keys() & info["slots"].keys()}
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     """Each device that the machine has: ``cpu``, and ``cuda`` where there is one."""

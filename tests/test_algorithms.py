@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, LINES, Line
-from conftest import CUDA_MARKS, EVERY_NUMERICS
+from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward
 from torch import Tensor
 
 from torch_cudnn_ext import _C
@@ -86,9 +86,6 @@ class Runs:
         """Makes scratch inputs, the reference, and guarded outputs."""
         self.problem, self.device = problem, device
         info = _C.problem_info(problem)
-        # Of a backward that reads what its forward left, that forward.
-        coupled: list[str] = info["coupled"]
-        self.forward = coupled[0] if coupled and info["pass_name"] != "fwd" else None
         self.slots = info["slots"]
         self.align = int(_fields(problem).get("align", 16))
         self.inputs = _C.scratch(problem, device)
@@ -109,10 +106,7 @@ class Runs:
             output.refill()
         given = {role: output.tensor for role, output in self.outputs.items()}
         bindings = self.inputs | (given if into_outputs else {})
-        if self.forward is not None:
-            scratch = _C.scratch(self.forward, self.device)
-            left = _C.run(self.forward, algorithm, scratch, EVERY_NUMERICS)
-            bindings |= {role: left[role] for role in left.keys() & self.slots.keys()}
+        bindings |= left_by_forward(self.problem, algorithm, self.device)
         results = _C.run(self.problem, algorithm, bindings, EVERY_NUMERICS)
         return {
             role: results[role].clone() if into_outputs else results[role] for role in self.outputs

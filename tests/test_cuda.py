@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, Case
-from conftest import CUDA_MARKS
+from conftest import CUDA_MARKS, left_by_forward
 from torch import Tensor
 from torch.autograd import DeviceType
 
@@ -287,15 +287,6 @@ def test_stated_workspaces_are_what_is_taken(case: Case, op: str) -> None:
     assert not failures, "\n".join([problem, *failures])
 
 
-def _left_by_forward(problem: str, algorithm: str) -> dict[str, Tensor]:
-    """What a backward reads of its own forward's results."""
-    info = _C.problem_info(problem)
-    if not info["coupled"]:
-        return {}
-    left = _C.run(info["coupled"][0], algorithm, _C.scratch(info["coupled"][0], "cuda"))
-    return {role: left[role] for role in left.keys() & info["slots"].keys()}
-
-
 @pytest.mark.parametrize(
     "problem",
     [
@@ -314,7 +305,8 @@ def test_stated_workspaces_hold_what_plans_make_beside_cudnn(problem: str) -> No
         if candidate["status"] != "ok":
             continue
         assert stated is not None
-        run = partial(_C.run, problem, algorithm, inputs | _left_by_forward(problem, algorithm))
+        left = left_by_forward(problem, algorithm, "cuda")
+        run = partial(_C.run, problem, algorithm, inputs | left)
         output_bytes = sum(result.nbytes for result in run().values())
         beyond = _peak_beyond(output_bytes, run)
         stated_of[algorithm] = stated

@@ -24,7 +24,6 @@ from . import _C, __version__, bench, bench_modules, bench_networks, nn, report,
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
-from .knobs import pushed
 from .measuring import fp32_switches
 from .policy import CONSTRAINTS, text_for_all
 from .profiling import (
@@ -32,6 +31,7 @@ from .profiling import (
     Profile,
     Settings,
     checked_device,
+    keep,
     list_layer,
     make_settings,
     measure_layers,
@@ -154,7 +154,7 @@ _OF_NETWORKS = (
 # What `tune` tells of each problem's best algorithm.
 _TUNED_COLUMNS = (
     report.Column("problem", lambda r: r["problem"], False),
-    report.Column("algorithm", lambda r: r["algorithm"], False),
+    report.ALGORITHM,
     report.Column("ms", lambda r: report.milliseconds(r["median_ms"]), True),
     report.Column("workspace", lambda r: report.bytes_text(r["workspace_bytes"]), True),
 )
@@ -973,8 +973,8 @@ def _problems_met(
     """What a network meets under `enable`, as `tuning.tune_model` tunes it."""
     network, inputs = load(device)
     infers = is_inference(passes)
-    with _running(name, "--passes"), pushed(compute):
-        met = tuning.problems_met(network, inputs, train=not infers)
+    with _running(name, "--passes"):
+        met = tuning.problems_met(network, inputs, train=not infers, policy=compute)
     lines = [p for p in met if infers or is_wanted(_C.problem_info(p)["pass_name"], passes)]
     if not lines:
         raise typer.BadParameter(
@@ -1010,9 +1010,8 @@ def _workload(
             place = checked_device(device)
         load = partial(_network, model, batch, image_size, dtype, channels_last)
         # Problems hold this alone of a policy; what else it says may depend on their families.
-        fields = [f for f in policy.split(";") if f.partition("=")[0].strip() == "compute"]
         with _naming("--policy"):
-            compute = _C.canonical_policy(";".join(fields))
+            compute = _C.canonical_policy(keep(policy, ("compute",)))
         return look(model, load, wanted or [*PASSES], compute, place)
     if image_size is not None:
         raise typer.BadParameter(f"--image-size: got {image_size} without --model, wanted both")

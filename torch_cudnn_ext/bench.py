@@ -621,14 +621,14 @@ RATIO_COLUMNS = (
 COMPARISON_COLUMNS = (
     report.Column("problem", lambda r: r["problem"], False),
     report.Column("calls", lambda r: str(r["count"]), True),
-    report.Column("algorithm", lambda r: r["algorithm"], False),
+    report.ALGORITHM,
     *TIME_COLUMNS,
     SETTING_COLUMN,
     *RATIO_COLUMNS,
 )
 OVERHEAD_COLUMNS = (
     report.Column("problem", lambda r: r["problem"], False),
-    report.Column("algorithm", lambda r: r["algorithm"], False),
+    report.ALGORITHM,
     report.Column("pinned", lambda r: "yes" if r["pinned"] else "no", False),
     report.Column(
         "same kernels", lambda r: {True: "yes", False: "no", None: ""}[r["same_kernels"]], False

@@ -325,7 +325,7 @@ COLUMNS = (
     report.Column("module", lambda r: r["module"], False),
     report.Column("dtype", lambda r: f"{r['dtype']} {r['layout']}", False),
     report.Column("pass", lambda r: r["pass_name"], False),
-    report.Column("tuned", lambda r: r["algorithm"], False),
+    report.Column("tuned", report.ALGORITHM.cell, whole=True),
     *TIME_COLUMNS,
     report.Column(
         "compiled ms",

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from . import _C, report
 from .conversion import converted, eager_model
 from .enabling import apply_rules, enabled, is_enabled
-from .workload import Watch, call_model, kept_as_it_was
+from .workload import Watch, call_model, kept_as_it_was, with_gradients
 
 if TYPE_CHECKING:
     from ._C import Choice
@@ -189,10 +188,8 @@ def _ran(
         _C.set_recording(True)
         try:
             with watch.below, watch:
-                results = tree_leaves(call_model(model, inputs))
-            leaves = (*model.parameters(), *tree_leaves(inputs))
-            wanted = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
-            outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+                outputs = with_gradients(call_model(model, inputs))
+            wanted = with_gradients([*model.parameters(), inputs])
             goes_back = backward and bool(outputs and wanted)
             if goes_back:
                 gradients = [torch.ones_like(t) for t in outputs]

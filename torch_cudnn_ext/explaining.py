@@ -30,6 +30,7 @@ from torch_cudnn_ext.workload import (
     led_problems,
     merge,
     sum_of_outputs,
+    with_gradients,
 )
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
@@ -99,7 +100,10 @@ class Explanation:
             ]
             for call in self.calls
         ]
-        columns = [report.Column(h, right=h in ("ms", "workspace")) for h in headings]
+        columns = [
+            report.Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm")
+            for h in headings
+        ]
         ours = sum(bool(call.op) for call in self.calls)
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
         if any(map(_with_backward, self.calls)):
@@ -322,9 +326,7 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
             output = call_model(model, inputs)
             if train:
                 loss = sum_of_outputs(output)
-                leaves = (*model.parameters(), *pytree.tree_leaves(inputs))
-                wanted = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
-                if wanted:
+                if wanted := with_gradients([*model.parameters(), inputs]):
                     torch.autograd.grad(loss, wanted, allow_unused=True)
         return list(recorder.calls())
     finally:

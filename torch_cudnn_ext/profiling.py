@@ -733,5 +733,5 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
 
 
 def keep(policy: str, keys: Sequence[str]) -> str:
-    """Some constraints of a canonical policy text, as a policy text."""
-    return ";".join(word for word in policy.split(";") if word.partition("=")[0] in keys)
+    """Some constraints of a policy text, as a policy text."""
+    return ";".join(word for word in policy.split(";") if word.partition("=")[0].strip() in keys)

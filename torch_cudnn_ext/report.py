@@ -64,11 +64,16 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how a record fills the cell below it; a table of ready cells needs none."""
+    """A heading, and how a record fills the cell below it; a table of ready cells needs none.
+
+    Where a terminal is narrow, cells are folded, but for numbers, which stand to the right, and
+    what is to stay ``whole``.
+    """
 
     heading: str
     cell: Callable[[Record], str] = str
     right: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,7 @@ _RANKED_BY = (
     "ranked by the longer of ms and host us (prefer=gpu_time: by ms), last what takes the GPU "
     "longer than PyTorch's own row"
 )
+ALGORITHM = Column("algorithm", lambda record: str(record["algorithm"]), whole=True)
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
 _DETERMINISTIC = Column("determ.", _yes_no)
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
@@ -212,7 +218,7 @@ _STATUS = Column("status", _status)
 MEASURED_COLUMNS = (
     Column("", lambda record: "*" if record["current"] else ""),
     Column("rank", lambda record: str(record["rank"] or ""), right=True),
-    Column("algorithm", lambda record: str(record["algorithm"])),
+    ALGORITHM,
     Column("ms", _time, right=True),
     Column("spread", _spread, right=True),
     _HOST,
@@ -226,7 +232,7 @@ MEASURED_COLUMNS = (
     _STATUS,
 )
 LISTED_COLUMNS = (
-    Column("algorithm", lambda record: str(record["algorithm"])),
+    ALGORITHM,
     _WORKSPACE,
     _DETERMINISTIC,
     _NOTES,
@@ -413,13 +419,11 @@ def print_tables(tables: Iterable[Table]) -> None:
 def _print_rows(table: Table, out: Console) -> None:
     grid = RichTable(box=None, pad_edge=False, header_style="bold")
     for column in table.columns:
-        # Numbers and what can be pinned stay whole; other texts are folded where a terminal is
-        # narrow, and nothing is cut off.
         grid.add_column(
             column.heading,
             justify="right" if column.right else "left",
             overflow="fold",
-            no_wrap=column.right or column.heading in ("algorithm", "tuned"),
+            no_wrap=column.right or column.whole,
         )
     for row in table.rows:
         grid.add_row(*row)

@@ -156,8 +156,7 @@ def tune_model(
         raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
     place = checked_device(tensors[0].device)
     text = text_for_all(policy)
-    with pushed(keep(text, ("compute",))):  # which is part of the problems
-        problems = problems_met(model, inputs, train=train)
+    problems = problems_met(model, inputs, train=train, policy=text)
     return tune(
         [problem for problem in problems if _C.tuned(problem, place, text) is None],
         device=place,
@@ -169,14 +168,18 @@ def tune_model(
     )
 
 
-def problems_met(model: nn.Module, inputs: Any, *, train: bool = True) -> list[str]:
+def problems_met(
+    model: nn.Module, inputs: Any, *, train: bool = True, policy: str = ""
+) -> list[str]:
     """The problems of `tune_model`: those of `trace`, without backwards that their forward leads.
+
+    Of the policy text the field ``compute`` is part of them.
 
     Raises:
         TypeError: ``model`` is no module.
         ValueError: With ``train``, no output of the model has a gradient.
     """
-    with enabled_anew("heuristic"):
+    with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
     problems = [line.partition("  #")[0] for line in lines]
     infos = [_C.problem_info(problem) for problem in problems]

@@ -571,8 +571,7 @@ def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
         results.extend(tree_leaves(call.function(*arguments, **keywords)))
 
     def run_backward() -> None:
-        outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
-        inputs = [t for t in leaves if t.requires_grad]
+        outputs, inputs = with_gradients(results), with_gradients(leaves)
         if outputs and inputs:
             gradients = [torch.empty_like(t) for t in outputs]
             torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
@@ -602,9 +601,14 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def with_gradients(values: Any) -> list[Tensor]:
+    """The tensors in nested containers that have a gradient, or want one."""
+    return [t for t in tree_leaves(values) if isinstance(t, Tensor) and t.requires_grad]
+
+
 def sum_of_outputs(output: Any) -> Tensor:
     """A loss: the sum of all that a model gave that has a gradient."""
-    tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+    tensors = with_gradients(output)
     if not tensors:
         raise ValueError(
             f"train: no tensor of the model's output ({type(output).__name__}) has a gradient, "
