@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext.bench_modules import Case as ModuleCase
+from torch_cudnn_ext.bench_modules import compare_modules
+from torch_cudnn_ext.peaks import measured_peaks
 
 pytestmark = [*CUDA_MARKS]
 
@@ -699,3 +702,27 @@ def test_the_heuristic_finds_what_its_order_leaves_out(
     problem: str, policy: str, algorithm: str
 ) -> None:
     assert _C.choose(problem, "cuda", policy)["algorithm"].startswith(algorithm)
+
+
+# Another GPU than the current one.
+
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 CUDA devices")
+
+
+@TWO_GPUS
+def test_peaks_are_those_of_the_device_that_was_asked_for() -> None:
+    first, second = (measured_peaks(f"cuda:{i}", "f32", False) for i in range(2))
+    assert second.flops_per_second == pytest.approx(first.flops_per_second, rel=0.5)
+    assert second.bytes_per_second == pytest.approx(first.bytes_per_second, rel=0.5)
+    assert torch.cuda.current_device() == 0
+
+
+@TWO_GPUS
+def test_modules_are_timed_on_the_device_that_was_asked_for() -> None:
+    case = ModuleCase("activation", "ReLU", {}, (32, 256, 56, 56))
+    first, second = (
+        [c.pytorch_ms for c in compare_modules([case], ["f32"], False, f"cuda:{i}", "aten:default")]
+        for i in range(2)
+    )
+    assert second == pytest.approx(first, rel=0.5)
+    assert torch.cuda.current_device() == 0

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import call
@@ -27,7 +27,7 @@ from torch import Tensor
 from . import _C, report
 from .enabling import enabled
 from .measuring import BASELINE, Progress, Task, measure_tasks, no_algorithm
-from .peaks import event_ms, host_ms
+from .peaks import current, event_ms, host_ms
 from .profiling import Settings
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
 
@@ -149,7 +149,7 @@ class _PyTorchThread:
             before = torch.backends.cudnn.benchmark
             torch.backends.cudnn.benchmark = self._benchmark
             try:
-                with torch.no_grad(), _current(self._device):
+                with torch.no_grad(), current(self._device):
                     return work()
             finally:
                 torch.backends.cudnn.benchmark = before
@@ -170,10 +170,6 @@ def _pytorch_threads(device: str) -> Iterator[tuple[_PyTorchThread, _PyTorchThre
     finally:
         for thread in threads:
             thread.close()
-
-
-def _current(device: str) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
 def compare_layers(
@@ -213,7 +209,7 @@ def compare_layers(
         rows = iter(list(rows))
     measured = zip(tasks, rows, strict=True)
     failed = []
-    with _pytorch_threads(settings.device) as threads, _current(settings.device):
+    with _pytorch_threads(settings.device) as threads, current(settings.device):
         for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
                 task, ranked = next(measured)
@@ -448,10 +444,10 @@ def kernel_names(work: Callable[[], object], runner: _Runner, device: str) -> li
         longest = sorted(times, key=lambda name: -times[name])
         large = [name for name in longest if times[name] >= sum(times.values()) / 10]
         return large or longest[:1]
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=[activity.CUDA], acc_events=True) as profiler:
         runner(work)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     events = [e for e in profiler.key_averages() if e.device_type.name == "CUDA"]
     return [e.key for e in sorted(events, key=lambda e: -e.self_device_time_total)]
 
@@ -489,7 +485,7 @@ def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[
         progress: Told of every problem.
     """
     cases = overhead_problems(device)
-    with _current(device):
+    with current(device):
         for done, problem in enumerate(cases):
             if progress is not None:
                 progress.problem(done, len(cases), problem)
@@ -572,7 +568,7 @@ def _overhead(problem: str, device: str) -> Overhead:
 
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 def _loop_us(work: Callable[[], object], device: str) -> Callable[[], float]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from . import _C, nn, report
 from .bench import DEFAULT_POLICY, RATIO_COLUMNS, TIME_COLUMNS, formatted, judged, samplers
 from .measuring import Progress
+from .peaks import current
 from .workload import DTYPES
 
 __all__ = ["CASES", "MIXED", "Case", "ModuleComparison", "compare_modules", "comparison_text"]
@@ -213,7 +214,7 @@ def compare_modules(
         cases: What to compare; those whose class is not in `nn` are an error.
         dtypes: ``f32``, ``f16``, ``bf16``.
         channels_last: The layout of inputs, which must be 4-D or 5-D then.
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu`` or ``cuda[:i]``.
         policy: Of our modules.
         compiled: Also time ``torch.compile`` of PyTorch's module.
         progress: Told of every case.
@@ -222,7 +223,8 @@ def compare_modules(
     for done, (case, dtype) in enumerate(work):
         if progress is not None:
             progress.problem(done, len(work), case.text)
-        yield from _compare(case, dtype, channels_last, device, policy, compiled)
+        with current(device):
+            yield from _compare(case, dtype, channels_last, device, policy, compiled)
 
 
 def _compare(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -38,6 +39,11 @@ def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
         allow_tf32: Whether f32 may be multiplied in TF32 (CUDA).
     """
+    with current(device):
+        return _measured_peaks(device, dtype, allow_tf32)
+
+
+def _measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     on_gpu = device.startswith("cuda")
     size = 8192 if on_gpu else 1024
     own = torch.Generator(device).manual_seed(0)  # the caller's random state stays as it is
@@ -56,8 +62,13 @@ def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     return Peaks(2.0 * size**3 / product_s, 2.0 * source.numel() / copy_s)
 
 
+def current(device: str) -> AbstractContextManager[object]:
+    """Make a GPU the current one, whose streams events record on; nothing of the CPU."""
+    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
+
+
 def event_ms(work: Callable[[], object]) -> float:
-    """GPU milliseconds of what ``work`` puts on the current stream."""
+    """GPU milliseconds of what ``work`` puts on the current GPU's current stream."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()
