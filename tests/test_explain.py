@@ -2,6 +2,7 @@
 
 import gc
 import operator
+import threading
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
@@ -370,6 +371,27 @@ def test_backward_of_a_model_that_cannot_be_copied() -> None:
     calls = explain(layer, x, train=True, measure=False).calls
     assert [call.op for call in calls if call.op] == ["conv_fwd", "conv_bwd_filter"]
     assert all(p.grad is None for p in layer.parameters())
+
+
+class Uncopied(nn.Module):
+    """A layer beside what `copy.deepcopy` refuses."""
+
+    def __init__(self, beside: object) -> None:
+        super().__init__()
+        self.conv, self.beside = nn.Conv2d(3, 4, 3), beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y
+
+
+@pytest.mark.parametrize("beside", [threading.Lock(), (i for i in "ab")], ids=["lock", "iterator"])
+def test_backward_of_a_model_with_what_cannot_be_copied(beside: object) -> None:
+    model, x = Uncopied(beside), images("cpu")
+    calls = explain(model, x, train=True, measure=False).calls
+    assert [call.op for call in calls if call.op] == ["conv_fwd", "conv_bwd_filter"]
+    assert all(p.grad is None for p in model.parameters())
+    assert len(trace(model, x)) == 2
 
 
 def test_coverage_goes_back_to_inputs() -> None:

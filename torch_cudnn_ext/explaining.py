@@ -146,7 +146,7 @@ def explain(
     model = eager_model("explain", model)
     try:
         runner = copy.deepcopy(model) if train else model
-    except RuntimeError:  # tensors that are computed, such as pruned weights, cannot be copied
+    except Exception:  # of tensors that are computed, such as pruned weights, of locks, ...
         runner = model
     with (
         kept_as_it_was(runner),
