@@ -388,3 +388,14 @@ def test_an_unknown_environment_variable_is_warned_of() -> None:
     assert done.returncode == 0 and done.stderr.count("UserWarning") == 1
     assert "TORCH_CUDNN_EXT_CONV_FWD_ALG sets no knob" in done.stderr
     assert "did you mean TORCH_CUDNN_EXT_CONV_FWD_ALGO?" in done.stderr
+
+
+def test_a_knob_that_was_patched_is_unset_again() -> None:
+    with mock.patch.object(knobs, "conv_fwd_algo", "autotune"):
+        assert resolved("fwd") == "autotune"
+    assert (knobs.conv_fwd_algo, resolved("fwd")) == (None, None)
+    knobs.max_workspace = 0
+    del knobs.max_workspace
+    assert (knobs.max_workspace, resolved("max_workspace")) == (None, None)
+    with pytest.raises(AttributeError, match="conv_algo"):
+        del knobs.conv_algo

@@ -239,6 +239,12 @@ class _Knobs(ModuleType):
             process = {other: kept for other, kept in _process.items() if other != name}
             _install(process if checked is None else process | {name: checked})
 
+    def __delattr__(self, name: str) -> None:  # as unittest.mock.patch ends
+        if name in _NAMES:
+            setattr(self, name, None)
+        else:
+            super().__delattr__(name)
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *_NAMES]
 
