@@ -1,5 +1,6 @@
 """One cuDNN per process: another's files are refused, and loading needs no GPU."""
 
+import mmap
 import os
 import shutil
 import subprocess
@@ -129,6 +130,16 @@ if __name__ == "__main__":
 """)
     process = python(str(script))
     assert process.returncode == 0, process.stderr
+
+
+def test_mapped_files_may_have_any_name(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    path = Path(os.fsdecode(folder), "libcudnn.so.9")
+    path.write_bytes(b"some")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert path in _libraries.mapped_files()
+    assert path not in _libraries.mapped_files()
 
 
 @pytest.mark.parametrize("runtime", [91900, 91901, 92000])

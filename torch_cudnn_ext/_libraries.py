@@ -41,10 +41,10 @@ def find_in_wheels(pattern: str) -> Path | None:
 def mapped_files() -> list[Path]:
     """The libcudnn files in this process's memory, links resolved, in order of address."""
     files: dict[Path, None] = {}
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_bytes().split(b"\n"):  # of names in any encoding
         columns = line.split(maxsplit=5)
         if len(columns) == 6:
-            path = Path(columns[5].removesuffix(" (deleted)"))
+            path = Path(os.fsdecode(columns[5]).removesuffix(" (deleted)"))
             if _CUDNN_FILE.fullmatch(path.name):
                 files[path.resolve()] = None
     return list(files)
