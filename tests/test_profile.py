@@ -1305,6 +1305,13 @@ def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
         assert result.ratio_low <= result.ratio <= result.ratio_high
         both = (result.pytorch_default_ms, result.pytorch_benchmark_ms)
         assert result.pytorch_ms == min(both)
+def test_what_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    path.touch(0o600)
+    tuning.export_choices(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
         assert result.count == 2 and result.algorithm
         assert bool(result.pytorch_kernels) == bool(result.kernels) == (device == "cuda")
         assert not result.pytorch_refused

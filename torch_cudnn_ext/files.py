@@ -1,6 +1,7 @@
 """Text files, read and written whole."""
 
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,11 +38,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         place.write_bytes(data)
         return
     target = place.resolve()  # a link stays one
-    # Of this thread alone, and with the permissions of any new file.
+    # Of this thread alone; with the permissions of what it replaces, else those of any new file.
     temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
     try:
         with naming(path):
             with temporary.open("wb") as file:
+                if target.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
