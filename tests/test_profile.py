@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -813,21 +813,51 @@ def test_a_line_cut_off_within_a_character_is_dropped(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_a_torn_journal_is_whole_or_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torn_journal_is_whole_or_as_before(tmp_path: Path) -> None:
     path = tmp_path / "finished.jsonl"
     Journal(path).add("one", {"a": 1})
     path.write_text(text := path.read_text() + '{"key": "tw')
 
-    def full(descriptor: int) -> None:
-        raise OSError("no space")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="no space"):
+    lines = text.splitlines(keepends=True)
+    path.write_text("nonsense\n" + text)
+    with pytest.raises(ValueError, match="line 1: got 'nonsense'"):
         Journal(path)
-    assert path.read_text() == text
+    assert path.read_text() == "nonsense\n" + text
+    path.write_text(text)
+    Journal(path).add("two", {"b": 2})
+    assert path.read_text().startswith(lines[0] + '{"key": "two", ')
     assert [file.name for file in tmp_path.iterdir()] == ["finished.jsonl"]
+
+
+def test_processes_that_share_a_journal_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    first = Journal(path)
+    first.add("one", {"a": 1})
+    with path.open("a") as file:
+        file.write('{"key": "tw')  # of one that was killed
+    second = Journal(path)
+    first.add("three", {"a": 3})
+    second.add("four", {"a": 4})
+    with path.open("a") as file:
+        file.write('{"key": "fi')
+    first.add("six", {"a": 6})
+    whole = Journal(path)
+    assert [whole.get(key, dict) for key in ("one", "three", "four", "six")] == [
+        {"a": n} for n in (1, 3, 4, 6)
+    ]
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_a_journal_waits_for_who_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    journal = Journal(path)
+    with path.open("a") as file, ThreadPoolExecutor() as threads:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = [threads.submit(Journal, path), threads.submit(journal.add, "one", {"a": 1})]
+        assert not wait(waiting, timeout=0.3).done
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert not wait(waiting, timeout=60).not_done
+    assert Journal(path).get("one", dict) == {"a": 1}
 
 
 def test_a_journal_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
@@ -1275,6 +1305,13 @@ def test_an_export_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     assert (tmp_path / "choices.jsonl").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
+def test_what_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    path.touch(0o600)
+    tuning.export_choices(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_an_unwritable_export_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1305,13 +1342,6 @@ def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
         assert result.ratio_low <= result.ratio <= result.ratio_high
         both = (result.pytorch_default_ms, result.pytorch_benchmark_ms)
         assert result.pytorch_ms == min(both)
-def test_what_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
-    path = tmp_path / "choices.jsonl"
-    path.touch(0o600)
-    tuning.export_choices(path)
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
         assert result.count == 2 and result.algorithm
         assert bool(result.pytorch_kernels) == bool(result.kernels) == (device == "cuda")
         assert not result.pytorch_refused

@@ -4,8 +4,10 @@ They come from one line, a file of lines, or a network's calls. Nothing here kno
 times.
 """
 
+import fcntl
 import importlib
 import json
+import os
 import re
 import zlib
 from collections import Counter
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _C
 from .conversion import converted
-from .files import read_lines, write_text
+from .files import read_lines
 from .knobs import pushed
 
 PASSES = ("fwd", "bwd")
@@ -39,7 +41,7 @@ FRAMES = 16  # of a video network's clips
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
 
 T = TypeVar("T")
-_TORN = '{"key": "'  # how a line of a journal begins
+_TORN = b'{"key": "'  # how a line of a journal begins
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
 _FUSED_FORWARD_ONLY = ("bias", "z", "act")
 
@@ -726,8 +728,8 @@ def _checksum(record: dict[str, Any]) -> int:
 class Journal:
     """Finished work as JSON lines, one record a line, found again by its key.
 
-    A last line that was cut off while it was written is dropped. Each record has a checksum:
-    nothing else would find that one was edited.
+    Several processes may add to one file. A last line that was cut off while it was written is
+    dropped. Each record has a checksum: nothing else would find that one was edited.
 
     Raises:
         OSError: The file cannot be read, or not be written.
@@ -739,16 +741,25 @@ class Journal:
         """Read what is in the file, which need not exist."""
         self.path = Path(path)
         self._records: dict[str, dict[str, Any]] = {}
-        with self.path.open("a"):
-            pass  # what cannot be written fails now, not when much was measured
-        # A line that was cut off may end within a character; other such lines are no JSON.
-        lines = self.path.read_text(errors="replace").split("\n")
-        torn = lines.pop()
+        with self._file() as file:
+            self._read(file)
+
+    @contextmanager
+    def _file(self) -> Iterator[BinaryIO]:
+        """The file, which others leave alone meanwhile."""
+        with self.path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _read(self, file: BinaryIO) -> None:
+        """Take the records, and cut off a line that is not whole."""
+        file.seek(0)
+        *lines, torn = file.read().split(b"\n")
         if not torn.startswith(_TORN[: len(torn)]):
             lines.append(torn)
         for number, line in enumerate(lines, 1):
             try:
-                entry = json.loads(line)
+                entry = json.loads(line.decode())
                 if not isinstance(entry["record"], dict):
                     raise TypeError(f"its record is {entry['record']!r:.60}")
                 if "crc" in entry:  # else another version's
@@ -756,12 +767,13 @@ class Journal:
                         raise ValueError("it was changed after it was written")
                     self._records[entry["key"]] = entry["record"]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
+                got = line.decode(errors="replace")[:60]
                 raise ValueError(
-                    f"{self.path}, line {number}: got {line[:60]!r}, wanted a finished problem as "
+                    f"{self.path}, line {number}: got {got!r}, wanted a finished problem as "
                     f"JSON ({error})"
                 ) from error
         if torn:
-            write_text(self.path, "".join(line + "\n" for line in lines))
+            file.truncate(file.tell() - len(torn))
 
     def get(self, key: str, kind: Callable[..., T]) -> T | None:
         """What ``kind`` makes of the fields of a record, if it was finished before.
@@ -775,8 +787,17 @@ class Journal:
             return None
 
     def add(self, key: str, record: dict[str, Any]) -> None:
-        """Keep a record, on disk at once."""
+        """Keep a record, on disk at once.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: It ends in what is no record, nor the beginning of one.
+        """
         self._records[key] = record
         entry = {"key": key, "crc": _checksum(record), "record": record}
-        with self.path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        with self._file() as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":  # of a process that was killed since
+                    self._read(file)
+            file.write(json.dumps(entry).encode() + b"\n")
