@@ -800,6 +800,11 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "class Failing(torch.nn.Module):\n"
         "    def forward(self, x):\n"
         "        raise KeyError('inside')\n\n"
+        "def without_attribute():\n"
+        "    return torch.nn.Nothing()\n\n"
+        "def without_module():\n"
+        "    import nothing_of_this_name\n\n"
+        "number = 3\n\n"
         "def unmade():\n"
         "    raise KeyError('made')\n\n"
         "def failing():\n"
@@ -842,9 +847,15 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("command", ["profile", "bench", "coverage", "explain"])
 def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, command: str) -> None:
     arguments = [command, "--device", "cpu", "--model"]
-    assert main([*arguments, f"{networks}:unmade"]) == 2
-    wanted = f"--model: got '{networks}:unmade', which raised KeyError: 'made'"
-    assert capsys.readouterr().err == f"error: {wanted}\n"
+    assert main([*arguments, f"{networks}:unmade"]) == 1
+    assert capsys.readouterr().err == f"error: {networks}:unmade raised KeyError: 'made'\n"
+    for name, kind in (("attribute", "AttributeError"), ("module", "ModuleNotFoundError")):
+        assert main([*arguments, f"{networks}:without_{name}"]) == 1
+        assert f"{networks}:without_{name} raised {kind}: " in capsys.readouterr().err
+    for name in (f"{networks}:number", f"{networks}:absent", f".{networks}:conv", ":conv"):
+        assert main([*arguments, name]) == 2
+        assert f"--model: got '{name}', " in (said := capsys.readouterr().err)
+        assert "wanted module:callable" in said
     assert main([*arguments, f"{networks}:failing"]) == 1
     assert capsys.readouterr().err == f"error: {networks}:failing raised KeyError: 'inside'\n"
     if command != "explain":  # which tells that too

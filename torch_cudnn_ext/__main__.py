@@ -861,10 +861,9 @@ def _network(
             device=device,
         )
     except Exception as error:  # a callable of the user's may raise any
-        message = str(error)
-        if not message.startswith("got "):
-            message = f"got {name!r}, which raised {type(error).__name__}: {message}"
-        raise typer.BadParameter(f"{option}: {message}") from error
+        if isinstance(error, ValueError) and str(error).startswith("got "):
+            raise typer.BadParameter(f"{option}: {error}") from error
+        raise _raised(name, error) from error
 
 
 @contextmanager
@@ -878,7 +877,11 @@ def _running(name: str, train: str = "--train") -> Iterator[None]:
             if str(error).startswith(argument):
                 message = str(error).removeprefix(argument).replace("train=False", "no backward")
                 raise typer.BadParameter(option + message) from error
-        raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
+        raise _raised(name, error) from error
+
+
+def _raised(name: str, error: Exception) -> RuntimeError:
+    return RuntimeError(f"{name} raised {type(error).__name__}: {error}")
 
 
 def _settings(

@@ -708,10 +708,15 @@ def _torchvision_model(name: str, device: str) -> tuple[nn.Module, tuple[int, ..
 
 def _model_of_callable(name: str) -> tuple[nn.Module, Any]:
     module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise ValueError(f"got {name!r}, wanted module:callable")
     try:
-        made = getattr(importlib.import_module(module_name), attribute)()
+        make = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"got {name!r}, wanted module:callable: {error}") from error
+    if not callable(make):
+        raise ValueError(f"got {name!r}, a {type(make).__name__}, wanted module:callable")
+    made = make()
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"got {name!r}, which gave a {type(model).__name__}, wanted a module")
