@@ -959,9 +959,26 @@ def test_the_command_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
     assert resolve_name(project["project"]["scripts"]["torch_cudnn_ext"]) is script
     monkeypatch.setattr(sys, "argv", ["torch_cudnn_ext", "nonsense"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit, match="2"):
         script()
+
+
+def test_the_command_that_is_installed_finds_networks_of_the_folder(
+    tmp_path: Path, networks: str
+) -> None:
+    code = "from torch_cudnn_ext.__main__ import script; script()"
+    command = [sys.executable, "-P", "-c", code, "profile", "--device", "cpu"]
+    process = subprocess.run(
+        [*command, "--passes", "fwd", "--time-budget", "0.01", "--model", f"{networks}:conv"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "conv_fwd" in process.stdout
 
 
 def test_interrupted_where_nothing_is_kept(

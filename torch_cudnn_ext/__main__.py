@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import signal
 import sys
@@ -1134,6 +1135,9 @@ def script() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone
+    with suppress(OSError):  # as python -m does; a folder that was removed has no name
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.insert(0, here)
     sys.exit(main())
 
 
