@@ -2,6 +2,9 @@
 
     python examples/train_digits.py --device cpu --epochs 16
 
+In a clone, where the package is not installed, it is ``PYTHONPATH=. "$(tools/bootstrap)"`` that
+stands for ``python``.
+
 The data are the 1797 images of the UCI "Optical Recognition of Handwritten Digits" test set, 8x8
 pixels each (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), in ``digits.csv.gz`` beside this file. A
 fifth of them, always the same, is kept for testing.
