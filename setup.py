@@ -92,22 +92,20 @@ def libraries_module() -> ModuleType:
     return module
 
 
-def check_torch(wanted: str) -> None:
-    """Sees that torch is a CUDA build of the version whose C++ interface this code uses."""
+def check_torch() -> None:
+    """Sees that torch is there, and the one that the package wants."""
+    libraries = libraries_module()
     try:
         import torch
     except ImportError as error:
         fail(
-            f"torch cannot be imported ({error}); install torch=={wanted}.* and build with "
-            "pip install --no-build-isolation --no-deps ."
+            f"torch cannot be imported ({error}); install 'torch=={libraries.TORCH_VERSION}.*' and "
+            "build with pip install --no-build-isolation --no-deps ."
         )
-    if not torch.__version__.startswith(wanted + "."):
-        fail(f"torch is {torch.__version__}, wanted {wanted}.*: pip install 'torch=={wanted}.*'")
-    if not (torch.version.cuda or "").startswith("13."):
-        fail(
-            f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, wanted CUDA 13: "
-            f"PyPI's own torch=={wanted}.* for Linux"
-        )
+    try:
+        libraries.check_torch(torch.__version__, torch.version.cuda)
+    except ImportError as error:
+        fail(str(error).removeprefix("torch_cudnn_ext: "))
 
 
 def find_cuda(find_in_wheels: Callable[[str], Path | None], folder: str, file: str) -> Path:
@@ -172,7 +170,7 @@ def main() -> None:
     if sys.argv[1:] == ["toolchain"]:
         print(compiler)
         return
-    check_torch(libraries_module().TORCH_VERSION)
+    check_torch()
     set_environment(compiler)
     from setuptools import setup
     from torch.utils.cpp_extension import BuildExtension

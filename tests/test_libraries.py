@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,43 @@ def test_mapped_files_may_have_any_name(tmp_path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
         assert path in _libraries.mapped_files()
     assert path not in _libraries.mapped_files()
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "message"),
+    [
+        ("2.10.0+cu130", "13.0", "torch is 2.10.0+cu130, wanted 2.11.*: pip install"),
+        ("2.110.0", "13.0", "torch is 2.110.0, wanted 2.11.*"),
+        ("2.11.0+cu128", "12.8", "torch 2.11.0+cu128 is built for CUDA 12.8, wanted CUDA 13"),
+        ("2.11.0+cpu", None, "torch 2.11.0+cpu is built for CUDA None, wanted CUDA 13"),
+    ],
+)
+def test_another_torch_is_refused_before_anything_is_loaded(
+    version: str, cuda: str | None, message: str
+) -> None:
+    code = f"""
+import torch
+torch.__version__, torch.version.cuda = {version!r}, {cuda!r}
+import torch_cudnn_ext
+"""
+    process = python("-c", code)
+    assert process.returncode == 1
+    said = process.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: torch_cudnn_ext: {message}")
+
+
+def test_an_extension_that_is_not_built_is_told_in_one_line(tmp_path: Path) -> None:
+    package = tmp_path / "torch_cudnn_ext"
+    shutil.copytree(ROOT / "torch_cudnn_ext", package, ignore=shutil.ignore_patterns("_C*.so"))
+    (package / "_C.cpython-310-x86_64-linux-gnu.so").touch()  # another Python's
+    script = tmp_path / "script.py"  # whose folder is looked through first
+    script.write_text("import torch_cudnn_ext\n")
+    process = python(str(script))
+    assert process.returncode == 1
+    said = process.stderr.splitlines()[-1]
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    assert said.startswith(f"ImportError: torch_cudnn_ext: {package} holds no _C{suffix}: ")
+    assert "tools/bootstrap" in said and "pip install --no-build-isolation ." in said
 
 
 @pytest.mark.parametrize("runtime", [91900, 91901, 92000])

@@ -15,10 +15,12 @@
 
 from pathlib import Path
 
-import torch  # noqa: F401  (maps the cuDNN that everything below shares)
+import torch  # maps the cuDNN that everything below shares
 
 from torch_cudnn_ext import _libraries
 
+_libraries.check_torch(torch.__version__, torch.version.cuda)
+_libraries.check_built()
 _libraries.load()
 
 # isort: split

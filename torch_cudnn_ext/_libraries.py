@@ -15,6 +15,7 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 from pathlib import Path
 
 TORCH_VERSION = "2.11"
@@ -69,6 +70,43 @@ def check() -> None:
             "All must come from the folder that PyTorch uses. Take the other folder out of "
             f"LD_LIBRARY_PATH (now {os.environ.get('LD_LIBRARY_PATH', '')!r}) and LD_PRELOAD, "
             "remove that system cuDNN, or import torch_cudnn_ext before the package that loads it."
+        )
+
+
+def check_torch(version: str, cuda: str | None) -> None:
+    """Sees that torch is a CUDA build of the version whose C++ interface the extension uses.
+
+    Args:
+        version: ``torch.__version__``.
+        cuda: ``torch.version.cuda``.
+
+    Raises:
+        ImportError: It is another.
+    """
+    wanted = f"{TORCH_VERSION}.*"
+    if not version.startswith(f"{TORCH_VERSION}."):
+        raise ImportError(
+            f"torch_cudnn_ext: torch is {version}, wanted {wanted}: pip install 'torch=={wanted}'"
+        )
+    if not (cuda or "").startswith("13."):
+        raise ImportError(
+            f"torch_cudnn_ext: torch {version} is built for CUDA {cuda}, wanted CUDA 13: PyPI's "
+            f"own torch=={wanted} for Linux"
+        )
+
+
+def check_built() -> None:
+    """Sees that this Python finds the extension.
+
+    Raises:
+        ImportError: It is not built, or for another Python.
+    """
+    if importlib.util.find_spec("torch_cudnn_ext._C") is None:
+        folder = Path(__file__).parent
+        raise ImportError(
+            f"torch_cudnn_ext: {folder} holds no _C{sysconfig.get_config_var('EXT_SUFFIX')}: the "
+            "extension is not built for this Python; build it: tools/bootstrap in a clone, or "
+            "pip install --no-build-isolation ."
         )
 
 
