@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -33,8 +34,15 @@ def find_compiler() -> str:
     the shared one that torch uses do not know each other's locale facets, and formatting a number
     into an error message then crashes.
     """
+    chosen = os.environ.get("CXX", "").strip()
+    try:
+        first = shlex.split(chosen)[:1]
+    except ValueError as error:
+        fail(f"CXX is {chosen!r}, wanted a command: {error}")
+    if first and not shutil.which(first[0]):
+        fail(f"CXX is {chosen!r}, wanted a compiler's command: there is no {first[0]}")
     static_only = []
-    for command in (os.environ.get("CXX", ""), "g++", "c++", "clang++"):
+    for command in (chosen, "g++", "c++", "clang++"):
         words = shlex.split(command)
         if not words or not shutil.which(words[0]):
             continue
@@ -118,9 +126,11 @@ def find_cuda(find_in_wheels: Callable[[str], Path | None], folder: str, file: s
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if (toolkit / folder / file).exists():
         return toolkit / folder
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    requires = project["build-system"]["requires"]
+    wheels = shlex.join(word for word in requires if word.startswith("nvidia-"))
     fail(
-        f"CUDA's {file} is neither in a wheel nor under {toolkit}; install it: "
-        "pip install nvidia-cuda-runtime==13.* nvidia-cuda-crt==13.* nvidia-cuda-cccl==13.*"
+        f"CUDA's {file} is neither in a wheel nor under {toolkit}; install it: pip install {wheels}"
     )
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -100,8 +101,50 @@ def test_compile_error_is_shown(checkout: Path) -> None:
     assert str(checkout / "build" / "build.log") in process.stderr
 
 
+def test_the_error_is_found_whatever_language_the_compiler_speaks(
+    checkout: Path, tmp_path: Path
+) -> None:
+    (checkout / "csrc" / "module.cpp").write_text("int wrong = undeclared;\n")
+    compiler = tmp_path / "translated"
+    compiler.write_text(
+        "#!/bin/bash\n"
+        '[[ $LC_ALL == C.UTF-8 ]] && exec c++ "$@"\n'
+        """c++ "$@" 2> >(sed 's/error:/Fehler:/' >&2)\n"""
+    )
+    compiler.chmod(0o755)
+    process = bootstrap(checkout, CXX=str(compiler), LC_ALL="", LANG="de_DE.UTF-8")
+    assert process.returncode == 2
+    assert "error: " in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("nothing-like-this -O2", "there is no nothing-like-this"),
+        ('g++ "', "No closing quotation"),
+    ],
+)
+def test_a_compiler_that_is_none_is_refused(checkout: Path, command: str, message: str) -> None:
+    process = bootstrap(checkout, CXX=command)
+    assert_stops(process, f"CXX is {command!r}, wanted a", message)
+
+
+def test_tools_may_be_links(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "torch_cudnn_ext" / "__main__.py").write_text("print(__file__)\n")
+    (tmp_path / "linked").symlink_to(checkout / "tools" / "run")
+    process = subprocess.run(
+        [str(tmp_path / "linked")],
+        env={**os.environ, "TORCH_CUDNN_EXT_PYTHON": sys.executable, "CXX": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == f"{checkout}/torch_cudnn_ext/__main__.py\n"
+
+
 def test_no_compiler(checkout: Path, tmp_path: Path) -> None:
-    path = folder_of_commands(tmp_path / "bin", "cat", "dirname", "flock", "mkdir")
+    path = folder_of_commands(tmp_path / "bin", "cat", "dirname", "flock", "mkdir", "readlink")
     assert_stops(bootstrap(checkout, PATH=path), "no C++ compiler", "apt install g++")
 
 
@@ -154,6 +197,29 @@ def test_missing_packages_are_named(checkout: Path, tmp_path: Path) -> None:
         PYTHONPATH=fake_torch(tmp_path / "fake", "2.11.0", "13.0"),
     )
     assert_stops(process, "has torch 2.11.0 but not", "typer", "hypothesis", "torchvision")
+
+
+def test_another_version_of_a_package_is_none(checkout: Path, tmp_path: Path) -> None:
+    for name, version in (("torchvision", "0.25.0"), ("timm", "1.0.31+local")):
+        folder = tmp_path / "packages" / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    process = bootstrap(checkout, "test", "models", PYTHONPATH=str(tmp_path / "packages"))
+    assert_stops(process, "but not torchvision==0.26.*\n")
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
+def test_a_source_distribution_holds_what_the_clone_holds(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    command += ["sdist", "--formats", "tar", "--dist-dir", str(tmp_path)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    (made,) = tmp_path.glob("*.tar")
+    with tarfile.open(made) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    assert set(listed.stdout.splitlines()) - held == {".gitignore"}
+    assert not [name for name in held if name.endswith((".so", ".pyc"))]
 
 
 def test_no_python_at_all(checkout: Path) -> None:
