@@ -85,6 +85,7 @@ def run(model: nn.Module, x: Tensor) -> list[Tensor]:
 def check_equal(ours: list[Tensor], plain: list[Tensor], tolerance: float = 1e-4) -> None:
     assert len(ours) == len(plain)
     for a, b in zip(ours, plain, strict=True):
+        assert (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
         difference = float((a - b).detach().float().norm())
         assert difference <= tolerance * float(b.detach().float().norm()) + 1e-6
 
