@@ -29,6 +29,7 @@ from torch_cudnn_ext import (
     _C,
     Policy,
     bench,
+    bench_networks,
     measuring,
     ops,
     peaks,
@@ -151,11 +152,11 @@ def test_columns_agree_with_each_other(measured: Profile) -> None:
 
 
 def test_good_rows_are_within_their_tolerance(measured: Profile) -> None:
-    for row in _layer(measured).ranked:
     assert len(_layer(measured).ranked) >= 3
+    for row in _layer(measured).ranked:
         assert row["error"] is not None
-        assert row["error"] <= _C.tolerance(_layer(measured).problem, row["notes"])
         assert 1e-9 < row["error"] < 1e-6  # sums of at most 128 products in float32
+        assert row["error"] <= _C.tolerance(_layer(measured).problem, row["notes"])
 
 
 def test_the_current_choice_is_marked_once(measured: Profile) -> None:
@@ -576,6 +577,24 @@ def test_settings_are_checked() -> None:
         tuning.tune(PROBLEM, device="cpu", jobs="2")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"problems: got 1 \(int\), wanted problem lines"):
         tuning.tune([1], device="cpu")  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="jobs: got True, wanted 1 or more"):
+        tuning.tune([PROBLEM], device="cpu", jobs=True)
+    with pytest.raises(ValueError, match="jobs: got True, wanted 1 or more"):
+        next(bench_networks.compare_networks(["resnet18"], ["f32"], False, "cpu", jobs=True))
+
+
+def test_a_problem_is_tuned_once() -> None:
+    told = []
+
+    class Told:
+        def problem(self, done: int, total: int, text: str) -> None:
+            told.append((total, text))
+
+        def algorithm(self, done: int, total: int, text: str) -> None: ...
+
+    lines = [PROBLEM, PROBLEM.replace("pad=1", "pad=1,1"), OTHER, PROBLEM]
+    best = tuning.tune(lines, device="cpu", time_budget_s=0.1, progress=Told())
+    assert told == [(2, line) for line in best] and [*best] == [PROBLEM, OTHER]
     with pytest.raises(TypeError, match=r"problems: got 5 \(int\), wanted problem lines"):
         tuning.tune(5, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_samples: got 0"):

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from . import report, tuning
 from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, formatted, judged
 from .enabling import enabled
-from .measuring import Progress, fp32_switches
+from .measuring import Progress, check_jobs, fp32_switches
 from .peaks import host_ms
 from .processes import processes
 from .workload import call_model, load_model, sum_of_outputs
@@ -110,8 +110,7 @@ def compare_networks(
         ValueError: ``jobs`` is less than 1.
         RuntimeError: A network raised something, or its process was killed.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs: got {jobs}, wanted 1 or more")
+    check_jobs(jobs)
     tasks = [
         _Task(
             network=network,

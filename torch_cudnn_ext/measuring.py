@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
     _Measured = tuple[list[Measurement], list[TableEntry]]
 
-__all__ = ["BASELINE", "Progress", "Task", "fp32_switches", "measure_tasks", "no_algorithm"]
+__all__ = [
+    "BASELINE",
+    "Progress",
+    "Task",
+    "check_jobs",
+    "fp32_switches",
+    "measure_tasks",
+    "no_algorithm",
+]
 
 BASELINE = "aten:default"  # PyTorch's own kernel
 
@@ -91,8 +99,7 @@ def measure_tasks(
         ValueError: ``jobs`` is no number or less than 1.
         RuntimeError: One of several processes was killed, or could not start.
     """
-    if not isinstance(jobs, int) or jobs < 1:
-        raise ValueError(f"jobs: got {jobs!r}, wanted 1 or more")
+    check_jobs(jobs)
     if min(jobs, len(tasks)) <= 1:
         yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
         return
@@ -105,6 +112,12 @@ def measure_tasks(
             for future in left:  # finished before others that are not
                 if future.done() and future.exception() is None:
                     _C.table_import(future.result()[1])
+
+
+def check_jobs(jobs: int) -> None:
+    """ValueError where it is no number of processes."""
+    if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+        raise ValueError(f"jobs: got {jobs!r}, wanted 1 or more")
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def tune(
     for line in lines:
         if not isinstance(line, str):
             raise TypeError(f"problems: got {line!r} ({type(line).__name__}), wanted problem lines")
-    problems = [_C.canonical_problem(line) for line in lines]
+    problems = [*dict.fromkeys(_C.canonical_problem(line) for line in lines)]
     tasks = [Task(problem, place, text, time_budget_s, knob_search) for problem in problems]
     best, failed = {}, []
     for problem, rows in zip(problems, measure_tasks(tasks, jobs, progress), strict=True):
