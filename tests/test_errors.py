@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext import _C, explain, ops, profile_model, trace, tuning
+from torch_cudnn_ext import _C, explain, nn, ops, profile_model, trace, tuning
 from torch_cudnn_ext.coverage import coverage
 
 OPS = torch.ops.torch_cudnn_ext
@@ -101,6 +101,37 @@ def test_a_wrong_type_is_told_in_one_line(call: Callable[[], object], argument: 
         call()
     assert_says(caught, f"'{argument}'", "Expected", "found")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ops.batch_norm(STEPS, None, None, training=True, eps=cast(Any, "a")),
+            "batch_norm: argument eps: got 'a' (str), wanted a number",
+        ),
+        (
+            lambda: ops.group_norm(STEPS, cast(Any, "2")),
+            "group_norm: argument num_groups: got '2' (str), wanted an integer",
+        ),
+        (
+            lambda: ops.lp_pool2d(images(), cast(Any, "2"), 2),
+            "lp_pool2d: argument norm_type: got '2' (str), wanted a number",
+        ),
+        (
+            lambda: ops.dropout(STEPS, cast(Any, torch.tensor([0.1, 0.2]))),
+            "dropout: argument p: got tensor([0.1000, 0.2000]) (Tensor), wanted a number",
+        ),
+        (
+            lambda: nn.LSTM(3, 4)(cast(Any, "x")),
+            "LSTM: argument input: got 'x' (str), wanted a Tensor",
+        ),
+    ],
+)
+def test_a_wrong_type_names_its_argument(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("function", [profile_model, tuning.tune_model, coverage, explain, trace])

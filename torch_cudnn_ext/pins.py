@@ -203,6 +203,7 @@ def load_pins(path: str | Path) -> dict[str, str]:
     Raises:
         ValueError: The file is no TOML, has an unknown table, or a value that is no policy; the
             message names the line and the key. Its rules are checked as well.
+        OSError: The file cannot be read.
     """
     return _load(path)[_LAYERS]
 
@@ -215,6 +216,7 @@ def load_rules(path: str | Path) -> dict[str, str]:
 
     Raises:
         ValueError: As of `load_pins`.
+        OSError: As of `load_pins`.
     """
     return _load(path)[_PROBLEMS]
 

@@ -62,12 +62,19 @@ class Recurrent(Tunable, torch.nn.RNNBase):
 
         Returns:
             Outputs in the form of the input, and states at the end.
+
+        Raises:
+            TypeError: An argument has a type that it does not take.
+            ValueError: ``input`` has neither 2 nor 3 dimensions, or dtypes or devices do not fit.
+            RuntimeError: Sizes of ``input`` or ``hx`` do not fit, a pinned algorithm cannot run, or
+                none can under the policy.
         """
         self._update_flat_weights()
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, order_back = input
             batched = True
         else:
+            check_tensor(type(self).__name__, "input", input)
             data, batch_sizes, order, order_back = input, None, None, None
             batched = input.dim() == 3
             if input.dim() not in (2, 3):

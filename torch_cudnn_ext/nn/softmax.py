@@ -36,7 +36,11 @@ class Softmax2d(Tunable, torch.nn.Softmax2d):
     family = "softmax"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Softmax over the channels of ``[N, C, H, W]`` or ``[C, H, W]``."""
+        """Softmax over the channels of ``[N, C, H, W]`` or ``[C, H, W]``.
+
+        Raises:
+            ValueError: ``input`` has neither 3 nor 4 dimensions.
+        """
         if input.dim() not in (3, 4):
             raise ValueError(
                 f"Softmax2d: argument input: got sizes {list(input.shape)}, "

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, call_for_all, check_tensor
+from torch_cudnn_ext.ops._arguments import call, call_for_all, check_number, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 NormMode: TypeAlias = Literal["spatial", "per_activation"]
@@ -69,7 +69,7 @@ def batch_norm(
         ``weight``, ``bias`` and ``z``, with ``training`` and without.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, there is one value a channel in training, or running
             statistics are missing without training; or the policy is wrong.
     """
@@ -140,5 +140,6 @@ def batch_norm_train(
 
 def _check_eps(function: str, eps: float) -> None:
     """Refuse what ``torch.nn.functional.batch_norm`` refuses."""
+    check_number(function, "eps", eps)
     if eps <= 0:
         raise ValueError(f"{function}: argument eps: got {eps}, wanted more than 0")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, check_number, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -37,15 +37,12 @@ def dropout(
         Differentiable any number of times.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: ``p`` is out of range, the dtype is not supported, or the policy is wrong.
     """
     check_tensor("dropout", "input", input)
-    try:
-        is_probability = 0 <= p <= 1
-    except TypeError as error:
-        raise TypeError(f"dropout: argument p: got {p!r:.60}, wanted a number") from error
-    if not is_probability:
+    check_number("dropout", "p", p)
+    if not 0 <= p <= 1:
         raise ValueError(f"dropout: argument p: got {p}, wanted a probability from 0 to 1")
     text = policy_text(policy, "dropout")
     if not training or p == 0 or input.numel() == 0:

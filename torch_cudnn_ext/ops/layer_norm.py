@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, check_tensor, integer
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 _FAMILY = "layer_norm"
@@ -156,11 +156,16 @@ def group_norm(
         PyTorch.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, there is one value a group in all of the batch, or
             the policy is wrong.
     """
     check_tensor("group_norm", "input", input)
+    if integer(num_groups) is None:
+        raise TypeError(
+            f"group_norm: argument num_groups: got {num_groups!r:.60} "
+            f"({type(num_groups).__name__}), wanted an integer"
+        )
     if num_groups >= 1 and input.dim() >= 2 and input.numel() == num_groups:
         raise ValueError(
             f"group_norm: argument input: got sizes {tuple(input.shape)} for {num_groups} groups, "

@@ -56,6 +56,10 @@ def linear(
 
     Returns:
         ``[..., n]``, or ``[...]`` where the weight is a vector.
+
+    Raises:
+        TypeError: As of `matmul`.
+        ValueError: As of `matmul`.
     """
     check_tensor("linear", "input", input)
     check_tensor("linear", "weight", weight)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.ops._arguments import Sizes, call, check_tensor, sizes_of
+from torch_cudnn_ext.ops._arguments import Sizes, call, check_number, check_tensor, sizes_of
 from torch_cudnn_ext.policy import Policy, PolicyLike, as_policy, policy_text
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
@@ -442,6 +442,7 @@ def _lp_pool(
     policy: PolicyLike,
 ) -> Tensor:
     check_tensor(f"lp_pool{dims}d", "input", input)
+    check_number(f"lp_pool{dims}d", "norm_type", norm_type)
     if norm_type == 0:
         raise ValueError(f"lp_pool{dims}d: argument norm_type: got 0, wanted any other number")
     mean = _avg_pool(
