@@ -123,6 +123,10 @@ def test_top_and_all(capsys: Capture) -> None:
     assert main(["profile", PROBLEM, "--device", "cpu", "--all", "--top", "0"]) == 0
     long = capsys.readouterr().out
     assert len(long.splitlines()) > len(short.splitlines())
+    assert "more that work (--top 0 shows them); not shown: " in short
+    assert "(--all shows them)" in short
+    assert main(["profile", PROBLEM, "--device", "cpu", "--format", "markdown"]) == 0
+    assert "(--all shows them)" in capsys.readouterr().out
 
 
 def test_list_of_a_network(capsys: Capture, networks: str) -> None:
@@ -606,7 +610,9 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     tuning.export_choices(file)
     file.write_text(file.read_text().replace(entries[LINE]["device"], "another device"))
     tuning.clear()
-    layers = _json(capsys, "profile", "--choices", str(file))["layers"]
+    kept = _json(capsys, "profile", "--choices", str(file))
+    assert (kept["settings"], kept["versions"]) == (None, None)
+    layers = kept["layers"]
     assert {str(layer["problem"]): layer["rows"] for layer in layers} == {
         line: entry["measurements"] for line, entry in entries.items()
     }

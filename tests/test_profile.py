@@ -317,6 +317,17 @@ def test_the_host_s_time_has_a_column_where_it_is_known() -> None:
     assert json.loads(result.to_json())["layers"][0]["rows"][0]["host_ms"] == 0.01234
 
 
+def test_titles_and_footers_are_what_they_are_in_every_format(measured: Profile) -> None:
+    line, where = _layer(measured).problem, "measured on cpu"
+    marked, plain = measured.to_markdown(), measured._repr_html_()
+    assert f"<b>{line}<br>{where}</b>" in plain
+    assert f"**{line}**  \n**{where}**\n" in marked
+    assert "\n\\* what the current policy runs; not shown: " in marked
+    assert not re.search(r"(?m)^\*(?!\*)", marked)
+    for text in (marked, plain, str(measured)):
+        assert "(show_all=True shows them)" in text and "--" not in text.replace("---", "")
+
+
 def test_print_shows_the_rest_on_request(
     measured: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1406,13 +1417,13 @@ def test_the_table_is_cut_at_the_top(capsys: pytest.CaptureFixture[str]) -> None
     names = [row["algorithm"] for row in layer.ranked]
     assert len(names) > 3
     for top in (1, 2, 3):
-        table = report.layer_tables(layer, False, top)[0]
+        table = report.layer_tables(layer, report.Extent(top=top))[0]
         shown = [row[2] for row in table.rows]
         # PyTorch's and the current choice always, in the order of their ranks.
         always = {"aten:default", layer.current}
         assert shown == [n for i, n in enumerate(names) if i < top or n in always]
-        assert f"{len(names) - len(shown)} more that work (--top 0 shows them)" in table.footer
-    assert [row[2] for row in report.layer_tables(layer, False, 0)[0].rows] == names
+        assert f"{len(names) - len(shown)} more that work (top=0 shows them)" in table.footer
+    assert [row[2] for row in report.layer_tables(layer, report.Extent())[0].rows] == names
     result.print()
     whole = capsys.readouterr().out
     assert "more that work" not in whole and all(name in whole for name in names)

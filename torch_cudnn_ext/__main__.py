@@ -364,14 +364,15 @@ def _kept(choices: str, problem: str | None) -> Profile:
 
 
 def _print_profile(result: Profile, format: Format, show_all: bool, top: int) -> None:
+    extent = report.Extent(show_all, top, "--all", "--top 0")
     if format is Format.table:
-        result.print(show_all, top)
+        report.print_profile(result, extent)
     elif format is Format.json:
         typer.echo(result.to_json())
     elif format is Format.csv:
         typer.echo(result.to_csv(), nl=False)
     else:
-        typer.echo(result.to_markdown(show_all, top), nl=False)
+        typer.echo(report.profile_markdown(result, extent), nl=False)
 
 
 @app.command("list")

@@ -275,6 +275,7 @@ class Profile:
     title: str = ""
     # How often anything but layers that `convert` exchanges called an operator, by its name.
     not_profiled: dict[str, int] = field(default_factory=dict)
+    is_kept: bool = False  # in a file of choices, which tells no settings and no versions
 
     def best(
         self,
@@ -422,12 +423,13 @@ class Profile:
             show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
             top: At most so many algorithms a table; 0 is all of them.
         """
-        report.print_profile(self, show_all, top)
+        report.print_profile(self, report.Extent(show_all, top))
 
     def __repr__(self) -> str:
         """What it is of, in a line."""
         of = self.title or ", ".join(layer.problem for layer in self.layers[:1])
-        return f"<Profile of {len(self.layers)} problems on {self.settings.device}: {of}>"
+        devices = ", ".join(dict.fromkeys(layer.device for layer in self.layers))
+        return f"<Profile of {len(self.layers)} problems on {devices}: {of}>"
 
     def __str__(self) -> str:
         """`to_markdown`."""
@@ -438,7 +440,7 @@ class Profile:
 
     def to_markdown(self, show_all: bool = False, top: int = 0) -> str:
         """The tables and the summary as Markdown."""
-        return report.profile_markdown(self, show_all, top)
+        return report.profile_markdown(self, report.Extent(show_all, top))
 
     def to_pandas(self) -> pandas.DataFrame:
         """`records` as a data frame.
@@ -458,7 +460,8 @@ class Profile:
         """Everything as one JSON object.
 
         The settings, the versions, the layers, the operators that are not profiled, the totals. An
-        error that is not finite is null.
+        error that is not finite is null, and so are settings and versions of what a file of choices
+        kept.
         """
         layers = [dataclasses.asdict(profile) for profile in self.layers]
         for layer in layers:
@@ -468,8 +471,8 @@ class Profile:
         return json.dumps(
             {
                 "title": self.title,
-                "settings": dataclasses.asdict(self.settings),
-                "versions": _C.versions(),
+                "settings": None if self.is_kept else dataclasses.asdict(self.settings),
+                "versions": None if self.is_kept else _C.versions(),
                 "layers": layers,
                 "not_profiled": self.not_profiled,
                 "totals": [dataclasses.asdict(line) for line in self.totals()],
@@ -644,7 +647,7 @@ def profile_of_choices(entries: Iterable[TableEntry]) -> Profile:
         )
         for entry in entries
     ]
-    return Profile(layers, make_settings("cpu"))
+    return Profile(layers, make_settings("cpu"), is_kept=True)
 
 
 def _measured(layer: Layer, settings: Settings) -> str:

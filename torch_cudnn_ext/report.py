@@ -88,6 +88,23 @@ class Table:
     lists: Sequence[tuple[str, Sequence[str]]] = ()
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How much of a profile is shown, and how its reader asks for the rest.
+
+    Attributes:
+        show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
+        top: At most so many algorithms a table; 0 is all of them.
+        ask_for_all: What shows the former.
+        ask_for_more: What shows all of the latter.
+    """
+
+    show_all: bool = False
+    top: int = 0
+    ask_for_all: str = "show_all=True"
+    ask_for_more: str = "top=0"
+
+
 # Records.
 
 
@@ -244,7 +261,7 @@ LISTED_COLUMNS = (
 # Tables.
 
 
-def layer_tables(profile: LayerProfile, show_all: bool, top: int) -> list[Table]:
+def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
     """The measured table of a layer and, where a target was listed, what that accepts."""
     title = profile.problem
     where = [" ".join(profile.names)] if profile.names else []
@@ -258,7 +275,7 @@ def layer_tables(profile: LayerProfile, show_all: bool, top: int) -> list[Table]
         if profile.measured != profile.problem:
             place += f" at batch {STAND_IN_BATCH}"
         records = _measured_records(profile)
-        table = _table(f"{title}\n{place}", MEASURED_COLUMNS, records, show_all, top)
+        table = _table(f"{title}\n{place}", MEASURED_COLUMNS, records, extent)
         if profile.refusal:
             lists = [("the current policy runs none of them", [profile.refusal]), *table.lists]
             table = replace(table, lists=lists)
@@ -267,7 +284,7 @@ def layer_tables(profile: LayerProfile, show_all: bool, top: int) -> list[Table]
         records = _listed_records(profile)
         head = f"{title}\n" if not profile.rows else ""
         head += f"{profile.listed_for} accepts {_accepted(records)}"
-        tables.append(_table(head, LISTED_COLUMNS, records, show_all, top))
+        tables.append(_table(head, LISTED_COLUMNS, records, extent))
     return tables
 
 
@@ -286,10 +303,8 @@ def _accepted(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _table(
-    title: str, columns: Sequence[Column], records: list[Record], show_all: bool, top: int
-) -> Table:
-    """Good rows up to ``top``; PyTorch's and the current choice always; the rest on request."""
+def _table(title: str, columns: Sequence[Column], records: list[Record], extent: Extent) -> Table:
+    """Good rows up to a number; PyTorch's and the current choice always; the rest on request."""
     shown, hidden = [], 0
     refused: dict[str, list[str]] = {}
     not_shown: Counter[str] = Counter()
@@ -301,13 +316,13 @@ def _table(
         empty = not ok and record["workspace_bytes"] is None and record["error"] is None
         if record["current"] or (record["algorithm"] == BASELINE and record["median_ms"]):
             shown.append(record)
-        elif ok and (top == 0 or good <= top):
+        elif ok and (extent.top == 0 or good <= extent.top):
             shown.append(record)
         elif ok:
             hidden += 1
-        elif show_all and empty:
+        elif extent.show_all and empty:
             refused.setdefault(_status(record), []).append(record["algorithm"])
-        elif show_all:
+        elif extent.show_all:
             shown.append(record)
         else:
             not_shown[record["status"]] += 1
@@ -319,10 +334,10 @@ def _table(
     if any(record["current"] for record in shown):
         footer.append("* what the current policy runs")
     if hidden:
-        footer.append(f"{hidden} more that work (--top 0 shows them)")
+        footer.append(f"{hidden} more that work ({extent.ask_for_more} shows them)")
     if not_shown:
         counts = ", ".join(f"{count} {status}" for status, count in not_shown.items())
-        footer.append(f"not shown: {counts} (--all shows them)")
+        footer.append(f"not shown: {counts} ({extent.ask_for_all} shows them)")
     cells = [[column.cell(record) for column in columns] for record in shown]
     groups = [(reason, _named(names, records)) for reason, names in refused.items()]
     return Table(title, columns, cells, "; ".join(footer), groups)
@@ -389,9 +404,9 @@ def _plural(count: int, word: str) -> str:
     return f"{count} {word}" + ("s" if count != 1 else "")
 
 
-def profile_tables(profile: Profile, show_all: bool, top: int) -> list[Table]:
+def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
     """Every table of a profile, the summary last where anything was measured."""
-    tables = [t for layer in profile.layers for t in layer_tables(layer, show_all, top)]
+    tables = [t for layer in profile.layers for t in layer_tables(layer, extent)]
     if any(layer.rows for layer in profile.layers):
         tables.append(summary_table(profile))
     return tables
@@ -457,7 +472,9 @@ def tables_markdown(tables: Iterable[Table]) -> str:
         title = "  \n".join(f"**{part}**" for part in table.title.split("\n"))
         notes = [f"{head}: {', '.join(names)}" for head, names in table.lists]
         notes += [table.footer] if table.footer else []
-        parts.append("\n".join([title, "", *lines, *(f"\n{note}" for note in notes)]))
+        # No footer is a list.
+        below = ("\n" + (f"\\{note}" if note.startswith("*") else note) for note in notes)
+        parts.append("\n".join([title, "", *lines, *below]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -477,8 +494,9 @@ def tables_html(tables: Iterable[Table]) -> str:
         notes = [f"{head}: {', '.join(names)}" for head, names in table.lists]
         notes += [table.footer] if table.footer else []
         below = "<br>".join(html.escape(note) for note in notes)
+        title = html.escape(table.title).replace("\n", "<br>")
         parts.append(
-            f"<p><b>{html.escape(table.title)}</b></p><table><thead><tr>{head}</tr></thead>"
+            f"<p><b>{title}</b></p><table><thead><tr>{head}</tr></thead>"
             f"<tbody>{body}</tbody></table><p>{below}</p>"
         )
     return "\n".join(parts)
@@ -525,19 +543,19 @@ def _algorithms(problems: list[str], device: str, backend: str) -> set[str]:
     }
 
 
-def print_profile(profile: Profile, show_all: bool, top: int) -> None:
+def print_profile(profile: Profile, extent: Extent) -> None:
     """Print a profile to standard output."""
-    print_tables(profile_tables(profile, show_all, top))
+    print_tables(profile_tables(profile, extent))
 
 
-def profile_markdown(profile: Profile, show_all: bool, top: int) -> str:
+def profile_markdown(profile: Profile, extent: Extent) -> str:
     """A profile as Markdown."""
-    return tables_markdown(profile_tables(profile, show_all, top))
+    return tables_markdown(profile_tables(profile, extent))
 
 
 def profile_html(profile: Profile) -> str:
     """A profile as HTML, for notebooks."""
-    return tables_html(profile_tables(profile, show_all=False, top=0))
+    return tables_html(profile_tables(profile, Extent()))
 
 
 class ProgressBar:
