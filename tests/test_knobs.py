@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -399,3 +400,22 @@ def test_a_knob_that_was_patched_is_unset_again() -> None:
     assert (knobs.max_workspace, resolved("max_workspace")) == (None, None)
     with pytest.raises(AttributeError, match="conv_algo"):
         del knobs.conv_algo
+
+
+def test_users_code_passes_mypy(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "user.py"
+    file.write_text(
+        "import torch\n"
+        "import torch_cudnn_ext as tce\n"
+        "from torch_cudnn_ext import knobs\n\n"
+        'knobs.rnn_algo = "legacy:standard"\n'
+        "knobs.softmax_fwd_algo = None\n"
+        "tce.knobs.max_workspace = 0\n"
+        'pins: tce.Pins = {"conv*": tce.Policy(fwd="cpu:fft"), "*": "autotune"}\n'
+        "with tce.pinned(torch.nn.Conv2d(1, 2, 3), pins):\n"
+        "    pass\n"
+        "knobs.deterministic = 3  # wrong\n"
+    )
+    said, _, _ = api.run(["--strict", "--no-error-summary", str(file)])
+    assert [line.split(": ")[0] for line in said.splitlines()] == [f"{file}:11"], said

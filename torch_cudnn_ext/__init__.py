@@ -44,13 +44,22 @@ from torch_cudnn_ext.enabling import (
 )
 from torch_cudnn_ext.explaining import explain, trace
 from torch_cudnn_ext.ops import last_choice
-from torch_cudnn_ext.pins import apply_pins, clear_pins, load_pins, load_rules, pinned, save_pins
+from torch_cudnn_ext.pins import (
+    Pins,
+    apply_pins,
+    clear_pins,
+    load_pins,
+    load_rules,
+    pinned,
+    save_pins,
+)
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.profiling import profile, profile_model
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Pins",
     "Policy",
     "conversion",
     "convert",

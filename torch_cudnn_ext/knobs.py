@@ -60,6 +60,10 @@ if TYPE_CHECKING:  # the attributes live in `_Knobs`; these are for type checker
     enabled: str | bool
     verbose: bool
 
+    def __getattr__(name: str) -> Any:
+        """The knobs of all other operators."""
+
+
 _ALGORITHMS = {  # knob -> operator family
     f"{name}_algo": op["family"]
     for op in _C.operators()

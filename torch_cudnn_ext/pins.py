@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn as torch_nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -50,7 +50,7 @@ from torch_cudnn_ext.policy import (
     policy_text,
 )
 
-Pins = Mapping[str, PolicyLike]
+Pins: TypeAlias = Mapping[str, PolicyLike]  # by pattern
 
 _LAYERS, _PROBLEMS = "layers", "problems"  # tables of a file
 
