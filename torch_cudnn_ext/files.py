@@ -10,17 +10,22 @@ from pathlib import Path
 _OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # links to what somebody has opened
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, less a byte order mark.
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of `read_text`, which raises."""
+    return read_text(path).splitlines()
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A text file, less a byte order mark.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: It holds other than UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"got {str(path)!r}, which holds no text: {error}") from error
+        raise ValueError(f"got {os.fspath(path)!r}, which holds no text: {error}") from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -38,7 +38,7 @@ from torch_cudnn_ext.conversion import (
     unwrapped_model,
 )
 from torch_cudnn_ext.enabling import check_rule, rule_text
-from torch_cudnn_ext.files import write_text
+from torch_cudnn_ext.files import read_text, write_text
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.policy import (
     Policy,
@@ -223,10 +223,10 @@ def load_rules(path: str | Path) -> dict[str, str]:
 
 def _load(path: str | Path) -> dict[str, dict[str, str]]:
     """Both tables of a file, checked."""
+    text = read_text(path)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
         tables = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
     found: dict[str, dict[str, str]] = {_LAYERS: {}, _PROBLEMS: {}}
     for name, table in tables.items():

@@ -266,7 +266,7 @@ def import_choices(path: str | os.PathLike[str]) -> int:
 def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:
     """The entries of a file of `export_choices`; raises as `import_choices`."""
     entries: list[TableEntry] = []
-    for number, line in enumerate(read_lines(Path(path)), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:
