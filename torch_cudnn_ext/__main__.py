@@ -28,7 +28,6 @@ from .explaining import explain
 from .measuring import fp32_switches
 from .policy import CONSTRAINTS, text_for_all
 from .profiling import (
-    DEFAULT_TARGET,
     Profile,
     Settings,
     checked_device,
@@ -234,7 +233,7 @@ TargetOption = Annotated[
     typer.Option(
         "--target",
         help="A GPU that need not be there: what it accepts is listed. "
-        f"{DEFAULT_TARGET} where there is no GPU and no --device.",
+        f"{report.DEFAULT_TARGET} where there is no GPU and no --device.",
     ),
 ]
 PolicyOption = Annotated[
@@ -794,7 +793,7 @@ def _algorithm_counts(operator: dict[str, Any], example: str) -> report.Table:
     """How many algorithms each backend has and how many of them take one common problem."""
     gpu = checked_device()
     if gpu == "cpu":
-        gpu = f"target:{DEFAULT_TARGET}"
+        gpu = f"target:{report.DEFAULT_TARGET}"
     rows = []
     for pass_name in operator["passes"]:
         op = f"{operator['family']}_{pass_name}"

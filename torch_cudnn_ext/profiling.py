@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from ._C import Candidate, Measurement, TableEntry
 
-DEFAULT_TARGET = "h200"
 CPU_TIME_BUDGET_S = 2.0
 CPU_MIN_SAMPLES = 7
 GPU_MIN_SAMPLES = 11
@@ -154,7 +153,7 @@ def make_settings(
             raise ValueError(f"target: {str(error).removeprefix('device: ')}") from error
     chosen = checked_device(device if target is None else "cpu")
     if device is None and target is None and chosen == "cpu":
-        target = DEFAULT_TARGET
+        target = report.DEFAULT_TARGET
     if time_budget_s is not None:
         check_time_budget(time_budget_s)
     is_count = isinstance(min_samples, int) and not isinstance(min_samples, bool)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Wide enough for every table: a file or a pipe has no edge to wrap at.
 WIDTH_WITHOUT_TERMINAL = 1000
-OPERATORS_TARGET = "target:h200"
+DEFAULT_TARGET = "h200"  # a GPU that is not there
 LINE_LENGTH = 100  # of the lists below a table
 STAND_IN_BATCH = 1  # where the CPU stands in for a GPU that is not there
 
@@ -516,6 +516,7 @@ def operators_markdown() -> str:
         if "replaces" in vars(cls):
             modules.setdefault(cls.family, []).append(name)
     lines = [_markdown_line(headings), _markdown_line("---" for _ in headings)]
+    target = f"target:{DEFAULT_TARGET}"
     for op in _C.operators():
         family = op["family"]
         examples = [_C.canonical_problem(example) for example in op["examples"]]
@@ -523,7 +524,7 @@ def operators_markdown() -> str:
         on_cpu: set[str] = set()
         for name in op["passes"]:
             problems = [line.replace(f"{family}_fwd", f"{family}_{name}", 1) for line in examples]
-            counts = {b: _algorithms(problems, OPERATORS_TARGET, b) for b in ("graph", "legacy")}
+            counts = {b: _algorithms(problems, target, b) for b in ("graph", "legacy")}
             by_pass[name] = ", ".join(f"{b} {len(names)}" for b, names in counts.items() if names)
             on_cpu.update(_algorithms(problems, "cpu", "cpu"))
         cells = [", ".join(modules.get(family, [])), op["entry_points"]]
