@@ -24,7 +24,7 @@ from . import _C, nn, report
 from .bench import DEFAULT_POLICY, RATIO_COLUMNS, TIME_COLUMNS, formatted, judged, samplers
 from .measuring import Progress
 from .peaks import current
-from .workload import DTYPES
+from .workload import DTYPES, in_channels_last
 
 __all__ = ["CASES", "MIXED", "Case", "ModuleComparison", "compare_modules", "comparison_text"]
 
@@ -240,8 +240,7 @@ def _compare(
         theirs, ours = theirs.to(data_type), ours.to(data_type)
     x = torch.randn(case.sizes, device=device).to(data_type)
     if channels_last:
-        format = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-        x = x.contiguous(memory_format=format)
+        x = in_channels_last(x)
     makers = {"fwd": _forward, "bwd": _backward, "fwd+bwd": _training}
     for pass_name in case.passes:
         make = makers[pass_name]

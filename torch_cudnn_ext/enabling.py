@@ -238,8 +238,8 @@ def rule_text(matcher: str, use: PolicyLike) -> str:
             f"argument matcher: got {matcher!r} ({type(matcher).__name__}), "
             "wanted a text such as 'conv_fwd pad=1'"
         )
-    family = next((op["family"] for op in _C.operators() if matcher.startswith(op["family"])), None)
-    return policy_text(use, family or "conv") or ""
+    family, _ = operators().get("".join(matcher.split(maxsplit=1)[:1]), ("conv", ""))
+    return policy_text(use, family) or ""
 
 
 def check_rule(matcher: str, use: str) -> None:

@@ -338,7 +338,7 @@ def check_named_pins(policy: PolicyLike) -> None:
 @cache
 def algorithms_of(family: str, name: str) -> list[str]:
     """The algorithms of a pass, without options; whether they can run here or not."""
-    examples = next(op["examples"] for op in _C.operators() if op["family"] == family)
+    examples = operator_info(family)["examples"]
     lines = [" ".join([f"{family}_{name}", *line.split()[1:]]) for line in examples]
     rows = [row for line in lines for row in _C.candidates(line, "cpu")]
     return list(dict.fromkeys(row["algorithm"].partition("/")[0] for row in rows))
@@ -413,16 +413,25 @@ def text_for_all(policy: PolicyLike, family: str = "conv") -> str:
 
 
 @cache
+def operator_info(family: str) -> dict[str, Any]:
+    """What a family of operators says of itself: its passes, examples, backends, ...
+
+    Raises:
+        ValueError: There is no such family.
+    """
+    known = {op["family"]: op for op in _C.operators()}
+    if family not in known:
+        raise ValueError(f"family: got {family!r}, wanted one of {', '.join(known)}")
+    return known[family]
+
+
 def passes_of(family: str) -> tuple[str, ...]:
     """The passes of a family of operators: ``fwd``, ``bwd_data``, ...
 
     Raises:
         ValueError: There is no such family.
     """
-    passes = {op["family"]: tuple(op["passes"]) for op in _C.operators()}
-    if family not in passes:
-        raise ValueError(f"family: got {family!r}, wanted one of {', '.join(passes)}")
-    return passes[family]
+    return tuple(operator_info(family)["passes"])
 
 
 @cache

@@ -29,6 +29,7 @@ from . import _C
 from .conversion import converted
 from .files import read_lines
 from .knobs import pushed
+from .policy import operator_info, passes_of
 
 PASSES = ("fwd", "bwd")
 DTYPES = {
@@ -107,7 +108,7 @@ def rewrite(
     info = _C.problem_info(problem)
     first, *words = info["text"].split()
     fields = dict(word.split("=", 1) for word in words)
-    batch_sizes = _family(info["family"])["batch_sizes"] if batch is not None else {}
+    batch_sizes = operator_info(info["family"])["batch_sizes"] if batch is not None else {}
     of_sequences = info["family"] == "conv" and len(info["slots"]["x"]["sizes"]) == 3
     channels_last = channels_last and not of_sequences
     for key, text in fields.items():
@@ -131,10 +132,6 @@ def rewrite(
         for key in _FUSED_FORWARD_ONLY if info["family"] == "conv" else ():
             fields.pop(key, None)
     return _C.canonical_problem(" ".join([first, *(f"{k}={v}" for k, v in fields.items())]))
-
-
-def _family(name: str) -> dict[str, Any]:
-    return next(operator for operator in _C.operators() if operator["family"] == name)
 
 
 class ConvolutionArguments(NamedTuple):
@@ -206,7 +203,7 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
     made = []
     for layer in layers:
         family = _C.problem_info(layer.problem)["family"]
-        names = _family(family)["passes"]
+        names = passes_of(family)
         order = [name for word in passes for name in names if is_wanted(name, [word])]
         if not order:
             raise ValueError(f"passes: {family} has {','.join(names)}, got {','.join(passes)!r}")
@@ -663,12 +660,12 @@ def load_model(
         if not isinstance(value, Tensor):
             return value
         value = value.to(device, torch_dtype if value.is_floating_point() else value.dtype)
-        return _channels_last(value) if channels_last else value
+        return in_channels_last(value) if channels_last else value
 
     model = model.to(device, torch_dtype)
     if channels_last:
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.data = _channels_last(tensor.data)
+            tensor.data = in_channels_last(tensor.data)
     if isinstance(inputs, Mapping):
         return model, {key: placed(value) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
@@ -676,7 +673,7 @@ def load_model(
     return model, placed(inputs)
 
 
-def _channels_last(tensor: Tensor) -> Tensor:
+def in_channels_last(tensor: Tensor) -> Tensor:
     """A 4-D or 5-D tensor channels-last, and any other as it is."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return tensor.to(memory_format=formats.get(tensor.dim(), torch.preserve_format))
