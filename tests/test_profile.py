@@ -500,6 +500,24 @@ def test_the_gradients_of_a_product_are_its_backward() -> None:
     assert listed("fwd", "bwd_data") == forward
 
 
+def test_a_model_that_infers_is_profiled_in_eval_mode_without_its_backward() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2))
+    x = torch.randn(2, 3, 8, 8)
+
+    def ops(**options: Any) -> list[str]:
+        result = profile_model(model, x, device="cpu", time_budget_s=0.02, **options)
+        assert all(module.training for module in model.modules())
+        return [layer.op for layer in result.layers]
+
+    assert ops(train=False) == ["conv_fwd", "batch_norm_infer", "pool_fwd"]
+    assert ops(train=False, passes=["infer"]) == ["batch_norm_infer"]
+    assert ops(train=True) == ops() != ops(train=False)
+    with pytest.raises(
+        ValueError, match="passes: got 'fwd,bwd' with train=False, wanted some of fwd,infer"
+    ):
+        ops(train=False, passes=["fwd", "bwd"])
+
+
 @pytest.mark.parametrize("passes", [["infer"], ["fwd"], ["fwd", "infer"]])
 def test_inference_is_a_pass_of_its_own(passes: list[str]) -> None:
     (layer,) = network_layers(nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4), passes).layers

@@ -195,7 +195,11 @@ ProblemsOption = Annotated[
 ]
 PassesOption = Annotated[
     str | None,
-    typer.Option("--passes", help="fwd, bwd (all others), or passes by name: bwd_data,…"),
+    typer.Option(
+        "--passes",
+        help="fwd, bwd (all others), or passes by name: bwd_data,…; of a model fwd alone is "
+        "inference, all else a training step.",
+    ),
 ]
 DtypeOption = Annotated[
     str | None, typer.Option("--dtype", help="f64, f32, f16 or bf16; of a model f32 by default.")

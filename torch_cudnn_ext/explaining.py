@@ -26,6 +26,7 @@ from torch_cudnn_ext.pins import pin_of, standing_for
 from torch_cudnn_ext.workload import (
     Layer,
     call_model,
+    in_mode,
     kept_as_it_was,
     led_problems,
     merge,
@@ -321,7 +322,7 @@ def _nodes_of(values: Any) -> list[Any]:
 def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
     recorder = _Recorder(model)
     try:
-        with _mode(model, train), recorder.watching(), torch.set_grad_enabled(train):
+        with in_mode(model, train), recorder.watching(), torch.set_grad_enabled(train):
             _C.set_recording(True)
             output = call_model(model, inputs)
             if train:
@@ -340,17 +341,6 @@ def _detached(inputs: Any) -> Any:
     return pytree.tree_map_only(
         Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), inputs
     )
-
-
-@contextmanager
-def _mode(model: nn.Module, train: bool) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.train(train)
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:

@@ -18,6 +18,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,18 @@ from .conversion import eager_model
 from .measuring import BASELINE, Progress, Task, measure_tasks
 from .peaks import Peaks, measured_peaks
 from .policy import Policy, PolicyLike, field_text, text_for_all
-from .workload import PASSES, Journal, Layer, led_problems, merge, network_layers, rewrite
+from .workload import (
+    PASSES,
+    Journal,
+    Layer,
+    check_passes,
+    in_mode,
+    is_inference,
+    led_problems,
+    merge,
+    network_layers,
+    rewrite,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -530,7 +542,8 @@ def profile_model(
     model: nn.Module,
     inputs: Any,
     *,
-    passes: Sequence[str] = PASSES,
+    train: bool = True,
+    passes: Sequence[str] | None = None,
     device: str | torch.device | None = None,
     target: str | None = None,
     policy: PolicyLike = None,
@@ -541,16 +554,18 @@ def profile_model(
 ) -> Profile:
     """Measure every distinct layer of an unmodified network that this package has an operator for.
 
-    The network runs once to see its calls (`workload.network_layers`), in the mode that it is in;
-    on the meta device that costs nothing. The problems are then measured on scratch tensors. What
+    The network runs once to see its calls (`workload.network_layers`); on the meta device that
+    costs nothing. The problems are then measured on scratch tensors. What
     was called by anything but layers that `convert` exchanges is counted in `Profile.not_profiled`.
 
     Args:
         model: The network, with the dtype, memory format and device to profile.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        passes: ``fwd``, ``bwd`` for all others, or some by name (``bwd_filter``): the layers' own.
-            A transposed convolution's forward is the problem ``conv_bwd_data``, which its table
-            says.
+        train: A training step, forward and backward, in the mode that the network is in.
+            ``False`` is inference: the forward alone, in eval mode.
+        passes: Only these of them: ``fwd``, ``bwd`` for all others, or some by name
+            (``bwd_filter``); of inference ``fwd`` and ``infer`` alone. They are the layers' own: a
+            transposed convolution's forward is the problem ``conv_bwd_data``, which its table says.
         device: See `make_settings`, as for all that follow.
         target: A GPU that is not there.
         policy: Constraints, and the choice that is marked in the tables.
@@ -566,7 +581,14 @@ def profile_model(
     """
     model = eager_model("profile_model", model)
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
-    work = network_layers(model, inputs, passes, settings.policy or None)
+    wanted = (PASSES if train else ("fwd",)) if passes is None else passes
+    check_passes(wanted)
+    if not train and not is_inference(wanted):
+        raise ValueError(
+            f"passes: got {','.join(wanted)!r} with train=False, wanted some of fwd,infer"
+        )
+    with nullcontext() if train else in_mode(model, train=False):
+        work = network_layers(model, inputs, wanted, settings.policy or None)
     measured = list(measure_layers(work.layers, settings, progress=progress))
     return Profile(measured, settings, type(model).__name__, work.not_profiled)
 

@@ -521,6 +521,18 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             attributes.update(kept)
 
 
+@contextmanager
+def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
+    """For a while, all of a model is in training mode, or in eval mode."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(train)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 def led_problems(problem: str) -> list[str]:
     """The problems whose time is in this one's: of a coupled forward, those of its backward."""
     info = _C.problem_info(problem)
