@@ -17,7 +17,17 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import torch_cudnn_ext
-from torch_cudnn_ext import __main__, enabled, explain, is_enabled, pinned, trace, when
+from torch_cudnn_ext import (
+    __main__,
+    enabled,
+    explain,
+    is_enabled,
+    knobs,
+    ops,
+    pinned,
+    trace,
+    when,
+)
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.coverage import coverage
@@ -165,6 +175,48 @@ def test_why(net: Net, device: str) -> None:
         calls = explain(net, x, measure=False).calls
     chosen = {call.why for call in calls if call.op}
     assert chosen and chosen <= {"tuned", "cached"}
+
+
+def test_what_pinned_a_pass_is_named_and_nothing_else() -> None:
+    conv, x = nn.Conv2d(3, 4, 3), images("cpu")
+
+    def why(model: nn.Module, x: Tensor = x) -> list[str]:
+        return [call.why for call in explain(model, x, train=True, measure=False).calls]
+
+    model = nn.Sequential(conv)
+    with pinned(model, {"0": "bwd_filter=cpu:fft"}), enabled("fwd=cpu:im2col"):
+        assert why(model) == ["pinned by enable()", "pinned by '0'"]
+    with pinned(model, {"0": "fwd=cpu:fft", "*": "bwd_filter=cpu:im2col;fwd=autotune"}):
+        assert why(model) == ["pinned by '0'", "pinned by '*'"]
+    with pinned(model, {"0": "bwd_filter=cpu:fft"}), knobs.flags(conv_fwd_algo="cpu:fft"):
+        assert why(model) == ["pinned by knobs.flags()", "pinned by '0'"]
+    with pinned(model, {"0": "max_workspace=1GiB"}), when("conv_bwd_filter", use="cpu:fft"):
+        assert why(model) == ["heuristic", 'pinned by when("conv_bwd_filter")']
+    knobs.conv_fwd_algo = "cpu:im2col"
+    assert why(model)[0] == "pinned by knobs.conv_fwd_algo"
+    with knobs.flags(conv_fwd_algo="cpu:fft"):
+        assert why(model)[0] == "pinned by knobs.flags()"
+    knobs.reset()
+    assert why(ours.Conv2d(3, 4, 3, policy="fwd=cpu:fft"))[0] == "pinned by the module's policy"
+    rnn = nn.LSTM(6, 4)
+    with knobs.flags(rnn_algo="cpu:unrolled"):
+        assert why(rnn, x[0])[0] == "pinned by knobs.flags()"
+    with pinned(rnn, {"": "rnn=cpu:unrolled"}):
+        assert why(rnn, x[0])[0] == "pinned by ''"
+
+
+class ChoosesItself(nn.Module):
+    """Calls an operator with a policy of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softmax(x, 1, policy="cpu:online")
+
+
+def test_a_policy_of_the_call_is_not_told_to_be_another_s() -> None:
+    for policy in (None, "softmax=cpu:three_pass"):
+        with enabled(policy):
+            (call,) = explain(ChoosesItself(), images("cpu"), measure=False).calls
+        assert (call.algorithm, call.why) == ("cpu:online", "pinned")
 
 
 def test_times_and_workspaces(net: Net, device: str) -> None:

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_cudnn_ext import _C, report
+from torch_cudnn_ext import _C, knobs, report
 from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import eager_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.files import write_text
 from torch_cudnn_ext.measuring import BASELINE
+from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.pins import pin_of, standing_for
+from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.workload import (
     Layer,
     call_model,
@@ -47,8 +49,9 @@ class LayerCall:
         op: The operator and pass, such as ``conv_bwd_data``; empty where PyTorch's own kernel ran.
         problem: The problem line; empty likewise.
         algorithm: What ran; empty likewise.
-        why: Why that one: ``pinned`` and by what, ``tuned``, ``heuristic``, ...; or the reason why
-            PyTorch's own kernel ran.
+        why: Why that one: ``tuned``, ``heuristic``, ...; ``pinned`` and by what, such as a pattern,
+            a rule, `enable` or a knob (``pinned`` alone where that is not known, as of an
+            operator's ``policy=``); or the reason why PyTorch's own kernel ran.
         workspace_bytes: Its workspace; ``None`` where unknown.
         ms: Its time on scratch tensors, in milliseconds; ``None`` where not measured. Of a forward
             that only its own algorithm's backward can follow, the time of both.
@@ -297,10 +300,9 @@ class _Recorder:
         kind = "" if module is None else type(module).__name__
         if isinstance(event, str):
             return LayerCall(layer, kind, "", "", "", event)
-        pin = None if module is None else pin_of(module)
         why = event["why"]
-        if why == "pinned" and pin is not None:
-            why = f"pinned by {', '.join(map(repr, pin.patterns))}"
+        if why == "pinned" and (source := _source_of_pin(event, module)):
+            why = f"pinned by {source}"
         return LayerCall(
             layer,
             kind,
@@ -313,6 +315,40 @@ class _Recorder:
             event["device"],
             event["policy"],
         )
+
+
+def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
+    """What pinned a call, as far as that can be told behind it; else empty."""
+    lines = [choice["problem"], *_C.problem_info(choice["problem"])["coupled"]]
+    family = _C.problem_info(lines[0])["family"]
+    passes = [_C.problem_info(line)["pass_name"] for line in lines]  # which share one choice
+
+    def said_by(policy: str) -> str | None:
+        parsed = Policy.parse(policy, family)
+        return next((text for name in passes if (text := parsed.get(name))), None)
+
+    ours = None if module is None else standing_for(module)
+    if isinstance(module, Tunable) and ours is not None and ours.family == family:
+        if (pin := pin_of(module)) is not None:
+            patterns = [pin.patterns[name] for name in passes if name in pin.patterns]
+            if patterns:
+                return repr(patterns[0])
+        elif said_by(module.policy or ""):
+            return "the module's policy"
+    chosen = said_by(choice["policy"])
+    if said_by(_C.enabled_policy()):
+        return "enable()" if said_by(_C.enabled_policy()) == chosen else ""
+    if said_by(_C.resolved_policy("", family)) != chosen:  # an operator's policy=, or inner flags
+        return ""
+    names = (f"{name}_algo" for name in (*(f"{family}_{name}" for name in passes), family))
+    for name in names:
+        value = getattr(knobs, name, None)
+        if (
+            value is not None
+            and Policy(family=family, **{passes[0]: value}).get(passes[0]) == chosen
+        ):
+            return f"knobs.{name}"
+    return "knobs.flags()"
 
 
 def _nodes_of(values: Any) -> list[Any]:

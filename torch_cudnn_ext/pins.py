@@ -61,11 +61,11 @@ class Pin:
 
     Attributes:
         text: Its policy.
-        patterns: Those that it came from, the strongest first.
+        patterns: The pattern that each choice of a pass (``fwd``) came from.
     """
 
     text: str
-    patterns: tuple[str, ...]
+    patterns: Mapping[str, str]
 
 
 def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
@@ -301,7 +301,7 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
     # Under all its names, where it has several.
     modules = model.named_modules(remove_duplicate=False)
     layers = {name: m for name, m in modules if standing_for(m) is not None}
-    found: dict[torch_nn.Module, tuple[str, tuple[str, ...]]] = {}
+    found: dict[torch_nn.Module, Pin] = {}
     for pattern, policy in pins.items():
         try:
             check_named_pins(policy)
@@ -335,8 +335,13 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
                 unreached.append(f"{name!r} is a {type(module).__name__} {reason}")
                 continue
             fitting = True
-            stronger, patterns = found.get(module, ("", ()))
-            found[module] = (_C.merged_policy(stronger, text, ours.family), (*patterns, pattern))
+            stronger = found.get(module, Pin("", {}))
+            chosen_here = {part.partition("=")[0] for part in text.split(";")}
+            here = [name for name in passes_of(ours.family) if name in chosen_here]
+            found[module] = Pin(
+                _C.merged_policy(stronger.text, text, ours.family),
+                {**dict.fromkeys(here, pattern), **stronger.patterns},
+            )
         if not fitting:
             reason = [*unreached, *reasons][0]
             raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reason}")
@@ -346,7 +351,7 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
                 f"{unreached[0]}",
                 stacklevel=stacklevel,
             )
-    return {module: Pin(*pin) for module, pin in found.items()}
+    return found
 
 
 def _check_pins(pins: Pins) -> None:
