@@ -430,7 +430,25 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ('[layers]\n"a" = "autotune"\n"b" = "fwd=nonsense"\n', "line 3: 'b': .*nonsense"),
         ('[layers]\n"a" = 3\n', "line 2: 'a' is 3"),
         ("[layers]\n're:(' = 'autotune'\n", r"line 2: 're:\(': .*regular expression"),
-        ('[layers]\n"a" = \n', "line 2"),
+        ('[layers]\n"a" = \n', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
+        ('[layers]\n"a" = ', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
+        (
+            '[layers]\n"a" = "autotune"\n"a" = "heuristic"\n"b" = "autotune"\n',
+            'line 3: got \'"a" = "heuristic"\', wanted TOML: Cannot overwrite',
+        ),
+        ('[layers]\n"a" = "autotune"\n[layer]\n"b" = "autotune"\n', "line 3: got the key 'layer'"),
+        (
+            '[problems]\n"conv_fwd" = "autotune"\n[problem]\n"conv_fwd" = "autotune"\n',
+            "line 3: got the key 'problem'",
+        ),
+        ('[layers]\nconv1 = "autotune"\nconv = "foo"\n', "line 3: 'conv': .*foo"),
+        ('[layers]\n"x" = "autotune"\nlayer = "foo"\n', "line 3: 'layer': .*foo"),
+        (
+            '[layers]\n"conv_fwd x=1" = "autotune"\n[problems]\n"conv_fwd x=1" = "foo"\n',
+            "line 4: 'conv_fwd x=1': ",
+        ),
+        ('# "b" = 1\n\n[layers]\r\n"a" = "autotune"\r\n\r\n"\\u0062" = "foo"', "line 6: 'b': "),
+        ('[layers]\n"a" = [\n  1,\n]\n"b" = "autotune"\n', r"line 2: 'a' is \[1\]"),
         (
             '[layers]\n[rules]\n"a" = "autotune"\n',
             r"line 2: got the key 'rules', wanted \[layers\] and \[problems\]",
@@ -793,7 +811,10 @@ def test_files_say_what_to_mend(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="for batch_norm: .*nonsense"):
         load_pins(path)
     path.write_text('[layers]\nlayer1.0.conv = "autotune"\n')
-    with pytest.raises(ValueError, match="line 2: .*quotes around names: 'layer1.0.conv'"):
+    with pytest.raises(ValueError, match="line 2: .* dots quotes around it: 'layer1.0.conv'"):
+        load_pins(path)
+    path.write_text('[layers]\n"a" = {fwd = "cpu:fft"}\n')
+    with pytest.raises(ValueError, match="line 2: 'a' is a table, wanted a policy text in quotes"):
         load_pins(path)
     path.write_bytes(b'[layers]\n"\xff" = "autotune"\n')
     with pytest.raises(ValueError, match="pins.toml.*, which holds no text: .*utf-8"):

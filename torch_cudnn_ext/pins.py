@@ -16,8 +16,9 @@ import json
 import re
 import tomllib
 import warnings
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -227,7 +228,8 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
+        number, line = _line_of_mistake(text, error)
+        raise ValueError(f"{path}, line {number}: got {line!r}, wanted TOML: {error}") from error
     found: dict[str, dict[str, str]] = {_LAYERS: {}, _PROBLEMS: {}}
     for name, table in tables.items():
         if name not in found or not isinstance(table, dict):
@@ -236,10 +238,13 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
                 f"wanted [{_LAYERS}] and [{_PROBLEMS}] alone"
             )
         for key, value in table.items():
-            place = f"{path}, line {_line_of(text, key)}: {key!r}"
-            if isinstance(value, dict):  # of a name with dots
+            place = f"{path}, line {_line_of(text, name, key)}: {key!r}"
+            if isinstance(value, dict):
                 whole = ".".join([key, *_first_keys(value)])
-                raise ValueError(f"{place} is a table, wanted quotes around names: {whole!r} = ...")
+                raise ValueError(
+                    f"{place} is a table, wanted a policy text in quotes, such as "
+                    f"'fwd=heuristic', and of a name with dots quotes around it: {whole!r}"
+                )
             if not isinstance(value, str):
                 raise ValueError(f"{place} is {value!r}, wanted a policy text in quotes")
             try:
@@ -283,13 +288,29 @@ def _toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def _line_of(text: str, key: str) -> int:
-    """The line that a key begins, as it may be spelled; 1 where it cannot be told."""
-    spellings = (f"{_toml_string(key)}", f"'{key}'", f"[{key}", f"[[{key}", key)
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith(spellings):
-            return number
-    return 1
+def _line_of(text: str, *keys: str) -> int:
+    """The line of valid TOML at which what these keys lead to begins."""
+    lines = text.split("\n")
+
+    def is_there(number: int) -> bool:
+        """Whether so many lines, or as many more as a value that they begin has, hold it."""
+        for end in range(number, len(lines) + 1):
+            with suppress(tomllib.TOMLDecodeError):
+                found: Any = tomllib.loads("\n".join(lines[:end]))
+                for key in keys:
+                    found = found.get(key) if isinstance(found, dict) else None
+                return found is not None
+        return True
+
+    return bisect_left(range(len(lines)), True, key=is_there)
+
+
+def _line_of_mistake(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:
+    """The number and the text of the line that TOML's parser stopped at."""
+    lines = text.rstrip().split("\n")
+    place = re.search(r"at line (\d+)", str(error))
+    number = min(int(place[1]), len(lines)) if place else len(lines)
+    return number, lines[number - 1].strip()
 
 
 # Which layers a pattern means, and what for.
