@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 
 import torch_cudnn_ext
 from torch_cudnn_ext import (
@@ -26,6 +27,7 @@ from torch_cudnn_ext import (
     ops,
     pinned,
     trace,
+    tuning,
     when,
 )
 from torch_cudnn_ext import nn as ours
@@ -444,6 +446,55 @@ def test_backward_of_a_model_with_what_cannot_be_copied(beside: object) -> None:
     assert [call.op for call in calls if call.op] == ["conv_fwd", "conv_bwd_filter"]
     assert all(p.grad is None for p in model.parameters())
     assert len(trace(model, x)) == 2
+
+
+class Checkpointed(nn.Module):
+    """Computes one of its layers again in the backward, as PyTorch did it first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(3, 4, 3)
+        self.within = nn.Conv2d(4, 4, 3)
+        self.scale = torch.ones(1, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.within, self.before(x) * self.scale, use_reentrant=True)
+
+
+def test_what_is_computed_again_in_the_backward_is_seen() -> None:
+    model, x = Checkpointed(), images("cpu")
+    calls = explain(model, x, train=True, measure=False).calls
+    assert [(call.layer, call.op) for call in calls] == [
+        ("before", "conv_fwd"),
+        *[("within", "conv_fwd")] * 2,
+        ("within", "conv_bwd_data"),
+        ("within", "conv_bwd_filter"),
+        ("before", "conv_bwd_filter"),
+    ]
+    lines = [line.partition("  #")[0] for line in trace(model, x)]
+    assert set(lines) == {call.problem for call in calls}
+    assert set(tuning.tune_model(model, x, time_budget_s=0.02)) == set(lines)
+    assert coverage(model, x, backends="cpu").families["conv"].calls == len(calls)
+
+
+def test_gradients_stay_and_nobody_hears_of_others() -> None:
+    model, x = Checkpointed(), images("cpu").requires_grad_()
+    heard: list[Tensor] = []
+    leaves = [x, model.scale, *model.parameters()]
+    for leaf in leaves:
+        leaf.grad = torch.ones_like(leaf)
+        leaf.register_post_accumulate_grad_hook(heard.append)
+    before = [leaf.grad for leaf in leaves]
+    coverage(model, x, backends="cpu")
+    explain(model, x, train=True, measure=False)
+    prune.l1_unstructured(model.before, "weight", 0.5)  # it cannot be copied now
+    model.before(x)
+    explain(model, x, train=True, measure=False)
+    assert all(leaf.grad is one for leaf, one in zip(leaves, before, strict=True))
+    assert all(torch.equal(leaf.grad, torch.ones_like(leaf)) for leaf in leaves)
+    assert heard == []
+    model(x).sum().backward()
+    assert heard
 
 
 def test_coverage_goes_back_to_inputs() -> None:

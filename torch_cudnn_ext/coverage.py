@@ -19,7 +19,7 @@ from torch import nn
 from . import _C, report
 from .conversion import converted, eager_model
 from .enabling import apply_rules, enabled, is_enabled
-from .workload import Watch, call_model, kept_as_it_was, with_gradients
+from .workload import Watch, call_model, detached, go_back, kept_as_it_was
 
 if TYPE_CHECKING:
     from ._C import Choice
@@ -188,12 +188,8 @@ def _ran(
         _C.set_recording(True)
         try:
             with watch.below, watch:
-                outputs = with_gradients(call_model(model, inputs))
-            wanted = with_gradients([*model.parameters(), inputs])
-            goes_back = backward and bool(outputs and wanted)
-            if goes_back:
-                gradients = [torch.ones_like(t) for t in outputs]
-                torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+                output = call_model(model, detached(inputs))
+            goes_back = backward and go_back(output)
             calls = _C.recorded()
         finally:
             _C.set_recording(False)

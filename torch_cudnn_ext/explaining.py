@@ -6,7 +6,7 @@
 
 import copy
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,12 +28,12 @@ from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.workload import (
     Layer,
     call_model,
+    detached,
     in_mode,
     kept_as_it_was,
     led_problems,
     merge,
     sum_of_outputs,
-    with_gradients,
 )
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
@@ -157,7 +157,7 @@ def explain(
         enabled() if not is_enabled() else nullcontext(),
         torch.compiler.set_stance("force_eager"),  # layers of it may be compiled
     ):
-        calls = _record(runner, _detached(inputs) if train else inputs, train)
+        calls = _record(runner, detached(inputs) if train else inputs, train)
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
@@ -362,21 +362,10 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
             _C.set_recording(True)
             output = call_model(model, inputs)
             if train:
-                loss = sum_of_outputs(output)
-                if wanted := with_gradients([*model.parameters(), inputs]):
-                    torch.autograd.grad(loss, wanted, allow_unused=True)
+                torch.autograd.backward(sum_of_outputs(output))
         return list(recorder.calls())
     finally:
         _C.set_recording(False)
-
-
-def _detached(inputs: Any) -> Any:
-    """The inputs as leaves of a graph of their own, so that the caller's get no gradient."""
-    if isinstance(inputs, Mapping):
-        inputs = dict(inputs)
-    return pytree.tree_map_only(
-        Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), inputs
-    )
 
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:

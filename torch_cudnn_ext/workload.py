@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from . import _C
 from .conversion import converted
@@ -493,11 +493,15 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     """What a run changes is put back.
 
-    The random state; buffers, by object and, where they differ, by value; and what modules of this
-    package remember of a call.
+    The random state; buffers, by object and, where they differ, by value; gradients, none of which
+    is there meanwhile, and nothing hears that one was accumulated; and what modules of this package
+    remember of a call.
     """
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(b, b.clone()) for b in model.buffers() if not b.is_meta]
+    leaves = [t for t in with_gradients([vars(m) for m in model.modules()]) if t.is_leaf]
+    gradients = [(leaf, leaf.grad) for leaf in leaves]
+    hooks = [(t, h) for t in leaves if (h := t._post_accumulate_grad_hooks)]
     remembered = []
     for module in model.modules():
         names = getattr(type(module), "_remembers", ())
@@ -505,9 +509,17 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
         kept = {name: attributes[name] for name in names if name in attributes}
         remembered.append((attributes, names, kept))
     try:
+        for leaf in leaves:
+            leaf.grad = None
+        for leaf, _ in hooks:
+            leaf._post_accumulate_grad_hooks = {}
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+        for leaf, heard_by in hooks:
+            leaf._post_accumulate_grad_hooks = heard_by
         for module, before in buffers:
             module._buffers.clear()
             module._buffers.update(before)
@@ -612,9 +624,24 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def detached(inputs: Any) -> Any:
+    """The inputs as leaves of a graph of their own, so that the caller's get no gradient."""
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)
+    return tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), inputs)
+
+
 def with_gradients(values: Any) -> list[Tensor]:
     """The tensors in nested containers that have a gradient, or want one."""
     return [t for t in tree_leaves(values) if isinstance(t, Tensor) and t.requires_grad]
+
+
+def go_back(output: Any) -> bool:
+    """Run the backward of all that a model gave, of ones; whether there was one."""
+    outputs = with_gradients(output)
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+    return bool(outputs)
 
 
 def sum_of_outputs(output: Any) -> Tensor:
