@@ -5,6 +5,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1017,9 +1018,10 @@ def test_a_rule_costs_nothing_on_warm_calls(device: str) -> None:
         ("conv_fwd pad=1 pad=2", "autotune", "'pad' twice"),
         ("conv_fwd", "cpu:im2cool", "cpu:im2cool' for conv_fwd, wanted one of .*cpu:im2col"),
         ("softmax_bwd", "bwd=cpu:fft", "softmax_bwd.*it is an algorithm of conv"),
+        ("conv_fwd", 99, "99"),
     ],
 )
-def test_a_wrong_rule_is_an_error(matcher: str, use: str, wanted: str) -> None:
+def test_a_wrong_rule_is_an_error(matcher: str, use: str | int, wanted: str) -> None:
     with pytest.raises(ValueError, match=wanted):
         when(matcher, use)
 
@@ -1249,6 +1251,16 @@ def test_an_end_inside_its_block_is_no_error() -> None:
         raise KeyError
     with pytest.raises(ValueError):
         rule.remove()
+
+
+def test_a_rule_takes_the_integer_of_its_pass(tmp_path: Path) -> None:
+    for op, number in (("conv_fwd", 1), ("conv_bwd_data", 0)):
+        with when(op, use=number) as rule, when(op, use=str(number)) as same:
+            assert (rule.matcher, rule.use) == (same.matcher, same.use)
+    torch_cudnn_ext.save_pins(tmp_path / "pins.toml", {}, {"conv_fwd": 1})
+    assert torch_cudnn_ext.load_rules(tmp_path / "pins.toml") == {"conv_fwd": "1"}
+    with pytest.raises(TypeError, match=r"got True \(bool\)"):
+        when("conv_fwd", use=True)
 
 
 def test_a_matcher_is_a_text() -> None:

@@ -141,6 +141,17 @@ def test_what_is_looked_at_is_a_module(function: Callable[..., object]) -> None:
     assert_says(caught, f"{function.__name__}: argument model: got [ReLU()] (list)", "Module")
 
 
+@pytest.mark.parametrize("function", [profile_model, tuning.tune_model, coverage, explain, trace])
+def test_a_lazy_layer_must_be_initialised(function: Callable[..., object]) -> None:
+    for lazy in (torch.nn.LazyConv2d(4, 3), torch.nn.LazyBatchNorm2d(affine=False)):
+        model = torch.nn.Sequential(lazy)
+        with pytest.raises(ValueError) as caught:
+            function(model, images())
+        kind = type(lazy).__name__
+        assert_says(caught, f"{function.__name__}: argument model: got 0, a {kind} that is not")
+        assert type(model[0]).__name__ == kind
+
+
 def test_what_transposed_convolutions_refuse() -> None:
     with pytest.raises(ValueError) as caught:
         ops.conv_transpose2d(images(), torch.randn(4, 6, 3, 3), padding="same")

@@ -4,6 +4,7 @@ import abc
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -762,6 +763,22 @@ def test_pins_are_a_mapping_of_texts(pins: Any, tmp_path: Path) -> None:
         save_pins(tmp_path / "x.toml", pins)
     with pytest.raises(TypeError, match="argument model: got"):
         apply_pins([model], {"0": "autotune"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [3.5, True, 1, {"fwd": 3.5}, [1]])
+def test_a_policy_of_a_wrong_type_is_named_with_its_pattern(policy: Any, tmp_path: Path) -> None:
+    wanted = f"^pins: '0' is {re.escape(repr(policy))}: "
+    with pytest.raises((TypeError, ValueError), match=wanted):
+        apply_pins(nn.Sequential(nn.Conv2d(2, 3, 3)), {"0": policy})
+    with pytest.raises((TypeError, ValueError), match=wanted):
+        save_pins(tmp_path / "x.toml", {"0": policy})
+
+
+def test_a_rule_of_a_wrong_type_is_named_with_its_matcher(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="^rules: 'conv_fwd' is 3.5: policy: got 3.5"):
+        save_pins(tmp_path / "x.toml", {}, {"conv_fwd": 3.5})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="^rules: 'conv_fwd' is 3.5: policy: got 3.5"):
+        apply_rules({"conv_fwd": 3.5})  # type: ignore[dict-item]
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:

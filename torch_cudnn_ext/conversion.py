@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import nn
@@ -189,9 +190,16 @@ def eager_model(function: str, model: torch.nn.Module) -> torch.nn.Module:
 
     Raises:
         TypeError: ``model`` is no module, or was made by TorchScript in part or whole.
+        ValueError: A lazy layer of it is not initialised.
     """
     model = unwrapped_model(function, model)
     for name, module in model.named_modules():
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(map(is_lazy, own)):
+            raise ValueError(
+                f"{function}: argument model: got {name or 'a model'}, a {type(module).__name__} "
+                "that is not initialised, wanted a model that was called once"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError(
                 f"{function}: argument model: got {name or 'a model'} compiled by TorchScript, "

@@ -115,7 +115,7 @@ def coverage(
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: The model calls no operator of this package.
+        ValueError: The model calls no operator of this package, or a lazy layer is not initialised.
     """
     model = eager_model("coverage", model)
     with ExitStack() as stack:

@@ -35,6 +35,8 @@ from torch_cudnn_ext.policy import (
     PolicyLike,
     check_mapping,
     check_pin,
+    naming_policy,
+    not_pinned,
     operators,
     policy_text,
     text_for_all,
@@ -201,7 +203,8 @@ def when(matcher: str, use: PolicyLike) -> Rule:
             ``key=glob`` in any order. ``*`` stands for any text and ``?`` for any character; all
             else, brackets too, for itself. Fields that a line leaves out have their defaults, so
             that ``align=16`` matches.
-        use: ``autotune``, ``heuristic``, an algorithm of that pass, or a policy.
+        use: ``autotune``, ``heuristic``, an algorithm of that pass (its text or cuDNN's integer),
+            or a policy.
 
     Raises:
         TypeError: ``matcher`` is no text, or ``use`` has a type that stands for no policy.
@@ -227,7 +230,8 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
     check_mapping("rules", rules, "matchers to policies")
     with ExitStack() as made:
         for matcher, use in reversed([*rules.items()]):
-            made.callback(when(matcher, use).remove)
+            with naming_policy("rules", matcher, use):
+                made.callback(when(matcher, use).remove)
         return made.pop_all()
 
 
@@ -238,6 +242,8 @@ def rule_text(matcher: str, use: PolicyLike) -> str:
             f"argument matcher: got {matcher!r} ({type(matcher).__name__}), "
             "wanted a text such as 'conv_fwd pad=1'"
         )
+    if isinstance(use, int) and not isinstance(use, bool) and not not_pinned(use):
+        return str(use)  # a rule is of one pass
     family, _ = operators().get("".join(matcher.split(maxsplit=1)[:1]), ("conv", ""))
     return policy_text(use, family) or ""
 

@@ -145,7 +145,8 @@ def explain(
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: With ``train``, no output of the model has a gradient.
+        ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
+            has a gradient.
     """
     model = eager_model("explain", model)
     try:
@@ -179,7 +180,8 @@ def trace(
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: With ``train``, no output of the model has a gradient.
+        ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
+            has a gradient.
         OSError: The file cannot be written.
     """
     model = eager_model("trace", model)

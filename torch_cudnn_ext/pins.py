@@ -46,6 +46,7 @@ from torch_cudnn_ext.policy import (
     PolicyLike,
     check_mapping,
     check_named_pins,
+    naming_policy,
     operators,
     passes_of,
     policy_text,
@@ -184,14 +185,17 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
     ]
     for pattern, policy in pins.items():
         family = policy.family if isinstance(policy, Policy) else "conv"
-        text = policy_text(policy, family) or ""
+        with naming_policy("pins", pattern, policy):
+            text = policy_text(policy, family) or ""
         if family != "conv":  # in a file nothing tells the family of a single "fwd"
             text = _C.canonical_policy(text, family, "conv")
         lines.append(_line("pins", _LAYERS, pattern, text))
     if rules:
         lines += ["", "# And by problem, likewise.", f"[{_PROBLEMS}]"]
         for matcher, use in rules.items():
-            lines.append(_line("rules", _PROBLEMS, matcher, rule_text(matcher, use)))
+            with naming_policy("rules", matcher, use):
+                text = rule_text(matcher, use)
+            lines.append(_line("rules", _PROBLEMS, matcher, text))
     write_text(path, "\n".join(lines) + "\n")
 
 
@@ -324,10 +328,8 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
     layers = {name: m for name, m in modules if standing_for(m) is not None}
     found: dict[torch_nn.Module, Pin] = {}
     for pattern, policy in pins.items():
-        try:
+        with naming_policy("pins", pattern, policy):
             check_named_pins(policy)
-        except ValueError as error:
-            raise ValueError(f"pins: {pattern!r} is {policy!r}: {error}") from error
         matches = _compiled(pattern)
         chosen: dict[torch_nn.Module, str] = {}
         for name, module in layers.items():
@@ -348,9 +350,10 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
                 )
                 continue
             try:
-                text = _text_for(policy, ours)
-            except ValueError as error:
-                reasons.append(f"{name} is a layer of {ours.family}: {error}")
+                with naming_policy("pins", pattern, policy):
+                    text = _text_for(policy, ours)
+            except ValueError as error:  # another layer may take it
+                reasons.append(f"{name} is a layer of {ours.family}: {error.__cause__}")
                 continue
             if reason := _out_of_reach(module, ours):
                 unreached.append(f"{name!r} is a {type(module).__name__} {reason}")

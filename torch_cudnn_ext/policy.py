@@ -6,7 +6,8 @@ constraints (``max_workspace=64MiB``, ``deterministic``, ``backends=cudnn``). Op
 text itself, a `Policy`, or a mapping of `Policy`'s keywords.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -313,6 +314,15 @@ def check_mapping(argument: str, value: object, of: str) -> None:
         raise TypeError(
             f"{argument}: got {value!r:.60} ({type(value).__name__}), wanted a mapping of {of}"
         )
+
+
+@contextmanager
+def naming_policy(argument: str, key: str, policy: PolicyLike) -> Iterator[None]:
+    """Errors name the argument, its key, and the policy of this key."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{argument}: {key!r} is {policy!r}: {error}") from error
 
 
 def check_named_pins(policy: PolicyLike) -> None:

@@ -576,7 +576,8 @@ def profile_model(
 
     Raises:
         TypeError: ``model`` is no module, or ``passes`` no list of texts.
-        ValueError: The model calls no operator of this package, or an argument is wrong.
+        ValueError: The model calls no operator of this package, is lazy and not initialised, or an
+            argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
     model = eager_model("profile_model", model)

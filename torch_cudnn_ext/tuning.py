@@ -146,7 +146,8 @@ def tune_model(
 
     Raises:
         TypeError: ``model`` is no module, or as `tune`.
-        ValueError: There is no tensor among inputs and parameters, or as `tune`.
+        ValueError: There is no tensor among inputs and parameters, a lazy layer is not
+            initialised, or as `tune`.
         RuntimeError: As `tune`.
     """
     model = eager_model("tune_model", model)
@@ -177,7 +178,8 @@ def problems_met(
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: With ``train``, no output of the model has a gradient.
+        ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
+            has a gradient.
     """
     with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
