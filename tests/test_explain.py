@@ -5,6 +5,7 @@ import operator
 import threading
 import weakref
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -446,6 +447,43 @@ def test_backward_of_a_model_with_what_cannot_be_copied(beside: object) -> None:
     assert [call.op for call in calls if call.op] == ["conv_fwd", "conv_bwd_filter"]
     assert all(p.grad is None for p in model.parameters())
     assert len(trace(model, x)) == 2
+
+
+@dataclass
+class Answer:
+    """Of a model, as libraries have it."""
+
+    scores: Tensor
+    hidden: list[Tensor]
+    kind: type = Tensor
+
+
+class Answers(nn.Module):
+    """Gives a dataclass, as one of its layers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Scores()
+
+    def forward(self, x: Tensor) -> Answer:
+        answer: Answer = self.inner(x)
+        return Answer(torch.zeros(()), [answer.scores])
+
+
+class Scores(nn.Module):
+    """Calls a function."""
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(F.softmax(x, 1), [])
+
+
+def test_outputs_may_be_dataclasses() -> None:
+    model, x = Answers(), images("cpu").requires_grad_()
+    calls = explain(model, x, train=True, measure=False).calls
+    assert [(c.layer, c.op) for c in calls] == [("inner", "softmax_fwd"), ("inner", "softmax_bwd")]
+    assert len(trace(model, x)) == 2
+    assert coverage(model, x, backends="cpu").backward
+    assert x.grad is None
 
 
 class Checkpointed(nn.Module):

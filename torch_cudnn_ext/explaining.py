@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from torch_cudnn_ext import _C, knobs, report
 from torch_cudnn_ext.bench import kernel_names
@@ -34,6 +33,7 @@ from torch_cudnn_ext.workload import (
     led_problems,
     merge,
     sum_of_outputs,
+    tensors_in,
 )
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
@@ -250,7 +250,7 @@ class _Recorder:
             return
         begin, first_node = self._open.pop()
         self._claim(begin, module)
-        tensors = [t for t in pytree.tree_leaves((args, kwargs, output)) if isinstance(t, Tensor)]
+        tensors = tensors_in((args, kwargs, output))
         passes_on = isinstance(module, nn.Dropout) and not module.training
         if passes_on or any(t.numel() == 0 for t in tensors):
             self._idle.add(module)
@@ -354,7 +354,7 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
 
 
 def _nodes_of(values: Any) -> list[Any]:
-    return [t.grad_fn for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+    return [t.grad_fn for t in tensors_in(values)]
 
 
 def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -499,7 +499,8 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     """
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(b, b.clone()) for b in model.buffers() if not b.is_meta]
-    leaves = [t for t in with_gradients([vars(m) for m in model.modules()]) if t.is_leaf]
+    own = tree_leaves([vars(module) for module in model.modules()])
+    leaves = [t for t in own if isinstance(t, Tensor) and t.is_leaf and t.requires_grad]
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     hooks = [(t, h) for t in leaves if (h := t._post_accumulate_grad_hooks)]
     remembered = []
@@ -631,9 +632,20 @@ def detached(inputs: Any) -> Any:
     return tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), inputs)
 
 
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors in nested containers, of which dataclasses are some too."""
+    found = []
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf):
+            found += tensors_in([getattr(leaf, one.name, None) for one in fields(leaf)])
+    return found
+
+
 def with_gradients(values: Any) -> list[Tensor]:
     """The tensors in nested containers that have a gradient, or want one."""
-    return [t for t in tree_leaves(values) if isinstance(t, Tensor) and t.requires_grad]
+    return [t for t in tensors_in(values) if t.requires_grad]
 
 
 def go_back(output: Any) -> bool:
