@@ -524,6 +524,7 @@ def test_gradients_stay_and_nobody_hears_of_others() -> None:
         leaf.register_post_accumulate_grad_hook(heard.append)
     before = [leaf.grad for leaf in leaves]
     coverage(model, x, backends="cpu")
+    network_layers(model, x)
     explain(model, x, train=True, measure=False)
     prune.l1_unstructured(model.before, "weight", 0.5)  # it cannot be copied now
     model.before(x)

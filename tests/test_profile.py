@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import (
     _C,
@@ -36,6 +38,7 @@ from torch_cudnn_ext import (
     profile,
     profile_model,
     report,
+    trace,
     tuning,
 )
 from torch_cudnn_ext.conversion import converted
@@ -54,6 +57,7 @@ from torch_cudnn_ext.workload import (
     Journal,
     Layer,
     convolution_arguments,
+    led_problems,
     load_model,
     network_layers,
     read_problems,
@@ -382,7 +386,7 @@ def test_a_model_s_convolutions_are_counted_and_named() -> None:
 )
 def test_a_transposed_convolution_s_problem_is_the_primitive_s(pass_name: str, op: str) -> None:
     up = nn.ConvTranspose2d(4, 2, 2, stride=2)
-    (layer,) = convolutions(up, torch.randn(2, 4, 8, 8), [pass_name])
+    (layer,) = convolutions(up, torch.randn(2, 4, 8, 8, requires_grad=True), [pass_name])
     assert layer.problem.startswith(
         f"{op} x=f32[2,2,16,16]:nchw w=f32[4,2,2,2]:nchw pad=0 stride=2"
     )
@@ -443,7 +447,8 @@ def test_a_model_without_convolutions_and_a_wrong_pass_are_refused() -> None:
 
 def test_all_kinds_are_profiled_with_their_shares() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1), nn.Hardsigmoid()).train()
-    result = profile_model(model, torch.randn(2, 3, 8, 8), device="cpu", time_budget_s=0.1)
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    result = profile_model(model, x, device="cpu", time_budget_s=0.1)
     assert [layer.op for layer in result.layers] == [*PASSES, "softmax_fwd", "softmax_bwd"]
     assert result.not_profiled == {"aten.hardsigmoid": 1}
     assert json.loads(result.to_json())["not_profiled"] == result.not_profiled
@@ -489,7 +494,7 @@ def test_activations_in_place_have_their_backward(layer: nn.Module) -> None:
 
 
 def test_the_gradients_of_a_product_are_its_backward() -> None:
-    model, x = nn.Linear(3, 4), torch.randn(2, 3)
+    model, x = nn.Linear(3, 4), torch.randn(2, 3, requires_grad=True)
 
     def listed(*passes: str) -> list[str]:
         return [layer.problem for layer in network_layers(model, x, passes).layers]
@@ -498,6 +503,88 @@ def test_the_gradients_of_a_product_are_its_backward() -> None:
     assert (len(forward), len(backward)) == (1, 2)
     assert listed("fwd", "bwd") == forward + backward
     assert listed("fwd", "bwd_data") == forward
+
+
+class Stem(nn.Module):
+    """Patches as a transformer makes them; its first layer gets gradients in another layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.norm = nn.LayerNorm(8)
+        self.unused = nn.Softmax(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        self.unused(x)
+        out: torch.Tensor = self.norm(x)
+        return out
+
+
+class Frozen(nn.Module):
+    """Trains its last layers alone, with pooling before and between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.fixed.requires_grad_(False)
+        self.act = nn.ReLU(inplace=True)
+        self.trained = nn.Conv2d(4, 4, 3)
+        self.trained.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": self.trained(self.act(F.avg_pool2d(self.trained(self.fixed(x)), 2)))}
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("kind", [Stem, Frozen, Network])
+def test_what_a_backward_meets_is_profiled_and_nothing_else(
+    kind: type[nn.Module], wants: bool, place: str
+) -> None:
+    model, x = kind().train(), torch.randn(2, 4 if kind is Network else 3, 32, 32)
+    lines = [line.partition("  # ") for line in trace(model, x.requires_grad_(wants))]
+    met = {line: int(rest.rpartition("x")[2]) for line, _, rest in lines}
+    led = {line for problem in met for line in led_problems(problem)}
+    model, x = model.to(place), x.to(place)
+    with torch.no_grad():  # as around any other look at a model
+        work = network_layers(model, x)
+    calls = {layer.problem: layer.count for layer in work.layers}
+    kinds = ("conv", "layer_norm", "batch_norm", "softmax")
+    assert {p: n for p, n in calls.items() if p.startswith(kinds)} == {
+        p: n for p, n in met.items() if p.startswith(kinds) and p not in led
+    }
+
+
+def test_a_pass_that_a_network_does_not_meet_is_refused() -> None:
+    model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    wanted = "passes: got 'bwd_data', wanted some that Conv2d meets; inputs have a gradient where"
+    with pytest.raises(ValueError, match=wanted):
+        network_layers(model, x, ["bwd_data"])
+    (layer,) = network_layers(model, x.requires_grad_(), ["bwd_data"]).layers
+    assert layer.problem.startswith("conv_bwd_data")
+    assert x.grad is None and model.weight.grad is None
+
+
+def test_a_network_without_a_gradient_has_the_passes_of_its_layers() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 8, 8)
+    ops = [*PASSES, "softmax_fwd", "softmax_bwd"]
+    model.requires_grad_(False)
+    assert [layer.problem.split()[0] for layer in network_layers(model, x).layers] == ops
+
+
+def test_a_backward_that_computes_again_is_profiled() -> None:
+    conv = nn.Conv2d(3, 3, 3)
+
+    class Again(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(conv, conv(x), use_reentrant=True)
+
+    model, x = Again(), torch.randn(2, 3, 8, 8)
+    model.conv = conv
+    calls = {layer.problem: layer.count for layer in network_layers(model, x).layers}
+    smaller = {p.split()[0]: n for p, n in calls.items() if "[2,3,6,6]" in p}
+    assert smaller == {"conv_fwd": 2, "conv_bwd_data": 1, "conv_bwd_filter": 1}
 
 
 def test_a_model_that_infers_is_profiled_in_eval_mode_without_its_backward() -> None:
@@ -537,7 +624,8 @@ def test_rewriting_goes_by_the_tensors_that_a_problem_has() -> None:
 
 def test_a_model_s_profile_gives_a_policy_for_each_layer() -> None:
     model = Network()
-    result = profile_model(model, torch.randn(1, 4, 8, 8), device="cpu", time_budget_s=0.2)
+    x = torch.randn(1, 4, 8, 8, requires_grad=True)
+    result = profile_model(model, x, device="cpu", time_budget_s=0.2)
     with pytest.raises(ValueError, match="several problems of conv_"):
         result.best()
     policies = result.best_by_layer()
@@ -566,7 +654,8 @@ def test_a_layer_that_nothing_keeps_the_cap_of_is_left_out() -> None:
 
 def test_a_linear_layer_has_a_pin_where_its_three_products_agree() -> None:
     model = nn.Linear(4, 3)
-    result = profile_model(model, torch.randn(2, 4), device="cpu", time_budget_s=0.05)
+    x = torch.randn(2, 4, requires_grad=True)
+    result = profile_model(model, x, device="cpu", time_budget_s=0.05)
     assert [layer.op for layer in result.layers] == ["matmul_fwd"] * 3
     common = {row["algorithm"] for row in result.layers[0].rows if row["status"] == "ok"}
     for layer in result.layers:

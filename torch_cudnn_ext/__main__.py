@@ -878,7 +878,8 @@ def _running(name: str, train: str = "--train") -> Iterator[None]:
         yield
     except Exception as error:
         # What this package says of an argument is one, of the option that stands for it.
-        for argument, option in (("model: ", "--model: "), ("train: ", f"{train}: ")):
+        options = {"model: ": "--model: ", "passes: ": "--passes: ", "train: ": f"{train}: "}
+        for argument, option in options.items():
             if str(error).startswith(argument):
                 message = str(error).removeprefix(argument).replace("train=False", "no backward")
                 raise typer.BadParameter(option + message) from error

@@ -554,9 +554,10 @@ def profile_model(
 ) -> Profile:
     """Measure every distinct layer of an unmodified network that this package has an operator for.
 
-    The network runs once to see its calls (`workload.network_layers`); on the meta device that
-    costs nothing. The problems are then measured on scratch tensors. What
-    was called by anything but layers that `convert` exchanges is counted in `Profile.not_profiled`.
+    The network runs once, forward and backward, to see its calls and the gradients that these get
+    (`workload.network_layers`); on the meta device that costs nothing. The problems are then
+    measured on scratch tensors. What was called by anything but layers that `convert` exchanges is
+    counted in `Profile.not_profiled`.
 
     Args:
         model: The network, with the dtype, memory format and device to profile.
@@ -564,8 +565,10 @@ def profile_model(
         train: A training step, forward and backward, in the mode that the network is in.
             ``False`` is inference: the forward alone, in eval mode.
         passes: Only these of them: ``fwd``, ``bwd`` for all others, or some by name
-            (``bwd_filter``); of inference ``fwd`` and ``infer`` alone. They are the layers' own: a
-            transposed convolution's forward is the problem ``conv_bwd_data``, which its table says.
+            (``bwd_filter``); of inference ``fwd`` and ``infer`` alone, and ``fwd`` alone is as
+            inference has it. A gradient that nothing requires, such as that of plain inputs, is
+            never among them. They are the layers' own: a transposed convolution's forward is the
+            problem ``conv_bwd_data``, which its table says.
         device: See `make_settings`, as for all that follow.
         target: A GPU that is not there.
         policy: Constraints, and the choice that is marked in the tables.
@@ -576,8 +579,8 @@ def profile_model(
 
     Raises:
         TypeError: ``model`` is no module, or ``passes`` no list of texts.
-        ValueError: The model calls no operator of this package, is lazy and not initialised, or an
-            argument is wrong.
+        ValueError: The model calls no operator of this package or meets none of the passes, is lazy
+            and not initialised, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
     model = eager_model("profile_model", model)

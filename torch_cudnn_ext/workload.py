@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -282,14 +283,17 @@ def network_layers(
 ) -> Workload:
     """The distinct problems of one forward pass of a network, and of its backward.
 
-    The model runs once, without gradients, in the mode that it is in (training or not), with its
-    layers, pinned ones too, exchanged for this package's for that while; its pins, its buffers and
+    The model runs once, forward and, where `passes` has more than inference has, backward from
+    gradients of ones, in the mode that it is in (training or not), with its layers, pinned ones
+    too, exchanged for this package's for that while; its pins, its buffers, its gradients and
     PyTorch's random state stay as they are. It and its inputs may be on the meta device: then
     nothing is computed. Each call is then posed again, forward and backward, on tensors of the same
-    form, to see its problems; that computes nothing either.
+    form, gradients as they arrived, to see its problems; that computes nothing either.
 
-    Every pass asked for is listed for every layer, the input gradient of the first layer included.
-    A pass is the layer's own: for ``nn.ConvTranspose*`` the forward is the problem
+    What the backward does not meet is not listed, whatever passes are asked for: the gradient of
+    inputs and parameters that require none, such as the first layer's input. Where no output of the
+    model has a gradient, every layer is taken to have all of its own, in its output's layout. A
+    pass is the layer's own: for ``nn.ConvTranspose*`` the forward is the problem
     ``conv_bwd_data`` and the gradient of its input ``conv_fwd``, and the layer's note says so. A
     backward that only its own forward's algorithm can serve is measured with that forward, and not
     listed beside it.
@@ -302,37 +306,53 @@ def network_layers(
 
     Raises:
         TypeError: ``passes`` is no list of texts.
-        ValueError: The model called no operator, or ``passes`` holds another word.
+        ValueError: The model called no operator or met none of the passes, or ``passes`` holds
+            another word.
     """
     check_passes(passes)
     watch = Watch(model)
-    with converted(model), kept_as_it_was(model), watch.names(), torch.no_grad():
-        with watch.below, watch:
-            call_model(model, inputs)
-    not_profiled = watch.others
+    backward = not is_inference(passes)
+    with converted(model), kept_as_it_was(model), watch.names(), torch.set_grad_enabled(backward):
+        # On this thread alone, also on a GPU: `watch` is of one thread.
+        with watch, torch.autograd.set_multithreading_enabled(False):
+            with watch.below:
+                output = call_model(model, detached(inputs))
+            went_back = backward and go_back(output)
+    calls = watch.calls(went_back)
     found: list[Layer] = []
+    refused: Counter[str] = Counter()
     with pushed(policy or ""):
-        for call in watch.calls.values():
+        for call in calls:
             try:
                 found.extend(_layers_of_call(call, passes))
             except (RuntimeError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
-                not_profiled[f"{call.function} ({reason})"] += call.names.total()
+                refused[f"{call.function} ({reason})"] += call.names.total()
+    if not found and calls and not refused:
+        raise ValueError(
+            f"passes: got {','.join(passes)!r}, wanted some that {type(model).__name__} meets; "
+            "inputs have a gradient where they require one"
+        )
     if not found:
         raise ValueError(
             f"model: {type(model).__name__} called no operator of this package on these inputs"
         )
-    return Workload(merge(found), dict(not_profiled.most_common()))
+    return Workload(merge(found), dict((watch.others + refused).most_common()))
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What a tensor is but for its values; integers, which may be lengths, keep those."""
+    """What a tensor is but for its values; integers, which may be lengths, keep those.
+
+    ``may_want_gradient`` goes by what it is to its operator, ``wants_gradient`` by what it was to
+    autograd when it came.
+    """
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    may_want_gradient: bool
     wants_gradient: bool
     is_result: bool  # written in place, and that is all that the operator gives
     values: tuple[int, ...] | None
@@ -343,7 +363,7 @@ class _Form:
             return made.copy_(torch.tensor(self.values, dtype=self.dtype).reshape(self.sizes))
         if not self.dtype.is_floating_point:
             return made.zero_()
-        return made.requires_grad_(with_gradient and self.wants_gradient)
+        return made.requires_grad_(with_gradient)
 
 
 class _Fresh(torch.autograd.Function):
@@ -360,14 +380,19 @@ class _Fresh(torch.autograd.Function):
 
 @dataclass
 class _Seen:
-    """Equal calls of one operator, and the modules that made them."""
+    """Equal calls of one operator, and the modules that made them.
+
+    ``gradients`` are those that arrived, by the place of their result; ``None`` where there was no
+    backward. ``kind`` is the class of the first module.
+    """
 
     function: OpOverload
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     autocast: tuple[str, torch.dtype] | None
-    names: Counter[str] = field(default_factory=Counter)
-    kind: str = ""  # of the first module
+    names: Counter[str]
+    kind: str
+    gradients: dict[int, _Form] | None = field(default_factory=dict)
 
 
 class Watch(TorchFunctionMode):
@@ -375,10 +400,10 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.calls: dict[str, _Seen] = {}
         self.others: Counter[str] = Counter()
         self._model = model
         self._buffers = {id(buffer) for buffer in model.buffers()}
+        self._seen: list[_Seen] = []
         self._inside: list[tuple[str, str]] = []
         self.below = _WatchOthers(self.others)
 
@@ -410,11 +435,37 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace != "torch_cudnn_ext":
             return func(*args, **kwargs)
-        self._note(func, args, kwargs)
+        call, results = self._note(func, args, kwargs)
         with self.below.silent():
-            return func(*args, **kwargs)
+            output = func(*args, **kwargs)
+        for place, result in enumerate([*results, *tensors_in(output)]):
+            if result.requires_grad:
+                note = partial(self._note_gradient, call, place)
+                result.register_hook(note)  # type: ignore[no-untyped-call]
+        return output
 
-    def _note(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def calls(self, went_back: bool) -> list[_Seen]:
+        """What was seen, equal calls once; `went_back` tells whether a backward ran."""
+        distinct: dict[str, _Seen] = {}
+        for call in self._seen:
+            if not went_back:
+                call.gradients = None
+            arguments = call.arguments, sorted(call.keywords.items())
+            gradients = sorted((call.gradients or {}).items())
+            key = repr((str(call.function), arguments, call.autocast, gradients))
+            known = distinct.setdefault(key, call)
+            if known is not call:
+                known.names += call.names
+        return [*distinct.values()]
+
+    def _note_gradient(self, call: _Seen, place: int, gradient: Tensor | None) -> None:
+        if gradient is not None and call.gradients is not None:
+            call.gradients[place] = self._forms(gradient, is_state=False, is_result=False)
+
+    def _note(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Seen, list[Tensor]]:
+        """The call that is about to run, and what of its arguments will be its results."""
         written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
         names = [argument.name for argument in func._schema.arguments]
         # Beside a result, what is written is a state, such as running statistics.
@@ -429,11 +480,11 @@ class Watch(TorchFunctionMode):
             for name, value in kwargs.items()
         }
         autocast = self._autocast([*args, *kwargs.values()])
-        key = repr((str(func), forms, sorted(keywords.items()), autocast))
-        call = self.calls.setdefault(key, _Seen(func, forms, keywords, autocast))
         name, kind = self._inside[-1] if self._inside else ("", type(self._model).__name__)
-        call.names[name] += 1
-        call.kind = call.kind or kind
+        call = _Seen(func, forms, keywords, autocast, Counter([name]), kind)
+        self._seen.append(call)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        return call, tensors_in([value for name, value in given.items() if name in results])
 
     def _forms(self, value: Any, is_state: bool, is_result: bool) -> Any:
         def form(item: Any) -> Any:
@@ -446,6 +497,7 @@ class Watch(TorchFunctionMode):
                 item.dtype,
                 torch.device("cpu") if item.is_meta else item.device,
                 item.is_floating_point() and not is_state and id(item) not in self._buffers,
+                item.requires_grad and torch.is_grad_enabled(),
                 is_result,
                 tuple(item.flatten().tolist()) if known else None,
             )
@@ -585,20 +637,31 @@ def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
     def realised(item: Any) -> Any:
         if not isinstance(item, _Form):
             return item
-        leaves.append(item.tensor(backward))
+        wanted = item.may_want_gradient if call.gradients is None else item.wants_gradient
+        leaves.append(item.tensor(backward and wanted))
         if not item.is_result:
             return leaves[-1]
         results.append(_Fresh.apply(leaves[-1], item))  # type: ignore[no-untyped-call]
         return results[-1]
 
     def run_forward() -> None:
-        results.extend(tree_leaves(call.function(*arguments, **keywords)))
+        results.extend(tensors_in(call.function(*arguments, **keywords)))
 
     def run_backward() -> None:
-        outputs, inputs = with_gradients(results), with_gradients(leaves)
-        if outputs and inputs:
-            gradients = [torch.empty_like(t) for t in outputs]
-            torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        outputs = {i: t for i, t in enumerate(results) if t.requires_grad}
+        if call.gradients is None:
+            gradients = {i: torch.empty_like(t) for i, t in outputs.items()}
+        else:
+            gradients = {i: form.tensor(False) for i, form in call.gradients.items()}
+        arrived = [i for i in outputs if i in gradients]
+        inputs = with_gradients(leaves)
+        if arrived and inputs:
+            torch.autograd.grad(
+                [outputs[i] for i in arrived],
+                inputs,
+                [gradients[i] for i in arrived],
+                allow_unused=True,
+            )
 
     device, dtype = call.autocast or ("cpu", None)
     # On this thread alone, also on a GPU: a dry run is a thread's own.
@@ -640,6 +703,8 @@ def tensors_in(values: Any) -> list[Tensor]:
             found.append(leaf)
         elif is_dataclass(leaf):
             found += tensors_in([getattr(leaf, one.name, None) for one in fields(leaf)])
+        elif isinstance(leaf, tuple):  # packed sequences
+            found += tensors_in([*leaf])
     return found
 
 
@@ -650,9 +715,18 @@ def with_gradients(values: Any) -> list[Tensor]:
 
 def go_back(output: Any) -> bool:
     """Run the backward of all that a model gave, of ones; whether there was one."""
-    outputs = with_gradients(output)
+    outputs = tuple(with_gradients(output))
     if outputs:
-        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+        # Not torch.autograd.backward: it hides from modes what is computed again in it.
+        torch.autograd.Variable._execution_engine.run_backward(
+            outputs,
+            tuple(torch.ones_like(t) for t in outputs),
+            False,  # retain_graph
+            False,  # create_graph
+            (),  # inputs: all of them
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
     return bool(outputs)
 
 
