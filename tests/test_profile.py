@@ -573,6 +573,20 @@ def test_a_network_without_a_gradient_has_the_passes_of_its_layers() -> None:
     assert [layer.problem.split()[0] for layer in network_layers(model, x).layers] == ops
 
 
+class OwnForward(nn.LayerNorm):
+    """As libraries have them: it ends in PyTorch's function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def test_layers_with_a_forward_of_their_own_are_counted() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), OwnForward(4), OwnForward(4)), torch.randn(2, 3)
+    work = network_layers(model, x)
+    assert work.not_profiled == {"aten.native_layer_norm": 2}
+    assert all(layer.names == ("0",) for layer in work.layers)
+
+
 def test_a_backward_that_computes_again_is_profiled() -> None:
     conv = nn.Conv2d(3, 3, 3)
 
