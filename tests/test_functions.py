@@ -1,14 +1,16 @@
 """The functions of `torch_cudnn_ext.ops`: what they add to the operators below them."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_cudnn_ext import Policy, ops
+from torch_cudnn_ext import Policy, nn, ops
 from torch_cudnn_ext.ops import BorderMode, ConvMode
 from torch_cudnn_ext.policy import PolicyLike
 
@@ -82,6 +84,63 @@ def test_sizes_may_be_integers_tuples_or_lists(stride: Any, device: str) -> None
     expected = F.conv2d(x, w, stride=stride, padding=stride, dilation=stride)
     result = ops.conv2d(x, w, stride=stride, padding=stride, dilation=stride)
     torch.testing.assert_close(result, expected)
+
+
+def test_integers_may_be_numpys_or_tensors(device: str) -> None:
+    x = random(device, 2, 4, 6, 6)
+    for two in (np.int64(2), torch.tensor(2), torch.tensor(2, dtype=torch.uint8)):
+        for size in (two, (two, 2)):
+            for name in ("max_pool2d", "avg_pool2d"):
+                mine, theirs = getattr(ops, name), getattr(F, name)
+                torch.testing.assert_close(mine(x, size), theirs(x, 2))
+            for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d"):
+                mine, theirs = getattr(ops, name), getattr(F, name)
+                torch.testing.assert_close(mine(x, size), theirs(x, 2))
+        torch.testing.assert_close(ops.group_norm(x, two), F.group_norm(x, 2))
+        normalised = ops.layer_norm(x[..., :two], [two])
+        torch.testing.assert_close(normalised, F.layer_norm(x[..., :2], [2]))
+    for wrong in (torch.tensor(2.0), torch.tensor([2, 2]), torch.tensor(2, device="meta"), 2.0):
+        for size in (wrong, (wrong, 2)):
+            with pytest.raises(TypeError, match="argument kernel_size: got .* wanted an integer"):
+                ops.max_pool2d(x, size)
+
+
+# Of x [2, 4, 8, 8], w [4, 4, 2, 2] and theta [2, 2, 3]; a trace has tensors for their sizes.
+TRACED: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "conv2d": lambda x, w, _: ops.conv2d(x, w, padding=x.shape[-1]),
+    "same": lambda x, w, _: ops.conv2d(x, w, padding="same"),
+    "half": lambda x, w, _: ops.convolution(x, w, padding="half"),
+    "full": lambda x, w, _: ops.convolution(x, w, transposed=True, padding="full"),
+    "input_size": lambda x, w, _: ops.convolution_backward_input(x, w, (2, 4, *_plus_one(x))),
+    "weight_size": lambda x, w, _: ops.convolution_backward_weight(ops.conv2d(x, w), x, w.shape),
+    "max_pool2d": lambda x, *_: ops.max_pool2d(x, x.size(2)),
+    "avg_pool2d": lambda x, *_: ops.avg_pool2d(x, x.shape[2:]),
+    "lp_pool2d": lambda x, *_: ops.lp_pool2d(x, 2.0, x.shape[2:]),
+    "adaptive_avg_pool2d": lambda x, *_: ops.adaptive_avg_pool2d(x, (x.shape[-1], 3)),
+    "adaptive_max_pool2d": lambda x, *_: ops.adaptive_max_pool2d(x, (3, None), True),
+    "module": lambda x, *_: nn.AdaptiveAvgPool2d((3, None))(x),
+    "layer_norm": lambda x, *_: ops.layer_norm(x, x.shape[2:]),
+    "rms_norm": lambda x, *_: ops.rms_norm(x, x.shape[2:]),
+    "group_norm": lambda x, *_: ops.group_norm(x, x.shape[1]),
+    "affine_grid": lambda x, _, theta: ops.affine_grid(theta, x.size()),
+}
+
+
+def _plus_one(x: Tensor) -> list[int]:
+    return [size + 1 for size in x.shape[2:]]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", TRACED)
+def test_traces(name: str, device: str) -> None:
+    function = TRACED[name]
+
+    def operands_() -> tuple[Tensor, ...]:
+        return tuple(random(device, *s) for s in ((2, 4, 8, 8), (4, 4, 2, 2), (2, 2, 3)))
+
+    traced = torch.jit.trace(function, operands_())
+    others = operands_()
+    torch.testing.assert_close(traced(*others), function(*others))
 
 
 @dims

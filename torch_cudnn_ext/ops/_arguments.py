@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -31,10 +32,7 @@ def call_for_all(name: str, *arguments: Any, **keywords: Any) -> Any:
 def check_tensor(function: str, argument: str, value: object) -> None:
     """Raise ``TypeError`` unless the argument is a tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
-            "wanted a Tensor"
-        )
+        raise _wrong_type(function, argument, value, "a Tensor")
 
 
 def check_number(function: str, argument: str, value: float) -> None:
@@ -52,32 +50,53 @@ def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int
     """One integer for each dimension; a single one stands for all."""
     if (one := integer(value)) is not None:
         return [one] * count
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(
-            f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
-            f"wanted an integer or {count} of them"
-        )
-    items = [integer(item) for item in value]
-    numbers = [item for item in items if item is not None]
-    if len(numbers) < len(items):
-        raise TypeError(
-            f"{function}: argument {argument}: got {value!r}, wanted an integer or {count} of them"
-        )
-    if len(value) not in (1, count):
+    numbers = integers_of(function, argument, value, f"an integer or {count} of them")
+    if len(numbers) not in (1, count):
         raise ValueError(
-            f"{function}: argument {argument}: got {len(value)} numbers {tuple(value)}, "
+            f"{function}: argument {argument}: got {len(numbers)} numbers {tuple(numbers)}, "
             f"wanted one or {count}"
         )
     return numbers * (count if len(numbers) == 1 else 1)
 
 
+def integers_of(function: str, argument: str, value: object, wanted: str) -> list[int]:
+    """Any number of integers; ``wanted`` tells of them where there is something else."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        items = [integer(item) for item in value]
+        numbers = [item for item in items if item is not None]
+        if len(numbers) == len(items):
+            return numbers
+    raise _wrong_type(function, argument, value, wanted)
+
+
 def integer(value: object) -> int | None:
-    """What stands for an integer, NumPy's too, as one; ``None`` for all else."""
+    """What stands for an integer, NumPy's and tensors of one too, as one; ``None`` for all else."""
     if isinstance(value, int | torch.SymInt):
         return None if isinstance(value, bool) else value  # type: ignore[return-value]
-    if isinstance(value, Tensor) or not hasattr(value, "__index__"):
+    if not hasattr(value, "__index__") or _is_meta(value):
         return None
     try:
         return operator.index(value)
-    except TypeError:  # of an array of several
+    except TypeError:  # of several, or of a tensor of no integers
         return None
+
+
+def check_number(function: str, argument: str, value: object) -> None:
+    """Raise ``TypeError`` unless the argument is a real number, NumPy's or a tensor of one too."""
+    if isinstance(value, Tensor):
+        is_number = value.numel() == 1 and not value.is_complex() and not value.is_meta
+    else:
+        is_number = isinstance(value, Real | torch.SymInt | torch.SymFloat)
+    if not is_number:
+        raise _wrong_type(function, argument, value, "a number")
+
+
+def _is_meta(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def _wrong_type(function: str, argument: str, value: object, wanted: str) -> TypeError:
+    return TypeError(
+        f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
+        f"wanted {wanted}"
+    )

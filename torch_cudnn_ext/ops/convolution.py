@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext.ops._arguments import Sizes, call, check_tensor, sizes_of
+from torch_cudnn_ext.ops._arguments import Sizes, call, check_tensor, integers_of, sizes_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 BorderMode: TypeAlias = Literal["valid", "same", "half", "full"]
@@ -455,7 +455,8 @@ def border(
         raise ValueError(
             f"{function}: argument padding: got 'same' with stride {tuple(stride)}, wanted stride 1"
         )
-    spans = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    sizes = integers_of(function, "weight", kernel, "integers as sizes")  # tensors in a trace
+    spans = [(k - 1) * d for k, d in zip(sizes, dilation, strict=True)]
     if padding == "same":
         return [span // 2 for span in spans], [span - span // 2 for span in spans]
     amounts = {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor, integer
+from torch_cudnn_ext.ops._arguments import call, check_tensor, integers_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 _FAMILY = "layer_norm"
@@ -42,8 +42,9 @@ def layer_norm(
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
     """
     check_tensor("layer_norm", "input", input)
+    sizes = integers_of("layer_norm", "normalized_shape", normalized_shape, "integers")
     text = policy_text(policy, _FAMILY)
-    return call("layer_norm", input, normalized_shape, weight, bias, eps, policy=text)
+    return call("layer_norm", input, sizes, weight, bias, eps, policy=text)
 
 
 def rms_norm(
@@ -75,8 +76,9 @@ def rms_norm(
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
     """
     check_tensor("rms_norm", "input", input)
+    sizes = integers_of("rms_norm", "normalized_shape", normalized_shape, "integers")
     text = policy_text(policy, _FAMILY)
-    return call("rms_norm", input, normalized_shape, weight, eps, policy=text)
+    return call("rms_norm", input, sizes, weight, eps, policy=text)
 
 
 def instance_norm(

@@ -502,8 +502,8 @@ def _strides(name: str, stride: Sizes | None, dims: int, kernel: list[int]) -> l
 
 def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> list[int]:
     check_tensor(name, "input", input)
-    given = [sizes] * dims if sizes is None or isinstance(sizes, int | torch.SymInt) else sizes
-    if len(given) == dims <= input.dim():
+    given = [None] * dims if sizes is None else sizes
+    if isinstance(given, Sequence) and len(given) == dims <= input.dim():
         own = input.shape[input.dim() - dims :]
         given = [size if want is None else want for want, size in zip(given, own, strict=True)]
     return sizes_of(name, "output_size", given, dims)  # type: ignore[arg-type]

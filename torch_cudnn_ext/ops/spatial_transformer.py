@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor, sizes_of
+from torch_cudnn_ext.ops._arguments import call, check_tensor, integers_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 _MODES = ("bilinear", "nearest", "bicubic")
@@ -40,12 +40,7 @@ def affine_grid(
         ValueError: Sizes do not fit together, the dtype is not supported, or the policy is wrong.
     """
     check_tensor("affine_grid", "theta", theta)
-    if not isinstance(size, Sequence):
-        raise TypeError(
-            f"affine_grid: argument size: got {size!r} ({type(size).__name__}), "
-            "wanted 4 or 5 integers"
-        )
-    sizes = sizes_of("affine_grid", "size", size, len(size))
+    sizes = integers_of("affine_grid", "size", size, "4 or 5 integers")
     return call(
         "affine_grid", theta, sizes, align_corners, policy=policy_text(policy, "affine_grid")
     )
