@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -176,6 +177,14 @@ def test_arguments_of_extremes_are_pytorchs(device: str) -> None:
             assert torch.equal(ops.argmin(x, dim, keepdim), torch.argmin(x, dim, keepdim))
 
 
+def test_dimensions_may_be_numpys_or_tensors(device: str) -> None:
+    x = torch.randn(4, 5, 6, dtype=torch.float64, device=device)
+    for one in (np.int64(1), torch.tensor(1)):
+        torch.testing.assert_close(ops.sum(x, one), x.sum(1))
+        torch.testing.assert_close(ops.sum(x, (0, one)), x.sum((0, 1)))
+        assert torch.equal(ops.argmax(x, one), x.argmax(1))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_nan_scalars_and_empty_tensors(name: str, device: str) -> None:
     mine, theirs = ALL[name]
@@ -187,8 +196,12 @@ def test_nan_scalars_and_empty_tensors(name: str, device: str) -> None:
     empty = torch.zeros(2, 0, 3, device=device)
     assert mine(empty, 0).shape == (0, 3)
     if name in ("min", "max", "absmax"):
-        with pytest.raises(IndexError, match="at least one element"):
-            mine(empty, 1)
+        for nothing, dim in ((empty, 1), (torch.zeros(0, 0, device=device), 0)):
+            with pytest.raises(IndexError, match="dim.* at least one element"):
+                mine(nothing, dim)
+            if name != "absmax":
+                with pytest.raises(IndexError, match="dim.* at least one element"):
+                    ops.reduce(nothing, name, dim, return_indices=True)
     else:
         torch.testing.assert_close(mine(empty, 1), theirs(empty, 1, False), equal_nan=True)
 

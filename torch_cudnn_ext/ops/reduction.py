@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from torch_cudnn_ext.ops._arguments import call, call_for_all, check_tensor
+from torch_cudnn_ext.ops._arguments import call_for_all, check_tensor, integer, integers_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Dim = int | Sequence[int] | None
@@ -68,12 +69,12 @@ def reduce(
         IndexError: An extreme of no elements.
     """
     check_tensor("reduce", "input", input)
-    dims = [dim] if isinstance(dim, int) else dim
+    dims = _dims(dim)
     text = policy_text(policy, "reduce")
-    if not return_indices:
-        return call("reduce", input, kind, dims, keepdim, policy=text)
-    values, indices = call_for_all("reduce_with_indices", input, kind, dims, keepdim, policy=text)
-    return values, indices
+    name = "reduce_with_indices" if return_indices else "reduce"
+    result = call_for_all(name, input, kind, dims, keepdim, policy=text)
+    _check_extreme(input, kind, dims)
+    return (result[0], result[1]) if return_indices else result
 
 
 def sum(
@@ -151,3 +152,21 @@ def argmax(
 ) -> Tensor:
     """The place of a maximum, as ``torch.argmax``; arguments are those of `reduce`."""
     return reduce(input, "max", dim, keepdim, return_indices=True, policy=policy)[1]
+
+
+def _dims(dim: Dim) -> list[int] | None:
+    if dim is None:
+        return None
+    one = integer(dim)
+    return integers_of("reduce", "dim", dim, "integers") if one is None else [one]
+
+
+def _check_extreme(input: Tensor, kind: str, dims: list[int] | None) -> None:
+    """Refuse extremes of no elements also where there are none to give, as PyTorch does."""
+    if kind not in ("min", "max", "absmax") or not guard_or_false(input.numel() == 0):
+        return
+    if any(input.shape[dim] == 0 for dim in dims or range(input.dim())):
+        raise IndexError(
+            f"reduce: argument dim: got {dims} of an input of sizes {list(input.shape)}, "
+            "wanted dimensions of at least one element"
+        )
