@@ -88,7 +88,6 @@ STEPS = torch.zeros(4, 2, 3)
         (lambda: ops.lstm(STEPS, None, cast(Any, 1)), "params"),
         (lambda: ops.lstm(STEPS, cast(Any, 1), []), "hx"),
         (lambda: ops.gru(STEPS, cast(Any, 1), []), "hx"),
-        (lambda: ops.rnn_relu(STEPS[0], None, [], batch_sizes=cast(Any, 1)), "batch_sizes"),
         (lambda: ops.batch_norm_train(STEPS, cast(Any, 1)), "running_mean"),
         (lambda: ops.batch_norm_train(STEPS, None, cast(Any, 1)), "running_var"),
         (lambda: ops.batch_norm_train(STEPS, weight=cast(Any, 1)), "weight"),
@@ -103,35 +102,53 @@ def test_a_wrong_type_is_told_in_one_line(call: Callable[[], object], argument: 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: ops.batch_norm(STEPS, None, None, training=True, eps=cast(Any, "a")),
-            "batch_norm: argument eps: got 'a' (str), wanted a number",
-        ),
-        (
-            lambda: ops.group_norm(STEPS, cast(Any, "2")),
-            "group_norm: argument num_groups: got '2' (str), wanted an integer",
-        ),
-        (
-            lambda: ops.lp_pool2d(images(), cast(Any, "2"), 2),
-            "lp_pool2d: argument norm_type: got '2' (str), wanted a number",
-        ),
-        (
-            lambda: ops.dropout(STEPS, cast(Any, torch.tensor([0.1, 0.2]))),
-            "dropout: argument p: got tensor([0.1000, 0.2000]) (Tensor), wanted a number",
-        ),
-        (
-            lambda: nn.LSTM(3, 4)(cast(Any, "x")),
-            "LSTM: argument input: got 'x' (str), wanted a Tensor",
-        ),
-    ],
-)
-def test_a_wrong_type_names_its_argument(call: Callable[[], object], message: str) -> None:
+# Calls with an argument of a wrong type; its name, its value's beginning, and what is wanted.
+WRONG_TYPES: list[tuple[Callable[..., object], str, str, str]] = [
+    (lambda: ops.adaptive_avg_pool2d(images(), cast(Any, 2.5)), "output_size", "2.5", "an integer"),
+    (lambda: ops.adaptive_max_pool2d(images(), cast(Any, 2.5)), "output_size", "2.5", "an integer"),
+    (lambda: ops.lp_pool2d(images(), cast(Any, "a"), 2), "norm_type", "'a' (str)", "a number"),
+    (lambda: ops.lp_pool2d(images(), cast(Any, 2j), 2), "norm_type", "2j (complex)", "a number"),
+    (
+        lambda: ops.batch_norm(images(), None, None, training=True, eps=cast(Any, "a")),
+        "eps",
+        "'a' (str)",
+        "a number",
+    ),
+    (lambda: ops.batch_norm_train(images(), eps=cast(Any, None)), "eps", "None", "a number"),
+    (lambda: ops.group_norm(images(), cast(Any, "a")), "num_groups", "'a' (str)", "an integer"),
+    (lambda: ops.layer_norm(images(), cast(Any, 8)), "normalized_shape", "8 (int)", "integers"),
+    (lambda: ops.rms_norm(images(), cast(Any, "8")), "normalized_shape", "'8'", "integers"),
+    (lambda: ops.dropout(images(), cast(Any, torch.ones(2))), "p", "tensor([1., 1.])", "a number"),
+    (lambda: ops.dropout(images(), cast(Any, torch.ones((), device="meta"))), "p", "", "a number"),
+    (lambda: _ctc_loss("ab", [1]), "input_lengths", "'ab' (str)", "a Tensor or integers"),
+    (lambda: _ctc_loss([4], None), "target_lengths", "None", "a Tensor or integers"),
+    (lambda: _lstm_packed(torch.tensor([2.0, 2.0])), "batch_sizes", "[2.0, 2.0]", "integers"),
+    (lambda: _lstm_packed(1), "batch_sizes", "1 (int)", "integers"),
+    (lambda: nn.LSTM(3, 4)(3), "input", "3 (int)", "a Tensor"),
+    (lambda: nn.LSTM(3, 4)(STEPS, 3), "hx", "3 (int)", "a hidden and a cell state"),
+    (lambda: nn.LSTM(3, 4)(STEPS, STEPS), "hx", "tensor(", "a hidden and a cell state"),
+    (lambda: nn.LSTM(3, 4)(STEPS, (STEPS,)), "hx", "(tensor(", "a hidden and a cell state"),
+    (lambda: nn.LSTM(3, 4)(STEPS, (3, STEPS)), "hx", "3 (int)", "a Tensor"),
+    (lambda: ops.sum(images(), cast(Any, "a")), "dim", "'a' (str)", "integers"),
+    (lambda: ops.sum(images(), cast(Any, 1.0)), "dim", "1.0 (float)", "integers"),
+]
+
+
+def _ctc_loss(input_lengths: Any, target_lengths: Any) -> Tensor:
+    return ops.ctc_loss(STEPS[:, :1], torch.ones(1, 1).long(), input_lengths, target_lengths)
+
+
+def _lstm_packed(batch_sizes: Any) -> object:
+    return ops.lstm(STEPS[:, 0], None, list(nn.LSTM(3, 4).parameters()), batch_sizes=batch_sizes)
+
+
+@pytest.mark.parametrize(("call", "argument", "got", "wanted"), WRONG_TYPES)
+def test_a_wrong_type_is_told_with_what_came(
+    call: Callable[[], object], argument: str, got: str, wanted: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         call()
-    assert str(caught.value) == message
+    assert_says(caught, f": argument {argument}: got {got}", f", wanted {wanted}")
 
 
 @pytest.mark.parametrize("function", [profile_model, tuning.tune_model, coverage, explain, trace])

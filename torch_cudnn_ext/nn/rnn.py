@@ -1,6 +1,6 @@
 """Recurrent modules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from torch_cudnn_ext.nn.tunable import Tunable
-from torch_cudnn_ext.ops._arguments import check_tensor
+from torch_cudnn_ext.ops._arguments import check_tensor, wrong_type
 from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_relu, rnn_tanh
 
 States: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -188,17 +188,21 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     def _states_at_start(self, hx: States | None, batched: bool) -> tuple[Tensor, ...]:
         if hx is None:
             return tuple(map(_usable, self._states)) if self.remember_states else ()
-        if self.mode != "LSTM":
-            check_tensor(type(self).__name__, "hx", hx)
-        states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        name = type(self).__name__
+        states: Sequence[Any] = (hx,)
+        if self.mode == "LSTM":
+            if not isinstance(hx, Sequence) or len(hx) != 2:
+                raise wrong_type(name, "hx", hx, "a hidden and a cell state")
+            states = hx
         dims = 3 if batched else 2
         for state in states:
+            check_tensor(name, "hx", state)
             if state.dim() != dims:
                 raise RuntimeError(
-                    f"{type(self).__name__}: argument hx: got sizes {list(state.shape)}, "
+                    f"{name}: argument hx: got sizes {list(state.shape)}, "
                     f"wanted {dims} dimensions, as the input is {'' if batched else 'un'}batched"
                 )
-        return states if batched else tuple(state.unsqueeze(1) for state in states)
+        return tuple(state if batched else state.unsqueeze(1) for state in states)
 
     def _check(self, data: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...]) -> None:
         if not states:

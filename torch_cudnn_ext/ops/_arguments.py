@@ -32,7 +32,7 @@ def call_for_all(name: str, *arguments: Any, **keywords: Any) -> Any:
 def check_tensor(function: str, argument: str, value: object) -> None:
     """Raise ``TypeError`` unless the argument is a tensor."""
     if not isinstance(value, Tensor):
-        raise _wrong_type(function, argument, value, "a Tensor")
+        raise wrong_type(function, argument, value, "a Tensor")
 
 
 def check_number(function: str, argument: str, value: float) -> None:
@@ -66,7 +66,14 @@ def integers_of(function: str, argument: str, value: object, wanted: str) -> lis
         numbers = [item for item in items if item is not None]
         if len(numbers) == len(items):
             return numbers
-    raise _wrong_type(function, argument, value, wanted)
+    raise wrong_type(function, argument, value, wanted)
+
+
+def integer_of(function: str, argument: str, value: object) -> int:
+    """The argument, which stands for one integer."""
+    if (one := integer(value)) is None:
+        raise wrong_type(function, argument, value, "an integer")
+    return one
 
 
 def integer(value: object) -> int | None:
@@ -88,14 +95,15 @@ def check_number(function: str, argument: str, value: object) -> None:
     else:
         is_number = isinstance(value, Real | torch.SymInt | torch.SymFloat)
     if not is_number:
-        raise _wrong_type(function, argument, value, "a number")
+        raise wrong_type(function, argument, value, "a number")
 
 
 def _is_meta(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 
-def _wrong_type(function: str, argument: str, value: object, wanted: str) -> TypeError:
+def wrong_type(function: str, argument: str, value: object, wanted: str) -> TypeError:
+    """What to raise where an argument has a type that is not taken."""
     return TypeError(
         f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
         f"wanted {wanted}"

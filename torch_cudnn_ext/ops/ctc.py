@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, check_tensor, wrong_type
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Lengths: TypeAlias = Tensor | Sequence[int] | int
@@ -85,7 +85,8 @@ def ctc_loss(
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)
     torch.nn._reduction.get_enum(reduction)  # raises on any other word
-    inputs, lengths = torch.as_tensor(input_lengths), torch.as_tensor(target_lengths)
+    inputs = _lengths("input_lengths", input_lengths)
+    lengths = _lengths("target_lengths", target_lengths)
     batched = log_probs.dim() != 2
     if not batched:
         log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)
@@ -105,3 +106,10 @@ def ctc_loss(
     if reduction == "sum":
         return losses.sum()
     return losses if batched else losses.squeeze(0)
+
+
+def _lengths(argument: str, value: Lengths) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise wrong_type("ctc_loss", argument, value, "a Tensor or integers") from error

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor, integers_of
+from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, integers_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 _FAMILY = "layer_norm"
@@ -163,15 +163,11 @@ def group_norm(
             the policy is wrong.
     """
     check_tensor("group_norm", "input", input)
-    if integer(num_groups) is None:
-        raise TypeError(
-            f"group_norm: argument num_groups: got {num_groups!r:.60} "
-            f"({type(num_groups).__name__}), wanted an integer"
-        )
-    if num_groups >= 1 and input.dim() >= 2 and input.numel() == num_groups:
+    groups = integer_of("group_norm", "num_groups", num_groups)
+    if groups >= 1 and input.dim() >= 2 and input.numel() == groups:
         raise ValueError(
-            f"group_norm: argument input: got sizes {tuple(input.shape)} for {num_groups} groups, "
+            f"group_norm: argument input: got sizes {tuple(input.shape)} for {groups} groups, "
             "wanted more than 1 value per channel"
         )
     text = policy_text(policy, _FAMILY)
-    return call("group_norm", input, num_groups, weight, bias, eps, policy=text)
+    return call("group_norm", input, groups, weight, bias, eps, policy=text)

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call_for_all, check_tensor
+from torch_cudnn_ext.ops._arguments import call_for_all, check_tensor, integers_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -182,7 +182,8 @@ def _run(
     else:
         if batch_first:
             raise ValueError(f"{name}: got batch_first with batch_sizes, wanted one of them")
-        sizes = batch_sizes.tolist() if isinstance(batch_sizes, Tensor) else _listed(batch_sizes)
+        listed = batch_sizes.tolist() if isinstance(batch_sizes, Tensor) else batch_sizes
+        sizes = integers_of(name, "batch_sizes", listed, "integers")
         results = call_for_all(f"{name}_packed", input, sizes, hx, weights, *options, **keywords)
     return tuple(results)
 
