@@ -240,13 +240,14 @@ def test_compiles_whole(name: str, inplace: bool, device: str) -> None:
     ("call", "message"),
     [
         (lambda: ops.relu(torch.zeros(2, dtype=torch.int64)), "input is Long, wanted Float"),
-        (lambda: ops.clipped_relu(torch.zeros(2), 0.0), "coefficient is 0, wanted a ceiling"),
-        (lambda: ops.swish(torch.zeros(2), float("inf")), "coefficient is inf, wanted a finite"),
+        (lambda: ops.clipped_relu(torch.zeros(2), 0.0), "ceiling is 0, wanted a ceiling above 0"),
+        (lambda: ops.swish(torch.zeros(2), float("inf")), "beta is inf, wanted a finite"),
+        (lambda: ops.elu(torch.zeros(2), float("nan"), True), "alpha is nan, wanted a finite"),
         (lambda: OPS.activation(torch.zeros(2), "gelu"), "kind is 'gelu', wanted one of relu"),
         (lambda: ops.tanh(torch.zeros(2), policy="fwd=cpu:three_pass"), "cpu:three_pass"),
         (
             lambda: ops.elu(torch.zeros(2, requires_grad=True) * 1, -1.0, inplace=True),
-            "wanted an alpha of at least 0",
+            "alpha is -1, wanted an alpha of at least 0",
         ),
         (
             lambda: OPS.activation_backward(torch.zeros(2), None, torch.zeros(2), "swish"),

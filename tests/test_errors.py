@@ -91,7 +91,6 @@ STEPS = torch.zeros(4, 2, 3)
         (lambda: ops.batch_norm_train(STEPS, cast(Any, 1)), "running_mean"),
         (lambda: ops.batch_norm_train(STEPS, None, cast(Any, 1)), "running_var"),
         (lambda: ops.batch_norm_train(STEPS, weight=cast(Any, 1)), "weight"),
-        (lambda: ops.clipped_relu(STEPS, cast(Any, "6"), inplace=True), "coefficient"),
         (lambda: ops.reduce(STEPS, cast(Any, 1), return_indices=True), "kind"),
     ],
 )
@@ -118,6 +117,9 @@ WRONG_TYPES: list[tuple[Callable[..., object], str, str, str]] = [
     (lambda: ops.group_norm(images(), cast(Any, "a")), "num_groups", "'a' (str)", "an integer"),
     (lambda: ops.layer_norm(images(), cast(Any, 8)), "normalized_shape", "8 (int)", "integers"),
     (lambda: ops.rms_norm(images(), cast(Any, "8")), "normalized_shape", "'8'", "integers"),
+    (lambda: ops.clipped_relu(STEPS, cast(Any, "6"), inplace=True), "ceiling", "'6'", "a number"),
+    (lambda: ops.elu(STEPS, cast(Any, None)), "alpha", "None (NoneType)", "a number"),
+    (lambda: ops.swish(STEPS, cast(Any, 1j)), "beta", "1j (complex)", "a number"),
     (lambda: ops.dropout(images(), cast(Any, torch.ones(2))), "p", "tensor([1., 1.])", "a number"),
     (lambda: ops.dropout(images(), cast(Any, torch.ones((), device="meta"))), "p", "", "a number"),
     (lambda: _ctc_loss("ab", [1]), "input_lengths", "'ab' (str)", "a Tensor or integers"),

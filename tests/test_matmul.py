@@ -227,9 +227,20 @@ def test_compiles_whole(device: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(4, 5)), r"b has sizes \[4, 5\]"),
-        (lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(3, 5).double()), "b is Double, wanted"),
-        (lambda: ops.matmul(torch.zeros(2, 3).long(), torch.zeros(3, 5)), "a is Long, wanted"),
+        (
+            lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(4, 5)),
+            r"other has sizes \[4, 5\], wanted 3 rows: input has sizes \[2, 3\]",
+        ),
+        (
+            lambda: ops.linear(torch.zeros(2, 3), torch.zeros(4, 2)),
+            r"weight has sizes \[4, 2\] and is transposed, wanted 3 rows: input has",
+        ),
+        (lambda: ops.gemm(torch.zeros(2, 3), torch.zeros(4, 5)), r"b has sizes .*: a has sizes"),
+        (
+            lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(3, 5).double()),
+            "other is Double, wanted input's",
+        ),
+        (lambda: ops.matmul(torch.zeros(2, 3).long(), torch.zeros(3, 5)), "input is Long, wanted"),
         (lambda: ops.matmul(torch.tensor(1.0), torch.zeros(3)), "input: got a scalar"),
         (lambda: ops.matmul(torch.zeros(2, 2, 3), torch.zeros(3, 3, 5)), "must match the size"),
         (lambda: ops.gemm(torch.zeros(2, 3), torch.zeros(3, 5), torch.zeros(4)), "bias has sizes"),

@@ -1,7 +1,8 @@
 """What the functions share: calling an operator, and checks of arguments that name them."""
 
 import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 Sizes: TypeAlias = int | Sequence[int]
+
+_NUMBERS = (float, int, Real, torch.SymInt, torch.SymFloat)  # the usual first, as Real is slow
 
 
 def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
@@ -27,6 +30,16 @@ def call_for_all(name: str, *arguments: Any, **keywords: Any) -> Any:
         if "Expected a value of type" not in reason:
             raise
         raise TypeError(reason) from error
+
+
+def call_renamed(names: Mapping[str, str], name: str, *arguments: Any, **keywords: Any) -> Tensor:
+    """Call an operator; what it says of these arguments bears the names that the caller knows."""
+    try:
+        return call(name, *arguments, **keywords)
+    except ValueError as error:
+        spoken_of = rf"\b({'|'.join(names)})(?= is | has |'s )"
+        message = re.sub(spoken_of, lambda found: names[found[1]], str(error))
+        raise ValueError(message) from error
 
 
 def check_tensor(function: str, argument: str, value: object) -> None:
@@ -93,7 +106,7 @@ def check_number(function: str, argument: str, value: object) -> None:
     if isinstance(value, Tensor):
         is_number = value.numel() == 1 and not value.is_complex() and not value.is_meta
     else:
-        is_number = isinstance(value, Real | torch.SymInt | torch.SymFloat)
+        is_number = isinstance(value, _NUMBERS)
     if not is_number:
         raise wrong_type(function, argument, value, "a number")
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call_renamed, check_number, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -48,7 +48,7 @@ def clipped_relu(
     Raises:
         ValueError: Also where the ceiling is not above zero.
     """
-    return _activation("clipped_relu", input, "clipped_relu", ceiling, inplace, policy)
+    return _activation("clipped_relu", input, "clipped_relu", ceiling, inplace, policy, "ceiling")
 
 
 def tanh(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
@@ -72,7 +72,7 @@ def elu(
     All else is as in `relu`. In place the gradient is computed from the output, so that ``alpha``
     must not be negative (ValueError).
     """
-    return _activation("elu", input, "elu", alpha, inplace, policy)
+    return _activation("elu", input, "elu", alpha, inplace, policy, "alpha")
 
 
 def silu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
@@ -87,15 +87,23 @@ def swish(
 
     In place, a copy of the input is kept where a gradient is wanted.
     """
-    return _activation("swish", input, "swish", beta, inplace, policy)
+    return _activation("swish", input, "swish", beta, inplace, policy, "beta")
 
 
 def _activation(
-    function: str, input: Tensor, kind: str, coefficient: float, inplace: bool, policy: PolicyLike
+    function: str,
+    input: Tensor,
+    kind: str,
+    coefficient: float,
+    inplace: bool,
+    policy: PolicyLike,
+    argument: str = "coefficient",
 ) -> Tensor:
     check_tensor(function, "input", input)
+    check_number(function, argument, coefficient)
     text = policy_text(policy, "activation")
+    names = {"coefficient": argument}
     if not inplace:
-        return call("activation", input, kind, coefficient, policy=text)
-    call("activation_", input, kind, coefficient, policy=text)
+        return call_renamed(names, "activation", input, kind, coefficient, policy=text)
+    call_renamed(names, "activation_", input, kind, coefficient, policy=text)
     return input

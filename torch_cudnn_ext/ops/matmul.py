@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, call_renamed, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -35,7 +35,8 @@ def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor
             raise ValueError(f"matmul: argument {name}: got a scalar, wanted at least a vector")
     left = input.unsqueeze(0) if input.dim() == 1 else input
     right = other.unsqueeze(1) if other.dim() == 1 else other
-    result = call("matmul", left, right, policy=policy_text(policy, "matmul"))
+    names = {"a": "input", "b": "other"}
+    result = call_renamed(names, "matmul", left, right, policy=policy_text(policy, "matmul"))
     if other.dim() == 1:
         result = result.squeeze(-1)
     return result.squeeze(-1 if other.dim() == 1 else -2) if input.dim() == 1 else result
@@ -73,7 +74,8 @@ def linear(
         return result if bias is None else result + bias
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")
-    result = call("matmul", rows, weight, bias, transpose_b=True, policy=text)
+    names = {"a": "input", "b": "weight"}
+    result = call_renamed(names, "matmul", rows, weight, bias, transpose_b=True, policy=text)
     return result.squeeze(0) if input.dim() == 1 else result
 
 
