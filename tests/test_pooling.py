@@ -155,6 +155,30 @@ def test_indices_are_refused_by_backends_that_do_not_make_them(kind: str, device
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"kernel_size": 0}, "kernel_size is 0, wanted at least 1"),
+        ({"kernel_size": 2, "dilation": 0}, "dilation is 0, wanted at least 1"),
+        ({"kernel_size": 2, "padding": 2}, "padding is 2, wanted at most half of kernel_size"),
+        ({"kernel_size": 9}, "kernel_size is 9 with dilation 1, wanted no more than"),
+        ({"kernel_size": 2, "input": torch.zeros(8, 8)}, "input has sizes .8, 8., wanted 4"),
+        ({"kernel_size": 2, "input": torch.zeros(1, 1, 8, 8).long()}, "input is Long, wanted"),
+        ({"output_size": -1}, "output_size is -1, wanted at least 0"),
+        ({"output_size": 2, "input": torch.zeros(1, 1, 8, 8).long()}, "input is Long, wanted"),
+    ],
+)
+def test_indices_are_refused_where_maxima_are(
+    how: dict[str, Any], message: str, device: str
+) -> None:
+    function: Function = ops.adaptive_max_pool2d if "output_size" in how else ops.max_pool2d
+    keywords = {"input": torch.zeros(1, 1, 8, 8), **how}
+    keywords["input"] = keywords["input"].to(device)
+    for return_indices in (False, True):
+        with pytest.raises(ValueError, match=message):
+            function(**keywords, return_indices=return_indices)
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dims", SIZES)
 def test_adaptive_windows_are_pytorchs(dims: int, view: str, device: str) -> None:

@@ -16,7 +16,7 @@ All raise ``TypeError`` where an argument's type is wrong and ``ValueError`` whe
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -397,6 +397,7 @@ def _max_pool(
     )
     if return_indices:
         _check_indices(name, _text(policy))
+        _check_as_without_indices(input, kernel, *arguments, ceil_mode)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(
             input, kernel, *arguments, ceil_mode
         )
@@ -482,12 +483,20 @@ def _adaptive_max_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     name = f"adaptive_max_pool{dims}d"
     sizes = _output_sizes(name, input, output_size, dims)
+    empty: list[int] = []
     if return_indices:
         _check_indices(name, _text(policy))
+        _check_as_without_indices(input, sizes, empty, empty, empty, adaptive=True)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, sizes)
         return found
-    empty: list[int] = []
     return call("max_pool", input, sizes, empty, empty, empty, adaptive=True, policy=_text(policy))
+
+
+def _check_as_without_indices(input: Tensor, *arguments: Any, **keywords: Any) -> None:
+    """Let the operator refuse what it does without indices; in a graph PyTorch's own checks do."""
+    if not torch.compiler.is_compiling():
+        meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
+        call("max_pool", meta, *arguments, **keywords)
 
 
 def _text(policy: PolicyLike) -> str | None:
