@@ -255,6 +255,18 @@ def test_compiles_whole(device: str) -> None:
         ),
         (lambda: ops.linear(torch.zeros(2, 3), torch.zeros(1, 2, 3)), "wanted .* and"),
         (
+            lambda: ops.linear(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(5)),
+            r"bias has sizes \[5\], wanted sizes that broadcast to \[2, 4\]",
+        ),
+        (
+            lambda: ops.linear(torch.zeros(3), torch.zeros(4, 3), torch.zeros(2, 4)),
+            r"bias has sizes \[2, 4\], wanted sizes that broadcast to \[1, 4\]",
+        ),
+        (
+            lambda: ops.linear(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(1).double()),
+            "bias is Double, wanted input's dtype Float",
+        ),
+        (
             lambda: ops.matmul(torch.zeros(2, 3), torch.zeros(3, 5), policy="fwd=cpu:tree"),
             "only cpu:blocked and cpu:dot",
         ),
@@ -304,6 +316,24 @@ def test_linear_module(bias: bool, device: str) -> None:
     arguments: dict[str, Any] = {"bwd": "autotune"}
     with pytest.raises(TypeError, match="wanted each of fwd"):
         mine.set_mode(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bias_sizes"),
+    [((5, 2, 3), bias) for bias in ((1,), (), (2, 4), (5, 2, 4), (5, 1, 1))]
+    + [((2, 3), (2, 1)), ((3,), (1,)), ((3,), ()), ((0, 3), (1,))],
+)
+def test_biases_broadcast(sizes: tuple[int, ...], bias_sizes: tuple[int, ...], device: str) -> None:
+    leaves = [_leaf(*s, device=device) for s in (sizes, (4, 3), bias_sizes)]
+    x, weight, bias = leaves
+    wanted = x @ weight.T + bias  # F.linear takes less where the input has three dimensions
+    got = ops.linear(x, weight, bias)
+    torch.testing.assert_close(got, wanted)
+    r = torch.randn_like(wanted)
+    for mine, theirs in zip(
+        torch.autograd.grad(got, leaves, r), torch.autograd.grad(wanted, leaves, r), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_a_vector_of_weights() -> None:

@@ -1,5 +1,7 @@
 """Matrix products as functions."""
 
+from typing import Any
+
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, call_renamed, check_tensor
@@ -52,7 +54,7 @@ def linear(
     Args:
         input: ``[..., k]``.
         weight: ``[n, k]``, or ``[k]``.
-        bias: ``[n]``.
+        bias: ``[n]``, or sizes that broadcast to the result's.
         policy: How to choose the algorithm of the pass ``fwd``.
 
     Returns:
@@ -74,8 +76,11 @@ def linear(
         return result if bias is None else result + bias
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")
-    names = {"a": "input", "b": "weight"}
-    result = call_renamed(names, "matmul", rows, weight, bias, transpose_b=True, policy=text)
+    keywords: dict[str, Any] = {"transpose_b": True, "policy": text}
+    if isinstance(bias, Tensor) and bias.shape != weight.shape[:1]:
+        bias, keywords = None, {**keywords, "z": bias, "beta": 1.0}
+    names = {"a": "input", "b": "weight", "z": "bias"}
+    result = call_renamed(names, "matmul", rows, weight, bias, **keywords)
     return result.squeeze(0) if input.dim() == 1 else result
 
 
