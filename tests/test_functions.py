@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_cudnn_ext import Policy, nn, ops
+from torch_cudnn_ext import _C, Policy, nn, ops
 from torch_cudnn_ext.ops import BorderMode, ConvMode
 from torch_cudnn_ext.policy import PolicyLike
 
@@ -475,6 +475,22 @@ def test_every_function_hands_its_policy_on(name: str) -> None:
         choice = ops.last_choice()
         assert choice is not None
         assert ("max_workspace=123456789" in choice.policy.split(";")) == (policy is not None)
+
+
+def test_every_function_tells_of_reduced_ranges() -> None:
+    silent = set()
+    for name in filter(_is_function, ops.__all__):
+        function = getattr(ops, name)
+        function(*operands_of(name))
+        choice = ops.last_choice()
+        assert choice is not None
+        reasons = [row["reason"] for row in _C.candidates(choice.problem, "cpu")]
+        if (
+            any("allow_reduced_range" in r for r in reasons)
+            and "allow_reduced_range" not in function.__doc__
+        ):
+            silent.add(name)
+    assert silent == {"divisive_norm"}  # whose docstring refers to local_response_norm's
 
 
 def test_every_function_refuses_what_is_no_tensor() -> None:

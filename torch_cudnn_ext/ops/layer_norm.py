@@ -95,12 +95,12 @@ def instance_norm(
 ) -> Tensor:
     """Normalise each channel of each sample, as ``torch.nn.functional.instance_norm``.
 
-    cuDNN's algorithms are ``legacy:spatial`` and ``legacy:spatial_persistent``, batch norms
-    (``cudnnBatchNormalizationForwardTraining``, ``...Backward``) of a single sample that has all
-    instances' channels, and the engines of ``CUDNN_INSTANCE_NORM``, which compile at their first
-    use and take no float64. A channels_last input is read as it is by these engines; the classic
-    algorithms refuse it. On the CPU there are ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere
-    ``aten:default``.
+    cuDNN's algorithms are ``legacy:spatial`` and ``legacy:spatial_persistent`` (with
+    ``allow_reduced_range`` only), batch norms (``cudnnBatchNormalizationForwardTraining``,
+    ``...Backward``) of a single sample that has all instances' channels, and the engines of
+    ``CUDNN_INSTANCE_NORM``, which compile at their first use and take no float64. A channels_last
+    input is read as it is by these engines; the classic algorithms refuse it. On the CPU there are
+    ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere ``aten:default``.
 
     Args:
         input: ``[batch, channels, ...]`` with more than one element in space; float64, float32,

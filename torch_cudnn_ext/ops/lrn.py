@@ -28,7 +28,8 @@ def local_response_norm(
     ``legacy:cross_channel`` (``cudnnLRNCrossChannelForward``, ``...Backward``) takes odd sizes, and
     even ones with ``window="cudnn"`` alone, which all backends then compute alike. It wants
     ``size <= 16``, ``k >= 1e-5`` and ``beta >= 0.01``, and takes no bfloat16. On the CPU there are
-    ``cpu:shifted`` and ``cpu:prefix``, and everywhere ``aten:default``.
+    ``cpu:shifted`` and ``cpu:prefix``, and everywhere ``aten:default``. In ``cpu:prefix`` one
+    infinity or NaN spoils all behind it, so that it is admitted with ``allow_reduced_range`` only.
 
     Args:
         input: ``[batch, channels, ...]`` of three or more dimensions; float64, float32, float16 or

@@ -61,7 +61,8 @@ def grid_sample(
     2-D, contiguous float64, float32 or float16 input of at most 1024 channels, ``bilinear``,
     ``zeros`` and ``align_corners``. Its gradient of the input is summed in no fixed order, on CUDA
     like PyTorch's. On the CPU there are ``cpu:gather`` and ``cpu:dense`` for ``bilinear``, and
-    everywhere ``aten:default``.
+    everywhere ``aten:default``. In ``cpu:dense`` one infinity or NaN spoils all points, so that it
+    is admitted with ``allow_reduced_range`` only.
 
     Args:
         input: ``[N, C, H, W]`` or ``[N, C, D, H, W]``; float64, float32, float16 or bfloat16.
