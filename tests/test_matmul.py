@@ -254,6 +254,7 @@ def test_compiles_whole(device: str) -> None:
             "activation is 'gelu', wanted one of none, relu",
         ),
         (lambda: ops.linear(torch.zeros(2, 3), torch.zeros(1, 2, 3)), "wanted .* and"),
+        (lambda: ops.linear(torch.zeros(2, 3), torch.zeros(4)), "weight has sizes .1, 4."),
         (
             lambda: ops.linear(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(5)),
             r"bias has sizes \[5\], wanted sizes that broadcast to \[2, 4\]",

@@ -72,8 +72,7 @@ def linear(
             f"{list(weight.shape)}, wanted [..., k] and [n, k] or [k]"
         )
     if weight.dim() == 1:
-        result = matmul(input, weight, policy=policy)
-        return result if bias is None else result + bias
+        return linear(input, weight.unsqueeze(0), bias, policy=policy).squeeze(-1)
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")
     keywords: dict[str, Any] = {"transpose_b": True, "policy": text}
