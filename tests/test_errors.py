@@ -86,7 +86,9 @@ STEPS = torch.zeros(4, 2, 3)
     [
         (lambda: ops.lstm(STEPS, None, cast(Any, [1])), "params"),
         (lambda: ops.lstm(STEPS, None, cast(Any, 1)), "params"),
+        (lambda: ops.lstm(STEPS, None, cast(Any, torch.tensor(1.0))), "params"),
         (lambda: ops.lstm(STEPS, cast(Any, 1), []), "hx"),
+        (lambda: ops.lstm(STEPS, cast(Any, torch.tensor(1.0)), []), "hx"),
         (lambda: ops.gru(STEPS, cast(Any, 1), []), "hx"),
         (lambda: ops.batch_norm_train(STEPS, cast(Any, 1)), "running_mean"),
         (lambda: ops.batch_norm_train(STEPS, None, cast(Any, 1)), "running_var"),
@@ -125,7 +127,13 @@ WRONG_TYPES: list[tuple[Callable[..., object], str, str, str]] = [
     (lambda: _ctc_loss("ab", [1]), "input_lengths", "'ab' (str)", "a Tensor or integers"),
     (lambda: _ctc_loss([4], None), "target_lengths", "None", "a Tensor or integers"),
     (lambda: _lstm_packed(torch.tensor([2.0, 2.0])), "batch_sizes", "[2.0, 2.0]", "integers"),
+    (lambda: _lstm_packed(torch.ones(2, device="meta").long()), "batch_sizes", "", "integers"),
     (lambda: _lstm_packed(1), "batch_sizes", "1 (int)", "integers"),
+    (lambda: _cross_entropy("a"), "label_smoothing", "'a' (str)", "a number"),
+    (lambda: _cross_entropy(torch.ones(2)), "label_smoothing", "tensor([1., 1.])", "a number"),
+    # An integer would be read as one of the dispatcher's numbers of dtypes.
+    (lambda: ops.softmax(STEPS, 1, cast(Any, -1)), "dtype", "-1 (int)", "a torch.dtype"),
+    (lambda: ops.log_softmax(STEPS, 1, cast(Any, 6)), "dtype", "6 (int)", "a torch.dtype"),
     (lambda: nn.LSTM(3, 4)(3), "input", "3 (int)", "a Tensor"),
     (lambda: nn.LSTM(3, 4)(STEPS, 3), "hx", "3 (int)", "a hidden and a cell state"),
     (lambda: nn.LSTM(3, 4)(STEPS, STEPS), "hx", "tensor(", "a hidden and a cell state"),
@@ -138,6 +146,10 @@ WRONG_TYPES: list[tuple[Callable[..., object], str, str, str]] = [
 
 def _ctc_loss(input_lengths: Any, target_lengths: Any) -> Tensor:
     return ops.ctc_loss(STEPS[:, :1], torch.ones(1, 1).long(), input_lengths, target_lengths)
+
+
+def _cross_entropy(label_smoothing: Any) -> Tensor:
+    return ops.cross_entropy(STEPS[0], torch.tensor([0, 2]), label_smoothing=label_smoothing)
 
 
 def _lstm_packed(batch_sizes: Any) -> object:

@@ -14,7 +14,7 @@ everywhere ``aten:default``. A backward runs the algorithm of its forward, so th
 as one. Masks of dropout come from the algorithm that runs and repeat with ``torch.manual_seed``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -182,12 +182,16 @@ def _run(
     else:
         if batch_first:
             raise ValueError(f"{name}: got batch_first with batch_sizes, wanted one of them")
-        listed = batch_sizes.tolist() if isinstance(batch_sizes, Tensor) else batch_sizes
-        sizes = integers_of(name, "batch_sizes", listed, "integers")
+        if isinstance(batch_sizes, Tensor) and not batch_sizes.is_meta:
+            batch_sizes = batch_sizes.tolist()
+        sizes = integers_of(name, "batch_sizes", batch_sizes, "integers")
         results = call_for_all(f"{name}_packed", input, sizes, hx, weights, *options, **keywords)
     return tuple(results)
 
 
 def _listed(values: Any) -> Any:
     """A list of what holds several; what is none the operator refuses, with the argument's name."""
-    return list(values) if isinstance(values, Iterable) else values
+    try:
+        return list(values)
+    except TypeError:
+        return values

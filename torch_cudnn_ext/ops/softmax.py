@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, check_tensor, wrong_type
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -57,6 +57,8 @@ def _along(
     name: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, policy: PolicyLike
 ) -> Tensor:
     check_tensor(name, "input", input)
+    if not isinstance(dtype, torch.dtype | None):  # an integer, too, would be taken for one
+        raise wrong_type(name, "dtype", dtype, "a torch.dtype")
     if dim is None:
         dim = _implicit_dim(name, input.dim())
     return call(name, input, dim, dtype, policy=policy_text(policy, "softmax"))
