@@ -561,3 +561,10 @@ def test_every_module_hands_its_policy_on(name: str, training: bool, device: str
         choice = ops.last_choice()
         assert choice is not None and choice.op.startswith(module.family)
         assert (cap in choice.policy.split(";")) == (policy is not None)
+
+
+@pytest.mark.parametrize("name", sorted({*ours.__all__} - {"Tunable", "Recurrent"}))
+def test_every_module_refuses_what_is_no_tensor(name: str) -> None:
+    made, called = CALLS.get(name, CALLS.get(name.rstrip("123d"), ((), ())))
+    with pytest.raises(TypeError, match=r"argument '?\w+'?.* (wanted a|must be) Tensor"):
+        getattr(ours, name)(*made)([1.0], *called[1:])

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.ops._arguments import check_tensor
 from torch_cudnn_ext.ops.batch_norm import batch_norm
 
 
@@ -13,6 +14,7 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise each channel; sizes as the input's."""
+        check_tensor(type(self).__name__, "input", input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         momentum = self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops import group_norm, instance_norm, layer_norm, rms_norm
+from torch_cudnn_ext.ops._arguments import check_tensor
 
 
 class LayerNorm(Tunable, torch.nn.LayerNorm):
@@ -48,6 +49,12 @@ class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
     """The parent checks sizes and adds the batch dimension where there is none."""
 
     family = "layer_norm"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Each channel of each sample normalised; sizes as the input's."""
+        check_tensor(type(self).__name__, "input", input)
+        result: Tensor = super().forward(input)
+        return result
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         return instance_norm(

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops import log_softmax, softmax
+from torch_cudnn_ext.ops._arguments import check_tensor
 
 
 class Softmax(Tunable, torch.nn.Softmax):
@@ -36,11 +37,8 @@ class Softmax2d(Tunable, torch.nn.Softmax2d):
     family = "softmax"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Softmax over the channels of ``[N, C, H, W]`` or ``[C, H, W]``.
-
-        Raises:
-            ValueError: ``input`` has neither 3 nor 4 dimensions.
-        """
+        """Softmax over the channels of ``[N, C, H, W]`` or ``[C, H, W]``."""
+        check_tensor("Softmax2d", "input", input)
         if input.dim() not in (3, 4):
             raise ValueError(
                 f"Softmax2d: argument input: got sizes {list(input.shape)}, "
