@@ -105,6 +105,16 @@ def test_integers_may_be_numpys_or_tensors(device: str) -> None:
                 ops.max_pool2d(x, size)
 
 
+def test_numbers_may_be_numpys_or_tensors(device: str) -> None:
+    x = random(device, 2, 4, 6, 6)
+    for one in (1, np.int64(1), np.float32(1), np.bool_(True), torch.tensor(1.0), torch.tensor(1)):
+        torch.testing.assert_close(ops.lp_pool2d(x, one, 2), F.lp_pool2d(x, 1.0, 2))
+        torch.testing.assert_close(ops.elu(x, one), F.elu(x, 1.0))
+        normalised = ops.batch_norm(x, None, None, training=True, eps=one)
+        torch.testing.assert_close(normalised, F.batch_norm(x, None, None, training=True, eps=1.0))
+        assert not ops.dropout(x, one).any()
+
+
 # Of x [2, 4, 8, 8], w [4, 4, 2, 2] and theta [2, 2, 3]; a trace has tensors for their sizes.
 TRACED: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "conv2d": lambda x, w, _: ops.conv2d(x, w, padding=x.shape[-1]),

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Sizes: TypeAlias = int | Sequence[int]
 
-_NUMBERS = (float, int, Real, torch.SymInt, torch.SymFloat)  # the usual first, as Real is slow
+# The usual ones first, as Real is slow.
+_NUMBERS = (float, int, Real, np.bool_, torch.SymInt, torch.SymFloat)
 
 
 def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
