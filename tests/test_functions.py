@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -99,7 +99,11 @@ def test_integers_may_be_numpys_or_tensors(device: str) -> None:
         torch.testing.assert_close(ops.group_norm(x, two), F.group_norm(x, 2))
         normalised = ops.layer_norm(x[..., :two], [two])
         torch.testing.assert_close(normalised, F.layer_norm(x[..., :2], [2]))
-    for wrong in (torch.tensor(2.0), torch.tensor([2, 2]), torch.tensor(2, device="meta"), 2.0):
+    for sizes in (np.array([2, 3]), torch.tensor([2, 3])):
+        pooled = ops.adaptive_avg_pool2d(x, cast(Any, sizes))
+        torch.testing.assert_close(pooled, F.adaptive_avg_pool2d(x, (2, 3)))
+        torch.testing.assert_close(ops.sum(x, cast(Any, sizes)), x.sum((2, 3)))
+    for wrong in (torch.tensor(2.0), torch.tensor([2, 2.5]), torch.tensor(2, device="meta"), 2.0):
         for size in (wrong, (wrong, 2)):
             with pytest.raises(TypeError, match="argument kernel_size: got .* wanted an integer"):
                 ops.max_pool2d(x, size)

@@ -2,9 +2,9 @@
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -76,8 +76,9 @@ def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int
 
 def integers_of(function: str, argument: str, value: object, wanted: str) -> list[int]:
     """Any number of integers; ``wanted`` tells of them where there is something else."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        items = [integer(item) for item in value]
+    is_array = isinstance(value, Tensor | np.ndarray) and value.ndim == 1
+    if is_array or (isinstance(value, Sequence) and not isinstance(value, str)):
+        items = [integer(item) for item in cast(Iterable[object], value)]
         numbers = [item for item in items if item is not None]
         if len(numbers) == len(items):
             return numbers

@@ -183,8 +183,10 @@ def _run(
         if batch_first:
             raise ValueError(f"{name}: got batch_first with batch_sizes, wanted one of them")
         if isinstance(batch_sizes, Tensor) and not batch_sizes.is_meta:
-            batch_sizes = batch_sizes.tolist()
-        sizes = integers_of(name, "batch_sizes", batch_sizes, "integers")
+            listed = batch_sizes.tolist()
+        else:
+            listed = _listed(batch_sizes)
+        sizes = integers_of(name, "batch_sizes", listed, "integers")
         results = call_for_all(f"{name}_packed", input, sizes, hx, weights, *options, **keywords)
     return tuple(results)
 
