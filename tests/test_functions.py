@@ -136,6 +136,8 @@ TRACED: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "layer_norm": lambda x, *_: ops.layer_norm(x, x.shape[2:]),
     "rms_norm": lambda x, *_: ops.rms_norm(x, x.shape[2:]),
     "group_norm": lambda x, *_: ops.group_norm(x, x.shape[1]),
+    "amax": lambda x, *_: ops.amax(x, x.dim() - 1),
+    "argmax": lambda x, *_: ops.argmax(x, x.shape[0]),
     "affine_grid": lambda x, _, theta: ops.affine_grid(theta, x.size()),
 }
 

@@ -163,7 +163,8 @@ def _dims(dim: Dim) -> list[int] | None:
 
 def _check_extreme(input: Tensor, kind: str, dims: list[int] | None) -> None:
     """Refuse extremes of no elements also where there are none to give, as PyTorch does."""
-    if kind not in ("min", "max", "absmax") or not guard_or_false(input.numel() == 0):
+    count = integer(input.numel())  # a tensor in a trace
+    if kind not in ("min", "max", "absmax") or not guard_or_false(count == 0):
         return
     if any(input.shape[dim] == 0 for dim in dims or range(input.dim())):
         raise IndexError(
