@@ -50,17 +50,6 @@ def check_tensor(function: str, argument: str, value: object) -> None:
         raise wrong_type(function, argument, value, "a Tensor")
 
 
-def check_number(function: str, argument: str, value: float) -> None:
-    """Raise ``TypeError`` unless the argument is a number, or a tensor of one."""
-    try:
-        bool(value < 0)
-    except (TypeError, ValueError, RuntimeError) as error:  # as of arrays and tensors of several
-        raise TypeError(
-            f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
-            "wanted a number"
-        ) from error
-
-
 def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int]:
     """One integer for each dimension; a single one stands for all."""
     if (one := integer(value)) is not None:
