@@ -845,6 +845,23 @@ def test_problem_files_are_read_with_names_and_counts(tmp_path: Path) -> None:
         read_problems(file)
 
 
+def test_shipped_problems_are_found_where_no_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = read_problems("vgg16")
+    assert len(shipped) > 1
+    spellings = ("vgg16.txt", "problems/vgg16.txt", Path("problems/vgg16.txt"))
+    assert all(read_problems(spelling) == shipped for spelling in spellings)
+    for wrong in ("vgg17.txt", "mine/vgg16.txt", "../problems/vgg16.txt"):
+        with pytest.raises(ValueError, match=f"got '{wrong}', wanted a file .* or one of alexnet,"):
+            read_problems(wrong)
+    (tmp_path / "problems").mkdir()
+    for own in ("vgg16.txt", "problems/vgg16.txt"):
+        (tmp_path / own).write_text(f"{PROBLEM}\n")
+        assert [layer.problem for layer in read_problems(own)] == [PROBLEM]
+
+
 def test_shards_are_a_partition() -> None:
     layers = read_problems("resnet50")
     parts = [shard(layers, f"{i}/4") for i in range(1, 5)]

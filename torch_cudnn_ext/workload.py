@@ -214,9 +214,10 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
 
 
 def read_problems(source: str | Path) -> list[Layer]:
-    """Read a file of problem lines, or a shipped one by its name (``resnet50``).
+    """Read a file of problem lines, or a shipped one by its name.
 
-    The file ``-`` is standard input.
+    The file ``-`` is standard input. Where there is no file of that path, ``resnet50``,
+    ``resnet50.txt`` and ``problems/resnet50.txt`` are the shipped one.
 
     A line may end in ``# name, name x3``: the layers that have this configuration, and how often
     it occurs. Empty lines and lines that start with ``#`` are skipped.
@@ -226,11 +227,13 @@ def read_problems(source: str | Path) -> list[Layer]:
     """
     path = Path("/dev/stdin" if str(source) == "-" else source)
     if path.is_dir() or not path.exists():
-        path = PROBLEM_FOLDER / f"{source}.txt"
-        if not path.is_file():
-            shipped = ", ".join(sorted(file.stem for file in PROBLEM_FOLDER.glob("*.txt")))
+        shipped = {file.stem: file for file in sorted(PROBLEM_FOLDER.glob("*.txt"))}
+        name = str(path).removeprefix("problems/")
+        path = shipped.get(name) or PROBLEM_FOLDER / name
+        if path not in shipped.values():
             raise ValueError(
-                f"got {str(source)!r}, wanted a file of problem lines or one of {shipped}"
+                f"got {str(source)!r}, wanted a file of problem lines or one of "
+                f"{', '.join(shipped)}"
             )
     layers = []
     for number, line in enumerate(read_lines(path), 1):
