@@ -326,11 +326,17 @@ def test_verbose_is_no_flag() -> None:
         knobs.flags(verbose=True)
 
 
+def environment_with(variables: dict[str, str]) -> dict[str, str]:
+    return {**os.environ, **{f"TORCH_CUDNN_EXT_{name}": v for name, v in variables.items()}}
+
+
 def run_with_environment(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **{f"TORCH_CUDNN_EXT_{k}": v for k, v in variables.items()}}
     program = f"from torch_cudnn_ext import Policy, _C, knobs\n{code}"
     return subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env=environment_with(variables),
+        capture_output=True,
+        text=True,
     )
 
 
@@ -379,9 +385,31 @@ print(knobs.conv_fwd_algo, knobs.verbose, "environment" in repr(knobs))
 )
 def test_a_bad_environment_variable_is_named(name: str, value: str) -> None:
     done = run_with_environment("", **{name: value})
-    assert done.returncode != 0
-    for part in ("ValueError", f"TORCH_CUDNN_EXT_{name}", value, "wanted"):
-        assert part in done.stderr
+    assert done.returncode == 1
+    said = f"ValueError: environment variable TORCH_CUDNN_EXT_{name}: got '{value}'"
+    assert done.stderr.splitlines()[-1].startswith(said)
+    assert ", wanted " in done.stderr and done.stderr.count("Traceback") == 1
+
+
+def test_a_bad_environment_variable_is_one_line_of_the_command_line(tmp_path: Path) -> None:
+    command = tmp_path / "torch_cudnn_ext"
+    command.write_text("from torch_cudnn_ext.__main__ import script\nscript()\n")
+    one = ({"CONV_FWD_ALGO": "nonsense"}, "variable TORCH_CUDNN_EXT_CONV_FWD_ALGO: got 'nonsense'")
+    two = ({"ENABLED": "1", "BACKENDS": "aten"}, "variables TORCH_CUDNN_EXT_*: enabled: got True")
+    for started, (variables, said) in (
+        (["-m", "torch_cudnn_ext"], one),
+        ([str(command)], one),
+        (["-mtorch_cudnn_ext"], two),
+    ):
+        done = subprocess.run(
+            [sys.executable, *started, "list", "nonsense"],
+            env=environment_with(variables),
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: environment {said}") and ", wanted " in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_an_unknown_environment_variable_is_warned_of() -> None:

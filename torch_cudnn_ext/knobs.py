@@ -34,6 +34,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,12 @@ def _install(process: dict[str, Any]) -> None:
 
 
 def _read_environment() -> dict[str, Any]:
-    """Knobs set by environment variables; one that looks like it and is none is warned of."""
+    """Knobs set by environment variables; one that looks like it and is none is warned of.
+
+    Raises:
+        TypeError: A value has a type that the knob does not take.
+        ValueError: A value is none that the knob takes.
+    """
     values = {}
     prefix = "TORCH_CUDNN_EXT_"
     variables = {f"{prefix}{name.upper()}": name for name in _NAMES}
@@ -212,10 +218,7 @@ def _read_environment() -> dict[str, Any]:
         value: object = text
         if name in _BOOLEANS or name == "enabled":
             value = _FLAG_WORDS.get(text.lower(), text)
-        try:
-            checked = _checked(name, value, name)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"environment variable {variable}: {error}") from error
+        checked = _checked(name, value, f"environment variable {variable}")
         if checked is not None:
             values[name] = checked
     return values
@@ -262,10 +265,27 @@ class _Knobs(ModuleType):
         return f"<torch_cudnn_ext.knobs: {', '.join(values) or 'nothing set'}>"
 
 
-_environment.update(_read_environment())
-if _environment:
+def _take_environment() -> None:
+    """What is wrong is one line of the command line, as its arguments are, or one ValueError."""
+    together = ""
     try:
-        _install({})
-    except ValueError as error:
-        raise ValueError(f"environment variables TORCH_CUDNN_EXT_*: {error}") from error
+        _environment.update(_read_environment())
+        if _environment:
+            together = "environment variables TORCH_CUDNN_EXT_*: "
+            _install({})
+    except (TypeError, ValueError) as error:
+        message = f"{together}{error}"
+        if _is_command_line():
+            print(f"error: {message}", file=sys.stderr)
+            sys.exit(2)
+        raise ValueError(message) from None
+
+
+def _is_command_line() -> bool:
+    """Whether Python was started as ``-m torch_cudnn_ext``, or by the command of that name."""
+    started = next(iter(sys.orig_argv[-len(sys.argv) :]), "")  # what runs, before its arguments
+    return Path(started.removeprefix("-m")).name == __package__
+
+
+_take_environment()
 sys.modules[__name__].__class__ = _Knobs
