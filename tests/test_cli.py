@@ -127,6 +127,15 @@ def test_top_and_all(capsys: Capture) -> None:
     assert "(--all shows them)" in short
     assert main(["profile", PROBLEM, "--device", "cpu", "--format", "markdown"]) == 0
     assert "(--all shows them)" in capsys.readouterr().out
+    command = ["profile", PROBLEM, "--device", "cpu", "--format"]
+    counts = []
+    for top in ("1", "0"):
+        assert main([*command, "markdown", "--top", top]) == 0
+        counts.append(capsys.readouterr().out.count(" ok |"))
+    assert counts[0] < counts[1] == 4
+    assert main([*command, "csv"]) == 0  # what does not run too
+    states = {row["status"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    assert {"ok", "excluded"} <= states
 
 
 def test_list_of_a_network(capsys: Capture, networks: str) -> None:
@@ -745,6 +754,15 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["profile", PROBLEM, "--batch", "0"], "--batch: got '0', wanted a whole number, 1 or m"),
         (["profile", PROBLEM, "--image-size", "0"], "--image-size: got '0', wanted a whole num"),
         (["profile", PROBLEM, "--top", "-1"], "--top: got '-1', wanted a whole number, 0 or more"),
+        (
+            ["profile", PROBLEM, "--top", "3", "--format", "csv"],
+            "--top: got 3 with --format csv, which holds every row",
+        ),
+        (
+            ["profile", PROBLEM, "--all", "--format", "json"],
+            "--all: got True with --format json, which holds every row",
+        ),
+        (["profile", "--choices", "x", "--top", "3", "--format", "json"], "--top: got 3 with --fo"),
         (["profile", PROBLEM, "--time-budget", "nan"], "--time-budget: got 'nan', wanted a numb"),
         (["profile", PROBLEM, "--time-budget", "inf"], "--time-budget: got 'inf', wanted a numb"),
         (["coverage", "--model", "x", "--backends", "foo"], "--backends: got 'foo', wanted one"),

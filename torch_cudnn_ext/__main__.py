@@ -288,10 +288,20 @@ JobsOption = Annotated[
     ),
 ]
 AllOption = Annotated[
-    bool, typer.Option("--all", help="Also what is excluded, unsupported or failed, and why.")
+    bool,
+    typer.Option(
+        "--all",
+        help="Also what is excluded, unsupported or failed, and why. json and csv hold it always.",
+    ),
 ]
 TopOption = Annotated[
-    int, typer.Option("--top", parser=_number(int, 0), metavar="N", help="Rows a table; 0: all.")
+    int,
+    typer.Option(
+        "--top",
+        parser=_number(int, 0),
+        metavar="N",
+        help="Rows a table; 0: all. json and csv hold all.",
+    ),
 ]
 
 
@@ -326,6 +336,9 @@ def profile_command(
     ] = None,
 ) -> None:
     """Measure every algorithm on every distinct layer, and sum up."""
+    if format in (Format.json, Format.csv):
+        for name in ("show_all", "top"):
+            _refuse(context, name, f"--format {format.value}, which holds every row")
     if choices is not None:
         _refuse_others(context, "choices", "problem", "show_all", "top", "format")
         _print_profile(_kept(choices, problem), format, show_all, top)
@@ -579,16 +592,24 @@ def _print(output: str | list[report.Table]) -> None:
 
 def _refuse_others(context: typer.Context, mode: str, *taken: str) -> None:
     """Refuse what was given on the command line and does nothing in this mode."""
-    options = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
-    options["problem"] = "a problem line"
-    for name, option in options.items():
-        source = context.get_parameter_source(name)
-        if name not in (mode, *taken) and source is not None and source.name == "COMMANDLINE":
-            words = ", ".join(options[word] for word in taken)
-            raise typer.BadParameter(
-                f"{option}: got {context.params[name]!r} with --{mode}, which takes "
-                f"no more than {words}"
-            )
+    words = ", ".join(_option(context, name) for name in taken)
+    for name in context.params:
+        if name not in (mode, *taken):
+            _refuse(context, name, f"--{mode}, which takes no more than {words}")
+
+
+def _refuse(context: typer.Context, name: str, beside: str) -> None:
+    """Refuse an option that was given on the command line, beside what leaves it nothing to do."""
+    source = context.get_parameter_source(name)
+    if source is not None and source.name == "COMMANDLINE":
+        value = context.params[name]
+        raise typer.BadParameter(f"{_option(context, name)}: got {value!r} with {beside}")
+
+
+def _option(context: typer.Context, name: str) -> str:
+    if name == "problem":
+        return "a problem line"
+    return next(p.opts[0] for p in context.command.params if p.name == name)
 
 
 def _module_cases(text: str, channels_last: bool) -> list[bench_modules.Case]:
