@@ -145,6 +145,27 @@ def test_list_of_a_network(capsys: Capture, networks: str) -> None:
     assert layer["rows"] == [] and layer["listed"]
 
 
+def test_a_network_keeps_its_dtype(capsys: Capture, networks: str) -> None:
+    for name in ("double", "double_of_images"):
+        command = ["list", "--device", "cpu", "--passes", "fwd", "--model", f"{networks}:{name}"]
+        command += ["--batch", "2"] if name == "double_of_images" else []
+        for arguments, dtype in (([], "f64"), (["--dtype", "f16"], "f16")):
+            (layer,) = _json(capsys, *command, *arguments)["layers"]
+            assert str(layer["problem"]).startswith(f"conv_fwd x={dtype}[2,3,")
+    for command in (["explain", "--no-measure"], ["coverage", "--backends", "aten", "--forward"]):
+        assert main([*command, "--device", "cpu", "--model", f"{networks}:double"]) == 0
+
+
+def test_a_torchvision_network_is_f32_by_default(capsys: Capture) -> None:
+    pytest.importorskip("torchvision")
+    command = ["list", "--model", "alexnet", "--device", "cpu", "--passes", "fwd", "--batch", "1"]
+    for arguments, dtype in (([], "f32"), (["--dtype", "bf16"], "bf16")):
+        layers = _json(capsys, *command, *arguments)["layers"]
+        assert {str(layer["problem"]).split()[1].partition("[")[0] for layer in layers} == {
+            f"x={dtype}"
+        }
+
+
 @pytest.mark.parametrize("command", ["list", "profile", "bench", "tune"])
 def test_a_network_s_problems_follow_the_policy(
     capsys: Capture, networks: str, tmp_path: Path, command: str
@@ -839,6 +860,10 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
         "def unfit():\n"
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 5, 5, 5)\n\n"
+        "def double():\n"
+        "    return torch.nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 5, 5).double()\n\n"
+        "def double_of_images():\n"
+        "    return double()[0]\n\n"
         "def conv3d():\n"
         "    return torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 5, 5, 5)\n\n"
         "def norm():\n"

@@ -202,7 +202,12 @@ PassesOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    str | None, typer.Option("--dtype", help="f64, f32, f16 or bf16; of a model f32 by default.")
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="f64, f32, f16 or bf16; by default torchvision's networks are f32, and others are "
+        "what they are.",
+    ),
 ]
 BatchOption = Annotated[
     int | None,
@@ -876,13 +881,13 @@ def _network(
     option: str = "--model",
 ) -> tuple[torch.nn.Module, Any]:
     """The network that an option names, and its inputs."""
-    torch_dtype = _dtype(dtype)
+    _check_dtype(dtype)
     try:
         return load_model(
             name,
             batch=batch or MODEL_BATCH,
             image_size=image_size or IMAGE_SIZE,
-            dtype=torch_dtype,
+            dtype=dtype,
             channels_last=channels_last,
             device=device,
         )
@@ -1034,7 +1039,7 @@ def _workload(
             f"got {' and '.join(given) or 'none of them'}, wanted one of {', '.join(sources)}"
         )
     wanted = _passes(passes)
-    _dtype(dtype)
+    _check_dtype(dtype)
     if model is not None:
         with _options():
             place = checked_device(device)
@@ -1078,8 +1083,9 @@ def _shard(layers: list[Layer], text: str | None) -> list[Layer]:
     return part
 
 
-def _dtype(text: str | None) -> str:
-    return "f32" if text is None else _one_of("--dtype", text, DTYPES)
+def _check_dtype(text: str | None) -> None:
+    if text is not None:
+        _one_of("--dtype", text, DTYPES)
 
 
 def _passes(text: str | None) -> list[str]:

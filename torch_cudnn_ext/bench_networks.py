@@ -157,6 +157,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
         task.network,
         batch=task.batch,
         image_size=task.image_size,
+        dtype="f32",  # which `PRECISIONS` are of
         channels_last=task.channels_last,
         device=task.device,
     )

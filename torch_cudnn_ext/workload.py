@@ -749,7 +749,7 @@ def load_model(
     *,
     batch: int = 32,
     image_size: int = 224,
-    dtype: str = "f32",
+    dtype: str | None = None,
     channels_last: bool = False,
     device: str = "meta",
 ) -> tuple[nn.Module, Any]:
@@ -762,7 +762,8 @@ def load_model(
             ``module:callable``, which gives a module or a pair of a module and its inputs.
         batch: Images of three channels, unless the callable gives inputs.
         image_size: Their height and width in pixels.
-        dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
+        dtype: ``f64``, ``f32``, ``f16`` or ``bf16``, of the network and its inputs. By default
+            torchvision's are f32, and what a callable gives keeps its own.
         channels_last: Whether what the network and its inputs have of 4-D and 5-D tensors is
             channels-last.
         device: Where they are; elsewhere than on the meta device their values are random.
@@ -775,11 +776,13 @@ def load_model(
         model, inputs = _model_of_callable(name)
     else:
         (model, frames), inputs = _torchvision_model(name, device), None
-    torch_dtype = DTYPES[dtype]
+        dtype = dtype or "f32"
+    torch_dtype = None if dtype is None else DTYPES[dtype]
     has_lazy_layers = any(map(is_lazy, (*model.parameters(), *model.buffers())))
     if inputs is None:
         place = None if has_lazy_layers else device
         inputs = torch.randn(batch, 3, *frames, image_size, image_size, device=place)
+        inputs = inputs.to(next(filter(_is_floating, model.parameters()), inputs).dtype)
     if has_lazy_layers:  # which would lose that they are when moved to the meta device
         with torch.no_grad():
             call_model(model, inputs)
@@ -787,7 +790,7 @@ def load_model(
     def placed(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        value = value.to(device, torch_dtype if value.is_floating_point() else value.dtype)
+        value = value.to(device, torch_dtype if _is_floating(value) else None)
         return in_channels_last(value) if channels_last else value
 
     model = model.to(device, torch_dtype)
