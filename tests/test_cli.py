@@ -166,6 +166,25 @@ def test_a_torchvision_network_is_f32_by_default(capsys: Capture) -> None:
         }
 
 
+def test_passes_that_a_network_has_not_are_named(
+    capsys: Capture, networks: str, tmp_path: Path
+) -> None:
+    command = ["--device", "cpu", "--model", f"{networks}:conv", "--passes"]
+    tune = ["tune", "--choices", str(tmp_path / "choices"), *command]
+    for arguments in (["list", *command, "infer"], ["profile", *command, "infer"]):
+        assert main(arguments) == 2
+        error = "--passes: Conv2d has fwd,bwd_data,bwd_filter on these inputs, got 'infer'"
+        assert capsys.readouterr().err == f"error: {error}\n"
+    for passes, found in (("infer", "fwd"), ("bwd_data", "fwd,bwd_filter")):
+        assert main([*tune, passes]) == 2
+        error = f"--passes: Conv2d has {found} on these inputs, got '{passes}'"
+        assert capsys.readouterr().err == f"error: {error}\n"
+    tune[tune.index(f"{networks}:conv")] = f"{networks}:norm"
+    assert [row["problem"] for row in _json(capsys, *tune, "infer")["best"]] == [
+        row["problem"] for row in _json(capsys, *tune, "fwd")["best"]
+    ]
+
+
 @pytest.mark.parametrize("command", ["list", "profile", "bench", "tune"])
 def test_a_network_s_problems_follow_the_policy(
     capsys: Capture, networks: str, tmp_path: Path, command: str

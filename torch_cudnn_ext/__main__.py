@@ -49,6 +49,7 @@ from .workload import (
     load_model,
     merge,
     network_layers,
+    nothing_found,
     read_problems,
     rewrite,
     shard,
@@ -1010,11 +1011,10 @@ def _problems_met(
     infers = is_inference(passes)
     with _running(name, "--passes"):
         met = tuning.problems_met(network, inputs, train=not infers, policy=compute)
-    lines = [p for p in met if infers or is_wanted(_C.problem_info(p)["pass_name"], passes)]
-    if not lines:
-        raise typer.BadParameter(
-            f"--model: {type(network).__name__} called no operator of this package on these inputs"
-        )
+        every = infers and "fwd" in passes  # what is called then is its forward
+        lines = [p for p in met if every or is_wanted(_C.problem_info(p)["pass_name"], passes)]
+        if not lines:
+            raise ValueError(nothing_found(network, passes, met))
     return Workload([Layer(line) for line in lines], {})
 
 

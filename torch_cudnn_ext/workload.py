@@ -324,23 +324,31 @@ def network_layers(
     calls = watch.calls(went_back)
     found: list[Layer] = []
     refused: Counter[str] = Counter()
+    others: list[Layer] = []
     with pushed(policy or ""):
         for call in calls:
             try:
-                found.extend(_layers_of_call(call, passes))
+                layers = _layers_of_call(call, passes)
+                others += [] if layers or found else _layers_of_call(call, PASSES)
             except (RuntimeError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
                 refused[f"{call.function} ({reason})"] += call.names.total()
-    if not found and calls and not refused:
-        raise ValueError(
-            f"passes: got {','.join(passes)!r}, wanted some that {type(model).__name__} meets; "
-            "inputs have a gradient where they require one"
-        )
+            else:
+                found += layers
     if not found:
-        raise ValueError(
-            f"model: {type(model).__name__} called no operator of this package on these inputs"
-        )
+        raise ValueError(nothing_found(model, passes, [layer.problem for layer in others]))
     return Workload(merge(found), dict((watch.others + refused).most_common()))
+
+
+def nothing_found(model: nn.Module, passes: Sequence[str], others: Iterable[str]) -> str:
+    """Why a network has none of these passes: others alone, or no operator of this package."""
+    name = type(model).__name__
+    if names := dict.fromkeys(_C.problem_info(line)["pass_name"] for line in others):
+        return (
+            f"passes: got {','.join(passes)!r}, wanted some that {name} meets on these inputs, "
+            f"{','.join(names)}; inputs have a gradient where they require one"
+        )
+    return f"model: {name} called no operator of this package on these inputs"
 
 
 @dataclass(frozen=True)
