@@ -34,6 +34,8 @@ from torch_cudnn_ext.__main__ import main, script
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
 LINE = f"{PROBLEM} compute=f32"
+ACTIVATION = "activation_fwd x=f32[100]:nchw kind=relu"
+SEQUENCE = "conv_fwd x=f32[2,4,8]:nchw w=f32[6,4,3]:nchw"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -154,6 +156,43 @@ def test_a_network_keeps_its_dtype(capsys: Capture, networks: str) -> None:
             assert str(layer["problem"]).startswith(f"conv_fwd x={dtype}[2,3,")
     for command in (["explain", "--no-measure"], ["coverage", "--backends", "aten", "--forward"]):
         assert main([*command, "--device", "cpu", "--model", f"{networks}:double"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments", "message"),
+    [
+        (
+            "conv",
+            ["--batch", "3"],
+            "--batch: got 3 with {}, which gives inputs of its own (2x3x5x5)",
+        ),
+        (
+            "conv",
+            ["--image-size", "6"],
+            "--image-size: got 6 with {}, which gives inputs of its own",
+        ),
+        ("softmax", ["--channels-last"], "--channels-last: got True with {}, which has no tensor"),
+    ],
+)
+def test_options_that_a_network_does_not_follow_are_refused(
+    capsys: Capture, networks: str, network: str, arguments: list[str], message: str
+) -> None:
+    name = f"{networks}:{network}"
+    commands = [[command, "--model", name] for command in ("list", "explain", "coverage")]
+    for command in (*commands, ["bench", "--networks", name]):
+        assert main([*command, "--device", "cpu", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {message.format(name)}") and error.count("\n") == 1
+
+
+def test_options_act_where_one_problem_follows_them(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text(f"{LINE}\n{ACTIVATION}\n{SEQUENCE}\n")
+    command = ["list", "--problems", str(file), "--device", "cpu", "--batch", "3"]
+    problems = [str(one["problem"]) for one in _json(capsys, *command, "--channels-last")["layers"]]
+    assert ["x=f32[3,4,8,8]:nhwc", ACTIVATION.split()[1], "x=f32[3,4,8]:nchw"] == [
+        problem.split()[1] for problem in problems
+    ]
 
 
 def test_a_torchvision_network_is_f32_by_default(capsys: Capture) -> None:
@@ -817,6 +856,13 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         ),
         (["bench", PROBLEM, "--compiled"], "--compiled: got it without --modules"),
         (["bench", PROBLEM, "--choices", "x"], "--choices: got it without --networks"),
+        (["bench", PROBLEM, "--kernels"], "--kernels: got True on cpu, wanted a GPU"),
+        (["bench", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),
+        (["profile", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),
+        (["tune", PROBLEM, "--choices", "x", "--knob-search"], "--knob-search: got True on cpu"),
+        (["list", ACTIVATION, "--batch", "3"], "--batch: got 3 with activation_fwd, wanted prob"),
+        (["list", ACTIVATION, "--channels-last"], "--channels-last: got True with activation_fwd"),
+        (["list", SEQUENCE, "--channels-last"], "--channels-last: got True with conv_fwd, none"),
         (["bench", PROBLEM, "--jobs", "0"], "--jobs: got '0', wanted a whole number, 1 or more"),
         (["tune", PROBLEM], "Missing option '--choices'"),
         (["bench", "--overhead", "--shard", "9/1"], "--shard: got '9/1' with --overhead, which"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import torch
 import typer
+from torch.utils._pytree import tree_leaves
 
 from . import _C, __version__, bench, bench_modules, bench_networks, nn, report, tuning
 from .coverage import coverage
@@ -216,8 +217,7 @@ BatchOption = Annotated[
         "--batch",
         parser=_number(int, 1),
         metavar="N",
-        help=f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: 64). "
-        "Inputs that a callable gives keep theirs.",
+        help=f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: 64).",
     ),
 ]
 ImageOption = Annotated[
@@ -226,7 +226,8 @@ ImageOption = Annotated[
         "--image-size",
         parser=_number(int, 1),
         metavar="N",
-        help=f"Height and width of a model's images; {IMAGE_SIZE} by default.",
+        help=f"Height and width of a model's images; {IMAGE_SIZE} by default. Neither this nor "
+        "--batch goes with a callable that gives inputs of other sizes.",
     ),
 ]
 ChannelsLastOption = Annotated[
@@ -282,7 +283,8 @@ BudgetOption = Annotated[
     ),
 ]
 KnobOption = Annotated[
-    bool, typer.Option("--knob-search", help="Also search the knobs of the best engines.")
+    bool,
+    typer.Option("--knob-search", help="Also search the knobs of the best engines, on a GPU."),
 ]
 JobsOption = Annotated[
     int,
@@ -522,9 +524,10 @@ def bench_command(
             precisions = [_one_of("--dtype", word, bench_networks.PRECISIONS) for word in words]
             names = networks.split(",")
             for name in names:  # a wrong one is told at once
-                _network(name, 1, image_size, None, channels_last, option="--networks")
+                _network(name, batch, image_size, None, channels_last, option="--networks")
             text = policy or "autotune"
             _check_policy(text)
+            _check_knob_search(knob_search, device)
             if choices is not None:
                 _add_choices(choices)
             whole, end = _collect(
@@ -551,6 +554,8 @@ def bench_command(
             ):
                 if given:
                     raise typer.BadParameter(f"{option}: got it without {mode}, wanted both")
+            if kernels and device == "cpu":
+                raise typer.BadParameter("--kernels: got True on cpu, wanted a GPU")
             work = _workload(
                 problem,
                 model,
@@ -884,7 +889,7 @@ def _network(
     """The network that an option names, and its inputs."""
     _check_dtype(dtype)
     try:
-        return load_model(
+        network, inputs = load_model(
             name,
             batch=batch or MODEL_BATCH,
             image_size=image_size or IMAGE_SIZE,
@@ -896,6 +901,35 @@ def _network(
         if isinstance(error, ValueError) and str(error).startswith("got "):
             raise typer.BadParameter(f"{option}: {error}") from error
         raise _raised(name, error) from error
+    _check_shapes(name, network, inputs, batch, image_size, channels_last)
+    return network, inputs
+
+
+def _check_shapes(
+    name: str,
+    network: torch.nn.Module,
+    inputs: object,
+    batch: int | None,
+    image_size: int | None,
+    channels_last: bool,
+) -> None:
+    """Refuse what a callable's own network and inputs do not follow."""
+    tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    for size, wanted, found in (
+        ("--batch", batch, [shape[:1] for shape in shapes]),
+        ("--image-size", image_size, [shape[-2:] for shape in shapes]),
+    ):
+        if wanted is not None and {wanted} not in map(set, found):
+            own = ", ".join("x".join(map(str, shape)) for shape in shapes)
+            raise typer.BadParameter(
+                f"{size}: got {wanted} with {name}, which gives inputs of its own ({own})"
+            )
+    tensors += [*network.parameters(), *network.buffers()]
+    if channels_last and not any(tensor.dim() in (4, 5) for tensor in tensors):
+        raise typer.BadParameter(
+            f"--channels-last: got True with {name}, which has no tensor of 4 or 5 dimensions"
+        )
 
 
 @contextmanager
@@ -933,7 +967,16 @@ def _settings(
     policy = _check_policy(policy, families.pop() if len(families) == 1 else "conv")
     text = _constrained(policy, max_workspace, deterministic, allow_tf32)
     with _options():
-        return make_settings(device, target, text, time_budget, None, knob_search)
+        settings = make_settings(device, target, text, time_budget, None, knob_search)
+    _check_knob_search(knob_search, settings.device)
+    return settings
+
+
+def _check_knob_search(wanted: bool, device: str) -> None:
+    if wanted and device == "cpu":
+        raise typer.BadParameter(
+            "--knob-search: got True on cpu, whose algorithms have no knobs, wanted a GPU"
+        )
 
 
 def _check_policy(text: str, family: str = "conv") -> str:
@@ -1069,8 +1112,20 @@ def _workload(
             )
             for layer in layers
         ]
+    ops = ", ".join(dict.fromkeys(layer.problem.split()[0] for layer in layers))
+    if batch is not None and not any(map(_has_batch, layers)):
+        raise typer.BadParameter(f"--batch: got {batch} with {ops}, wanted problems with a batch")
+    if channels_last and not any(":nhwc" in layer.problem for layer in layers):
+        raise typer.BadParameter(
+            f"--channels-last: got True with {ops}, none of whose tensors it lays out"
+        )
     with _naming("--passes"):
         return Workload(with_passes(layers, wanted) if wanted else merge(layers), {})
+
+
+def _has_batch(layer: Layer) -> bool:
+    family = _C.problem_info(layer.problem)["family"]
+    return any(op["batch_sizes"] for op in _C.operators() if op["family"] == family)
 
 
 def _shard(layers: list[Layer], text: str | None) -> list[Layer]:
