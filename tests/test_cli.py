@@ -28,6 +28,7 @@ from torch_cudnn_ext import (
     is_enabled,
     nn,
     report,
+    trace,
     tuning,
 )
 from torch_cudnn_ext.__main__ import main, script
@@ -925,6 +926,9 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
         "def unfit():\n"
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 5, 5, 5)\n\n"
+        "def converted():\n"
+        "    import torch_cudnn_ext\n"
+        "    return torch_cudnn_ext.convert(conv()[0], policy='autotune'), conv()[1]\n\n"
         "def double():\n"
         "    return torch.nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 5, 5).double()\n\n"
         "def double_of_images():\n"
@@ -1174,3 +1178,77 @@ def test_networks_infer_or_train_as_documented(capsys: Capture, networks: str) -
     assert capsys.readouterr().out.startswith("calls, forward and backward\n")
     assert main(["coverage", *model, "--backends", "aten", "--forward"]) == 0
     assert capsys.readouterr().out.startswith("calls, forward\n")
+
+
+@pytest.mark.parametrize("command", ["list", "profile", "bench", "tune", "explain"])
+def test_every_format_tells_the_same_problem(
+    capsys: Capture, networks: str, tmp_path: Path, command: str
+) -> None:
+    words = [command, "--model", f"{networks}:conv", "--device", "cpu"]
+    words += {
+        "explain": ["--no-measure"],
+        "tune": [
+            "--choices",
+            str(tmp_path / "choices"),
+            "--time-budget",
+            "0.05",
+            "--passes",
+            "fwd",
+        ],
+        "list": ["--passes", "fwd"],
+    }.get(command, ["--time-budget", "0.05", "--passes", "fwd"])
+    problem = "x=f32[2,3,5,5]:nchw w=f32[4,3,3,3]:nchw pad=0"
+    shown = {}
+    for kind in ("table", "json", "csv", "markdown"):
+        assert main([*words, "--format", kind]) == 0
+        shown[kind] = capsys.readouterr().out
+        assert problem in shown[kind]
+    assert json.loads(shown["json"])
+    rows = list(csv.DictReader(io.StringIO(shown["csv"])))
+    assert {problem in row["problem"] for row in rows} == {True}
+    assert {row["algorithm"] for row in rows} >= {"aten:default"} or command in ("bench", "tune")
+    assert "| --- |" in shown["markdown"] and "| --- |" not in shown["table"]
+
+
+def test_tune_takes_a_converted_network(capsys: Capture, networks: str, tmp_path: Path) -> None:
+    command = ["tune", "--model", f"{networks}:converted", "--choices", str(tmp_path / "choices")]
+    rows = _json(capsys, *command, "--device", "cpu", "--time-budget", "0.05")["best"]
+    ops = {str(row["problem"]).split()[0] for row in rows}
+    assert ops == {"conv_fwd", "conv_bwd_filter"}  # its images want no gradient
+
+
+def test_coverage_counts_what_is_left_to_pytorch_by_reason(capsys: Capture, networks: str) -> None:
+    command = ["coverage", "--model", f"{networks}:functions", "--device", "cpu", "--forward"]
+    assert main([*command, "--backends", "legacy"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split() for line in shown.splitlines() if line.startswith(("conv ", "all "))] == [
+        ["conv", "1", "0", "0.0%"],
+        ["all", "3", "0", "0.0%"],
+    ]
+    assert "conv, 1 calls:\n    cuDNN runs on CUDA devices only\n" in shown
+
+
+def test_the_lines_of_a_trace_are_profiled(capsys: Capture, networks: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.txt"
+    trace(*resolve_name(f"{networks}:functions")(), file)
+    command = ["profile", "--problems", str(file), "--device", "cpu", "--time-budget", "0.05"]
+    layers = _json(capsys, *command)["layers"]
+    traced = [line.partition("  #")[0] for line in file.read_text().splitlines()]
+    assert [layer["problem"] for layer in layers] == traced
+    assert all(layer["rows"] for layer in layers)
+
+
+def test_modules_of_bench_are_taken_by_words_of_their_names(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def watched(cases: list[bench_modules.Case], *_: object) -> list[object]:
+        seen.extend(case.module for case in cases)
+        return []
+
+    monkeypatch.setattr(bench_modules, "compare_modules", watched)
+    assert main(["bench", "--modules", "Pool,BatchNorm2d", "--device", "cpu"]) == 0
+    listed = {case.module for case in bench_modules.CASES}
+    wanted = {name for name in listed if "Pool" in name or name == "BatchNorm2d"}
+    assert set(seen) == wanted and 1 < len(wanted) < len(listed)
