@@ -210,7 +210,7 @@ def test_autocast(device: str) -> None:
         ({"target_lengths": [2, 3]}, "target_lengths holds 3, wanted at least 0 and at most 2"),
         ({"target_lengths": [2, -1]}, "target_lengths holds -1"),
         ({"blank": 3}, "blank is 3, wanted at least 0 and less than 3"),
-        ({"reduction": "meen"}, "meen is not a valid value for reduction"),
+        ({"reduction": "meen"}, "reduction: got 'meen', wanted 'none', 'mean' or 'sum'"),
     ],
 )
 def test_errors_name_the_argument(changes: dict[str, Any], message: str) -> None:

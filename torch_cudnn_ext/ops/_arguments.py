@@ -22,6 +22,16 @@ def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
     return result
 
 
+def check_reduction(function: str, value: object) -> None:
+    """Raise ``ValueError`` unless the argument says how PyTorch's losses are put together."""
+    try:
+        torch.nn._reduction.get_enum(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise ValueError(
+            f"{function}: argument reduction: got {value!r:.60}, wanted 'none', 'mean' or 'sum'"
+        ) from None
+
+
 def call_for_all(name: str, *arguments: Any, **keywords: Any) -> Any:
     """Call the operator of this name, whatever it gives; of a wrong type is a ``TypeError``."""
     function = getattr(torch.ops.torch_cudnn_ext, name).default

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor, wrong_type
+from torch_cudnn_ext.ops._arguments import call, check_reduction, check_tensor, wrong_type
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Lengths: TypeAlias = Tensor | Sequence[int] | int
@@ -84,7 +84,7 @@ def ctc_loss(
     """
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)
-    torch.nn._reduction.get_enum(reduction)  # raises on any other word
+    check_reduction("ctc_loss", reduction)
     inputs = _lengths("input_lengths", input_lengths)
     lengths = _lengths("target_lengths", target_lengths)
     batched = log_probs.dim() != 2
