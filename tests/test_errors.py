@@ -183,6 +183,17 @@ def test_a_lazy_layer_must_be_initialised(function: Callable[..., object]) -> No
         assert type(model[0]).__name__ == kind
 
 
+@pytest.mark.parametrize("word", ["average", None, 1.5, ["mean"]])
+def test_a_reduction_is_one_of_three_words(word: Any) -> None:
+    said = f"argument reduction: got {word!r}, wanted 'none', 'mean' or 'sum'"
+    with pytest.raises(ValueError) as caught:
+        ops.cross_entropy(STEPS, torch.zeros(4, 3, dtype=torch.long), reduction=word)
+    assert str(caught.value) == f"cross_entropy: {said}"
+    with pytest.raises(ValueError) as caught:
+        ops.ctc_loss(STEPS, torch.ones(2, 1), [4, 4], [1, 1], reduction=word)
+    assert str(caught.value) == f"ctc_loss: {said}"
+
+
 def test_what_transposed_convolutions_refuse() -> None:
     with pytest.raises(ValueError) as caught:
         ops.conv_transpose2d(images(), torch.randn(4, 6, 3, 3), padding="same")

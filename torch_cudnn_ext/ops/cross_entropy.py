@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext.ops._arguments import check_number, check_tensor
+from torch_cudnn_ext.ops._arguments import check_number, check_reduction, check_tensor
 from torch_cudnn_ext.ops.softmax import log_softmax
 from torch_cudnn_ext.policy import PolicyLike
 
@@ -52,7 +52,7 @@ def cross_entropy(
     check_number("cross_entropy", "label_smoothing", label_smoothing)
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
-    torch.nn._reduction.get_enum(reduction)  # raises on any other word
+    check_reduction("cross_entropy", reduction)
     soft = input.shape == target.shape
     class_dim = 0 if input.dim() == 1 else 1
     classes = input.size(class_dim)
