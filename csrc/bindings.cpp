@@ -391,7 +391,7 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
     if (!slot.is_output && t.defined() && made.device.is_cpu()) made.device = t.device();
   }
   c10::DeviceGuard guard(made.device);
-  auto result = build_usable(problem, algorithm, resolved(problem, policy), device_of(made.device));
+  auto result = usable_plan(problem, algorithm, resolved(problem, policy), device_of(made.device));
   if (auto* unsupported = std::get_if<Unsupported>(&result)) {
     TORCH_CHECK(false, algorithm.text(), " cannot run: ", unsupported->reason,
                 "\n  problem: ", problem_text(problem));
@@ -673,18 +673,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("policy"), py::arg("family") = "conv");
   m.def(
       "tuned",
-      [](const std::string& text, const std::string& device,
-         const std::string& policy_text) -> py::object {
+      [](const std::string& text, const std::string& device, const std::string& policy_text,
+         double time_budget_s) -> py::object {
         Problem problem = parse_problem(text);
         auto rows =
             choice_table::find(problem_text(problem), fingerprint_of(parse_device(device)),
                                resolved(problem, policy_text).policy.constraints_text(problem));
         bool any = rows && !rows->empty() && rows->front().status == Measurement::Status::ok;
-        auto was_left_out = [](const Measurement& m) { return m.reason.rfind(kLeftOut, 0) == 0; };
+        auto was_left_out = [&](const Measurement& m) {
+          if (m.reason.rfind(kLeftOut, 0) == 0) return true;
+          if (m.reason.rfind(kOutOfTime, 0) != 0) return false;
+          double spent_s = std::strtod(m.reason.c_str() + std::strlen(kOutOfTime), nullptr);
+          return time_budget_s <= 0 || time_budget_s > spent_s;
+        };
         if (!any || std::any_of(rows->begin(), rows->end(), was_left_out)) return py::none();
         return measurement_dict(rows->front());
       },
-      py::arg("problem"), py::arg("device"), py::arg("policy") = "");
+      py::arg("problem"), py::arg("device"), py::arg("policy") = "", py::arg("time_budget_s") = 0);
   m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));

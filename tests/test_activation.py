@@ -195,6 +195,17 @@ def test_elu_at_zero_is_pytorchs(alpha: float, device: str) -> None:
             torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["tanh", "sigmoid", "silu", "elu"])
+def test_small_results_keep_their_digits(name: str) -> None:
+    mine, theirs, words = ALL[name]
+    x = torch.tensor([-300.0, -88, -30, -20, -3, -1e-3, -1e-7, -1e-30, 0, 1e-7, 1e-3, 30, 90, 300])
+    wanted = theirs(x.double()).float()
+    for candidate in _C.candidates(f"activation_fwd x=f32[14]:nchw {words}", "cpu", ""):
+        pin = Policy(family="activation", fwd=candidate["algorithm"])
+        if candidate["status"] == "ok":
+            torch.testing.assert_close(mine(x, policy=pin), wanted, rtol=1e-6, atol=1e-37)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("name", ALL)
 def test_pins_are_obeyed(name: str, inplace: bool, device: str) -> None:

@@ -9,7 +9,8 @@ from cases import CASES, LINES, Line
 from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward
 from torch import Tensor
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, Policy
+from torch_cudnn_ext.policy import check_pin
 
 # A value that random data never takes: memory around the output must still hold it afterwards.
 GUARD = -1024.0
@@ -153,6 +154,34 @@ def test_every_algorithm_is_right(line: Line, device: str) -> None:
             if not all(torch.equal(results[role], again[role]) for role in results):
                 failures.append(f"{algorithm}: claims to be deterministic, and two runs differ")
     assert not failures, "\n".join([f"{problem} on {device}:", *failures])
+
+
+def test_every_result_is_checked_when_it_is_timed(device: str) -> None:
+    first = {}  # of each operator and pass, and of the kinds that differ in their formulas
+    for line in LINES:
+        fields = _fields(line.problem)
+        kind = (line.problem.split()[0], fields.get("kind"), fields.get("means"))
+        if line.size == "small" and fields.get("compute") != "f16":
+            first.setdefault(kind, line.problem)
+    assert len(first) > 30
+    for problem in first.values():
+        if problem.startswith("dropout"):  # any mask is as good as any other
+            continue
+        rows = _C.measure(problem, device, EVERY_NUMERICS, record=False, time_budget_s=1)
+        checked = [row for row in rows if row["status"] in ("ok", "rejected")]
+        assert checked, problem
+        assert all(row["error"] is not None for row in checked), problem
+
+
+def test_every_algorithm_that_is_offered_can_be_pinned(device: str) -> None:
+    for line in LINES:
+        if line.size != "small":
+            continue
+        info = _C.problem_info(line.problem)
+        family, name = info["family"], info["pass_name"]
+        for row in _C.candidates(line.problem, device, EVERY_NUMERICS):
+            if row["status"] == "ok":
+                check_pin(Policy(family=family, **{name: row["algorithm"]}), name)
 
 
 def test_no_result_shares_memory_with_an_input() -> None:

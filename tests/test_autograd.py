@@ -1,7 +1,7 @@
 """Derivatives of every operator, to every order and in every mode, and the policies they obey."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,12 @@ from conftest import needs_cuda
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, jvp, vjp, vmap
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from torch_cudnn_ext import _C, ops
 
@@ -285,7 +290,8 @@ def test_results_may_be_changed_in_place(name: str, order: int, device: str) -> 
     function, algorithms = CHANGEABLE[name]
     x = _random((2, 3, 4, 4), device)
     legacy = device == "cuda"
-    for policy in (None, *(a for a in algorithms if a.startswith("legacy:") == legacy)):
+    pins = [a for a in algorithms if a.startswith("legacy:") == legacy]
+    for policy in (None, "heuristic", *pins):
         gradients = []
         for change in (lambda y: y.clone(), lambda y: y):
             y = change(function(x, policy=policy)).mul_(2).relu_()
@@ -474,6 +480,67 @@ def test_pullbacks_outlive_their_transforms(name: str, device: str) -> None:
         for f in FORMULAS[name]
     )
     torch.testing.assert_close(found, wanted)
+
+
+class Watching(TorchDispatchMode):
+    """A mode of a user's own, which sees all that runs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it as it is."""
+        return func(*args, **(kwargs or {}))
+
+
+# What must obey a policy of the forward: itself, and what its gradient is.
+def _pooled_and_dropped(x: Tensor) -> Tensor:
+    return ops.dropout(ops.max_pool2d(ops.conv2d(x, x[:, :, :1, :1]), 2), 0.5)
+
+
+@pytest.mark.parametrize("kind", ["watched", "watched_from_within", "saved", "recomputed"])
+def test_backward_honours_the_policy_of_a_forward_in_a_mode(
+    kind: str, device: str, flags: Flags
+) -> None:
+    x = _random((2, 2, 8, 8), device).float().detach().requires_grad_()
+    what = CheckpointPolicy.MUST_SAVE if kind == "saved" else CheckpointPolicy.PREFER_RECOMPUTE
+    contexts = partial(create_selective_checkpoint_contexts, lambda *_, **__: what)
+    on_cpu = device == "cpu"
+    pins = {
+        "pool": "cpu:taps" if on_cpu else "legacy:max",
+        "dropout": "cpu:threshold" if on_cpu else "legacy:default",
+        "bwd_data": "cpu:direct" if on_cpu else "legacy:algo_1",
+    }
+    policy = ";".join(f"{name}={pin}" for name, pin in pins.items())
+    with flags(policy):
+        if kind.startswith("watched"):
+            with Watching():
+                y = _pooled_and_dropped(x)
+        else:
+            y = checkpoint(_pooled_and_dropped, x, use_reentrant=False, context_fn=contexts)
+        kept = y.detach() != 0
+    with (
+        Watching() if kind == "watched_from_within" else nullcontext(),
+        flags(policy) if kind == "recomputed" else nullcontext(),  # what runs again is not backward
+    ):
+        (dx,) = torch.autograd.grad(y.sum(), x)
+    for op, name in (
+        ("pool_bwd", "pool"),
+        ("dropout_bwd", "dropout"),
+        ("conv_bwd_data", "bwd_data"),
+    ):
+        choice = ops.last_choice(op)
+        assert choice is not None and choice.algorithm.partition("/")[0] == pins[name], choice
+    wanted = 2 * kept * F.max_pool2d(F.conv2d(x, x[:, :, :1, :1]), 2)
+    torch.testing.assert_close(dx, torch.autograd.grad(wanted.sum(), x)[0])
+
+
+def test_gradients_of_a_batch_of_gradients_may_be_tuned(device: str) -> None:
+    x, w = _random((3, 4, 8, 8), device), _random((4, 4, 3, 3), device)
+    y = ops.softmax(ops.conv2d(x, w, policy="autotune"), 1, policy="autotune").sum((0, 2, 3))
+    basis = torch.eye(4, dtype=torch.float64, device=device)
+    got = torch.autograd.grad(y, (x, w), basis, retain_graph=True, is_grads_batched=True)
+    for i, row in enumerate(basis):
+        torch.testing.assert_close(
+            tuple(t[i] for t in got), torch.autograd.grad(y, (x, w), row, retain_graph=True)
+        )
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["not_reentrant", "reentrant"])

@@ -240,6 +240,7 @@ def _calls_of_each_node(device: str) -> dict[str, tuple[Callable[..., Tensor], t
         "softmax": (lambda v: ops.softmax(v, 1), (x,)),
         "linear": (ops.linear, (x, _random((3, 8), device))),
         "sum": (lambda v: ops.reduce(v, "add", 1), (x,)),
+        "prod": (lambda v: ops.prod(v, 1), (x,)),
         "lrn": (lambda v: ops.local_response_norm(v, 3), (x,)),
     }
 

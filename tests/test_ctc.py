@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -222,6 +223,22 @@ def test_errors_name_the_argument(changes: dict[str, Any], message: str) -> None
     }
     with pytest.raises(ValueError, match=message):
         ops.ctc_loss(**(arguments | changes))
+
+
+@needs_cuda
+def test_a_capture_is_refused() -> None:
+    arguments = _batch("full", "cuda")
+    ops.ctc_loss(*arguments)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        with (
+            pytest.raises(RuntimeError, match="ctc_loss cannot be captured into a CUDA graph"),
+            torch.cuda.graph(graph),
+        ):
+            ops.ctc_loss(*arguments)
+    assert ops.ctc_loss(*arguments).isfinite()
 
 
 def test_refusals_say_why() -> None:

@@ -276,6 +276,18 @@ def test_errors_name_the_argument() -> None:
         ops.dropout(x, 0.5, policy="backends=cudnn")
 
 
+@pytest.mark.filterwarnings("ignore:.*the pinned algorithm")
+@pytest.mark.parametrize("action", ["warn", "fallback"])
+def test_where_cudnns_numbers_cannot_be_had_a_pin_may_give_way(action: str, device: str) -> None:
+    x = torch.ones(100, dtype=torch.bfloat16, device=device, requires_grad=True)
+    y = ops.dropout(x, 0.5, policy=f"fwd=legacy:default;on_unsupported={action}")
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (y != 0).bfloat16())
+    choice = ops.last_choice("dropout_fwd")
+    assert choice is not None and choice.algorithm == "aten:default"
+    assert choice.why.startswith("fallback: legacy:default cannot run")
+
+
 @needs_cuda
 def test_cudnns_numbers_are_had_by_name_or_by_backend() -> None:
     x = torch.ones(100, device="cuda", requires_grad=True)

@@ -310,6 +310,40 @@ def test_output_strides_of_volumes_are_pytorchs(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("grad_channels_last", [False, True], ids=["dy", "dy_channels_last"])
+@pytest.mark.parametrize("w_channels_last", [False, True], ids=["w", "w_channels_last"])
+@pytest.mark.parametrize("x_channels_last", [False, True], ids=["x", "x_channels_last"])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "conv3d"])
+def test_gradients_have_the_layout_of_their_forward(
+    name: str, x_channels_last: bool, w_channels_last: bool, grad_channels_last: bool, device: str
+) -> None:
+    if name == "conv3d" and device == "cpu":
+        pytest.skip("PyTorch's gradients of volumes on the CPU have layouts of several kinds")
+    dims = int(name[-2])
+    x = _last(_random((2, 8, *(5, 4, 6)[:dims]), device, torch.float32), x_channels_last)
+    w = _last(_random((8, 8, *(3, 2, 3)[:dims]), device, torch.float32), w_channels_last)
+    leaves = [t.detach().requires_grad_() for t in (x, w)]
+    outputs = [getattr(module, name)(*leaves) for module in (ops, F)]
+    dy = _last(torch.randn_like(outputs[0]).contiguous(), grad_channels_last)
+    got, wanted = (torch.autograd.grad(y, leaves, dy) for y in outputs)
+    torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+    assert [t.stride() for t in got] == [t.stride() for t in wanted]
+    # All three run in one layout, so that what was chosen ahead for it is met.
+    layouts = [_C.last_choice(f"conv_{name}") for name in ("fwd", "bwd_data", "bwd_filter")]
+    assert len({choice["problem"].count(":nhwc") > 0 for choice in layouts if choice}) == 1
+
+
+def test_one_value_stands_for_all_dimensions(device: str) -> None:
+    x, w = _random((2, 4, 9, 8), device), _random((4, 6, 3, 3), device)
+    for call, theirs in ((OPS.conv2d, F.conv2d), (OPS.conv_transpose2d, F.conv_transpose2d)):
+        filters = w.transpose(0, 1) if theirs is F.conv2d else w
+        torch.testing.assert_close(
+            call.default(x, filters, None, [2], [1]), theirs(x, filters, None, 2, 1)
+        )
+    with pytest.raises(ValueError, match=r"stride is \[1, 1, 1\], wanted 2 values"):
+        OPS.conv2d.default(x, w.transpose(0, 1), None, [1, 1, 1])
+
+
 def test_unbatched_output_strides_are_pytorchs(device: str) -> None:
     x, w = _random((8, 5, 6), device), _random((4, 8, 3, 3), device)
     assert OPS.conv2d.default(x, w).stride() == F.conv2d(x, w).stride()

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,15 @@ def test_of_equal_medians_the_steadier_wins(fake: Any, x: Tensor, w: Tensor) -> 
     assert _winner(measured) == "fake:b"
 
 
+def test_one_slow_sample_does_not_decide(fake: Any, x: Tensor, w: Tensor) -> None:
+    # Its third run, the first that is timed, is the slow one.
+    fake.script("fake:a", milliseconds=1, swing_ms=20, states_workspace=False)
+    fake.script("fake:b", milliseconds=2)
+    measured = _measure(x, w)
+    assert _winner(measured) == "fake:a"
+    assert measured["fake:a"]["median_ms"] == 1
+
+
 def test_what_is_fast_in_one_place_of_memory_alone_does_not_win(
     fake: Any, x: Tensor, w: Tensor
 ) -> None:
@@ -405,8 +415,7 @@ def test_a_constraint_excludes_with_a_reason_and_is_part_of_the_key(
     excluded = _measure(x, w, f"backends=fake;{strict}", record=False)["fake:best"]
     listed = {c["algorithm"]: c for c in _C.candidates(_problem(x, w), "cpu", strict)}["fake:best"]
     assert excluded["status"] == "excluded" and reason in excluded["reason"]
-    if script.get("states_workspace", True):
-        assert listed["status"] == "excluded" and reason in listed["reason"]
+    assert listed["status"] == "excluded" and reason in listed["reason"]
     with pytest.raises(RuntimeError, match="pinned algorithm fake:best cannot run") as caught:
         _convolve(x, w, f"fwd=fake:best;{strict}")
     assert reason in str(caught.value)
@@ -510,7 +519,7 @@ def test_a_candidate_that_fails_is_not_tried_again(
     (entry,) = _C.table_export()
     (failed,) = (m for m in entry["measurements"] if m["algorithm"] == "fake:a")
     assert failed["status"] == ("unsupported" if when == "build_raises" else "failed")
-    assert "fake:a was told to" in failed["reason"]
+    assert "fake:a was told to" in failed["reason"] or kind == "out_of_memory"
     assert ("out of memory" in failed["reason"]) == (kind == "out_of_memory")
 
 
@@ -787,7 +796,7 @@ def test_without_memory_for_any_it_is_an_error(fake: Any, x: Tensor, w: Tensor) 
     _script_by_size(fake, -1)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         _convolve(x, w, TUNE)
-    for part in ("fake:b300", "no algorithm with a smaller one", _problem(x, w)):
+    for part in ("fake:b300", "no algorithm with a smaller workspace", _problem(x, w)):
         assert part in str(caught.value)
     _script_by_size(fake)
     assert _convolve(x, w, TUNE) == "fake:b300"
@@ -822,6 +831,85 @@ def test_a_known_plan_is_no_way_around_what_its_backward_is_refused_for(fake: An
         with pytest.raises(RuntimeError, match="dropout_bwd: excluded by deterministic"):
             OPS.dropout.default(x, 0.5, policy="fake:d;deterministic")
         OPS.dropout.default(x, 0.5, policy="fake:d").sum().backward()
+
+
+def test_without_memory_for_its_result_nothing_else_is_built(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    _script_by_size(fake)
+    policy = "autotune;backends=fake;max_workspace=0"
+    assert _convolve(x, w, policy) == "fake:b0"
+    _script_by_size(fake, -1)
+    builds = fake.counts("fake:b200")[0]
+    with pytest.raises(torch.OutOfMemoryError):
+        _convolve(x, w, policy)
+    assert fake.counts("fake:b200")[0] == builds
+
+
+@pytest.mark.filterwarnings("ignore:.*no memory to tune in")
+def test_a_tuning_without_memory_is_not_for_good(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", run_raises="out_of_memory", raises_at=1)
+    assert _convolve(x, w, TUNE) == "fake:a"
+    assert _ran()["why"] == "heuristic: no memory to tune in"
+    assert _C.table_export() == []
+    _C.plan_cache_clear()
+    assert _convolve(x, w, TUNE) == "fake:a"
+    assert _ran()["why"] == "tuned"
+    assert len(_C.table_export()) == 1
+
+
+def test_what_tuning_measured_of_memory_is_told(x: Tensor, w: Tensor) -> None:
+    OPS.conv2d.default(x, w, policy="autotune;backends=aten")
+    (entry,) = _C.table_export()
+    assert _ran()["workspace_bytes"] == entry["measurements"][0]["workspace_bytes"] is not None
+
+
+def test_what_a_time_budget_cut_is_tuned_with_a_larger_one(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", sleep_ms=30)
+    fake.script("fake:b")
+    problem = _problem(x, w)
+    tuning.tune(problem, device="cpu", policy="backends=aten,fake", time_budget_s=1e-3)
+    known = partial(_C.tuned, problem, "cpu", "backends=aten,fake")
+    assert known(1e-3) is not None
+    assert known(1e-4) is not None
+    assert known(1) is None
+    assert known(0) is None
+    tuning.tune(problem, device="cpu", policy="backends=aten,fake")
+    assert known(0) is not None
+
+
+def test_verbose_prints_every_candidate(
+    fake: Any, x: Tensor, w: Tensor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake.script("fake:a", milliseconds=2)
+    fake.script("fake:b", milliseconds=1, workspace_bytes=100)
+    fake.script("fake:c", unsupported="it is Monday")
+    knobs.verbose = True
+    try:
+        _convolve(x, w, TUNE)
+    finally:
+        knobs.verbose = False
+    lines = [line for line in capfd.readouterr().err.splitlines() if "torch_cudnn_ext:" in line]
+    first, last = lines[0], lines[-1]
+    assert _problem(x, w) in first and first.endswith(f" on cpu, {len(lines) - 2} candidates:")
+    assert "1. fake:b: 1 ms, workspace 100 bytes, ok" in lines[1]
+    assert "2. fake:a: 2 ms, workspace 0 bytes, ok" in lines[2]
+    wanted = "fake:c: no time, workspace unknown, unsupported: it is Monday"
+    assert any(line.endswith(wanted) for line in lines[3:-1])
+    assert "-> fake:b (tuned; workspace 100 bytes" in last
+
+
+def test_a_list_holds_to_the_cap_that_a_pin_holds_to(x: Tensor, w: Tensor) -> None:
+    policy = "backends=aten;max_workspace=0"
+    (row,) = (
+        row
+        for row in _C.candidates(_problem(x, w), "cpu", policy)
+        if row["algorithm"] == "aten:default"
+    )
+    assert row["status"] == "excluded" and row["workspace_bytes"] > 0
+    with pytest.raises(RuntimeError) as caught:
+        OPS.conv2d.default(x, w, policy=policy)
+    assert row["reason"] in str(caught.value)
 
 
 def test_a_shortage_of_memory_is_not_kept(fake: Any, x: Tensor, w: Tensor) -> None:

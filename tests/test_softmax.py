@@ -159,6 +159,10 @@ def test_compiles_whole(device: str) -> None:
         ((torch.zeros(2, 3), 1, None, "fwd=slow"), "'slow' is not one of softmax_fwd"),
         ((torch.zeros(2, 3), 1, None, "fwd=fft"), "it is one of conv_fwd, conv_bwd_data"),
         ((torch.zeros(2, 3), 1, None, "fwd=accurate"), "softmax_fwd: the pinned algorithm"),
+        (
+            (torch.zeros(2, 3), 1, None, "cpu:taps"),
+            r"pinned algorithm cpu:taps .*it is an algorithm of pool \(pool=cpu:taps\)",
+        ),
     ],
 )
 def test_errors_name_the_argument(arguments: tuple[Any, ...], message: str) -> None:
@@ -166,6 +170,13 @@ def test_errors_name_the_argument(arguments: tuple[Any, ...], message: str) -> N
     dtype, policy = rest or (None, None)
     with pytest.raises((ValueError, RuntimeError), match=message):
         ops.softmax(tensor, dim, dtype, policy=policy)
+
+
+def test_what_is_no_dtype_is_refused() -> None:
+    for op in (torch.ops.torch_cudnn_ext.softmax, torch.ops.torch_cudnn_ext.log_softmax):
+        for number in (-1, 1000):
+            with pytest.raises((ValueError, RuntimeError), match="dtype"):
+                op(torch.zeros(2, 3), 1, number)
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,9 @@ def test_one_thread_tunes_a_key_and_the_others_wait(
     _C.set_knobs("", True)
     capfd.readouterr()
     choices = _on_threads(lambda _: _C.choose(problem, device, "autotune"))
-    # One line for each new decision: there was one.
+    # One line for each tuning and for each new decision: there was one.
     lines = [line for line in capfd.readouterr().err.splitlines() if problem in line]
-    assert len(lines) == 1 and "tuned" in lines[0], lines
+    assert len(lines) == 2 and "candidates" in lines[0] and "tuned" in lines[1], lines
     assert len({choice["algorithm"] for choice in choices}) == 1
     assert [entry["problem"] for entry in _C.table_export()] == [problem]
 

@@ -217,10 +217,13 @@ def recorded(begin: int = 0) -> list[Choice | str]:
 def resolved_policy(policy: str | None, family: str = "conv") -> str:
     """All levels merged: argument, flags, knobs, PyTorch's switches."""
 
-def tuned(problem: str, device: str, policy: str = "") -> Measurement | None:
+def tuned(
+    problem: str, device: str, policy: str = "", time_budget_s: float = 0
+) -> Measurement | None:
     """The best measurement that the table has of a problem under the policy's constraints.
 
-    None where autotune left algorithms out: to measure all is what tuning is for.
+    None where autotune left algorithms out: to measure all is what tuning is for. None as well
+    where a time budget did that which was smaller than ``time_budget_s`` (0: no limit).
     """
 
 def table_export() -> list[TableEntry]: ...

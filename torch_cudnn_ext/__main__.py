@@ -701,7 +701,8 @@ def tune_command(
     _refuse_choices(text)
     lines = [layer.problem for layer in _shard(work.layers, shard_text)]
     _add_choices(choices)
-    left = [line for line in lines if _C.tuned(line, place, text) is None]
+    rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
+    left = [line for line in lines if rows(line) is None]
     known = len(lines) - len(left)
     footer = f"{known} of {len(lines)} problems were in {choices} before" if known else ""
     end: _End = None
@@ -720,7 +721,7 @@ def tune_command(
         end = interrupt
     finally:
         tuning.add_choices(choices)
-        best = [(line, _C.tuned(line, place, text)) for line in lines]
+        best = [(line, rows(line)) for line in lines]
         records = [{"problem": line, **row} for line, row in best if row is not None]
         title = f"tuned on {place}"
         data = {"best": records}

@@ -16,7 +16,7 @@ Knobs, each ``None`` where it says nothing:
   ``compute``: as in `Policy`. What is not set is as ``torch.backends`` says.
 - ``enabled``: ``True`` keeps to cuDNN's backends; ``False`` excludes them; ``"auto"`` does neither,
   whatever weaker levels say of it and of ``backends``.
-- ``verbose``: print a line for every new decision.
+- ``verbose``: print a line for every new decision, and for every candidate that is tuned.
 
 Stronger than these are `flags` (of one thread), a module's policy, and an operator's ``policy=``;
 but the smallest ``max_workspace`` and a demand for determinism hold from whatever level. Each knob

@@ -159,7 +159,7 @@ def tune_model(
     text = text_for_all(policy)
     problems = problems_met(model, inputs, train=train, policy=text)
     return tune(
-        [problem for problem in problems if _C.tuned(problem, place, text) is None],
+        [p for p in problems if _C.tuned(p, place, text, time_budget_s) is None],
         device=place,
         policy=text,
         time_budget_s=time_budget_s,

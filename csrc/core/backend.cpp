@@ -79,10 +79,11 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
   try {
     return op->build(problem, algorithm, device);
   } catch (const c10::Error& error) {
-    bool memory = is_out_of_memory(error);
-    return Unsupported{c10::str(memory ? "out of memory while building: " : "failed to build: ",
-                                error.what_without_backtrace()),
-                       /*needs_driver=*/false, /*transient=*/memory};
+    constexpr bool kDriver = false, kTransient = true;
+    // Without the numbers of the moment: such a reason comes anew at each call.
+    if (is_out_of_memory(error))
+      return Unsupported{"out of memory while building", kDriver, kTransient};
+    return Unsupported{c10::str("failed to build: ", error.what_without_backtrace())};
   }
 }
 

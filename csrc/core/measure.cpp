@@ -130,6 +130,8 @@ struct ScratchGuard {
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard no_vmap{
+      c10::DispatchKeySet({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode})};
   c10::DeviceGuard device_guard;
   GeneratorGuard generator;
 };
@@ -251,6 +253,7 @@ class Session {
     scratch_ = {};
     places_.clear();
     give_back_turn();
+    if (verbose()) print(list);
     return list;
   }
 
@@ -259,6 +262,19 @@ class Session {
     size_t index;                              // of the measurement
     std::vector<std::shared_ptr<Plan>> plans;  // one a step
   };
+
+  void print(const std::vector<Measurement>& list) const {
+    std::fprintf(stderr, "torch_cudnn_ext: %s on %s, %zu candidates:\n",
+                 problem_text(problem_).c_str(), device_.text().c_str(), list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      const Measurement& m = list[i];
+      std::string time = m.median_ms ? c10::str(*m.median_ms, " ms") : std::string("no time");
+      std::string reason = m.reason.empty() ? "" : c10::str(": ", m.reason);
+      std::fprintf(stderr, "torch_cudnn_ext:   %zu. %s: %s, workspace %s, %s%s\n", i + 1,
+                   m.algorithm.text().c_str(), time.c_str(), memory_text(m.workspace_bytes).c_str(),
+                   status_text(m.status), reason.c_str());
+    }
+  }
 
   // Where some may be put off, those are of a run-time compiled engine with chosen knobs, all but
   // the first.
@@ -328,6 +344,7 @@ class Session {
   bool make_scratch_of_steps(const std::vector<Built>& built) {
     try {
       for (size_t i = 0; i < steps_.size(); ++i) add_scratch(steps_[i], i + 1);
+      if (options_.flush_cache) runtime_.flush_cache(device_);  // it takes memory as well
     } catch (const c10::Error& error) {
       if (options_.throws_out_of_memory || !is_out_of_memory(error)) throw;
       for (const Built& one : built) set_failed(measurements_[one.index], error);
@@ -461,7 +478,7 @@ class Session {
   bool is_too_late(Measurement& m, double share = 1) const {
     if (m.algorithm.is_baseline() || !out_of_time(share)) return false;
     m.status = Status::excluded;
-    m.reason = c10::str("not tried: the time budget of ", options_.time_budget_s, " s was used up");
+    m.reason = c10::str(kOutOfTime, options_.time_budget_s, " s was used up");
     return true;
   }
 
@@ -482,8 +499,8 @@ class Session {
 
   static void set_failed(Measurement& m, const c10::Error& error) {
     m.status = Status::failed;
-    m.reason =
-        c10::str(is_out_of_memory(error) ? "out of memory: " : "", error.what_without_backtrace());
+    std::string why = error.what_without_backtrace();
+    m.reason = is_out_of_memory(error) ? c10::str(kOutOfMemory, ": ", why) : why;
   }
 
   void drop_failed() {
@@ -674,7 +691,10 @@ class Session {
       for (Contender& c : contenders_) {
         // The host's first calls may take many times as long as later ones, so they drop nobody.
         double own = early ? c.best : cost(c.best, c.best_host);
-        bool hopeless = own > limit(best) || c.best > limit(baseline);
+        // A single short time may hold a slice that the scheduler gave to others.
+        constexpr double kSliceMs = 50;
+        bool is_sure = c.samples.size() > 1 || c.best > kSliceMs;
+        bool hopeless = is_sure && (own > limit(best) || c.best > limit(baseline));
         c.running = c.running && (c.algorithm.is_baseline() || !hopeless);
         if (c.running) attempt(measurements_[c.index], [&] { sample(c); });
       }
@@ -957,6 +977,31 @@ int64_t measured_workspace(const Problem& problem, const Algorithm& algorithm, P
   return torch_cudnn_ext::measured_workspace(problem, plan, std::move(bindings), device);
 }
 
+// The workspace that a plan states, or where it states none and there is a cap, that of a run. Of a
+// target, which runs nothing, it stays unknown.
+std::variant<std::optional<int64_t>, Unsupported> workspace_for_cap(const Problem& problem,
+                                                                    Plan& plan,
+                                                                    const ResolvedPolicy& policy,
+                                                                    const Device& device) {
+  bool wanted = policy.policy.workspace_cap(device).has_value() && !device.is_target();
+  if (plan.workspace_bytes || !wanted) return plan.workspace_bytes;
+  constexpr bool kDriver = false;
+  if (runtime_of(device).is_capturing(device)) {
+    return Unsupported{
+        "its memory cannot be measured while the stream is being captured into a "
+        "CUDA graph; run it once before capturing",
+        kDriver, /*transient=*/true};
+  }
+  try {
+    return measured_workspace(problem, plan.algorithm, plan, device);
+  } catch (const c10::Error& error) {
+    bool memory = is_out_of_memory(error);
+    return Unsupported{c10::str("its memory could not be measured, since it failed to run: ",
+                                memory ? "out of memory" : error.what_without_backtrace()),
+                       kDriver, memory};
+  }
+}
+
 }  // namespace
 
 std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
@@ -967,34 +1012,22 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
   if (!reason.empty()) return Unsupported{reason};
   BuildResult built = build(problem, algorithm, device);
   if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;
+  std::vector<std::shared_ptr<Plan>> coupled;
   for (const Problem& next : operator_of(problem).coupled(problem)) {
     auto usable = build_usable(next, algorithm, policy, device);
     if (auto* unsupported = std::get_if<Unsupported>(&usable)) {
       unsupported->reason = c10::str(op_of(next), ": ", unsupported->reason);
       return *unsupported;
     }
+    coupled.push_back(std::get<UsablePlan>(usable).plan);
   }
   auto plan = std::get<std::shared_ptr<Plan>>(built);
-  std::optional<int64_t> workspace = plan->workspace_bytes;
-  if (!workspace && policy.policy.workspace_cap(device)) {
-    constexpr bool kDriver = false;
-    if (runtime_of(device).is_capturing(device)) {
-      return Unsupported{
-          "its memory cannot be measured while the stream is being captured into a "
-          "CUDA graph; run it once before capturing",
-          kDriver, /*transient=*/true};
-    }
-    try {
-      workspace = measured_workspace(problem, algorithm, *plan, device);
-    } catch (const c10::Error& error) {
-      return Unsupported{c10::str("its memory could not be measured, since it failed to run: ",
-                                  error.what_without_backtrace()),
-                         kDriver, is_out_of_memory(error)};
-    }
-  }
-  reason = refusal(*plan, workspace.value_or(0), policy, device);
+  auto workspace = workspace_for_cap(problem, *plan, policy, device);
+  if (auto* unsupported = std::get_if<Unsupported>(&workspace)) return *unsupported;
+  auto bytes = std::get<std::optional<int64_t>>(workspace);
+  reason = refusal(*plan, bytes.value_or(0), policy, device);
   if (!reason.empty()) return Unsupported{reason};
-  return UsablePlan{plan, workspace};
+  return UsablePlan{plan, bytes, std::move(coupled)};
 }
 
 namespace {
@@ -1010,15 +1043,21 @@ void list_step(Measurement& m, const Problem& problem, bool first, const Resolve
   }
   const auto& plan = std::get<std::shared_ptr<Plan>>(built);
   m.notes.add(plan->notes);
+  auto workspace = workspace_for_cap(problem, *plan, policy, device);
+  if (auto* unsupported = std::get_if<Unsupported>(&workspace)) {
+    m.status = Status::unsupported;
+    m.reason = unsupported->reason;
+    return;
+  }
+  auto bytes = std::get<std::optional<int64_t>>(workspace);
   if (first) {
-    m.workspace_bytes = plan->workspace_bytes;
-  } else if (m.workspace_bytes && plan->workspace_bytes) {
-    m.workspace_bytes = std::max(*m.workspace_bytes, *plan->workspace_bytes);
+    m.workspace_bytes = bytes;
+  } else if (m.workspace_bytes && bytes) {
+    m.workspace_bytes = std::max(*m.workspace_bytes, *bytes);
   } else {
     m.workspace_bytes.reset();
   }
-  // What a run would have to show is not known here, so it does not count against the plan.
-  m.reason = refusal(*plan, plan->workspace_bytes.value_or(0), policy, device);
+  m.reason = refusal(*plan, bytes.value_or(0), policy, device);
   if (!m.reason.empty()) m.status = Status::excluded;
 }
 

@@ -12,8 +12,11 @@
 
 namespace torch_cudnn_ext {
 
-// How the reason begins of what `prunes` leaves out.
+// How reasons begin: of what `prunes` leaves out, of what a time budget does, and of what had no
+// memory.
 constexpr const char* kLeftOut = "not tried: other knobs of its engine took ";
+constexpr const char* kOutOfTime = "not tried: the time budget of ";
+constexpr const char* kOutOfMemory = "out of memory";
 
 struct MeasureOptions {
   std::vector<Algorithm> algorithms;  // empty: all candidates of the admitted backends
@@ -49,10 +52,6 @@ std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy&
                                const Device& device);
 
 // A plan that the constraints admit, or the reason why there is none.
-struct UsablePlan {
-  std::shared_ptr<Plan> plan;
-  std::optional<int64_t> workspace_bytes;
-};
 std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
                                                    const Algorithm& algorithm,
                                                    const ResolvedPolicy& policy,

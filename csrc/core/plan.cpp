@@ -5,6 +5,9 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <mutex>
+#include <set>
+
 namespace torch_cudnn_ext {
 
 namespace {
@@ -54,6 +57,17 @@ Enum from_text(const char* what, const char* const (&texts)[Count], const std::s
 }
 
 }  // namespace
+
+std::string memory_text(const std::optional<int64_t>& bytes) {
+  return bytes ? c10::str(*bytes, " bytes") : std::string("unknown");
+}
+
+void keep_for_good(std::shared_ptr<const void> object) {
+  static auto* mutex = new std::mutex();
+  static auto* kept = new std::set<std::shared_ptr<const void>>();
+  std::lock_guard<std::mutex> lock(*mutex);
+  kept->insert(std::move(object));
+}
 
 void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result) {
   at::Tensor& out = bindings[role];

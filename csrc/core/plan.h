@@ -142,6 +142,12 @@ class FunctionPlan : public Plan {
 // bound itself, in the layout that the problem says.
 void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result);
 
+// "1024 bytes", or "unknown".
+std::string memory_text(const std::optional<int64_t>& bytes);
+
+// Until the process ends: what a captured graph reads when it is replayed.
+void keep_for_good(std::shared_ptr<const void> object);
+
 // What a plan writes to: the tensor that is bound to a role, or a new one, placed as `like`.
 at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,
                           const at::Tensor& like);
@@ -157,5 +163,12 @@ struct Unsupported {
 };
 
 using BuildResult = std::variant<std::shared_ptr<Plan>, Unsupported>;
+
+// A plan that the constraints of a policy admit.
+struct UsablePlan {
+  std::shared_ptr<Plan> plan;
+  std::optional<int64_t> workspace_bytes;
+  std::vector<std::shared_ptr<Plan>> coupled;  // of the problems that share its algorithm
+};
 
 }  // namespace torch_cudnn_ext

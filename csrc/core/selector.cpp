@@ -2,6 +2,7 @@
 
 #include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -99,8 +99,10 @@ void note_last(const Problem& problem, const ChoiceRecord* record) {
 std::string policy_of_coupled(const Problem& problem, const Algorithm& algorithm,
                               const ResolvedPolicy& policy) {
   Policy pins;
-  for (const Problem& next : operator_of(problem).coupled(problem)) {
-    pins.choices[op_of(next)] = Choice{Choice::Kind::pinned, algorithm};
+  std::vector<Problem> together = operator_of(problem).coupled(problem);
+  if (!together.empty()) together.push_back(problem);
+  for (const Problem& member : together) {
+    pins.choices[op_of(member)] = Choice{Choice::Kind::pinned, algorithm};
   }
   return saved_with(policy, pins, family_of(problem));
 }
@@ -129,10 +131,6 @@ const ChoiceRecord* intern_record(const Problem& problem, const Algorithm& algor
   return entry.get();
 }
 
-std::string memory_text(const std::optional<int64_t>& bytes) {
-  return bytes ? c10::str(*bytes, " bytes") : std::string("unknown");
-}
-
 void print_decision(const ChoiceRecord& record) {
   std::fprintf(stderr, "torch_cudnn_ext: %s on %s -> %s (%s; workspace %s; chosen in %.1f ms)\n",
                record.problem.c_str(), record.device.c_str(), record.algorithm.c_str(),
@@ -144,6 +142,16 @@ std::string plan_key(const Problem& problem, const Algorithm& algorithm,
   // The switches are part of it because `aten` plans read them.
   return c10::str(problem_text(problem), "|", algorithm.text(), "|", device.code(), "|",
                   static_cast<int>(policy.switches.bits));
+}
+
+// A plan that this thread built before, where the constraints admit it.
+std::shared_ptr<Plan> admitted_known_plan(const Problem& problem, const Algorithm& algorithm,
+                                          const ResolvedPolicy& policy, const Device& device) {
+  auto* known = thread_cache().plans.find(plan_key(problem, algorithm, policy, device));
+  if (known == nullptr || !(*known)->workspace_bytes) return nullptr;
+  bool admitted = refusal_of_backend(algorithm.backend, policy, device).empty() &&
+                  refusal(**known, *(*known)->workspace_bytes, policy, device).empty();
+  return admitted ? *known : nullptr;
 }
 
 // --- deciding
@@ -186,17 +194,17 @@ constexpr const char* kCoupled = "coupled with its forward";
 
 class Decider {
  public:
-  // `being_built_here`: this thread is deciding the same already, and was interrupted by a handler
-  // of signals that calls the operator too.
+  // `must_not_wait`: this thread is deciding the same already, and was interrupted by a handler of
+  // signals that calls the operator too; or another thread is, which may wait for this one.
   Decider(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
-          bool being_built_here = false)
+          bool must_not_wait = false)
       : problem_(problem),
         rules_(rules_for_all(problem)),
         asked_(policy),
         policy_(add_level(policy, rules_.policy, family_of(problem))),
         device_(device),
         op_(operator_of(problem)),
-        being_built_here_(being_built_here) {
+        must_not_wait_(must_not_wait) {
     decision_->policy = &policy_;
     if (device.has_gpu_backends()) cudnn_pins_ = cudnn_pins();
   }
@@ -281,10 +289,7 @@ class Decider {
   Found find_as_forward(const Problem& forward);
 
   Found try_algorithm(const Algorithm& algorithm, const std::string& why) {
-    if (std::shared_ptr<Plan> known = admitted_known_plan(algorithm)) {
-      return {known, known->workspace_bytes, why};
-    }
-    auto result = build_usable(problem_, algorithm, policy_, device_);
+    auto result = usable_plan(problem_, algorithm, policy_, device_);
     if (auto* unsupported = std::get_if<Unsupported>(&result)) {
       refused_.emplace_back(algorithm.text(), unsupported->reason);
       if (unsupported->transient) decision_->keep = false;
@@ -292,22 +297,6 @@ class Decider {
     }
     auto& usable = std::get<UsablePlan>(result);
     return {usable.plan, usable.workspace_bytes, why};
-  }
-
-  // A plan that this thread built before, where the constraints admit it and those of the problems
-  // that share its algorithm.
-  std::shared_ptr<Plan> admitted_known_plan(const Algorithm& algorithm) {
-    for (const Problem& next : op_.coupled(problem_)) {
-      if (admitted_known_plan(next, algorithm) == nullptr) return nullptr;
-    }
-    return admitted_known_plan(problem_, algorithm);
-  }
-  std::shared_ptr<Plan> admitted_known_plan(const Problem& problem, const Algorithm& algorithm) {
-    auto* known = thread_cache().plans.find(plan_key(problem, algorithm, policy_, device_));
-    if (known == nullptr || !(*known)->workspace_bytes) return nullptr;
-    bool admitted = refusal_of_backend(algorithm.backend, policy_, device_).empty() &&
-                    refusal(**known, *(*known)->workspace_bytes, policy_, device_).empty();
-    return admitted ? *known : nullptr;
   }
 
   // A classic algorithm without a math type means any that the constraints admit.
@@ -335,11 +324,12 @@ class Decider {
     }
     OnUnsupported action = policy_.policy.on_unsupported.value_or(OnUnsupported::error);
     if (action == OnUnsupported::error) {
-      decision_->error = c10::str(
-          op_of(problem_), ": the pinned algorithm ", algorithm.text(), " cannot run: ", reason,
-          "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
-          "\n  policy: ", policy_.text, "\n  would work: ", alternatives(),
-          "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
+      decision_->error =
+          c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
+                   " cannot run: ", reason, of_others(algorithm),
+                   "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
+                   "\n  policy: ", policy_.text, "\n  would work: ", alternatives(),
+                   "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
       return {};
     }
     if (action == OnUnsupported::warn) {
@@ -349,6 +339,40 @@ class Decider {
     }
     decision_->pinned = false;
     return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
+  }
+
+  // Says of what other operators it is an algorithm, where it is none of this one.
+  std::string of_others(const Algorithm& algorithm) const {
+    std::vector<std::string> families;
+    for (const Operator* op : all_operators()) {
+      if (is_known(algorithm, *op)) families.emplace_back(op->family());
+    }
+    bool is_ours = std::find(families.begin(), families.end(), op_.family()) != families.end();
+    if (is_ours || families.empty()) return "";
+    std::string text = "; it is an algorithm of ";
+    for (const std::string& family : families) {
+      text += c10::str(&family == &families[0] ? "" : ", ", family, " (", family, "=",
+                       algorithm.backend, ":", algorithm.name, ")");
+    }
+    return text;
+  }
+
+  // Whether one of an operator's common problems has it; what cuDNN has only a GPU tells.
+  static bool is_known(const Algorithm& algorithm, const Operator& op) {
+    const Backend* backend = find_backend(algorithm.backend);
+    const BackendOperator* entry = backend == nullptr ? nullptr : backend->find(op.family());
+    bool is_ours = algorithm.backend == "aten" || algorithm.backend == "cpu";
+    if (entry == nullptr || !is_ours) return false;
+    for (const std::string& example : op.description().examples) {
+      for (const std::string& pass : op.passes()) {
+        std::string words = example.substr(example.find(' '));
+        Problem problem = parse_problem(c10::str(op.family(), "_", pass, words));
+        for (const Candidate& c : entry->candidates(problem, Device{})) {
+          if (c.algorithm.name == algorithm.name) return true;
+        }
+      }
+    }
+    return false;
   }
 
   // Some that can run, also where only a run tells the workspace. Not all: cuDNN may take seconds
@@ -385,7 +409,7 @@ class Decider {
     std::string why = "cached";
     if (!known) {
       if (runtime.is_capturing(device_)) return under_capture(asked_for);
-      if (being_built_here_) return unkept("heuristic: met again while it is being tuned");
+      if (must_not_wait_) return unkept("heuristic: met again while it is being tuned");
       MeasureOptions options;
       options.time_budget_s = autotune_budget_s();
       options.prunes = true;
@@ -393,12 +417,9 @@ class Decider {
         known = measure(problem_, policy_, device_, options);
       } catch (const c10::Error& error) {
         if (!is_out_of_memory(error)) throw;
-        decision_->warning = c10::str(op_of(problem_),
-                                      ": there is no memory to tune in, so the heuristic's choice "
-                                      "runs. Problem: ",
-                                      problem, "; ", error.what_without_backtrace());
-        return find_heuristic("heuristic: no memory to tune in");
+        return without_memory_to_tune();
       }
+      if (had_no_memory(*known)) return without_memory_to_tune();
       if (!cudnn_is_off) choice_table::insert({problem, fingerprint, constraints, *known});
       why = "tuned";
     }
@@ -409,11 +430,32 @@ class Decider {
         refused_.emplace_back(m.algorithm.text(), m.reason);
       }
     }
-    for (const Algorithm& algorithm : decision_->ranking) {
-      Found found = try_algorithm(algorithm, why);
-      if (found.plan != nullptr) return found;
+    for (const Measurement& m : *known) {
+      if (m.status != Measurement::Status::ok) continue;
+      Found found = try_algorithm(m.algorithm, why);
+      if (found.plan == nullptr) continue;
+      if (!found.workspace_bytes) found.workspace_bytes = m.workspace_bytes;
+      return found;
     }
     return find_rejected_baseline(*known);
+  }
+
+  // Whether nothing ran, and some of it for want of memory.
+  static bool had_no_memory(const std::vector<Measurement>& measurements) {
+    bool any = false;
+    for (const Measurement& m : measurements) {
+      if (m.status == Measurement::Status::ok) return false;
+      any |= m.reason.find(kOutOfMemory) != std::string::npos;
+    }
+    return any;
+  }
+
+  Found without_memory_to_tune() {
+    decision_->warning = c10::str(op_of(problem_),
+                                  ": there is no memory to tune in, so the heuristic's choice runs."
+                                  " Problem: ",
+                                  problem_text(problem_));
+    return find_heuristic("heuristic: no memory to tune in");
   }
 
   // Where nothing keeps to the tolerance, PyTorch's own kernel runs as it would without us.
@@ -509,7 +551,7 @@ class Decider {
   const Operator& op_;
   Policy cudnn_pins_;
   bool from_cudnn_ = false;
-  const bool being_built_here_;
+  const bool must_not_wait_;
   std::shared_ptr<Decision> decision_ = std::make_shared<Decision>();
   std::vector<std::pair<std::string, std::string>> refused_;  // algorithm or backend, and why
 };
@@ -557,11 +599,17 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   }
   Call call;
   bool made_here = false;
-  if (slot->builder == std::this_thread::get_id()) {
+  std::unique_lock<std::mutex> one_builder(slot->mutex, std::defer_lock);
+  // Whoever tunes may wait for autograd's thread of the device, which runs its reference's
+  // gradients.
+  bool may_be_awaited = device.is_cuda() && torch::autograd::get_current_node() != nullptr;
+  bool must_not_wait =
+      slot->builder == std::this_thread::get_id() || (may_be_awaited && !one_builder.try_lock());
+  if (must_not_wait) {
     made_here = true;
     std::tie(call.decision, call.plan) = Decider(problem, policy, device, true).decide();
   } else {
-    std::lock_guard<std::mutex> one_builder(slot->mutex);
+    if (!one_builder.owns_lock()) one_builder.lock();
     ++slots_held;
     auto released = c10::make_scope_exit([] { --slots_held; });
     uint64_t now = decision_generation();
@@ -583,9 +631,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   if (slots_held == 0) {
     for (const std::string& text : std::exchange(warnings, {})) warn(text);
   }
-  if (call.plan != nullptr) {
-    thread_cache().plans.insert(plan_key(problem, call.plan->algorithm, policy, device), call.plan);
-  } else if (call.decision->algorithm) {
+  if (call.plan == nullptr && call.decision->algorithm) {
     call.plan = plan_of(problem, *call.decision->algorithm, policy, device);
   }
   return call;
@@ -632,11 +678,7 @@ Found Decider::find_as_forward(const Problem& forward) {
 // A graph may be replayed when nothing here knows the plan any more, whose code it runs.
 void keep_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
   if (!plan->notes.has(Note::runtime_compilation)) return;
-  if (!runtime_of(device).is_capturing(device)) return;
-  static auto* mutex = new std::mutex();
-  static auto* kept = new std::set<std::shared_ptr<Plan>>();
-  std::lock_guard<std::mutex> lock(*mutex);
-  kept->insert(plan);
+  if (runtime_of(device).is_capturing(device)) keep_for_good(plan);
 }
 
 // A workspace could not be had: the next plan in rank order that fits, and it is said so.
@@ -650,8 +692,9 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
   }
   int64_t limit = failed.plan->workspace_bytes.value_or(INT64_MAX);
   for (const Algorithm& algorithm : order) {
+    if (limit == 0) break;
     if (algorithm == failed.plan->algorithm) continue;
-    auto result = build_usable(problem, algorithm, policy, device);
+    auto result = usable_plan(problem, algorithm, policy, device);
     auto* usable = std::get_if<UsablePlan>(&result);
     if (usable == nullptr) continue;
     // Of a plan that does not know its workspace the only proof is to run it.
@@ -678,12 +721,38 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
     if (verbose()) print_decision(*record);
     return;
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, false, op_of(problem), ": no memory for the workspace of ",
-                   failed.plan->algorithm.text(), " and no algorithm with a smaller one could run",
+  TORCH_CHECK_WITH(OutOfMemoryError, false, op_of(problem), ": no memory to run ",
+                   failed.plan->algorithm.text(),
+                   " (workspace: ", memory_text(failed.plan->workspace_bytes),
+                   "), and no algorithm with a smaller workspace could run",
                    "\n  problem: ", problem_text(problem), "\n  ", failure);
 }
 
 }  // namespace
+
+std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
+                                                  const Algorithm& algorithm,
+                                                  const ResolvedPolicy& policy,
+                                                  const Device& device) {
+  std::vector<Problem> coupled = operator_of(problem).coupled(problem);
+  bool all_known = std::all_of(coupled.begin(), coupled.end(), [&](const Problem& next) {
+    return admitted_known_plan(next, algorithm, policy, device) != nullptr;
+  });
+  if (all_known) {
+    if (auto known = admitted_known_plan(problem, algorithm, policy, device)) {
+      return UsablePlan{known, known->workspace_bytes, {}};
+    }
+  }
+  auto result = build_usable(problem, algorithm, policy, device);
+  if (auto* usable = std::get_if<UsablePlan>(&result); usable != nullptr && !device.is_target()) {
+    auto& plans = thread_cache().plans;
+    for (size_t i = 0; i < coupled.size(); ++i) {
+      plans.insert(plan_key(coupled[i], algorithm, policy, device), usable->coupled[i]);
+    }
+    plans.insert(plan_key(problem, algorithm, policy, device), usable->plan);
+  }
+  return result;
+}
 
 void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings) {
@@ -699,7 +768,8 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     call.plan->run(bindings);
     keep_for_graph(call.plan, device);
   } catch (const c10::OutOfMemoryError& error) {
-    if (call.decision->pinned) throw;
+    bool has_workspace = call.plan->workspace_bytes != 0;
+    if (call.decision->pinned || !has_workspace) throw;
     run_smaller(problem, *call.decision->policy, device, call, bindings,
                 error.what_without_backtrace());
   }
@@ -732,6 +802,7 @@ const ChoiceRecord* last_choice(const std::optional<std::string>& op) {
 }
 
 const ChoiceRecord* last_choice_here() { return last_here; }
+void forget_last_choice_here() { last_here = nullptr; }
 
 PlanCacheInfo plan_cache_info() {
   ThreadCache& cache = thread_cache();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "core/plan.h"
 #include "core/policy.h"
@@ -19,6 +20,12 @@ struct ChoiceRecord {
   double choosing_ms;
 };
 
+// A plan that the constraints admit, which this thread remembers, or the reason why there is none.
+std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
+                                                  const Algorithm& algorithm,
+                                                  const ResolvedPolicy& policy,
+                                                  const Device& device);
+
 // Chooses (or remembers) and runs, on the current stream of the bindings' device.
 void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings);
@@ -32,6 +39,7 @@ const ChoiceRecord* last_choice(const std::optional<std::string>& op);
 
 // The newest of this thread: what the operator that was just called ran. May be nullptr.
 const ChoiceRecord* last_choice_here();
+void forget_last_choice_here();
 
 struct PlanCacheInfo {
   int64_t size, capacity, hits, misses;

@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/autograd_guard.h"
+#include "core/selector.h"
 #include "ops/common.h"
 
 namespace torch_cudnn_ext {
@@ -227,6 +229,7 @@ auto run_with_gradient(TensorList inputs, size_t differentiable, Run&& run, Reco
   wanted = wanted && at::GradMode::is_enabled();
   std::shared_ptr<Node> node;
   if (wanted) {
+    forget_last_choice_here();
     node = std::shared_ptr<Node>(new Node(), deleteNode);
     edge_list edges;
     edges.reserve(inputs.size());
@@ -275,7 +278,7 @@ template <class Formula>
 variable_list gradients_of_formula(Formula&& formula, TensorList inputs, const variable_list& grads,
                                    const Needed& needed) {
   bool create_graph = c10::GradMode::is_enabled();
-  at::AutoGradMode on(true);
+  AutogradGuard on;
   std::vector<Tensor> arguments = inputs.vec();
   variable_list wanted;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -89,7 +89,15 @@ std::optional<std::string> argument_to_save(OptionalPolicy policy) {
   return std::string(*policy);
 }
 
-bool is_tracing() { return c10::impl::TorchDispatchModeTLS::any_modes_set(); }
+// A mode of the user's own, such as one that counts operations, runs them here and now.
+bool is_tracing() {
+  using c10::impl::TorchDispatchModeKey;
+  for (auto key : {TorchDispatchModeKey::FAKE, TorchDispatchModeKey::PROXY,
+                   TorchDispatchModeKey::FUNCTIONAL}) {
+    if (c10::impl::TorchDispatchModeTLS::get_mode(key)) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -98,9 +106,9 @@ std::optional<std::string> policy_to_save(std::string_view family, OptionalPolic
                       : std::optional<std::string>(resolve_policy(family, policy).saved);
 }
 
-std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy) {
+std::optional<std::string> coupled_policy_to_save(std::string_view family, OptionalPolicy policy) {
   const ChoiceRecord* ran = is_tracing() ? nullptr : last_choice_here();
-  return ran == nullptr ? argument_to_save(policy) : ran->coupled_policy;
+  return ran == nullptr ? policy_to_save(family, policy) : ran->coupled_policy;
 }
 
 const Tensor& or_undefined(const OptionalTensor& t) {

@@ -75,7 +75,8 @@ double conditioning_of_norm(int64_t length, int64_t removed);
 // what was resolved, so that backward obeys it on any thread.
 std::optional<std::string> policy_to_save(std::string_view family, OptionalPolicy policy);
 // The same for a coupled operator that has just run on this thread: backward runs its algorithm.
-std::optional<std::string> coupled_policy_to_save(OptionalPolicy policy);
+// Where nothing ran, for want of elements or since a mode had the results, it is as above.
+std::optional<std::string> coupled_policy_to_save(std::string_view family, OptionalPolicy policy);
 
 // --- tensors that may be absent: nullopt in schemas, undefined in autograd's nodes and in kernels
 

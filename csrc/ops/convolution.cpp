@@ -346,7 +346,8 @@ class ConvolutionOperator : public Operator {
         "cudnnConvolutionBackwardFilter",
         "nchw, nhwc; 1 to 3 dimensions of space",
         "of epilogues the bias is fused; float64 contiguous",
-        {"conv_fwd x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1"}};
+        {"conv_fwd x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1",
+         "conv_fwd x=f16[32,3,224,224]:nhwc w=f16[64,3,7,7]:nhwc pad=3 stride=2"}};
   }
 
   std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::CONV; }

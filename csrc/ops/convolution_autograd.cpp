@@ -86,6 +86,7 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
   SymInt groups;
   double alpha = 1, beta = 0;
   bool flip_kernel = false;
+  bool channels_last = false;  // the layout that the result has, and so its gradient is to have
   std::optional<std::string> policy;
 
   std::string name() const override { return "TorchCudnnExtConvolutionBackward"; }
@@ -96,11 +97,19 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     b.reset_data();
   }
 
+  // As PyTorch has it. Over one dimension of space the gradient's layout has no say.
+  Tensor in_layout_of_result(const Tensor& grad) const {
+    if (grad.dim() == 4 && channels_last) return grad.contiguous(at::MemoryFormat::ChannelsLast);
+    if (grad.dim() == 5 && channels_last) return grad.contiguous(at::MemoryFormat::ChannelsLast3d);
+    return grad.dim() > 3 ? grad.contiguous() : grad;
+  }
+
   // Of a, b, bias and z. `saved_a` is read for b's, `saved_b` for a's.
-  variable_list gradients(const Tensor& grad, const Tensor& saved_a, const Tensor& saved_b,
+  variable_list gradients(const Tensor& any_grad, const Tensor& saved_a, const Tensor& saved_b,
                           const std::array<bool, 4>& needed) const {
     variable_list result(4);
-    if (!grad.defined()) return result;
+    if (!any_grad.defined()) return result;
+    Tensor grad = needed[0] || needed[1] ? in_layout_of_result(any_grad) : any_grad;
     Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
     if (needed[0]) {
       switch (pass) {
@@ -169,6 +178,7 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     visit(alpha);
     visit(beta);
     visit(flip_kernel);
+    visit(channels_last);
     visit(policy);
   }
 
@@ -268,7 +278,10 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
     at::AutoDispatchBelowADInplaceOrView guard;
     return run();
   }();
-  if (node) set_history(result, node);
+  if (node) {
+    node->channels_last = result.suggest_memory_format() != at::MemoryFormat::Contiguous;
+    set_history(result, node);
+  }
   if (any_tangent) {
     auto sizes = result.sym_sizes().vec();
     Tensor tangent = tangent_of_result(pass, a, b, bias, z, sizes, g, beta);
@@ -389,6 +402,19 @@ void backward_weight_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
                    stride, padding, dilation, groups, out, alpha, beta, flip_kernel, policy);
 }
 
+// A list in which one value stands for all dimensions: padding="valid" makes such in aten.
+class PerDimension {
+ public:
+  PerDimension(SymIntArrayRef given, const Tensor& like) : given_(given) {
+    if (given.size() == 1 && like.dim() > 3) expanded_.assign(like.dim() - 2, given[0]);
+  }
+  operator SymIntArrayRef() const { return expanded_.empty() ? given_ : expanded_; }
+
+ private:
+  SymIntArrayRef given_;
+  std::vector<SymInt> expanded_;
+};
+
 // conv1d and its like: PyTorch's arguments, batched or not, in terms of `convolution`.
 Tensor convolution_nd(int spatial, bool transposed, const Tensor& input, const Tensor& weight,
                       const OptionalTensor& bias, SymIntArrayRef stride, SymIntArrayRef padding,
@@ -402,9 +428,10 @@ Tensor convolution_nd(int spatial, bool transposed, const Tensor& input, const T
   TORCH_CHECK_VALUE(batched || input.dim() == spatial + 1, "torch_cudnn_ext::", op_name(),
                     ": input has sizes ", input.sym_sizes(), ", wanted ", spatial + 2,
                     " dimensions, or ", spatial + 1, " without a batch");
-  Tensor result = forward_op().call(batched ? input : input.unsqueeze(0), weight, bias, stride,
-                                    padding, dilation, transposed, output_padding,
-                                    std::move(groups), {}, 1, 0, false, policy);
+  Tensor result = forward_op().call(
+      batched ? input : input.unsqueeze(0), weight, bias, PerDimension(stride, weight),
+      PerDimension(padding, weight), PerDimension(dilation, weight), transposed,
+      PerDimension(output_padding, weight), std::move(groups), {}, 1, 0, false, policy);
   return batched ? result : result.squeeze(0);
 }
 
@@ -424,19 +451,6 @@ Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalT
   return convolution_nd(spatial, true, input, weight, bias, stride, padding, output_padding,
                         dilation, std::move(groups), policy);
 }
-
-// A list of aten's, in which one value stands for all dimensions: padding="valid" makes such.
-class PerDimension {
- public:
-  PerDimension(SymIntArrayRef given, const Tensor& input) : given_(given) {
-    if (given.size() == 1 && input.dim() > 3) expanded_.assign(input.dim() - 2, given[0]);
-  }
-  operator SymIntArrayRef() const { return expanded_.empty() ? given_ : expanded_; }
-
- private:
-  SymIntArrayRef given_;
-  std::vector<SymInt> expanded_;
-};
 
 // What all of F.conv* and F.conv_transpose* come down to.
 struct AtenConvolution {

@@ -114,6 +114,10 @@ std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
                                OptionalPolicy policy) {
   check_log_probs(log_probs, blank);
   check_targets(targets, log_probs);
+  Device device = device_of(log_probs.device());
+  TORCH_CHECK(!runtime_of(device).is_capturing(device), kOp,
+              " cannot be captured into a CUDA graph: it copies lengths between host and device, "
+              "and waits for them");
   c10::OptionalDeviceGuard guard(log_probs.device());
   int64_t steps = log_probs.size(0), batch = log_probs.size(1);
   bool padded = targets.dim() == 2;

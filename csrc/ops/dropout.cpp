@@ -23,12 +23,22 @@ void DropoutProblem::validate() const {
 namespace dropout {
 namespace {
 
-// A mask comes from PyTorch's generator, unless the policy leaves cuDNN's algorithm alone.
-RandomStream stream_of(const Policy& policy) {
+// A mask comes from PyTorch's generator, unless the policy leaves cuDNN's algorithm alone. Where
+// that cannot run and may give way, PyTorch's generator serves what runs instead.
+RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
+                       const Device& device) {
+  const Policy& policy = resolved.policy;
   for (const char* op : {"dropout_fwd", "dropout_bwd"}) {
     auto found = policy.choices.find(op);
     if (found == policy.choices.end() || found->second.kind != Choice::Kind::pinned) continue;
-    return found->second.algorithm.backend == "legacy" ? RandomStream::cudnn : RandomStream::philox;
+    const Algorithm& pinned = found->second.algorithm;
+    if (pinned.backend != "legacy") return RandomStream::philox;
+    bool gives_way = policy.on_unsupported.value_or(OnUnsupported::error) != OnUnsupported::error;
+    problem.rng = RandomStream::cudnn;
+    problem.canonicalise();
+    bool runs = !gives_way ||
+                std::holds_alternative<UsablePlan>(usable_plan(problem, pinned, resolved, device));
+    return runs ? RandomStream::cudnn : RandomStream::philox;
   }
   bool pytorch = policy.admits_backend("aten") || policy.admits_backend("cpu");
   return pytorch ? RandomStream::philox : RandomStream::cudnn;
@@ -45,8 +55,8 @@ Tensor run(DropoutPass pass, Bindings& bindings, const Tensor& x, double p, bool
   problem.pass = pass;
   problem.x = {x.scalar_type(), {x.numel()}, {1}};
   problem.p = p;
-  problem.rng = stream_of(resolved.policy);
   problem.train = train;
+  problem.rng = stream_of(problem, resolved, device_of(x.device()));
   problem.canonicalise();
   execute(problem, resolved, device_of(x.device()), bindings);
   return bindings[Role::reserve];
@@ -166,7 +176,7 @@ std::tuple<Tensor, Tensor> forward_train_autograd(c10::DispatchKeySet keys, cons
       [&](auto& node, const auto& results) {
         node.gradient.p = p;
         node.gradient.stride = results[0].sym_strides().vec();
-        node.gradient.policy = coupled_policy_to_save(policy);
+        node.gradient.policy = coupled_policy_to_save(DropoutProblem::kFamily, policy);
         save_input(node, results[1]);
       });
   return as_tuple(std::move(results));

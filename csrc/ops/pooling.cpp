@@ -657,8 +657,7 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
         auto& g = node.gradient;
         g.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
         g.channels_last = is_channels_last(format_of(lift(input, g.w), g.w, true));
-        g.policy = results[0].sym_numel() == 0 ? policy_to_save(PoolingProblem::kFamily, policy)
-                                               : coupled_policy_to_save(policy);
+        g.policy = coupled_policy_to_save(PoolingProblem::kFamily, policy);
         save_input(node, input);
         save_result(node, results[0]);
         save_input(node, results[1]);

@@ -251,15 +251,18 @@ Indexed with_indices_meta(const Tensor& input, std::string_view kind, at::Option
 
 // --- gradients
 
-// The product over the reduced dimensions, which PyTorch differentiates also where there are zeros.
-// At once: the products of some may overflow where that of all does not.
-Tensor product(const Tensor& x, const std::vector<int64_t>& dims) {
-  if (dims.empty()) return x;
+// The product of all other elements along the reduced dimensions, without dividing.
+Tensor product_of_others(const Tensor& x, const std::vector<int64_t>& dims) {
+  if (dims.empty()) return at::ones_like(x);
   std::vector<int64_t> last(dims.size());
   std::iota(last.begin(), last.end(), x.dim() - static_cast<int64_t>(dims.size()));
-  Tensor y = x.movedim(dims, last).flatten(last[0]).prod(-1);
-  for (int64_t dim : dims) y = y.unsqueeze(dim);
-  return y;
+  Tensor moved = x.movedim(dims, last);
+  Tensor rows = moved.flatten(last[0]);
+  auto of_those_before = [](const Tensor& t) {
+    return at::constant_pad_nd(t, {1, -1}, 1).cumprod(-1);
+  };
+  Tensor others = of_those_before(rows) * of_those_before(rows.flip(-1)).flip(-1);
+  return others.reshape_symint(moved.sym_sizes()).movedim(last, dims);
 }
 
 struct ReduceGradient {
@@ -318,12 +321,13 @@ struct ReduceGradient {
       case ReduceKind::norm2:
         return {x * (g / y).masked_fill(y == 0, 0)};
       default: {
-        bool skip = op == ReduceKind::mul_no_zeros;
-        auto formula = [&](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
-          const Tensor& t = inputs[0];
-          return {product(skip ? t.masked_fill(t == 0, 1) : t, dims)};
-        };
-        return gradients_of_formula(formula, {x}, {g}, {true});
+        Tensor zero = x == 0;
+        Tensor quotient = y / x.masked_fill(zero, 1);
+        if (op == ReduceKind::mul_no_zeros) return {(g * quotient).masked_fill(zero, 0)};
+        // Only where there are zeros: products of some may overflow where that of all does not.
+        Tensor any_zero = dims.empty() ? zero : zero.any(dims, true);
+        Tensor others = product_of_others(at::where(any_zero, x, 1), dims);
+        return {g * at::where(any_zero, others, quotient)};
       }
     }
   }

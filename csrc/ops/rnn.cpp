@@ -606,7 +606,7 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
       [&](auto& node, const std::vector<Tensor>& out) {
         node.gradient.settings = s;
         node.gradient.batch_sizes = batch_sizes.vec();
-        node.gradient.policy = coupled_policy_to_save(policy);
+        node.gradient.policy = coupled_policy_to_save(RnnProblem::kFamily, policy);
         for (size_t i = 0; i < 3; ++i) save_input(node, inputs[i]);
         save_result(node, out[0]);
         save_input(node, out[3]);

@@ -68,10 +68,18 @@ int64_t check_dim(const char* op, const Tensor& t, int64_t dim) {
   return dim < 0 ? dim + dims : dim;
 }
 
+// Any integer comes through as a dtype.
+void check_is_dtype(const char* op, std::optional<at::ScalarType> dtype) {
+  auto number = static_cast<int>(dtype.value_or(at::kFloat));
+  TORCH_CHECK_VALUE(number >= 0 && number < static_cast<int>(at::ScalarType::NumOptions),
+                    "torch_cudnn_ext::", op, ": dtype is ", number, ", wanted a dtype");
+}
+
 template <bool log>
 Tensor forward(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype,
                OptionalPolicy policy) {
   const char* op = op_name(log);
+  check_is_dtype(op, dtype);
   dim = check_dim(op, input, dim);
   Tensor x = dtype ? in_dtype(input, *dtype) : input;
   check_dtype(op, "input", x);
@@ -83,6 +91,7 @@ Tensor forward(const Tensor& input, int64_t dim, std::optional<at::ScalarType> d
 template <bool log>
 Tensor forward_meta(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype,
                     OptionalPolicy) {
+  check_is_dtype(op_name(log), dtype);
   check_dim(op_name(log), input, dim);
   return at::empty_symint(input.sym_sizes(),
                           input.options().dtype(dtype.value_or(input.scalar_type())));

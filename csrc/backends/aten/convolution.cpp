@@ -246,13 +246,6 @@ class MatmulConvolution : public Plan {
   const int64_t columns_ = p_.w.numel() / p_.w.sizes[0];  // of the weight's matrix
 };
 
-// What torch.use_deterministic_algorithms wants of cuBLAS before it lets it run.
-bool has_deterministic_cublas() {
-  const char* config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
-  std::string_view text = config == nullptr ? "" : config;
-  return text == ":4096:8" || text == ":16:8";
-}
-
 // Whether a window that is not the first may hang over the end of x's depth: on the CPU the filter
 // gradient of PyTorch 2.11 (oneDNN) may then write out of bounds.
 bool meets_depth_defect(const ConvolutionProblem& p) {
@@ -389,14 +382,7 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
     return Unsupported{c10::str("PyTorch's switch for matrix products makes it ", offered.text())};
   }
   if (device.is_target()) return needs_device();
-  const at::Context& context = at::globalContext();
-  bool demands = device.is_cuda() && context.deterministicAlgorithms() &&
-                 !context.deterministicAlgorithmsWarnOnly();
-  if (demands && !has_deterministic_cublas()) {
-    return Unsupported{
-        "torch.use_deterministic_algorithms lets products run on CUDA where the environment has "
-        "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"};
-  }
+  if (auto refused = refuse_products(device)) return *refused;
   Notes notes;
   if (!offered.options.empty()) notes.add(Note::tf32);
   bool sums_halves = *matrices == Matrices::planes && p.pass == ConvolutionPass::bwd_filter &&

@@ -6,7 +6,9 @@
 #include <ATen/Context.h>
 #include <c10/util/StringUtil.h>
 
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/backend.h"
@@ -35,6 +37,22 @@ inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Devic
   }
   if (device.is_target()) return needs_device();
   return std::nullopt;
+}
+
+// nullopt where PyTorch lets products of matrices run. cuBLAS is deterministic only where its
+// environment says so, and PyTorch raises elsewhere, when it was asked for deterministic
+// algorithms.
+inline std::optional<Unsupported> refuse_products(const Device& device) {
+  const at::Context& context = at::globalContext();
+  bool demands = device.is_cuda() && context.deterministicAlgorithms() &&
+                 !context.deterministicAlgorithmsWarnOnly();
+  if (!demands) return std::nullopt;
+  const char* config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+  std::string_view text = config == nullptr ? "" : config;
+  if (text == ":4096:8" || text == ":16:8") return std::nullopt;
+  return Unsupported{
+      "torch.use_deterministic_algorithms lets products run on CUDA where the environment has "
+      "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"};
 }
 
 inline BuildResult make_plan(const Algorithm& algorithm, Notes notes, FunctionPlan::Body body) {

@@ -1,7 +1,8 @@
 // Activations on the CPU in two ways, in float32 at least.
-//   exponential  comparisons and selections; tanh, sigmoid and swish from one exponential of what
-//                is not positive, so that nothing overflows
-//   hyperbolic   maxima and minima; sigmoid and swish from tanh(x / 2), tanh from expm1
+//   exponential  comparisons and selections; sigmoid and swish from one exponential of what is not
+//                positive, so that nothing overflows; tanh from expm1 of the same
+//   hyperbolic   maxima and minima; sigmoid and swish from cosh, tanh from expm1 of what is
+//   positive
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
@@ -12,18 +13,23 @@ namespace {
 using at::Tensor;
 
 Tensor sigmoid(const Tensor& x, bool hyperbolic) {
-  if (hyperbolic) return (x / 2).tanh_().add_(1).div_(2);
+  if (hyperbolic) {
+    constexpr double kOne = 60;  // from here on it is 1, and cosh is finite
+    Tensor half = x.clamp_max(kOne).div_(2);
+    return half.exp().div_(half.cosh().mul_(2));
+  }
   Tensor e = x.abs().neg_().exp_();
   return at::where(x < 0, e, 1).div_(1 + e);
 }
 
 Tensor tanh(const Tensor& x, bool hyperbolic) {
   if (hyperbolic) {
-    Tensor e = x.abs().mul_(-2).expm1_();
-    return (-e).div_(e + 2).copysign_(x);
+    constexpr double kOne = 30;  // from here on it is 1
+    Tensor e = x.abs().clamp_max_(kOne).mul_(2).expm1_();
+    return (e / (e + 2)).copysign_(x);
   }
-  Tensor e = x.abs().mul_(-2).exp_();
-  Tensor size = (1 - e).div_(1 + e);
+  Tensor e = x.abs().mul_(-2).expm1_();
+  Tensor size = (-e).div_(e + 2);
   return at::where(x < 0, -size, size);
 }
 
@@ -40,7 +46,7 @@ Tensor forward(const ActivationProblem& p, const Tensor& x, bool hyperbolic) {
       return sigmoid(x, hyperbolic);
     case ActivationKind::elu:
       if (hyperbolic) return x.clamp_min(0) + x.clamp_max(0).expm1_().mul_(c);
-      return at::where(x > 0, x, x.clamp_max(0).exp_().sub_(1).mul_(c));
+      return at::where(x > 0, x, x.clamp_max(0).expm1_().mul_(c));
     case ActivationKind::swish:
       return sigmoid(c * x, hyperbolic).mul_(x);
   }

@@ -375,7 +375,8 @@ void EnginePlan::run(Bindings& bindings) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     at::Tensor& tensor = bindings[slots_[i].role];
     if (!tensor.defined()) tensor = empty_on_cuda(slots_[i].spec, *input);
-    pointers_[i] = tensor.data_ptr();
+    bool read_only = !slots_[i].is_output && !slots_[i].is_mutated;
+    pointers_[i] = read_only ? const_cast<void*>(tensor.const_data_ptr()) : tensor.data_ptr();
   }
   c10::DataPtr workspace;
   if (*workspace_bytes > 0) {

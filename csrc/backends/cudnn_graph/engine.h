@@ -131,7 +131,7 @@ struct Graphs {
       if (!defect.empty()) return Unsupported{defect};
       return make_plan(p, algorithm, build_engine(graph, engine, algorithm));
     } catch (const Failure& failure) {
-      return failure.unsupported();
+      return failure.unsupported(device);
     }
   }
 

@@ -8,9 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
-#include <set>
 
 #include "backends/cudnn_legacy/random.h"
 #include "core/backend.h"
@@ -78,7 +76,7 @@ class Dropout {
       TORCH_CHECK(states_->are_filled,
                   "rnn: dropout is first met while the stream is being captured into a CUDA graph; "
                   "run it once before capturing");
-      keep_for_graph();
+      keep_for_good(states_);  // a graph may be replayed when this plan is gone
       return;
     }
     // A forward on another stream may still read the states.
@@ -106,14 +104,6 @@ class Dropout {
   cudnnDropoutDescriptor_t get() const { return descriptor_.get(); }
 
  private:
-  // A graph may be replayed when this plan is gone.
-  void keep_for_graph() {
-    static auto* mutex = new std::mutex();
-    static auto* kept = new std::set<std::shared_ptr<RandomStates>>();
-    std::lock_guard<std::mutex> lock(*mutex);
-    kept->insert(states_);
-  }
-
   DropoutDescriptor descriptor_;
   std::shared_ptr<RandomStates> states_;  // null without dropout
   float probability_ = 0;
