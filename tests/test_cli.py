@@ -1209,6 +1209,7 @@ def test_every_format_tells_the_same_problem(
     assert {problem in row["problem"] for row in rows} == {True}
     assert {row["algorithm"] for row in rows} >= {"aten:default"} or command in ("bench", "tune")
     assert "| --- |" in shown["markdown"] and "| --- |" not in shown["table"]
+    assert "****" not in shown["markdown"]
 
 
 def test_tune_takes_a_converted_network(capsys: Capture, networks: str, tmp_path: Path) -> None:

@@ -667,6 +667,19 @@ def test_maxima_of_sequences_have_pytorchs_strides(recorded: bool, device: str) 
             assert F.max_pool1d(t, 2).stride() == wanted
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+def test_one_pixel_keeps_the_layout_of_many(dims: int, device: str) -> None:
+    layout = torch.channels_last if dims == 2 else torch.channels_last_3d
+    x = randn(device, 2, 8, *(4, 3, 3)[:dims]).to(memory_format=layout)
+    names = ("adaptive_avg_pool", "adaptive_max_pool", "max_pool", "avg_pool")
+    for function, size in [(getattr(F, f"{name}{dims}d"), 1) for name in names[:2]] + [
+        (getattr(F, f"{name}{dims}d"), (4, 3, 3)[:dims]) for name in names[2:]
+    ]:
+        wanted = function(x, size).stride()
+        with enabled("heuristic"):
+            assert function(x, size).stride() == wanted, function
+
+
 def test_results_may_be_changed_in_place(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True)).to(device)
     x = images(device)

@@ -446,6 +446,27 @@ def test_backward_twice(device: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(y, x), first)
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_the_output_may_be_changed_in_place(cell: str, device: str) -> None:
+    cls = ours.LSTM if cell == "lstm" else ours.GRU
+    x = torch.randn(5, 2, 3, device=device)
+    for policy in (None, f"fwd={'legacy:standard' if device == 'cuda' else 'cpu:fused'}"):
+        net = cls(3, 4, num_layers=2, policy=policy).to(device)
+        gradients = []
+        for change in (torch.clone, lambda y: y):
+            output = change(net(x)[0]).mul_(2)
+            gradients.append(torch.autograd.grad(output.square().sum(), list(net.parameters())))
+        torch.testing.assert_close(*gradients)
+        output = net(x)[0].mul_(2)
+        with torch.no_grad():
+            net.weight_hh_l0.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+    net = cls(3, 4, num_layers=2, dropout=0.5).to(device)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        net(x)[0].mul_(2).sum().backward()
+
+
 def test_double_backward_with_dropout_is_refused() -> None:
     mine, _ = _pair("lstm", 4, 4, num_layers=2, dropout=0.5)
     x = torch.randn(4, 3, 4, dtype=torch.float64, requires_grad=True)

@@ -469,12 +469,12 @@ def tables_markdown(tables: Iterable[Table]) -> str:
         lines = [_markdown_line(column.heading for column in table.columns)]
         lines.append(_markdown_line("---:" if column.right else "---" for column in table.columns))
         lines.extend(_markdown_line(row) for row in table.rows)
-        title = "  \n".join(f"**{part}**" for part in table.title.split("\n"))
+        title = "  \n".join(f"**{part}**" for part in table.title.split("\n") if part)
         notes = [f"{head}: {', '.join(names)}" for head, names in table.lists]
         notes += [table.footer] if table.footer else []
         # No footer is a list.
         below = ("\n" + (f"\\{note}" if note.startswith("*") else note) for note in notes)
-        parts.append("\n".join([title, "", *lines, *below]))
+        parts.append("\n".join([*([title, ""] if title else []), *lines, *below]))
     return "\n\n".join(parts) + "\n"
 
 

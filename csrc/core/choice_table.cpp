@@ -1,19 +1,22 @@
 #include "core/choice_table.h"
 
-#include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
-
-#include <array>
 #include <map>
 #include <mutex>
 #include <tuple>
+
+#include "core/words.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr std::array<const char*, 6> kStatuses = {
-    "ok", "unsupported", "excluded", "needs a driver", "failed", "rejected"};
+using Status = Measurement::Status;
+constexpr Word<Status> kStatuses[] = {{Status::ok, "ok"},
+                                      {Status::unsupported, "unsupported"},
+                                      {Status::excluded, "excluded"},
+                                      {Status::needs_driver, "needs a driver"},
+                                      {Status::failed, "failed"},
+                                      {Status::rejected, "rejected"}};
 
 using TableKey = std::tuple<std::string, std::string, std::string>;
 
@@ -25,14 +28,8 @@ auto& table() {
 
 }  // namespace
 
-const char* status_text(Measurement::Status status) { return kStatuses[static_cast<int>(status)]; }
-
-Measurement::Status status_from_text(const std::string& text) {
-  for (size_t i = 0; i < kStatuses.size(); ++i) {
-    if (text == kStatuses[i]) return static_cast<Measurement::Status>(i);
-  }
-  TORCH_CHECK_VALUE(false, "status is '", text, "', wanted one of ", c10::Join(", ", kStatuses));
-}
+const char* status_text(Status status) { return word_text(kStatuses, status); }
+Status status_from_text(const std::string& text) { return word_value(kStatuses, "status", text); }
 
 namespace choice_table {
 

@@ -265,8 +265,8 @@ struct ActivationGradient {
     return {backward_op().call(grads[0], x, saved[1], kind, coefficient, policy)};
   }
   // The output; where x is kept, PyTorch's own gradient reads that alone.
-  Tensor remade(size_t i, TensorList before) const {
-    if (i != 1 || !before[0].defined()) return Tensor();
+  Tensor remade(TensorList before) const {
+    if (!before[0].defined()) return Tensor();
     return forward_op().call(before[0].detach(), kind, coefficient, policy);
   }
 };

@@ -39,8 +39,8 @@ using Needed = c10::SmallVector<bool, 8>;
 //   template <class F> void attributes(F&& visit)  visits each member that is an attribute
 //   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
 //   (bool retain_variables, where it is a member: whether backward may be asked for once more)
-//   (Tensor remade(size_t i, TensorList before), where it is a member: the saved tensor i, which
-//   was changed in place, computed anew from those before it; undefined where it cannot be)
+//   (Tensor remade(TensorList before), where it is a member: the saved result, which was changed in
+//   place, computed anew from what was saved before it; undefined where it cannot be)
 // `apply` gives as many gradients, undefined where they are not needed; it calls operators through
 // the dispatcher, so that gradients have gradients.
 constexpr size_t kAny = 0;
@@ -144,7 +144,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
       try {
         return saved[i].unpack(shared_from_this());
       } catch (const c10::Error&) {
-        Tensor again = gradient.remade(i, before);
+        Tensor again = is_result[i] ? gradient.remade(before) : Tensor();
         if (!again.defined()) throw;
         return again;
       }

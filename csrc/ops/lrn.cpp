@@ -194,8 +194,7 @@ struct LrnGradient {
     return {needed[0] ? dx : Tensor(), needed[1] ? dmeans : Tensor()};
   }
   // The output, which PyTorch's own gradient does not read.
-  Tensor remade(size_t i, TensorList before) const {
-    if (i != 2) return Tensor();
+  Tensor remade(TensorList before) const {
     return run_op().call(before[0].detach(), optional_of(before[1]), form.kind, form.size,
                          form.alpha, form.beta, form.k, form.window, policy);
   }

@@ -325,6 +325,13 @@ at::MemoryFormat format_of(const Tensor& input, const Windows& w, bool is_max) {
   bool contiguous = w.window.size() == 3 && (!is_max || w.adaptive);
   return contiguous ? at::MemoryFormat::Contiguous : input.suggest_memory_format();
 }
+// Of a forward's result; an average over all of a volume keeps what its input has, too.
+at::MemoryFormat format_of_result(const Tensor& input, const Windows& w, bool is_max) {
+  bool is_pixel =
+      std::all_of(w.window.begin(), w.window.end(), [](const auto& n) { return n == 1; });
+  return w.adaptive && !is_max && is_pixel ? input.suggest_memory_format()
+                                           : format_of(input, w, is_max);
+}
 bool is_channels_last(at::MemoryFormat format) { return format != at::MemoryFormat::Contiguous; }
 at::MemoryFormat format_from(bool channels_last, const Windows& w) {
   if (!channels_last) return at::MemoryFormat::Contiguous;
@@ -381,7 +388,7 @@ Tensor forward_meta(const char* op, const Tensor& input, const Windows& w, bool 
   SymInts all(like.sym_sizes().begin(), like.sym_sizes().begin() + 2);
   if (w.window.size() == 1) all.emplace_back(1);
   all.insert(all.end(), sizes.end() - static_cast<int64_t>(w.window.size()), sizes.end());
-  Tensor out = at::empty_symint(all, input.options(), format_of(like, w, is_max));
+  Tensor out = at::empty_symint(all, input.options(), format_of_result(like, w, is_max));
   return lower(out, w, input.dim());
 }
 
@@ -408,7 +415,16 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   p.train = train;
   execute_pooling(p, policy, x, bindings);
   const Tensor& reserve = bindings[Role::reserve];
-  return {lower(bindings[Role::y], w, input.dim()), reserve.defined() ? reserve : no_reserve()};
+  Tensor& y = bindings[Role::y];
+  // One pixel has strides of any layout, but what comes next goes by them.
+  bool is_pixel = c10::multiply_integers(y.sizes().slice(2)) == 1;
+  at::MemoryFormat told = format_of_result(lift(input, w), w, mode == PoolingMode::max);
+  if (is_pixel && told == at::MemoryFormat::ChannelsLast) {
+    y = strided_view(y, y.sizes(), c10::get_channels_last_strides_2d(y.sizes()));
+  } else if (is_pixel && told == at::MemoryFormat::ChannelsLast3d) {
+    y = strided_view(y, y.sizes(), c10::get_channels_last_strides_3d(y.sizes()));
+  }
+  return {lower(y, w, input.dim()), reserve.defined() ? reserve : no_reserve()};
 }
 
 // --- maximum
@@ -632,8 +648,7 @@ struct MaxPoolGradient {
                           w.stride, w.padding, w.dilation, w.ceil, w.adaptive, policy)};
   }
   // The output, which PyTorch's own gradient does not read; by the algorithm that gave it.
-  Tensor remade(size_t i, TensorList before) const {
-    if (i != 1) return Tensor();
+  Tensor remade(TensorList before) const {
     return std::get<0>(max_pool_train_op().call(before[0].detach(), w.window, w.stride, w.padding,
                                                 w.dilation, w.ceil, w.adaptive, policy));
   }

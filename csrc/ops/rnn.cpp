@@ -538,6 +538,7 @@ Results backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_o
   return {results[0], results[1], results[2], results[3]};
 }
 
+// Saved: input, hx, cx, the reserve, parameters, and the output.
 struct RnnGradient {
   static constexpr const char* kName = "TorchCudnnExtRnnBackward";
   static constexpr size_t kInputs = kAny;  // input, hx, cx, parameters
@@ -553,16 +554,28 @@ struct RnnGradient {
     visit(policy);
   }
 
+  // The output, by the algorithm that gave it. What dropout drew cannot be had again.
+  Tensor remade(TensorList before) const {
+    const Settings& s = settings;
+    if (s.dropout > 0 && s.num_layers > 1) return Tensor();
+    c10::NoGradGuard no_grad;
+    constexpr bool kForBackward = false;
+    return std::get<0>(forward_op().call(before[0], batch_sizes, optional_of(before[1]),
+                                         optional_of(before[2]), before.slice(4), s.cell, s.bias,
+                                         s.num_layers, s.dropout, s.bidirectional, s.skip_input,
+                                         kForBackward, policy));
+  }
+
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Settings& s = settings;
-    std::vector<Tensor> params(saved.begin() + 5, saved.end());
+    std::vector<Tensor> params(saved.begin() + 4, saved.end() - 1);
     // cuDNN writes into the reserve, and whoever traces a graph may run it more than once.
     bool again = retain_variables || c10::impl::TorchDispatchModeTLS::any_modes_set();
-    Tensor reserve = again ? saved[4].clone() : saved[4];
+    Tensor reserve = again ? saved[3].clone() : saved[3];
     Tensor dcy = grads.size() > 2 ? grads[2] : Tensor();
     auto [dx, dhx, dcx, dw] = backward_op().call(
         optional_of(grads[0]), optional_of(grads[1]), optional_of(dcy), saved[0], batch_sizes,
-        optional_of(saved[1]), optional_of(saved[2]), params, saved[3], reserve, s.cell, s.bias,
+        optional_of(saved[1]), optional_of(saved[2]), params, saved.back(), reserve, s.cell, s.bias,
         s.num_layers, s.dropout, s.bidirectional, s.skip_input, policy);
     variable_list gradients{dx, dhx, dcx};
     for (size_t i = 0; i < 3; ++i) {
@@ -608,9 +621,9 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
         node.gradient.batch_sizes = batch_sizes.vec();
         node.gradient.policy = coupled_policy_to_save(RnnProblem::kFamily, policy);
         for (size_t i = 0; i < 3; ++i) save_input(node, inputs[i]);
-        save_result(node, out[0]);
         save_input(node, out[3]);
         for (const Tensor& t : params) save_input(node, t);
+        save_result(node, out[0]);
       });
   return {results[0], results[1], results[2], results[3]};
 }

@@ -43,9 +43,11 @@ class ConvolutionPlan : public Plan {
     }
     Scale alpha_scale(b.alpha, p_.x.dtype), beta_scale(b.beta, p_.x.dtype);
     const void *alpha = alpha_scale.get(), *beta = beta_scale.get();
-    void* x = b[Role::x].data_ptr();
-    void* w = b[Role::w].data_ptr();
-    void* y = b[Role::y].data_ptr();
+    auto address = [&](Role r) {
+      const Tensor& t = b[r];
+      return r == role ? t.data_ptr() : const_cast<void*>(t.const_data_ptr());
+    };
+    void *x = address(Role::x), *w = address(Role::w), *y = address(Role::y);
     cudnnHandle_t handle = cudnn_handle();
     switch (p_.pass) {
       case ConvolutionPass::fwd:
