@@ -532,6 +532,26 @@ def test_backward_honours_the_policy_of_a_forward_in_a_mode(
     torch.testing.assert_close(dx, torch.autograd.grad(wanted.sum(), x)[0])
 
 
+def test_gradients_of_channels_last_tensors_in_transforms(device: str) -> None:
+    x, w = (
+        torch.randn(sizes, device=device).to(memory_format=torch.channels_last)
+        for sizes in ((2, 3, 4, 4), (2, 3, 2, 2))
+    )
+
+    def ours(w: Tensor) -> Tensor:
+        return ops.conv2d(x, w).square().mean((0, 2, 3))
+
+    def theirs(w: Tensor) -> Tensor:
+        return F.conv2d(x, w).square().mean((0, 2, 3))
+
+    for derive in (
+        jacrev,
+        lambda f: jacrev(lambda w: grad(lambda w: f(w).sum())(w)),
+        lambda f: partial(torch.autograd.functional.jacobian, f, vectorize=True),
+    ):
+        torch.testing.assert_close(derive(ours)(w), derive(theirs)(w), rtol=1e-3, atol=1e-3)
+
+
 def test_gradients_of_a_batch_of_gradients_may_be_tuned(device: str) -> None:
     x, w = _random((3, 4, 8, 8), device), _random((4, 4, 3, 3), device)
     y = ops.softmax(ops.conv2d(x, w, policy="autotune"), 1, policy="autotune").sum((0, 2, 3))

@@ -558,7 +558,10 @@ def test_what_a_backward_meets_is_profiled_and_nothing_else(
 
 def test_a_pass_that_a_network_does_not_meet_is_refused() -> None:
     model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
-    wanted = "passes: got 'bwd_data', wanted some that Conv2d meets; inputs have a gradient where"
+    wanted = (
+        "passes: got 'bwd_data', wanted some that Conv2d meets on these inputs, fwd,bwd_filter; "
+        "inputs have a gradient where"
+    )
     with pytest.raises(ValueError, match=wanted):
         network_layers(model, x, ["bwd_data"])
     (layer,) = network_layers(model, x.requires_grad_(), ["bwd_data"]).layers

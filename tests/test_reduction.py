@@ -131,6 +131,18 @@ def test_the_gradient_of_a_product_is_that_of_all_factors_at_once() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+@pytest.mark.parametrize(("sizes", "dim"), [((3, 0, 5), 1), ((0, 0, 5), 0), ((3, 0, 5), (1, 2))])
+def test_products_of_nothing_have_gradients_of_nothing(
+    sizes: tuple[int, ...], dim: Dims, device: str
+) -> None:
+    x = torch.randn(sizes, device=device, requires_grad=True)
+    for function in (ops.prod, ops.prod_nonzero):
+        y = function(x, dim)
+        assert bool((y == 1).all())
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        assert dx.shape == x.shape
+
+
 def test_kept_and_reduced_dimensions_may_take_turns_often(device: str) -> None:
     x = torch.randn([2] * 10, dtype=torch.float64, device=device)
     for view in (x, x.permute(*reversed(range(10)))):

@@ -123,8 +123,9 @@ const ChoiceRecord* intern_record(const Problem& problem, const Algorithm& algor
                       choosing_ms};
   static std::mutex mutex;
   static auto* records = new std::map<std::string, std::unique_ptr<ChoiceRecord>>();
-  std::string key = c10::str(record.problem, "|", record.algorithm, "|", record.why, "|",
-                             record.device, "|", record.policy, "|", record.coupled_policy);
+  std::string key =
+      c10::str(record.problem, "|", record.algorithm, "|", record.why, "|", record.device, "|",
+               record.policy, "|", record.coupled_policy, "|", memory_text(workspace_bytes));
   std::lock_guard<std::mutex> lock(mutex);
   auto& entry = (*records)[key];
   if (entry == nullptr) entry = std::make_unique<ChoiceRecord>(std::move(record));
@@ -440,11 +441,12 @@ class Decider {
     return find_rejected_baseline(*known);
   }
 
-  // Whether nothing ran, and some of it for want of memory.
+  // Whether nothing ran to its end, some of it for want of memory.
   static bool had_no_memory(const std::vector<Measurement>& measurements) {
     bool any = false;
     for (const Measurement& m : measurements) {
-      if (m.status == Measurement::Status::ok) return false;
+      using Status = Measurement::Status;
+      if (m.status == Status::ok || m.status == Status::rejected) return false;
       any |= m.reason.find(kOutOfMemory) != std::string::npos;
     }
     return any;
@@ -694,7 +696,8 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
   for (const Algorithm& algorithm : order) {
     if (limit == 0) break;
     if (algorithm == failed.plan->algorithm) continue;
-    auto result = usable_plan(problem, algorithm, policy, device);
+    // Not kept: what does not run would take memory as well.
+    auto result = build_usable(problem, algorithm, policy, device);
     auto* usable = std::get_if<UsablePlan>(&result);
     if (usable == nullptr) continue;
     // Of a plan that does not know its workspace the only proof is to run it.

@@ -98,7 +98,12 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
   }
 
   // As PyTorch has it. Over one dimension of space the gradient's layout has no say.
+  // Transforms of torch.func know of no other layout than the contiguous one.
   Tensor in_layout_of_result(const Tensor& grad) const {
+    constexpr c10::DispatchKeySet transformed({c10::DispatchKey::Batched,
+                                               c10::DispatchKey::FuncTorchBatched,
+                                               c10::DispatchKey::FuncTorchGradWrapper});
+    if (grad.key_set().has_any(transformed)) return grad;
     if (grad.dim() == 4 && channels_last) return grad.contiguous(at::MemoryFormat::ChannelsLast);
     if (grad.dim() == 5 && channels_last) return grad.contiguous(at::MemoryFormat::ChannelsLast3d);
     return grad.dim() > 3 ? grad.contiguous() : grad;

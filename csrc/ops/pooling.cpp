@@ -417,12 +417,13 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   const Tensor& reserve = bindings[Role::reserve];
   Tensor& y = bindings[Role::y];
   // One pixel has strides of any layout, but what comes next goes by them.
-  bool is_pixel = c10::multiply_integers(y.sizes().slice(2)) == 1;
-  at::MemoryFormat told = format_of_result(lift(input, w), w, mode == PoolingMode::max);
-  if (is_pixel && told == at::MemoryFormat::ChannelsLast) {
-    y = strided_view(y, y.sizes(), c10::get_channels_last_strides_2d(y.sizes()));
-  } else if (is_pixel && told == at::MemoryFormat::ChannelsLast3d) {
-    y = strided_view(y, y.sizes(), c10::get_channels_last_strides_3d(y.sizes()));
+  if (c10::multiply_integers(y.sizes().slice(2)) == 1) {
+    at::MemoryFormat told = format_of_result(lift(input, w), w, mode == PoolingMode::max);
+    if (told == at::MemoryFormat::ChannelsLast) {
+      y = strided_view(y, y.sizes(), c10::get_channels_last_strides_2d(y.sizes()));
+    } else if (told == at::MemoryFormat::ChannelsLast3d) {
+      y = strided_view(y, y.sizes(), c10::get_channels_last_strides_3d(y.sizes()));
+    }
   }
   return {lower(y, w, input.dim()), reserve.defined() ? reserve : no_reserve()};
 }

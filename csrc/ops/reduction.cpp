@@ -253,7 +253,7 @@ Indexed with_indices_meta(const Tensor& input, std::string_view kind, at::Option
 
 // The product of all other elements along the reduced dimensions, without dividing.
 Tensor product_of_others(const Tensor& x, const std::vector<int64_t>& dims) {
-  if (dims.empty()) return at::ones_like(x);
+  if (dims.empty() || x.sym_numel() == 0) return at::ones_like(x);
   std::vector<int64_t> last(dims.size());
   std::iota(last.begin(), last.end(), x.dim() - static_cast<int64_t>(dims.size()));
   Tensor moved = x.movedim(dims, last);

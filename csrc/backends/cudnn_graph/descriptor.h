@@ -19,14 +19,11 @@ struct Failure {
   std::string what, why;
 
   Unsupported unsupported(const Device& device) const {
-    // 3008: a run-time prerequisite, here the driver, is missing. 5001: a driver call failed, for
-    // want of a driver or, where there is one, mostly of memory.
-    bool driver_call = status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
+    // 3008: a run-time prerequisite, here the driver, is missing. 5001: a driver call failed.
     bool needs_driver = status == CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING ||
-                        (driver_call && device.is_target());
+                        (status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER && device.is_target());
     bool transient = status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
-                     status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ||
-                     (driver_call && device.is_cuda());
+                     status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
     return {what + ": " + why, needs_driver, transient};
   }
 };
