@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import torch
 import typer
-from torch.utils._pytree import tree_leaves
 
 from . import _C, __version__, bench, bench_modules, bench_networks, nn, report, tuning
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
 from .measuring import fp32_switches
-from .policy import CONSTRAINTS, text_for_all
+from .policy import CONSTRAINTS, operator_info, text_for_all
 from .profiling import (
     Profile,
     Settings,
@@ -54,6 +53,7 @@ from .workload import (
     read_problems,
     rewrite,
     shard,
+    tensors_in,
     with_passes,
 )
 
@@ -915,7 +915,7 @@ def _check_shapes(
     channels_last: bool,
 ) -> None:
     """Refuse what a callable's own network and inputs do not follow."""
-    tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
+    tensors = tensors_in(inputs)
     shapes = [tuple(tensor.shape) for tensor in tensors]
     for size, wanted, found in (
         ("--batch", batch, [shape[:1] for shape in shapes]),
@@ -1125,8 +1125,7 @@ def _workload(
 
 
 def _has_batch(layer: Layer) -> bool:
-    family = _C.problem_info(layer.problem)["family"]
-    return any(op["batch_sizes"] for op in _C.operators() if op["family"] == family)
+    return bool(operator_info(_C.problem_info(layer.problem)["family"])["batch_sizes"])
 
 
 def _shard(layers: list[Layer], text: str | None) -> list[Layer]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from . import report, tuning
 from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, formatted, judged
@@ -26,7 +25,7 @@ from .enabling import enabled
 from .measuring import Progress, check_jobs, fp32_switches
 from .peaks import host_ms
 from .processes import processes
-from .workload import call_model, load_model, sum_of_outputs
+from .workload import call_model, load_model, sum_of_outputs, tensors_in
 
 __all__ = ["PRECISIONS", "NetworkComparison", "compare_networks", "comparison_text"]
 
@@ -201,7 +200,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
 
 
 def _batch(inputs: object) -> int | None:
-    first = next((t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)), None)
+    first = next(iter(tensors_in(inputs)), None)
     return first.shape[0] if first is not None and first.dim() else None
 
 

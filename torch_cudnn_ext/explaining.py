@@ -321,9 +321,10 @@ class _Recorder:
 
 def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     """What pinned a call, as far as that can be told behind it; else empty."""
-    lines = [choice["problem"], *_C.problem_info(choice["problem"])["coupled"]]
-    family = _C.problem_info(lines[0])["family"]
-    passes = [_C.problem_info(line)["pass_name"] for line in lines]  # which share one choice
+    info = _C.problem_info(choice["problem"])
+    family = info["family"]
+    sharing = [info, *map(_C.problem_info, info["coupled"])]  # one choice
+    passes = [one["pass_name"] for one in sharing]
 
     def said_by(policy: str) -> str | None:
         parsed = Policy.parse(policy, family)
@@ -338,8 +339,8 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
         elif said_by(module.policy or ""):
             return "the module's policy"
     chosen = said_by(choice["policy"])
-    if said_by(_C.enabled_policy()):
-        return "enable()" if said_by(_C.enabled_policy()) == chosen else ""
+    if by_enable := said_by(_C.enabled_policy()):
+        return "enable()" if by_enable == chosen else ""
     if said_by(_C.resolved_policy("", family)) != chosen:  # an operator's policy=, or inner flags
         return ""
     names = (f"{name}_algo" for name in (*(f"{family}_{name}" for name in passes), family))

@@ -360,8 +360,8 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
                 continue
             fitting = True
             stronger = found.get(module, Pin("", {}))
-            chosen_here = {part.partition("=")[0] for part in text.split(";")}
-            here = [name for name in passes_of(ours.family) if name in chosen_here]
+            chosen_here = Policy.parse(text, ours.family)
+            here = [name for name in passes_of(ours.family) if chosen_here.get(name)]
             found[module] = Pin(
                 _C.merged_policy(stronger.text, text, ours.family),
                 {**dict.fromkeys(here, pattern), **stronger.patterns},

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from . import _C
 from .conversion import eager_model
@@ -30,6 +29,7 @@ from .knobs import pushed
 from .measuring import Progress, Task, measure_tasks, no_algorithm
 from .policy import PolicyLike, text_for_all
 from .profiling import check_time_budget, checked_device, keep
+from .workload import tensors_in
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -152,7 +152,7 @@ def tune_model(
     """
     model = eager_model("tune_model", model)
     # Some inputs, such as lengths, may be on the CPU where the network is on a GPU.
-    tensors = [t for t in (*model.parameters(), *tree_leaves(inputs)) if isinstance(t, Tensor)]
+    tensors = [*model.parameters(), *tensors_in(inputs)]
     if not tensors:
         raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
     place = checked_device(tensors[0].device)
