@@ -446,4 +446,5 @@ def test_users_code_passes_mypy(tmp_path: Path) -> None:
         "knobs.deterministic = 3  # wrong\n"
     )
     said, _, _ = api.run(["--strict", "--no-error-summary", str(file)])
-    assert [line.split(": ")[0] for line in said.splitlines()] == [f"{file}:11"], said
+    # By its name: what mypy's cache holds of an equal file is told with that one's folder.
+    assert [Path(line.split(": ")[0]).name for line in said.splitlines()] == ["user.py:11"], said
