@@ -576,6 +576,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("dilation"), py::arg("groups"), py::arg("policy") = py::none(),
       py::arg("has_bias") = false);
   m.def("operators", operators);
+  m.def("families_with", families_with, py::arg("algorithm"));
 
   m.def("add_target", add_target, py::arg("name"), py::arg("device_properties_json"));
   m.def(

@@ -1,7 +1,7 @@
 """Derivatives of every operator, to every order and in every mode, and the policies they obey."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -516,9 +516,11 @@ def test_backward_honours_the_policy_of_a_forward_in_a_mode(
         else:
             y = checkpoint(_pooled_and_dropped, x, use_reentrant=False, context_fn=contexts)
         kept = y.detach() != 0
-    if kind == "recomputed":  # a forward once more, which on CUDA autograd's own thread runs
-        _C.set_knobs(policy, False)
-    with Watching() if kind == "watched_from_within" else nullcontext():
+    with ExitStack() as stack:
+        if kind == "watched_from_within":
+            stack.enter_context(Watching())
+        if kind == "recomputed":  # a forward once more, which on CUDA autograd's own thread runs
+            stack.enter_context(flags(policy))
         (dx,) = torch.autograd.grad(y.sum(), x)
     for op, name in (
         ("pool_bwd", "pool"),
@@ -560,6 +562,27 @@ def test_gradients_of_a_batch_of_gradients_may_be_tuned(device: str) -> None:
         torch.testing.assert_close(
             tuple(t[i] for t in got), torch.autograd.grad(y, (x, w), row, retain_graph=True)
         )
+
+
+def test_flags_around_a_backward_hold_on_its_threads_and_end_there(
+    device: str, flags: Flags
+) -> None:
+    x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
+    pins = _three_pins(device)
+    ran: list[str] = []
+
+    def block(x: Tensor) -> Tensor:
+        y = ops.conv2d(x, w, padding=1)
+        choice = ops.last_choice("conv_fwd")
+        assert choice is not None
+        ran.append(choice.why)
+        return y.relu()
+
+    for policy in (f"fwd={pins['fwd']}", "heuristic"):
+        y = checkpoint(block, x, use_reentrant=False).sum()
+        with flags(policy):
+            y.backward()
+    assert ran == ["heuristic", "pinned", "heuristic", "heuristic"]
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["not_reentrant", "reentrant"])

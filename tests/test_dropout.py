@@ -14,7 +14,7 @@ from conftest import needs_cuda
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torch_cudnn_ext import _C, Policy, ops
+from torch_cudnn_ext import _C, Policy, ops, when
 from torch_cudnn_ext import nn as ours
 
 ALGORITHMS = {
@@ -286,6 +286,18 @@ def test_where_cudnns_numbers_cannot_be_had_a_pin_may_give_way(action: str, devi
     choice = ops.last_choice("dropout_fwd")
     assert choice is not None and choice.algorithm == "aten:default"
     assert choice.why.startswith("fallback: legacy:default cannot run")
+
+
+@needs_cuda
+@pytest.mark.parametrize("ruled", ["dropout_fwd", "dropout_bwd"])
+def test_cudnns_numbers_are_had_by_a_rule(ruled: str) -> None:
+    x = torch.ones(100, device="cuda", requires_grad=True)
+    with when(ruled, use="legacy:default"):
+        for policy, wanted in ((None, "legacy:default"), ("aten:default", "aten:default")):
+            ops.dropout(x, 0.5, policy=policy).sum().backward()
+            for op in ("dropout_fwd", "dropout_bwd"):
+                choice = ops.last_choice(op)
+                assert choice is not None and choice.algorithm == wanted, choice
 
 
 @needs_cuda

@@ -111,7 +111,11 @@ def operators() -> list[dict[str, Any]]:
     (problem lines of common forwards); "batch_sizes" says which size of which tensor is the batch.
     """
 
+def families_with(algorithm: str) -> list[str]:
+    """Those whose common problems have it; of engines of the graph API none."""
+
 # Devices.
+
 def add_target(name: str, device_properties_json: str) -> None: ...
 def device_fingerprint(device: str) -> str: ...
 def versions() -> dict[str, str]:

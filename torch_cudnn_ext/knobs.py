@@ -100,8 +100,9 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
     demand for determinism hold. ``verbose`` is process-wide and cannot be set here.
 
-    A backward keeps to the flags of its forward. Put the forward inside the block: flags around
-    ``backward()`` alone do not reach autograd's threads, which run it on a GPU.
+    A backward keeps to the flags of its forward. Of those around ``backward()`` it obeys what is
+    stricter, and what a checkpoint computes again there obeys all; they hold on autograd's threads
+    too. Threads of the program's own begin without flags.
 
     Blocks of one thread may end in any order. One that is closed on another thread than it was
     opened on raises RuntimeError there, and holds where it was opened.

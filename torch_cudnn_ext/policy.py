@@ -293,8 +293,7 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
     known = algorithms_of(policy.family, name)
     if pin not in known:
         wanted = dict.fromkeys("graph:engN" if a.startswith("graph:") else a for a in known)
-        families = [op["family"] for op in _C.operators() if pin in _every_algorithm(op["family"])]
-        others = ", ".join(f"{family} ({family}={pin})" for family in families)
+        others = ", ".join(f"{family} ({family}={pin})" for family in _C.families_with(pin))
         raise ValueError(
             f"{argument}: got {pin!r} for {policy.family}_{name}, wanted one of "
             f"{', '.join(wanted)}, or on_unsupported=fallback"
@@ -352,11 +351,6 @@ def algorithms_of(family: str, name: str) -> list[str]:
     lines = [" ".join([f"{family}_{name}", *line.split()[1:]]) for line in examples]
     rows = [row for line in lines for row in _C.candidates(line, "cpu")]
     return list(dict.fromkeys(row["algorithm"].partition("/")[0] for row in rows))
-
-
-def _every_algorithm(family: str) -> set[str]:
-    """Those of all passes."""
-    return {algorithm for name in passes_of(family) for algorithm in algorithms_of(family, name)}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -6,6 +6,8 @@
 #include <memory>
 
 #include "core/errors.h"
+#include "core/operator.h"
+
 namespace torch_cudnn_ext {
 
 namespace {
@@ -85,6 +87,30 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
       return Unsupported{"out of memory while building", kDriver, kTransient};
     return Unsupported{c10::str("failed to build: ", error.what_without_backtrace())};
   }
+}
+
+std::vector<std::string> families_with(const std::string& algorithm) {
+  std::vector<std::string> families;
+  Algorithm wanted = parse_algorithm(algorithm);
+  const Backend* found = wanted.backend == "graph" ? nullptr : find_backend(wanted.backend);
+  if (found == nullptr) return families;
+  auto has = [&](const Operator& op, const BackendOperator& entry) {
+    for (const std::string& example : op.description().examples) {
+      for (const std::string& pass : op.passes()) {
+        std::string fields = example.substr(example.find(' '));
+        Problem problem = parse_problem(c10::str(op.family(), "_", pass, fields));
+        for (const Candidate& candidate : entry.candidates(problem, Device{})) {
+          if (candidate.algorithm.name == wanted.name) return true;
+        }
+      }
+    }
+    return false;
+  };
+  for (const Operator* op : all_operators()) {
+    const BackendOperator* entry = found->find(op->family());
+    if (entry != nullptr && has(*op, *entry)) families.emplace_back(op->family());
+  }
+  return families;
 }
 
 }  // namespace torch_cudnn_ext

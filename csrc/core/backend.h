@@ -48,6 +48,10 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
 std::optional<Notes> notes_before_building(const Problem& problem, const Algorithm& algorithm,
                                            const Device& device);
 
+// The families whose common problems have an algorithm ("aten:window"); of cuDNN's graph engines,
+// which only a GPU can tell, none.
+std::vector<std::string> families_with(const std::string& algorithm);
+
 // Typed registration: functions of the operator's own problem struct.
 template <class P>
 struct RegisterBackendOperator {

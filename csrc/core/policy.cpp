@@ -1,6 +1,7 @@
 #include "core/policy.h"
 
 #include <ATen/Context.h>
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
@@ -10,6 +11,7 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 
 #include "core/backend.h"
@@ -272,14 +274,18 @@ auto& interned() {
   return *map;
 }
 
-// The flags of this thread, outermost first. The serial tells the caches apart.
-struct ThreadPolicies {
+// The flags of a thread, outermost first. They lie, unchanged once made, among what PyTorch hands on
+// to autograd's threads. The serial tells the caches apart.
+struct Flags : c10::SafePyObject {
   struct Level {
     uint64_t id;
+    std::thread::id opened_on;
     Policy policy;
   };
   std::vector<Level> levels;
   uint64_t serial = 0;
+
+  Flags() : SafePyObject(nullptr, nullptr) {}  // of no Python object
 
   Policy merged() const {
     Policy all;
@@ -287,7 +293,24 @@ struct ThreadPolicies {
     return all;
   }
 };
-thread_local ThreadPolicies thread_policies;
+std::atomic<int64_t> levels_open{0};  // of all threads: without any, nobody looks for them
+const std::string kFlags = "torch_cudnn_ext.flags";
+
+const Flags& flags_here() {
+  using at::impl::ThreadLocalPythonObjects;
+  static const auto* none = new Flags();
+  if (levels_open.load(std::memory_order_relaxed) == 0) return *none;
+  if (!ThreadLocalPythonObjects::contains(kFlags)) return *none;
+  return static_cast<const Flags&>(*ThreadLocalPythonObjects::get(kFlags));
+}
+
+void set_levels(std::vector<Flags::Level> levels) {
+  static std::atomic<uint64_t> last_serial{0};
+  auto flags = std::make_shared<Flags>();
+  flags->levels = std::move(levels);
+  flags->serial = flags->levels.empty() ? 0 : ++last_serial;
+  at::impl::ThreadLocalPythonObjects::set(kFlags, std::move(flags));
+}
 
 Policy policy_of_switches(Switches switches) {
   Policy policy;
@@ -378,7 +401,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
     made.enabled = policy_of_enable();
   }
   add(made.enabled);
-  add(thread_policies.merged());
+  add(flags_here().merged());
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
     add(process_policy());
@@ -559,11 +582,12 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
   Switches switches = read_switches(family);
   ResolveCache& cache = resolve_cache;
   uint64_t now = policy_generation.load(std::memory_order_relaxed);
-  if (cache.generation != now || cache.serial != thread_policies.serial ||
+  uint64_t serial = flags_here().serial;
+  if (cache.generation != now || cache.serial != serial ||
       cache.entries.size() >= ResolveCache::kCapacity) {
     cache.entries.clear();
     cache.generation = now;
-    cache.serial = thread_policies.serial;
+    cache.serial = serial;
   }
   auto hash = c10::get_hash(family, argument.value_or(""), switches.bits);
   ResolveCache::Entry& entry = cache.entries[hash];
@@ -618,20 +642,24 @@ uint64_t push_thread_policy(const Policy& policy) {
   static std::atomic<uint64_t> last_id{0};
   refuse_once(policy);
   uint64_t id = ++last_id;
-  thread_policies.levels.push_back({id, policy});
-  ++thread_policies.serial;
+  std::vector<Flags::Level> levels = flags_here().levels;
+  levels.push_back({id, std::this_thread::get_id(), policy});
+  ++levels_open;
+  set_levels(std::move(levels));
   return id;
 }
 
 void pop_thread_policy(uint64_t id) {
-  auto& levels = thread_policies.levels;
-  auto found = std::find_if(levels.begin(), levels.end(),
-                            [id](const ThreadPolicies::Level& level) { return level.id == id; });
+  std::vector<Flags::Level> levels = flags_here().levels;
+  auto found = std::find_if(levels.begin(), levels.end(), [id](const Flags::Level& level) {
+    return level.id == id && level.opened_on == std::this_thread::get_id();
+  });
   TORCH_CHECK(found != levels.end(),
               "flags: a block is closed that was opened on another thread, where its knobs hold "
               "until it is closed there");
   levels.erase(found);
-  ++thread_policies.serial;
+  set_levels(std::move(levels));
+  --levels_open;
 }
 
 uint64_t decision_generation() { return decision_counter.load(std::memory_order_relaxed); }

@@ -128,6 +128,7 @@ RuledPolicy rules_for(const Problem& problem) {
     if (!matches(*rule, op, fields)) continue;
     if (out.source.empty() && !rule->use.choices.empty()) out.source = rule->text;
     out.policy = merge(out.policy, rule->use);
+    out.any = true;
   }
   return out;
 }

@@ -185,6 +185,7 @@ RuledPolicy rules_for_all(const Problem& problem) {
   RuledPolicy out = rules_for(problem);
   for (const Problem& next : operator_of(problem).coupled(problem)) {
     RuledPolicy more = rules_for(next);
+    out.any |= more.any;
     out.policy = merge(out.policy, more.policy);
     if (out.source.empty()) out.source = more.source;
   }
@@ -344,36 +345,12 @@ class Decider {
 
   // Says of what other operators it is an algorithm, where it is none of this one.
   std::string of_others(const Algorithm& algorithm) const {
-    std::vector<std::string> families;
-    for (const Operator* op : all_operators()) {
-      if (is_known(algorithm, *op)) families.emplace_back(op->family());
-    }
+    std::string name = c10::str(algorithm.backend, ":", algorithm.name);
+    std::vector<std::string> families = families_with(name);
     bool is_ours = std::find(families.begin(), families.end(), op_.family()) != families.end();
     if (is_ours || families.empty()) return "";
-    std::string text = "; it is an algorithm of ";
-    for (const std::string& family : families) {
-      text += c10::str(&family == &families[0] ? "" : ", ", family, " (", family, "=",
-                       algorithm.backend, ":", algorithm.name, ")");
-    }
-    return text;
-  }
-
-  // Whether one of an operator's common problems has it; what cuDNN has only a GPU tells.
-  static bool is_known(const Algorithm& algorithm, const Operator& op) {
-    const Backend* backend = find_backend(algorithm.backend);
-    const BackendOperator* entry = backend == nullptr ? nullptr : backend->find(op.family());
-    bool is_ours = algorithm.backend == "aten" || algorithm.backend == "cpu";
-    if (entry == nullptr || !is_ours) return false;
-    for (const std::string& example : op.description().examples) {
-      for (const std::string& pass : op.passes()) {
-        std::string words = example.substr(example.find(' '));
-        Problem problem = parse_problem(c10::str(op.family(), "_", pass, words));
-        for (const Candidate& c : entry->candidates(problem, Device{})) {
-          if (c.algorithm.name == algorithm.name) return true;
-        }
-      }
-    }
-    return false;
+    for (std::string& family : families) family += c10::str(" (", family, "=", name, ")");
+    return "; it is an algorithm of " + c10::Join(", ", families);
   }
 
   // Some that can run, also where only a run tells the workspace. Not all: cuDNN may take seconds
@@ -732,6 +709,11 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
 }
 
 }  // namespace
+
+const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& policy) {
+  RuledPolicy rules = rules_for_all(problem);
+  return rules.any ? add_level(policy, rules.policy, family_of(problem)) : policy;
+}
 
 std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const Algorithm& algorithm,

@@ -20,6 +20,9 @@ struct ChoiceRecord {
   double choosing_ms;
 };
 
+// A policy with what rules say of a problem, and of those that share its algorithm.
+const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& policy);
+
 // A plan that the constraints admit, which this thread remembers, or the reason why there is none.
 std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const Algorithm& algorithm,

@@ -27,7 +27,7 @@ namespace {
 // that cannot run and may give way, PyTorch's generator serves what runs instead.
 RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
                        const Device& device) {
-  const Policy& policy = resolved.policy;
+  const Policy& policy = with_rules(problem, resolved).policy;
   for (const char* op : {"dropout_fwd", "dropout_bwd"}) {
     auto found = policy.choices.find(op);
     if (found == policy.choices.end() || found->second.kind != Choice::Kind::pinned) continue;
