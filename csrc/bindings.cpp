@@ -275,7 +275,7 @@ py::dict versions() {
 }
 
 const ResolvedPolicy& resolved(const Problem& problem, const std::string& policy) {
-  return resolve_policy(family_of(problem), policy);
+  return with_rules(problem, resolve_policy(family_of(problem), policy));
 }
 
 py::list candidates(const std::string& text, const std::string& device_text,
@@ -523,8 +523,10 @@ std::optional<std::string> value_error_text(std::exception& error) {
   if (python == nullptr) return std::nullopt;
   py::gil_scoped_acquire acquire;
   python->persist();  // out of the interpreter, if it is still there
-  if (python->type != PyExc_ValueError) return std::nullopt;  // ours are of that very class
-  return python->message;
+  // Ours are of that very class and begin so; a user's, of a hook or a mode, is not taken for one.
+  bool is_ours =
+      python->type == PyExc_ValueError && python->message.rfind("torch_cudnn_ext::", 0) == 0;
+  return is_ours ? std::optional<std::string>(python->message) : std::nullopt;
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -645,7 +647,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         set_enabled_policy(parse_policy(policy, ConvolutionProblem::kFamily));
       },
       py::arg("policy_text"));
-  m.def("enabled_policy", [] { return enabled_policy().text(ConvolutionProblem::kFamily); });
+  m.def(
+      "enabled_policy", [](const std::string& family) { return enabled_policy().text(family); },
+      py::arg("family") = ConvolutionProblem::kFamily);
   m.def(
       "set_cudnn_pins",
       [](const std::string& policy) {
@@ -673,6 +677,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("policy"), py::arg("family") = "conv");
   m.def(
+      "policy_for",
+      [](const std::string& problem, const std::string& policy) {
+        return resolved(parse_problem(problem), policy).text;
+      },
+      py::arg("problem"), py::arg("policy"));
+  m.def(
       "tuned",
       [](const std::string& text, const std::string& device, const std::string& policy_text,
          double time_budget_s) -> py::object {
@@ -691,7 +701,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return measurement_dict(rows->front());
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "", py::arg("time_budget_s") = 0);
-  m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
+  m.def(
+      "check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));
   m.def("table_clear", clear_table);

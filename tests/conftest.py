@@ -104,7 +104,7 @@ def fresh_state() -> Iterator[None]:
     flags = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
-    _C.set_knobs("", False)
+    knobs.reset()
     _C.table_clear()
     _C.plan_cache_clear()
     for switch, precision in zip(switches, precisions, strict=True):

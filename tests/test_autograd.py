@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
 )
 
 from torch_cudnn_ext import _C, ops
+from torch_cudnn_ext import nn as ours
 
 OPS = torch.ops.torch_cudnn_ext
 Flags = Callable[[str], AbstractContextManager[None]]
@@ -562,6 +563,53 @@ def test_gradients_of_a_batch_of_gradients_may_be_tuned(device: str) -> None:
         torch.testing.assert_close(
             tuple(t[i] for t in got), torch.autograd.grad(y, (x, w), row, retain_graph=True)
         )
+
+
+@pytest.mark.parametrize("kind", ["conv", "transposed", "softmax", "layer_norm", "lstm"])
+def test_gradients_inside_autocast_have_their_forwards_types(
+    kind: str, device: str, flags: Flags
+) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
+    w = torch.randn(3, 3, 3, 3, device=device)
+    lstm = ours.LSTM(8, 4).to(device)
+    call: Callable[[Tensor], Tensor] = {
+        "conv": lambda x: ops.conv2d(x, w),
+        "transposed": lambda x: ops.conv_transpose2d(x, w),
+        "softmax": lambda x: ops.softmax(x, 1),
+        "layer_norm": lambda x: ops.layer_norm(x, (8,)),
+        "lstm": lambda x: lstm(x[0])[0],
+    }[kind]
+    family = {"transposed": "conv", "lstm": "rnn"}.get(kind, kind)
+    (wanted,) = torch.autograd.grad(call(x).square().sum(), x)
+    algorithms = dict.fromkeys(
+        row["algorithm"].partition("/")[0]
+        for row in _C.candidates(_C.problems_posed_by(lambda: call(x))[0], device)
+        if row["status"] == "ok"
+    )
+    for algorithm in [*algorithms][:6]:
+        policy = f"{family}={algorithm};on_unsupported=fallback"
+        with flags(policy), torch.autocast(device, torch.bfloat16):
+            with torch.autocast(device, enabled=False):
+                y = call(x)
+            (got,) = torch.autograd.grad(y.square().sum(), x)
+        torch.testing.assert_close(
+            got, wanted, rtol=1e-3, atol=1e-4, msg=lambda m, a=algorithm: f"{a}: {m}"
+        )
+
+
+def test_no_graph_is_left_of_second_derivatives(device: str) -> None:
+    x = torch.randn(4, device=device)
+    for function in (ops.tanh, ops.silu, lambda x: ops.layer_norm(x, (4,))):
+
+        def loss(x: Tensor, function: Any = function) -> Tensor:
+            return function(x).square().sum()
+
+        hessian = jacrev(grad(loss))(x)
+        _, pull = torch.func.vjp(grad(loss), x)
+        assert not hessian.requires_grad and not pull(torch.ones_like(x))[0].requires_grad
 
 
 def test_flags_around_a_backward_hold_on_its_threads_and_end_there(

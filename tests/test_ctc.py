@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_cuda
+from conftest import misaligned, needs_cuda
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -91,6 +91,18 @@ def test_without_a_batch(device: str) -> None:
             wanted = F.ctc_loss(log_probs, *arguments)
         torch.testing.assert_close(ops.ctc_loss(log_probs, *arguments), wanted)
         assert ops.ctc_loss(log_probs, targets[0], 12, 5, 0, reduction).shape == wanted.shape
+
+
+def test_misaligned(device: str) -> None:
+    logits, targets, inputs, labels = _batch("full", device)
+    shifted = misaligned(logits.detach().log_softmax(2)).requires_grad_()
+    aligned = shifted.detach().clone().requires_grad_()
+    for policy in _policies(device, irregular=False):
+        got = ops.ctc_loss(shifted, targets, inputs, labels, policy=policy)
+        wanted = ops.ctc_loss(aligned, targets, inputs, labels, policy=policy)
+        torch.testing.assert_close(got, wanted)
+        (dx,) = torch.autograd.grad(got, shifted)
+        torch.testing.assert_close(dx, torch.autograd.grad(wanted, aligned)[0])
 
 
 def test_layouts(device: str) -> None:

@@ -519,6 +519,19 @@ def test_a_graph_outlives_the_plans_that_it_runs() -> None:
     torch.testing.assert_close(y.double(), a.double() @ b.double(), rtol=1e-2, atol=5e-2)
 
 
+def test_a_plan_may_be_forgotten_while_its_kernel_waits() -> None:
+    a, b = (torch.randn(8, 64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+    posed = _C.problems_posed_by(lambda: OPS.matmul.default(a, b))[0]
+    pin = _compiled_at_run_time(posed)
+    OPS.matmul.default(a, b, policy=pin)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)  # some 0.3 s
+    y = OPS.matmul.default(a, b, policy=pin)
+    _C.plan_cache_clear()
+    gc.collect()
+    torch.testing.assert_close(y.double(), a.double() @ b.double(), rtol=1e-2, atol=5e-2)
+
+
 def test_explicit_autotune_on_a_miss_under_capture_is_an_error() -> None:
     x, w = (leaf.detach() for leaf in _leaves(SMALL_CASE))
     _conv(SMALL_CASE, x, w)

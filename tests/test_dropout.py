@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import DROPOUT
-from conftest import needs_cuda
+from conftest import misaligned, needs_cuda
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -110,6 +110,15 @@ def test_layouts(view: str, device: str) -> None:
         for grad in (torch.randn_like(y), torch.randn_like(y).contiguous()):
             (dx,) = torch.autograd.grad(y, x, grad, retain_graph=True)
             torch.testing.assert_close(dx, grad * kept / 0.6)
+
+
+def test_misaligned(device: str) -> None:
+    x = misaligned(torch.ones(101, device=device)).requires_grad_()
+    dy = misaligned(torch.ones_like(x))
+    for policy in _policies(device):
+        y = ops.dropout(x, 0.5, policy=policy)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        torch.testing.assert_close(dx, y.detach())
 
 
 def test_gradients_of_gradients(device: str) -> None:

@@ -13,6 +13,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -1313,3 +1314,43 @@ def test_a_rule_s_keywords_are_of_its_operator() -> None:
         torch.autograd.grad(torch_cudnn_ext.ops.softmax(x, 1)[0, 0], x)
     choice = torch_cudnn_ext.ops.last_choice("softmax_bwd")
     assert choice is not None and choice.algorithm == "cpu:three_pass"
+
+
+@pytest.mark.filterwarnings("ignore:.*batching rule")
+def test_vectorised_hessians_of_maximum_pooling(device: str) -> None:
+    layers = (torch.nn.Conv2d(1, 2, 3), torch.nn.Tanh(), torch.nn.MaxPool2d(2), torch.nn.Flatten())
+    model = torch.nn.Sequential(*layers).double().to(device)
+    x = torch.randn(1, 1, 6, 6, dtype=torch.float64, device=device)
+
+    def hessian() -> Tensor:
+        return torch.autograd.functional.hessian(
+            lambda x: model(x).square().sum(), x, vectorize=True
+        )
+
+    wanted = hessian()
+    with enabled():
+        torch.testing.assert_close(hessian(), wanted)
+
+
+@pytest.mark.parametrize("kind", ["hook", "mode"])
+def test_a_value_error_of_the_users_is_the_users(kind: str, device: str) -> None:
+    x = torch.randn(8, 3, 6, device=device, requires_grad=True)
+    mean, var = torch.zeros(3, device=device), torch.ones(3, device=device)
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("mine")
+
+    class Failing(TorchDispatchMode):
+        def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
+            fail()
+
+    hook = torch.autograd.graph.saved_tensors_hooks(fail, lambda t: t)
+    with (
+        enabled(),
+        pytest.raises(ValueError, match="^mine$"),
+        hook if kind == "hook" else Failing(),
+    ):
+        F.batch_norm(x, mean, var, training=True)
+    # A hook is called when all was computed, once.
+    once = 0.1 * x.detach().mean((0, 2)) if kind == "hook" else torch.zeros(3, device=device)
+    torch.testing.assert_close(mean, once)

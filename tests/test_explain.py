@@ -180,6 +180,33 @@ def test_why(net: Net, device: str) -> None:
     assert chosen and chosen <= {"tuned", "cached"}
 
 
+def test_what_enable_pinned_of_several_families_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LogSoftmax(1))
+    with enabled("conv=autotune;softmax=cpu:online;fwd=cpu:fft"):
+        calls = explain(model, images("cpu"), measure=False).calls
+    assert [call.why for call in calls] == ["pinned by enable()"] * 2
+
+
+def test_calls_behind_one_that_raised_are_of_their_layers() -> None:
+    class Trying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.wrong, self.right = (nn.Conv2d(n, 3, 1) for n in (3, 5, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.conv2d(x, self.before.weight)
+            try:
+                x = self.wrong(x)
+            except RuntimeError:
+                x = self.right(x)
+            return torch.softmax(x, 1)
+
+    model = nn.Sequential(Trying(), nn.Conv2d(3, 2, 1))
+    with enabled():
+        calls = explain(model, images("cpu"), measure=False).calls
+    assert [call.layer for call in calls if call.op] == ["0", "0.right", "0", "1"]
+
+
 def test_what_pinned_a_pass_is_named_and_nothing_else() -> None:
     conv, x = nn.Conv2d(3, 4, 3), images("cpu")
 

@@ -237,9 +237,12 @@ def test_pytorchs_switches_are_the_defaults() -> None:
 def test_attributes_of_torch_backends_cudnn_can_be_patched() -> None:
     cudnn: Any = torch.backends.cudnn
     with torch_cudnn_ext.enabled():
-        with mock.patch.object(cudnn, "conv_fwd_algo", 1):
-            assert cudnn.conv_fwd_algo == 1
-        assert cudnn.conv_fwd_algo == -1
+        for before in (-1, 0):
+            cudnn.conv_fwd_algo = before
+            with mock.patch.object(cudnn, "conv_fwd_algo", 1):
+                assert cudnn.conv_fwd_algo == 1
+            assert cudnn.conv_fwd_algo == before
+        cudnn.conv_fwd_algo = -1
     assert "conv_fwd_algo" not in vars(cudnn)
 
 
@@ -419,13 +422,22 @@ def test_an_unknown_environment_variable_is_warned_of() -> None:
     assert "did you mean TORCH_CUDNN_EXT_CONV_FWD_ALGO?" in done.stderr
 
 
-def test_a_knob_that_was_patched_is_unset_again() -> None:
-    with mock.patch.object(knobs, "conv_fwd_algo", "autotune"):
-        assert resolved("fwd") == "autotune"
-    assert (knobs.conv_fwd_algo, resolved("fwd")) == (None, None)
+def test_a_knob_that_was_patched_is_as_before() -> None:
+    for before in (None, "heuristic"):
+        knobs.conv_fwd_algo = before
+        with mock.patch.object(knobs, "conv_fwd_algo", "autotune"):
+            assert resolved("fwd") == "autotune"
+        assert (knobs.conv_fwd_algo, resolved("fwd")) == (before, before)
+
+
+def test_a_knob_that_was_deleted_is_not_set() -> None:
     knobs.max_workspace = 0
     del knobs.max_workspace
-    assert (knobs.max_workspace, resolved("max_workspace")) == (None, None)
+    assert resolved("max_workspace") is None
+    with pytest.raises(AttributeError, match="max_workspace was deleted"):
+        _ = knobs.max_workspace
+    knobs.max_workspace = 4
+    assert (knobs.max_workspace, resolved("max_workspace")) == (4, "4")
     with pytest.raises(AttributeError, match="conv_algo"):
         del knobs.conv_algo
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -585,19 +585,61 @@ def test_a_subclass_is_pinned_again() -> None:
     assert type(model[0]) is Abstract
 
 
-class Keyed(nn.Linear):
+class Sealed(type):
+    """Classes of it have no subclasses."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any
+    ) -> "Sealed":
+        """Refuse the second."""
+        if any(isinstance(base, cls) for base in bases):
+            raise TypeError("sealed")
+        return super().__new__(cls, name, bases, namespace)
+
+
+class SealedLinear(nn.Linear, metaclass=Sealed):
     """A class of which none can be made."""
+
+
+class Keyed(nn.Conv2d):
+    """Its subclasses are to be told by a key, and are counted."""
+
+    known: ClassVar[list[type]] = []
 
     def __init_subclass__(cls, *, key: int) -> None:
         """Wants a keyword."""
         super().__init_subclass__()
+        cls.known.append(cls)
+
+
+class OneKey(Keyed, key=1):
+    """The only one of the user's."""
+
+
+def test_hidden_classes_are_no_users_subclasses() -> None:
+    model, x = nn.Sequential(OneKey(3, 4, 3)), torch.randn(1, 3, 8, 8)
+    apply_pins(model, {"0": "fwd=cpu:fft"})
+    model(x)
+    choice = torch_cudnn_ext.last_choice("conv_fwd")
+    assert choice is not None and choice.algorithm == "cpu:fft"
+    clear_pins(model)
+    network_layers(model, x)
+    assert Keyed.known == [OneKey] and type(model[0]) is OneKey
+
+
+def test_a_layers_very_name_means_it_alone() -> None:
+    model = nn.Sequential()
+    for name in ("conv[1x1]", "c*", "ca"):
+        model.add_module(name, nn.Conv2d(3, 3, 1))
+    apply_pins(model, {"conv[1x1]": "cpu:fft", "c*": "cpu:direct"})
+    assert [pin_of(layer) is None for layer in model] == [False, False, True]
 
 
 def test_a_layer_that_cannot_be_pinned_leaves_the_others_as_they_were() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(6, 6), Keyed(6, 6))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(6, 6), SealedLinear(6, 6))
     apply_pins(model, {"0": "autotune", "1": "autotune"})
     before = [pin_of(layer) for layer in model]
-    with pytest.raises(TypeError, match="key"):
+    with pytest.raises(TypeError, match="sealed"):
         apply_pins(model, {"0": "heuristic", "2": "autotune"})
     assert [pin_of(layer) for layer in model] == before
 

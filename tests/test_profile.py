@@ -14,11 +14,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import UserDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +34,8 @@ from torch_cudnn_ext import (
     Policy,
     bench,
     bench_networks,
+    enabled,
+    last_choice,
     measuring,
     ops,
     peaks,
@@ -40,6 +44,7 @@ from torch_cudnn_ext import (
     report,
     trace,
     tuning,
+    when,
 )
 from torch_cudnn_ext.conversion import converted
 from torch_cudnn_ext.measuring import Task
@@ -1002,6 +1007,29 @@ def test_a_torn_journal_is_whole_or_as_before(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["finished.jsonl"]
 
 
+@pytest.mark.parametrize("text", ['{"key": "mine"}', '{"key": "a", "owner": {"b": [1]}}'])
+def test_a_foreign_file_of_one_line_is_no_torn_journal(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="line 1: got .*wanted a finished problem"):
+        Journal(path)
+    assert path.read_text() == text
+
+
+def test_a_journal_without_its_last_newline_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    Journal(path).add("one", {"a": 1})
+    whole = path.read_text()
+    path.write_text(whole.rstrip("\n"))
+    journal = Journal(path)
+    assert journal.get("one", dict) == {"a": 1}
+    journal.add("two", {"a": 2})
+    assert path.read_text().startswith(whole)
+    path.write_text(whole.rstrip("\n").replace('"a": 1', '"a": 3'))
+    with pytest.raises(ValueError, match="changed after it was written"):
+        Journal(path)
+
+
 def test_processes_that_share_a_journal_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "finished.jsonl"
     first = Journal(path)
@@ -1060,6 +1088,70 @@ def test_an_interruption_keeps_what_was_finished(tmp_path: Path) -> None:
 
 
 # Choices in a file.
+
+
+def test_what_rules_admit_is_what_is_measured() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False)), torch.randn(1, 3, 8, 8)
+    with when("conv_fwd", use="backends=cpu"), torch.no_grad():
+        (line,) = tuning.tune_model(model, x, train=False, time_budget_s=0.1)
+        rows = _C.candidates(line, "cpu")
+        assert {row["algorithm"] for row in rows if row["status"] == "excluded"} >= {"aten:default"}
+        with enabled("autotune"):
+            model(x)
+        choice = last_choice("conv_fwd")
+        assert choice is not None and choice.why == "cached"
+
+
+def test_callers_graphs_are_left_alone_in_every_container() -> None:
+    @dataclasses.dataclass
+    class Box:
+        x: torch.Tensor
+
+    class Boxed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, box: Any) -> Any:
+            found = box.x if isinstance(box, Box) else box["x"]
+            return UserDict(y=SimpleNamespace(z={self.conv(found)}))
+
+    model, x = Boxed(), torch.randn(1, 3, 8, 8, requires_grad=True)
+    for kind in (Box, lambda x: [UserDict(x=x)]):
+        y = 2 * x
+        problems = trace(model, kind(y))
+        assert any(line.startswith("conv_bwd_filter") for line in problems)
+        profile_model(model, kind(y), device="cpu", time_budget_s=0.01)
+        assert x.grad is None
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_buffers_that_grow_are_put_back() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.register_buffer("grown", torch.zeros(0))
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.get_buffer("grown").resize_(4).fill_(1)
+            self.get_buffer("count").add_(1)
+            out: torch.Tensor = self.conv(x)
+            return out
+
+    model = Growing()
+    profile_model(model, torch.randn(1, 3, 8, 8), device="cpu", time_budget_s=0.01)
+    assert model.get_buffer("grown").shape == (0,) and not model.get_buffer("count").any()
+
+
+def test_names_in_tables_are_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    made = profile(PROBLEM, device="cpu", time_budget_s=0.01)
+    dataclasses.replace(made, title="nets:fire").print()
+    assert "nets:fire" in capsys.readouterr().out
+    for top, kind in ((-1, ValueError), ("x", TypeError)):
+        with pytest.raises(kind, match="^top: got"):
+            made.print(top=top)  # type: ignore[arg-type]
 
 
 def test_choices_travel_through_a_file(tmp_path: Path) -> None:

@@ -218,6 +218,31 @@ def test_nan_scalars_and_empty_tensors(name: str, device: str) -> None:
         torch.testing.assert_close(mine(empty, 1), theirs(empty, 1, False), equal_nan=True)
 
 
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("kind", ["min", "max", "absmax"])
+def test_every_algorithm_of_extremes_keeps_nan(kind: str, dim: int | None, device: str) -> None:
+    x = torch.randn(64, 48, device=device)
+    x[3, 5] = float("nan")
+    wanted = ALL[kind][1](x, (0, 1) if dim is None else dim, False)
+    ops.reduce(x, kind, dim)
+    choice = ops.last_choice("reduce_fwd")
+    assert choice is not None
+    found = [c["algorithm"] for c in _C.candidates(choice.problem, device) if c["status"] == "ok"]
+    assert len(found) >= 2
+    for pin in found:
+        got = ops.reduce(x, kind, dim, policy=f"fwd={pin}")
+        torch.testing.assert_close(
+            got, wanted, equal_nan=True, msg=lambda m, pin=pin: f"{pin}: {m}"
+        )
+
+
+def test_the_gradient_of_a_mean_may_be_changed_in_place(device: str) -> None:
+    x = torch.randn(3, 4, 5, device=device, requires_grad=True)
+    x.register_hook(lambda g: g.mul_(2))
+    ops.mean(x, (0, 2)).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 2 / 15))
+
+
 def test_many_dimensions(device: str) -> None:
     x = torch.randn((2,) * 10, dtype=torch.float64, device=device)
     torch.testing.assert_close(ops.sum(x, (0, 1, 8, 9)), x.sum((0, 1, 8, 9)))

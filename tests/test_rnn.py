@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import misaligned, needs_cuda
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from torch_cudnn_ext import _C, knobs, ops
@@ -339,6 +340,15 @@ def test_pytorchs_algorithm_drops_what_pytorch_drops(kind: str, mode: Any) -> No
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("op", ["rnn_fwd", "rnn_bwd"])
+def test_training_is_measured_in_any_mode(op: str, mode: Any, device: str) -> None:
+    problem = f"{op} cell=lstm x=f32[3,2,4]:nchw hidden=4 layers=1 train=true"
+    with mode():
+        rows = _C.measure(problem, device)
+    assert {row["status"] for row in rows if row["algorithm"] == "aten:default"} == {"ok"}
+
+
 def test_tuning_leaves_the_random_numbers_alone(device: str) -> None:
     mine, _ = _pair("lstm", 4, 4, num_layers=2, dropout=0.5, device=device, dtype=torch.float32)
     x = torch.randn(3, 2, 4, device=device)
@@ -507,6 +517,21 @@ def test_states_of_inference_mode_are_remembered_outside(device: str) -> None:
     y, _ = module(x)
     torch.testing.assert_close(y, wanted)
     y.sum().backward()
+
+
+def test_states_of_foreign_modes_are_not_remembered(device: str) -> None:
+    module = ours.LSTM(4, 4, remember_states=True).to(device)
+    x = torch.randn(3, 2, 4, device=device)
+    wanted, _ = module(x)
+    module.reset_states()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        module(mode.from_tensor(x))
+    torch.func.grad(lambda x: module(x)[0].sum())(x)
+    copy.deepcopy(module)
+    torch.testing.assert_close(module(x)[0], wanted)
+    with torch.autocast(device, torch.bfloat16):
+        module(x)
+    assert module(x)[0].dtype == torch.float32
 
 
 def test_remembered_states_of_unsorted_sequences(device: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import needs_cuda
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -20,6 +21,19 @@ PADDINGS = ("zeros", "border", "reflection")
 def _theta(sizes: tuple[int, ...], device: str, dtype: torch.dtype = torch.float64) -> Tensor:
     dims = len(sizes) - 2
     return torch.randn(sizes[0], dims, dims + 1, dtype=dtype, device=device)
+
+
+@needs_cuda
+def test_grids_in_tf32_are_noted() -> None:
+    theta = torch.randn(2, 2, 3, device="cuda")
+    line = "affine_grid_fwd theta=f32[2,2,3]:nchw grid=f32[2,4,5,2]:nchw align_corners=false"
+    for precision, notes in (("ieee", []), ("tf32", ["tf32"])):
+        torch.backends.cuda.matmul.fp32_precision = precision
+        rows = {row["algorithm"]: row for row in _C.candidates(line, "cuda")}
+        assert rows["aten:default"]["status"] == "ok"
+        assert rows["aten:default"]["notes"] == notes
+    with pytest.raises(RuntimeError, match="may use TF32"):
+        ops.affine_grid(theta, (2, 3, 4, 5), policy="allow_tf32=false")
 
 
 @pytest.mark.parametrize("align", [True, False])

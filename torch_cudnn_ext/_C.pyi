@@ -188,7 +188,7 @@ def set_knobs(policy_text: str, verbose: bool) -> None:
 
 def push_flags(policy_text: str) -> int: ...  # this thread
 def pop_flags(id: int) -> None: ...
-def enabled_policy() -> str: ...
+def enabled_policy(family: str = "conv") -> str: ...
 def set_enabled_policy(policy_text: str) -> None:
     """What enable() says: stronger than flags and knobs."""
 
@@ -219,7 +219,10 @@ def recorded(begin: int = 0) -> list[Choice | str]:
     """What ran since recording began; a text says why PyTorch's own kernel ran."""
 
 def resolved_policy(policy: str | None, family: str = "conv") -> str:
-    """All levels merged: argument, flags, knobs, PyTorch's switches."""
+    """All levels merged but rules: argument, enable, flags, knobs, PyTorch's switches."""
+
+def policy_for(problem: str, policy: str) -> str:
+    """The same, and the rules of this problem."""
 
 def tuned(
     problem: str, device: str, policy: str = "", time_budget_s: float = 0

@@ -308,7 +308,7 @@ TopOption = Annotated[
         "--top",
         parser=_number(int, 0),
         metavar="N",
-        help="Rows a table; 0: all. json and csv hold all.",
+        help="Rows a table, beside PyTorch's and the current one; 0: all. json and csv hold all.",
     ),
 ]
 
@@ -418,6 +418,8 @@ def list_command(
     format: FormatOption = Format.table,
 ) -> None:
     """List what supports a problem, with workspaces, and why the others do not; time nothing."""
+    if device is not None and target is not None:
+        raise typer.BadParameter(f"--target: got {target!r} with --device {device}, wanted one")
     work = _workload(
         problem, model, problems, passes, dtype, batch, image_size, channels_last, policy, device
     )
@@ -503,7 +505,7 @@ def bench_command(
         elif modules is not None:
             _refuse_others(context, "modules", *_OF_MODULES)
             cases = _module_cases(modules, channels_last)
-            words = ["f32", "f16"] if dtype is None else dtype.split(",")
+            words = ["f32", "f16"] if dtype is None else _words(dtype)
             dtypes = [_one_of("--dtype", word, ("f32", "f16", "bf16")) for word in words]
             text = _constrained(
                 policy or bench.DEFAULT_POLICY, max_workspace, deterministic, allow_tf32
@@ -520,9 +522,9 @@ def bench_command(
             total = sum(len(case.passes) for case in cases) * len(dtypes)
         elif networks is not None:
             _refuse_others(context, "networks", *_OF_NETWORKS)
-            words = ["f32"] if dtype is None else dtype.split(",")
+            words = ["f32"] if dtype is None else _words(dtype)
             precisions = [_one_of("--dtype", word, bench_networks.PRECISIONS) for word in words]
-            names = networks.split(",")
+            names = _words(networks)
             for name in names:  # a wrong one is told at once
                 _network(name, batch, image_size, None, channels_last, option="--networks")
             text = policy or "autotune"
@@ -629,7 +631,7 @@ def _module_cases(text: str, channels_last: bool) -> list[bench_modules.Case]:
     if text in ("all", "mixed"):
         return cases
     known = list(dict.fromkeys(case.module for case in cases))
-    words = text.split(",")
+    words = _words(text)
     if not all(word and any(word in name for name in known) for word in words):
         where = " with --channels-last" if channels_last else ""
         raise typer.BadParameter(
@@ -847,6 +849,10 @@ def _algorithm_counts(operator: dict[str, Any], example: str) -> report.Table:
     headings = ("op", "backend", "device", "names", "with options", "on this problem")
     columns = [report.Column(h, right=h in headings[3:5]) for h in headings]
     return report.Table(f"algorithms for {example.partition(' ')[2]}", columns, rows)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
 
 
 def _device_files() -> list[Path]:
@@ -1102,17 +1108,19 @@ def _workload(
         else:
             assert problem is not None
             layers = [Layer(_C.canonical_problem(problem))]
+    with _naming("--policy"):
+        if compute := _C.canonical_policy(keep(policy, ("compute",))):
+            raise ValueError(f"got {compute!r} with problem lines, which say it themselves")
     changes = {"--dtype": dtype, "--batch": batch, "--channels-last": channels_last or None}
-    with _naming(", ".join(name for name, value in changes.items() if value is not None)):
-        layers = [
-            replace(
-                layer,
-                problem=rewrite(
-                    layer.problem, dtype=dtype, batch=batch, channels_last=channels_last
-                ),
-            )
-            for layer in layers
-        ]
+    options = ", ".join(name for name, value in changes.items() if value is not None)
+    changed = []
+    for layer in layers:
+        try:
+            line = rewrite(layer.problem, dtype=dtype, batch=batch, channels_last=channels_last)
+        except ValueError as error:
+            raise typer.BadParameter(f"{options}: got {layer.problem!r}: {error}") from error
+        changed.append(replace(layer, problem=line))
+    layers = changed
     ops = ", ".join(dict.fromkeys(layer.problem.split()[0] for layer in layers))
     if batch is not None and not any(map(_has_batch, layers)):
         raise typer.BadParameter(f"--batch: got {batch} with {ops}, wanted problems with a batch")
@@ -1144,7 +1152,7 @@ def _check_dtype(text: str | None) -> None:
 
 
 def _passes(text: str | None) -> list[str]:
-    passes = [] if text is None else [word.strip() for word in text.split(",")]
+    passes = [] if text is None else _words(text)
     if text is not None:
         with _options():
             check_passes(passes)
@@ -1192,6 +1200,9 @@ def main(arguments: list[str] | None = None) -> int:
     command: Callable[..., int | None] = typer.main.get_command(app)
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
+        for argument in arguments:
+            if not _is_text(argument):
+                raise typer.BadParameter(f"got the argument {argument!r}, wanted UTF-8")
         status = command(arguments, prog_name="torch_cudnn_ext", standalone_mode=False) or 0
         if status == INTERRUPTED:  # what some typers make of Ctrl-C
             raise KeyboardInterrupt
@@ -1209,6 +1220,14 @@ def main(arguments: list[str] | None = None) -> int:
     except (RuntimeError, ValueError, OSError) as error:
         typer.echo(f"error: {_one_line(str(error))}", err=True)
         return 1
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _one_line(message: str) -> str:

@@ -25,6 +25,7 @@ _PASSES = {
 _OFF = -1
 
 _pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
+_deleted: set[str] = set()
 _plain_flags: Callable[..., AbstractContextManager[None]] | None = None
 
 
@@ -39,6 +40,7 @@ def install() -> None:
     cudnn: Any = torch.backends.cudnn
     before = {name: vars(cudnn)[name] for name in _PASSES if name in vars(cudnn)}
     _set(before)
+    _deleted.clear()
     for name in _PASSES:
         setattr(type(cudnn), name, _Pin(name))
         vars(cudnn).pop(name, None)
@@ -75,13 +77,17 @@ class _Pin:
         self._name = name
 
     def __get__(self, module: object, owner: type) -> str | int:
+        if self._name in _deleted:
+            raise AttributeError(f"torch.backends.cudnn.{self._name} was deleted and not set since")
         return _pins[self._name]
 
     def __set__(self, module: object, value: object) -> None:
         _set({**_pins, self._name: value})
+        _deleted.discard(self._name)
 
-    def __delete__(self, module: object) -> None:  # as unittest.mock.patch ends
+    def __delete__(self, module: object) -> None:
         _set({**_pins, self._name: _OFF})
+        _deleted.add(self._name)  # or unittest.mock.patch would not set again what was there before
 
 
 def _set(values: Mapping[str, object]) -> None:

@@ -347,9 +347,16 @@ def pinned_class(plain: type[torch.nn.Module]) -> type[Pinned]:
         ours = counterpart(plain)
         assert ours is not None
         looks = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
-        made = type(plain.__name__, (Pinned, ours, plain), {**looks, "_plain": plain})
+        made = hidden_class(plain.__name__, (Pinned, ours, plain), {**looks, "_plain": plain})
         _pinned_classes[plain] = made
     return _pinned_classes[plain]
+
+
+def hidden_class(
+    name: str, bases: tuple[type, ...], namespace: dict[str, Any]
+) -> type[torch.nn.Module]:
+    """A class that stands in for one of its bases, whose ``__init_subclass__`` is not called."""
+    return type(name, bases, namespace, is_hidden=True)
 
 
 _pinned_classes: dict[type[torch.nn.Module], type[Pinned]] = {}
@@ -438,4 +445,4 @@ def _class_for_a_while(module: torch.nn.Module) -> type[torch.nn.Module] | None:
         return ours if isinstance(module, Pinned) else None
     if is_parametrized(module) or obstacle(module, ours):
         return None
-    return type(cls.__name__, (ours, cls), {})
+    return hidden_class(cls.__name__, (ours, cls), {})

@@ -228,13 +228,15 @@ class _Recorder:
         """
         of_all = torch.nn.modules.module
         before = of_all.register_module_forward_pre_hook(self._before)
-        after = of_all.register_module_forward_hook(self._after, with_kwargs=True)
+        after = of_all.register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
         try:
             yield
         finally:
             before.remove()
             after.remove()
-            of_all._global_forward_hooks_with_kwargs.pop(after.id, None)  # which remove() forgets
+            # Which remove() forgets.
+            of_all._global_forward_hooks_with_kwargs.pop(after.id, None)
+            of_all._global_forward_hooks_always_called.pop(after.id, None)
             # Nodes hold their hooks and these hold us: the collector does not see that circle.
             self._nodes.clear()
             self._open.clear()
@@ -339,7 +341,7 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
         elif said_by(module.policy or ""):
             return "the module's policy"
     chosen = said_by(choice["policy"])
-    if by_enable := said_by(_C.enabled_policy()):
+    if by_enable := said_by(_C.enabled_policy(family)):
         return "enable()" if by_enable == chosen else ""
     if said_by(_C.resolved_policy("", family)) != chosen:  # an operator's policy=, or inner flags
         return ""

@@ -1,5 +1,6 @@
 """Text files, read and written whole."""
 
+import errno
 import os
 import stat
 import threading
@@ -19,11 +20,18 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """A text file, less a byte order mark.
 
     Raises:
-        OSError: The file cannot be read.
+        TypeError: ``path`` is no path.
+        OSError: The file cannot be read, or is a device, which may never end.
         ValueError: It holds other than UTF-8.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path: got {path!r:.60} ({type(path).__name__}), wanted a path")
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        with Path(path).open(encoding="utf-8-sig") as file:
+            is_device = stat.S_ISCHR(os.fstat(file.fileno()).st_mode)
+            if is_device and not file.isatty():
+                raise not_regular(path)
+            return file.read()
     except UnicodeDecodeError as error:
         raise ValueError(f"got {os.fspath(path)!r}, which holds no text: {error}") from error
 
@@ -58,6 +66,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def not_regular(path: str | os.PathLike[str]) -> OSError:
+    """What to raise for a device or a pipe where only a file will do."""
+    return OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
 
 
 @contextmanager

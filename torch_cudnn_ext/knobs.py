@@ -85,6 +85,7 @@ _BOOLEANS = ("verbose", *(name for name, (types, _) in CONSTRAINTS.items() if bo
 
 _lock = threading.Lock()  # guards _process
 _process: dict[str, Any] = {}
+_deleted: set[str] = set()
 _environment: dict[str, Any] = {}
 
 
@@ -92,6 +93,7 @@ def reset() -> None:
     """Unset every knob; those of the environment hold again."""
     with _lock:
         _install({})
+        _deleted.clear()
 
 
 def flags(**values: Any) -> AbstractContextManager[None]:
@@ -219,6 +221,8 @@ def _read_environment() -> dict[str, Any]:
         value: object = text
         if name in _BOOLEANS or name == "enabled":
             value = _FLAG_WORDS.get(text.lower(), text)
+        if not text.isascii():
+            raise ValueError(f"environment variable {variable}: got {text!r}, wanted ASCII")
         checked = _checked(name, value, f"environment variable {variable}")
         if checked is not None:
             values[name] = checked
@@ -231,6 +235,8 @@ class _Knobs(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _NAMES:
             raise AttributeError(f"torch_cudnn_ext.knobs has no knob {name!r}")
+        if name in _deleted:
+            raise AttributeError(f"torch_cudnn_ext.knobs.{name} was deleted and not set since")
         value = _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
         return [*value] if isinstance(value, list) else value
 
@@ -246,10 +252,12 @@ class _Knobs(ModuleType):
         with _lock:
             process = {other: kept for other, kept in _process.items() if other != name}
             _install(process if checked is None else process | {name: checked})
+            _deleted.discard(name)
 
-    def __delattr__(self, name: str) -> None:  # as unittest.mock.patch ends
+    def __delattr__(self, name: str) -> None:
         if name in _NAMES:
             setattr(self, name, None)
+            _deleted.add(name)  # or unittest.mock.patch would not set again what was there before
         else:
             super().__delattr__(name)
 

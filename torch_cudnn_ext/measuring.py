@@ -157,7 +157,7 @@ def _measure(task: Task, progress: Progress | None = None) -> list[Measurement]:
 
 def _as_here(task: Task) -> Task:
     """With what holds in this process at this moment: all levels of policy, the current GPU."""
-    policy = _C.resolved_policy(task.policy, _C.problem_info(task.problem)["family"])
+    policy = _C.policy_for(task.problem, task.policy)
     device = f"cuda:{torch.cuda.current_device()}" if task.device == "cuda" else task.device
     return replace(task, policy=policy, device=device)
 

@@ -330,7 +330,8 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
     for pattern, policy in pins.items():
         with naming_policy("pins", pattern, policy):
             check_named_pins(policy)
-        matches = _compiled(pattern)
+        # What is a layer's very name means it, whatever else it could be read as.
+        matches = pattern.__eq__ if pattern in layers else _compiled(pattern)
         chosen: dict[torch_nn.Module, str] = {}
         for name, module in layers.items():
             if matches(name):
@@ -408,10 +409,11 @@ def _raise_no_match(
                 f"pins: {pattern!r} matches {name!r}, a {type(module).__name__}, which has no "
                 f"algorithms to choose, wanted one of {kinds}"
             )
+    known = [name or "'', itself" for name in list(layers)[:8]]
     near = difflib.get_close_matches(pattern.removeprefix("re:"), list(layers), n=5, cutoff=0.4)
     raise ValueError(
         f"pins: {pattern!r} matches no layer of this {type(model).__name__}; "
-        + (f"near misses: {', '.join(near)}" if near else f"it has {', '.join(list(layers)[:8])}")
+        + (f"near misses: {', '.join(near)}" if near else f"it has {', '.join(known)}")
     )
 
 

@@ -90,12 +90,11 @@ class Settings:
 
     def key(self, problem: str) -> str:
         """What a finished measurement is found again by."""
-        family = _C.problem_info(problem)["family"]
         words = [
             problem,
             _C.device_fingerprint(self.device),
             f"target={self.target}",
-            _C.resolved_policy(self.policy, family),
+            _C.policy_for(problem, self.policy),
             f"knob_search={self.knob_search}",
             f"time_budget_s={self.time_budget_s}",
             f"min_samples={self.min_samples}",
@@ -432,7 +431,11 @@ class Profile:
 
         Args:
             show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
-            top: At most so many algorithms a table; 0 is all of them.
+            top: At most so many algorithms a table, beside PyTorch's and the current one; 0 is all.
+
+        Raises:
+            TypeError: ``top`` is no integer.
+            ValueError: It is negative.
         """
         report.print_profile(self, report.Extent(show_all, top))
 
@@ -684,7 +687,7 @@ def _measured(layer: Layer, settings: Settings) -> str:
 
 def _peaks(problem: str, settings: Settings) -> Peaks:
     info = _C.problem_info(problem)
-    policy = _C.resolved_policy(settings.measured_policy, info["family"])
+    policy = _C.policy_for(problem, settings.measured_policy)
     allow_tf32 = bool(_C.policy_fields(policy, info["family"]).get("allow_tf32"))
     return measured_peaks(settings.device, info["dtype"], allow_tf32)
 

@@ -94,7 +94,7 @@ class Extent:
 
     Attributes:
         show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
-        top: At most so many algorithms a table; 0 is all of them.
+        top: At most so many algorithms a table, beside PyTorch's and the current one; 0 is all.
         ask_for_all: What shows the former.
         ask_for_more: What shows all of the latter.
     """
@@ -103,6 +103,13 @@ class Extent:
     top: int = 0
     ask_for_all: str = "show_all=True"
     ask_for_more: str = "top=0"
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError for what is no number of rows."""
+        if not isinstance(self.top, int) or isinstance(self.top, bool):
+            raise TypeError(f"top: got {self.top!r} ({type(self.top).__name__}), wanted an integer")
+        if self.top < 0:
+            raise ValueError(f"top: got {self.top}, wanted at least 0 (0: all)")
 
 
 # Records.
@@ -418,7 +425,8 @@ def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
 def print_tables(tables: Iterable[Table]) -> None:
     """Print tables to standard output; what is no terminal gets lines as long as they need be."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    out = Console(width=None if terminal else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
+    width = None if terminal else WIDTH_WITHOUT_TERMINAL
+    out = Console(width=width, highlight=False, markup=False, emoji=False)
     for table in tables:
         out.print(table.title, style="bold", soft_wrap=True)
         if table.rows:
@@ -479,7 +487,9 @@ def tables_markdown(tables: Iterable[Table]) -> str:
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return (
+        "| " + " | ".join(" ".join(cell.replace("|", "\\|").splitlines()) for cell in cells) + " |"
+    )
 
 
 def tables_html(tables: Iterable[Table]) -> str:
@@ -572,7 +582,7 @@ class ProgressBar:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=Console(stderr=True, emoji=False),
             transient=True,
             redirect_stdout=False,
             disable=sys.stderr is None or not sys.stderr.isatty(),

@@ -24,7 +24,7 @@ from . import _C
 from .conversion import eager_model
 from .enabling import enabled_anew
 from .explaining import trace
-from .files import naming, read_lines, write_text
+from .files import naming, not_regular, read_lines, write_text
 from .knobs import pushed
 from .measuring import Progress, Task, measure_tasks, no_algorithm
 from .policy import PolicyLike, text_for_all
@@ -247,7 +247,7 @@ def _check_replaceable(path: str | os.PathLike[str]) -> None:
     if place.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if place.exists() and not place.is_file():
-        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+        raise not_regular(path)
 
 
 def import_choices(path: str | os.PathLike[str]) -> int:
@@ -272,10 +272,18 @@ def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:
         if not line.strip():
             continue
         try:
-            entries.append(_entry(json.loads(line)))
-        except (ValueError, RecursionError) as error:  # of many brackets
+            entries.append(_entry(_parsed(line)))
+        except ValueError as error:
             raise ValueError(f"{os.fspath(path)}, line {number}: {error}") from error
     return entries
+
+
+def _parsed(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # of many brackets
+        reason = getattr(error, "msg", error)
+        raise ValueError(f"got {line[:60]!r}, wanted an entry as JSON ({reason})") from error
 
 
 def _entry(value: object) -> TableEntry:
@@ -288,6 +296,7 @@ def _entry(value: object) -> TableEntry:
     if unknown:
         raise ValueError(f"got the unknown fields {', '.join(unknown)}")
     json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
+    value = value | {"problem": _C.canonical_problem(value["problem"])}
     problem = _C.problem_info(value["problem"])
     _C.canonical_policy(value["constraints"], problem["family"])
     if not value["measurements"]:
@@ -296,6 +305,8 @@ def _entry(value: object) -> TableEntry:
         if not isinstance(row, dict) or not _MEASUREMENT_FIELDS.keys() - {"host_ms"} <= row.keys():
             wanted = ", ".join(_MEASUREMENT_FIELDS)
             raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
+        if unknown := sorted(row.keys() - _MEASUREMENT_FIELDS.keys()):
+            raise ValueError(f"got the unknown fields {', '.join(unknown)} of a measurement")
         for name, kinds in _MEASUREMENT_FIELDS.items():
             _check_field(name, row.get(name), kinds)
         _C.canonical_algorithm(row["algorithm"], problem["op"])

@@ -4,6 +4,7 @@ They come from one line, a file of lines, or a network's calls. Nothing here kno
 times.
 """
 
+import copy
 import fcntl
 import importlib
 import json
@@ -11,11 +12,21 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+    Set,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
@@ -28,7 +39,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from . import _C
 from .conversion import converted
-from .files import read_lines
+from .files import not_regular, read_lines
 from .knobs import pushed
 from .policy import operator_info, passes_of
 
@@ -589,6 +600,8 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             module._buffers.update(before)
         with torch.no_grad():
             for buffer, value in values:
+                if buffer.shape != value.shape:
+                    buffer.resize_(value.shape)
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
         for attributes, names, kept in remembered:
@@ -703,20 +716,69 @@ def detached(inputs: Any) -> Any:
     """The inputs as leaves of a graph of their own, so that the caller's get no gradient."""
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
-    return tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), inputs)
+    return _with_each_tensor(lambda t: t.detach().requires_grad_(t.requires_grad), inputs)
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    """The tensors in nested containers, of which dataclasses are some too."""
-    found = []
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif is_dataclass(leaf):
-            found += tensors_in([getattr(leaf, one.name, None) for one in fields(leaf)])
-        elif isinstance(leaf, tuple):  # packed sequences
-            found += tensors_in([*leaf])
+    """The tensors in nested containers: Python's, dataclasses, and what pytrees know."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+
+    def look(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif (items := _items(value)) and id(value) not in seen:  # it may hold itself
+            seen.add(id(value))
+            for item in items.values():
+                look(item)
+
+    look(values)
     return found
+
+
+def _items(value: Any) -> dict[Any, Any]:
+    """What a container holds; empty for what is none."""
+    if isinstance(value, str | bytes | bytearray | range):
+        return {}
+    if isinstance(value, Mapping):
+        return dict(value.items())
+    if isinstance(value, Sequence | Set):
+        return dict(enumerate(value))
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
+    if is_dataclass(value):
+        names = [one.name for one in fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    leaves = tree_leaves(value)
+    return {} if any(leaf is value for leaf in leaves) else dict(enumerate(leaves))
+
+
+def _with_each_tensor(function: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Containers like these, which hold what `function` makes of each tensor."""
+    made: dict[int, Any] = {}
+
+    def through(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        if id(value) in made:  # it holds itself
+            return made[id(value)]
+        items = _items(value)
+        if isinstance(value, tuple):  # also one with names, or a packed sequence
+            return tuple.__new__(type(value), map(through, value))
+        if not items or isinstance(value, Set):
+            return value
+        if not isinstance(value, MutableMapping | MutableSequence | SimpleNamespace):
+            if not is_dataclass(value):
+                return tree_map_only(Tensor, function, value)
+        copied = made[id(value)] = copy.copy(value)
+        for name, item in items.items():
+            if isinstance(value, MutableMapping | MutableSequence):
+                copied[name] = through(item)
+            else:
+                object.__setattr__(copied, name, through(item))
+        return copied
+
+    return through(values)
 
 
 def with_gradients(values: Any) -> list[Tensor]:
@@ -795,21 +857,15 @@ def load_model(
         with torch.no_grad():
             call_model(model, inputs)
 
-    def placed(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        value = value.to(device, torch_dtype if _is_floating(value) else None)
-        return in_channels_last(value) if channels_last else value
+    def placed(tensor: Tensor) -> Tensor:
+        tensor = tensor.to(device, torch_dtype if _is_floating(tensor) else None)
+        return in_channels_last(tensor) if channels_last else tensor
 
     model = model.to(device, torch_dtype)
     if channels_last:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = in_channels_last(tensor.data)
-    if isinstance(inputs, Mapping):
-        return model, {key: placed(value) for key, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return model, tuple(placed(value) for value in inputs)
-    return model, placed(inputs)
+    return model, _with_each_tensor(placed, inputs)
 
 
 def in_channels_last(tensor: Tensor) -> Tensor:
@@ -852,7 +908,14 @@ def _model_of_callable(name: str) -> tuple[nn.Module, Any]:
         raise ValueError(f"got {name!r}, wanted module:callable: {error}") from error
     if not callable(make):
         raise ValueError(f"got {name!r}, a {type(make).__name__}, wanted module:callable")
+    if isinstance(make, nn.Module):
+        raise ValueError(f"got {name!r}, a {type(make).__name__}, wanted what makes a module")
     made = make()
+    if isinstance(made, tuple) and len(made) != 2:
+        raise ValueError(
+            f"got {name!r}, which gave {len(made)} values, wanted a module, or a module and its "
+            "inputs"
+        )
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"got {name!r}, which gave a {type(model).__name__}, wanted a module")
@@ -864,6 +927,14 @@ def _model_of_callable(name: str) -> tuple[nn.Module, Any]:
 
 def _checksum(record: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(record).encode())
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class Journal:
@@ -888,6 +959,8 @@ class Journal:
     @contextmanager
     def _file(self) -> Iterator[BinaryIO]:
         """The file, which others leave alone meanwhile."""
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise not_regular(self.path)
         with self.path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
@@ -896,7 +969,7 @@ class Journal:
         """Take the records, and cut off a line that is not whole."""
         file.seek(0)
         *lines, torn = file.read().split(b"\n")
-        if not torn.startswith(_TORN[: len(torn)]):
+        if torn and (_is_json(torn) or not torn.startswith(_TORN[: len(torn)])):
             lines.append(torn)
         for number, line in enumerate(lines, 1):
             try:
@@ -913,7 +986,9 @@ class Journal:
                     f"{self.path}, line {number}: got {got!r}, wanted a finished problem as "
                     f"JSON ({error})"
                 ) from error
-        if torn:
+        if torn and torn in lines:
+            file.write(b"\n")
+        elif torn:
             file.truncate(file.tell() - len(torn))
 
     def get(self, key: str, kind: Callable[..., T]) -> T | None:

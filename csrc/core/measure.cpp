@@ -127,6 +127,7 @@ struct ScratchGuard {
   ScratchGuard(const Problem& problem, const Device& device)
       : device_guard(device.torch_device()), generator(problem, device) {}
   PlainTorchGuard plain;
+  c10::InferenceMode no_inference{false};  // what is made in it has no gradients
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
@@ -1010,6 +1011,10 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
                                                    const Device& device) {
   std::string reason = refusal_of_backend(algorithm.backend, policy, device);
   if (!reason.empty()) return Unsupported{reason};
+  if (auto notes = notes_before_building(problem, algorithm, device)) {
+    reason = refusal_of_notes(*notes, policy);
+    if (!reason.empty()) return Unsupported{reason};
+  }
   BuildResult built = build(problem, algorithm, device);
   if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;
   std::vector<std::shared_ptr<Plan>> coupled;

@@ -274,8 +274,8 @@ auto& interned() {
   return *map;
 }
 
-// The flags of a thread, outermost first. They lie, unchanged once made, among what PyTorch hands on
-// to autograd's threads. The serial tells the caches apart.
+// The flags of a thread, outermost first. They lie, unchanged once made, among what PyTorch hands
+// on to autograd's threads. The serial tells the caches apart.
 struct Flags : c10::SafePyObject {
   struct Level {
     uint64_t id;

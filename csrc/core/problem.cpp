@@ -156,7 +156,8 @@ int64_t integer_from_text(std::string_view what, std::string_view text) {
     valid = valid && c >= '0' && c <= '9';
     value = value * 10 + (c - '0');
   }
-  TORCH_CHECK_VALUE(valid, "problem text: ", what, " holds '", text, "', wanted an integer");
+  TORCH_CHECK_VALUE(valid, "problem text: ", what, " holds '", text,
+                    "', wanted an integer of at most 18 digits");
   return negative ? -value : value;
 }
 
@@ -620,6 +621,7 @@ void ConvolutionProblem::validate() const {
   TORCH_CHECK_VALUE(!has_zero(output_sizes()), "convolution: the kernel of w [", sizes_text(w),
                     "] with dilation=", integers_text(dilation), " is larger than the padded x [",
                     sizes_text(x), "] with pad=", integers_text(padding));
+  check_sizes("convolution", "y", {x.dtype, output_sizes(), {}}, rank, rank);
   check_alignment("convolution", alignment, x.dtype);
   check_compute();
   if (!bias) return;
@@ -714,7 +716,9 @@ Problem parse_problem(std::string_view text) {
       [&](auto& p) {
         std::decay_t<decltype(p)>::fields(p, reader);
         TORCH_CHECK_VALUE(reader.next == reader.tokens.size(), "problem text: the key '",
-                          reader.tokens[reader.next].first, "' is unknown or out of order");
+                          reader.tokens[reader.next].first,
+                          "' is unknown, out of order, or given before, wanted in this order: ",
+                          c10::Join(", ", field_names(first)));
         p.validate();
         p.canonicalise();
       },

@@ -21,7 +21,7 @@ std::string check_rule(std::string_view matcher, std::string_view use);
 void remove_rule(int64_t id);
 
 struct RuledPolicy {
-  bool any = false;    // whether a rule matches
+  bool any = false;  // whether a rule matches
   Policy policy;
   std::string source;  // the rule that chooses the algorithm; may be empty
 };

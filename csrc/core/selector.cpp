@@ -742,6 +742,8 @@ std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
 void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings) {
   PlainTorchGuard plain;
+  // Operators cast their arguments above this; what plans are made of computes in those types.
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   if (is_dry_run()) {
     last_here = nullptr;
     return execute_dry(problem, device, bindings);

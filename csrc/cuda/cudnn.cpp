@@ -22,6 +22,11 @@ std::string cudnn_status_text(cudnnStatus_t status) {
   return text;
 }
 
+void forget_cudnn_messages() {
+  char message[1024];
+  cudnnGetLastErrorString(message, sizeof(message));
+}
+
 void check_cudnn(cudnnStatus_t status, const char* call) {
   TORCH_CHECK(status == CUDNN_STATUS_SUCCESS, call, " failed with ", cudnn_status_text(status));
 }

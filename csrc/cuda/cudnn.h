@@ -18,6 +18,8 @@ cudnnHandle_t cudnn_handle();
 
 // "CUDNN_STATUS_NOT_SUPPORTED_SHAPE (3004): why", with what cuDNN last said where it says anything.
 std::string cudnn_status_text(cudnnStatus_t status);
+// Reads what it last said, which stays until then.
+void forget_cudnn_messages();
 // The same status raised as an error of an execution.
 void check_cudnn(cudnnStatus_t status, const char* call);
 

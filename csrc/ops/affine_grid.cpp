@@ -182,6 +182,9 @@ class AffineGridOperator : public Operator {
   }
   std::vector<BatchSize> batch_sizes() const override { return {{"theta", 0}, {"grid", 0}}; }
 
+  // PyTorch's is a product of matrices.
+  std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::MATMUL; }
+
   std::vector<SlotSpec> slots(const Problem& problem) const override {
     const auto& p = std::get<AffineGridProblem>(problem);
     if (p.pass == AffineGridPass::fwd) {
@@ -219,10 +222,11 @@ class AffineGridOperator : public Operator {
   }
 
   // Rounding of the regular grid, which PyTorch makes in the data's own type, and of the sums.
-  double tolerance(const Problem& problem, const Notes&) const override {
+  double tolerance(const Problem& problem, const Notes& notes) const override {
     const auto& p = std::get<AffineGridProblem>(problem);
     auto sum_dtype = compute_dtype(p.theta.dtype);
-    return 4 * epsilon_of(p.theta.dtype) +
+    double tf32 = notes.has(Note::tf32) ? 2e-3 : 0;
+    return tf32 + 4 * epsilon_of(p.theta.dtype) +
            4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
   }
 

@@ -98,6 +98,11 @@ variable_list call_in_graph(const torch::autograd::Node& node, SwapSavedVariable
                             torch::dynamo::autograd::functional_apply_t gradient,
                             const variable_list& grads, const PackedArgs& args);
 
+// Gradients have the types of what they are of, wherever backward() is called, as PyTorch's have.
+struct NoAutocastGuard : c10::impl::ExcludeDispatchKeyGuard {
+  NoAutocastGuard() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
+};
+
 template <class Gradient>
 struct GradientNode : public torch::autograd::TraceableFunction {
   using TraceableFunction::TraceableFunction;
@@ -119,6 +124,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 
   variable_list apply(variable_list&& grads) override {
     if (!any_defined(grads)) return variable_list(num_outputs());
+    NoAutocastGuard no_autocast;
     return gradient.apply(grads, unpacked(), needed());
   }
 
@@ -193,6 +199,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     auto wanted = args.unpack<std::vector<bool>>();
     auto tensors = args.unpack<variable_list>();
     if (!any_defined(grads)) return variable_list(wanted.size());
+    NoAutocastGuard no_autocast;
     return gradient.apply(grads, tensors, Needed(wanted.begin(), wanted.end()));
   }
 };
@@ -201,7 +208,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 template <class... T>
 std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
   return std::apply(
-      [](auto&... t)->std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
+      [](auto&... t) -> std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
 }
 template <size_t count>
 auto as_tuple(std::array<Tensor, count> list) {
@@ -271,6 +278,12 @@ inline Tensor variable_of(const Tensor& t, bool create_graph) {
   return t.detach().requires_grad_();
 }
 
+inline bool has_history(TensorList tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
+    return t.defined() && t.requires_grad() && at::alias(t).requires_grad();
+  });
+}
+
 // The gradients of a backward operator, by differentiating a formula of it in ATen operators:
 // `formula` takes `inputs` and gives the tensors whose gradients are `grads`. Undefined where not
 // needed.
@@ -279,6 +292,7 @@ variable_list gradients_of_formula(Formula&& formula, TensorList inputs, const v
                                    const Needed& needed) {
   bool create_graph = c10::GradMode::is_enabled();
   AutogradGuard on;
+  create_graph = create_graph && (has_history(inputs) || has_history(grads));
   std::vector<Tensor> arguments = inputs.vec();
   variable_list wanted;
   for (size_t i = 0; i < inputs.size(); ++i) {

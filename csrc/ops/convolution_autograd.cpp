@@ -114,6 +114,7 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
                           const std::array<bool, 4>& needed) const {
     variable_list result(4);
     if (!any_grad.defined()) return result;
+    NoAutocastGuard no_autocast;
     Tensor grad = needed[0] || needed[1] ? in_layout_of_result(any_grad) : any_grad;
     Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
     if (needed[0]) {

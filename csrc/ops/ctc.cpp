@@ -135,6 +135,7 @@ std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
   check_classes(b[Role::targets], b[Role::target_lengths], log_probs.size(2));
   b[Role::y] = at::empty({batch}, log_probs.options());
   if (gradient) b[Role::dx] = at::empty(log_probs.sizes(), log_probs.options());
+  align(b, {Role::x});
   CtcProblem p;
   p.log_probs = spec_of(b[Role::x]);
   p.target_length = b[Role::targets].size(1);

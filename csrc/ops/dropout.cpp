@@ -58,6 +58,7 @@ Tensor run(DropoutPass pass, Bindings& bindings, const Tensor& x, double p, bool
   problem.train = train;
   problem.rng = stream_of(problem, resolved, device_of(x.device()));
   problem.canonicalise();
+  if (problem.rng == RandomStream::cudnn) align(bindings, {Role::x, Role::dy});
   execute(problem, resolved, device_of(x.device()), bindings);
   return bindings[Role::reserve];
 }

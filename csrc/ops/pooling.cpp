@@ -712,10 +712,18 @@ struct MaxPoolBackwardGradient {
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     variable_list result(kInputs);
     if (needed[0]) {
-      auto dims = static_cast<int64_t>(w.window.size());
+      // In one dimension of space, by an operator that batches of gradients have.
+      auto flat = [space = w.window.size()](const Tensor& t) {
+        auto sizes = t.sym_sizes();
+        SymInts kept = copied(sizes.slice(0, sizes.size() - space));
+        SymInt places = 1;
+        for (const SymInt& size : sizes.slice(sizes.size() - space)) places *= size;
+        kept.push_back(places);
+        return t.reshape_symint(kept);
+      };
       Tensor indices = indices_in(saved[0]);
-      Tensor gathered = grads[0].flatten(-dims).gather(-1, indices.flatten(-dims));
-      result[0] = gathered.view_symint(indices.sym_sizes());
+      Tensor gathered = flat(grads[0]).gather(-1, flat(indices));
+      result[0] = gathered.reshape_symint(indices.sym_sizes());
     }
     if (needed[1]) result[1] = at::zeros_like(saved[0]);
     return result;

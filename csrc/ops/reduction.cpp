@@ -303,7 +303,7 @@ struct ReduceGradient {
     Tensor g = spread(grads[0]);
     ReduceKind op = kind_of("reduce", kind);
     if (op == ReduceKind::add) return {g.expand_symint(sizes)};
-    if (op == ReduceKind::mean) return {(g / count()).expand_symint(sizes)};
+    if (op == ReduceKind::mean) return {g.expand_symint(sizes) / count()};
     const Tensor& x = saved[0];
     Tensor y = spread(saved[1]);
     switch (op) {
@@ -438,12 +438,11 @@ class ReduceOperator : public Operator {
   const char* family() const override { return ReduceProblem::kFamily; }
   std::vector<std::string> passes() const override { return {"fwd"}; }
   OperatorDescription description() const override {
-    return {
-        "cudnnBackendExecute, cudnnReduceTensor",
-        "contiguous; any dimensions",
-        "graph: add, mul, min, max and absmax over leading dimensions or all, no indices; legacy: "
-        "up to 2^31 - 1 elements",
-        {"reduce_fwd x=f32[4096,1024]:nchw first_reduced=true kind=add"}};
+    return {"cudnnBackendExecute, cudnnReduceTensor",
+            "contiguous; any dimensions",
+            "graph: add, mul, min, max and absmax over leading dimensions or all, no indices; its "
+            "extremes drop NaN and need allow_reduced_range; legacy: up to 2^31 - 1 elements",
+            {"reduce_fwd x=f32[4096,1024]:nchw first_reduced=true kind=add"}};
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
 

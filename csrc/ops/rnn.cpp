@@ -34,7 +34,8 @@ void RnnProblem::validate() const {
                     "rnn: x has other strides than its sizes [time, batch, input] say, wanted "
                     ":nchw");
   TORCH_CHECK_VALUE(hidden >= 1, "rnn: hidden is ", hidden, ", wanted at least 1");
-  TORCH_CHECK_VALUE(layers >= 1, "rnn: layers is ", layers, ", wanted at least 1");
+  TORCH_CHECK_VALUE(layers >= 1 && layers <= 10000, "rnn: layers is ", layers,
+                    ", wanted 1 to 10000");
   TORCH_CHECK_VALUE(proj >= 0 && proj < hidden, "rnn: proj is ", proj,
                     ", wanted at least 0 and less than hidden=", hidden);
   TORCH_CHECK_VALUE(proj == 0 || cell == RnnCell::lstm, "rnn: proj is ", proj,

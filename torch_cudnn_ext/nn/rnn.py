@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
 from torch_cudnn_ext.nn.tunable import Tunable
@@ -84,7 +85,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
                 )
             if not batched:
                 data = input.unsqueeze(0 if self.batch_first else 1)
-        states = self._states_at_start(hx, batched)
+        states = self._states_at_start(hx, batched, data.dtype)
         self._check(data, batch_sizes, states)
         states = tuple(_permuted(state, order) for state in states)
         y, *ends = _FUNCTIONS[self.mode](
@@ -102,7 +103,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             policy=self._running,
         )
         ends = [_permuted(state, order_back) for state in ends]
-        if self.remember_states:
+        if self.remember_states and not any(map(_is_of_mode, ends)):
             self._states = tuple(state.detach() for state in ends)
         if batch_sizes is not None:
             packed = PackedSequence(y, batch_sizes, order, order_back)
@@ -185,9 +186,11 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             layers.append(views)
         return layers
 
-    def _states_at_start(self, hx: States | None, batched: bool) -> tuple[Tensor, ...]:
+    def _states_at_start(
+        self, hx: States | None, batched: bool, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
         if hx is None:
-            return tuple(map(_usable, self._states)) if self.remember_states else ()
+            return tuple(_usable(s, dtype) for s in self._states) if self.remember_states else ()
         name = type(self).__name__
         states: Sequence[Any] = (hx,)
         if self.mode == "LSTM":
@@ -236,10 +239,18 @@ class GRU(Recurrent, torch.nn.GRU):
     gates = 3
 
 
-def _usable(state: Tensor) -> Tensor:
-    """A state that was remembered in inference mode, for use outside."""
+def _usable(state: Tensor, dtype: torch.dtype) -> Tensor:
+    """A state that was remembered under autocast or in inference mode, for use outside."""
     is_foreign = state.is_inference() and not torch.is_inference_mode_enabled()
-    return state.clone() if is_foreign else state
+    return (state.clone() if is_foreign else state).to(dtype)
+
+
+def _is_of_mode(state: Tensor) -> bool:
+    """Whether it is of a transform of `torch.func`, or fake, and so means nothing outside."""
+    if torch.compiler.is_compiling():  # which sees neither
+        return False
+    is_fake = isinstance(state, FakeTensor)
+    return is_fake or torch._C._functorch.is_functorch_wrapped_tensor(state)
 
 
 def _permuted(state: Tensor, order: Tensor | None) -> Tensor:

@@ -41,8 +41,10 @@ class Tunable(torch.nn.Module):
     _takes_once: ClassVar[bool] = False
     _remembers: ClassVar[tuple[str, ...]] = ()  # attributes that a call may change
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, is_hidden: bool = False, **kwargs: Any) -> None:
         """Let a class be seen to take the arguments of the one that it replaces."""
+        if is_hidden:
+            return
         super().__init_subclass__(**kwargs)
         if "replaces" in vars(cls):
             cls.__signature__ = _signature(cls)

@@ -250,7 +250,9 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
         "so its backward cannot be run apart from its forward"};
   }
   Notes notes;
-  bool tf32 = is_tf32(at::Float32Op::RNN);
+  // Without cuDNN it is made of products of matrices.
+  bool by_cudnn = at::globalContext().userEnabledCuDNN();
+  bool tf32 = is_tf32(by_cudnn ? at::Float32Op::RNN : at::Float32Op::MATMUL);
   if (device.is_cuda() && p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
   return std::make_shared<AtenRnn>(p, algorithm, notes);
 }

@@ -248,6 +248,7 @@ std::vector<Candidate> candidates(const OperationGraph& graph) {
       add(std::move(algorithm), c10::str("heuristic ", name, " #", ++number));
     }
   }
+  forget_cudnn_messages();  // of what a heuristic tried, which are no reasons of the engines here
   int64_t engines = graph.graph->get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
   for (int64_t i = 0; i < engines; ++i) add({"graph", c10::str("eng", i), {}}, kDefaultKnobs);
   return list;

@@ -54,9 +54,10 @@ std::optional<Unsupported> refuse(const ReduceProblem& p) {
 }
 
 std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
-  // cuDNN does not say so, but sums differ from run to run, and so may products.
+  // cuDNN does not say so, but sums differ from run to run, and so may products; its extremes are
+  // fmaxf and fminf, which drop NaN.
   bool accumulates = p.kind == ReduceKind::add || p.kind == ReduceKind::mul;
-  if (accumulates) engine.notes.add(Note::nondeterministic);
+  engine.notes.add(accumulates ? Note::nondeterministic : Note::reduced_range);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 

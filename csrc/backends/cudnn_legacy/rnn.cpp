@@ -29,7 +29,11 @@ using RnnDataDescriptor = Descriptor<cudnnRNNDataDescriptor_t, cudnnCreateRNNDat
 struct RandomStates {
   RandomStates(int64_t bytes, c10::Device device)
       : buffer(at::empty({bytes}, at::TensorOptions(at::kByte).device(device))),
-        stream(at::cuda::getCurrentCUDAStream(device.index())) {}
+        stream(at::cuda::getCurrentCUDAStream(device.index())) {
+    // Behind what used this memory before; a capture waits for nothing outside it.
+    bool capturing = runtime_of(device_of(device)).is_capturing(device_of(device));
+    if (!capturing) last_use.record(stream);
+  }
 
   Tensor buffer;
   const at::cuda::CUDAStream stream;  // that the buffer is freed on
@@ -79,9 +83,9 @@ class Dropout {
       keep_for_good(states_);  // a graph may be replayed when this plan is gone
       return;
     }
-    // A forward on another stream may still read the states.
+    // Another stream may still use the states, or what lay in their memory.
     at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(device.index());
-    if (states_->are_filled) states_->last_use.block(stream);
+    states_->last_use.block(stream);
     check_cudnn(cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
                                           states_->buffer.data_ptr(), states_->buffer.nbytes(),
                                           draw_seed(states_->buffer)),
