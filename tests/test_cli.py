@@ -824,7 +824,7 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             "wanted 1 to 10000",
         ),
         (
-            ["list", "conv_fwd x=f32[2,3,8,8] w=f32[4,3,3,3] pad=999999999999"],
+            ["list", "conv_fwd x=f32[2,3,8,8]:nchw w=f32[4,3,3,3]:nchw pad=999999999999"],
             "wanted less than 10",
         ),
         (["list", PROBLEM, "--batch", "9" * 20], "--batch: got '99999999999999999999', wanted at "),

@@ -105,6 +105,14 @@ def test_misaligned(device: str) -> None:
         torch.testing.assert_close(dx, torch.autograd.grad(wanted, aligned)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_targets_of_any_integer_type(dtype: torch.dtype, device: str) -> None:
+    logits, targets, inputs, labels = _batch("full", device)
+    log_probs = logits.log_softmax(2)
+    got = ops.ctc_loss(log_probs, targets.to(dtype), inputs, labels)
+    torch.testing.assert_close(got, ops.ctc_loss(log_probs, targets, inputs, labels))
+
+
 def test_layouts(device: str) -> None:
     logits, targets, inputs, labels = _batch("padded", device, torch.float64)
     swapped = logits.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()

@@ -22,6 +22,7 @@ from torch_cudnn_ext import (
     _C,
     Policy,
     backends,
+    convert,
     declined,
     disable,
     enable,
@@ -1354,3 +1355,30 @@ def test_a_value_error_of_the_users_is_the_users(kind: str, device: str) -> None
     # A hook is called when all was computed, once.
     once = 0.1 * x.detach().mean((0, 2)) if kind == "hook" else torch.zeros(3, device=device)
     torch.testing.assert_close(mean, once)
+
+
+POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg2d": lambda x: F.avg_pool2d(x, (2, 2, 2), (2, 2, 2), (0, 0, 0)),  # type: ignore[arg-type]
+    "avg3d": lambda x: F.avg_pool3d(x, (2, 2), (2, 2), (0, 0)),  # type: ignore[arg-type]
+    "adaptive2d": lambda x: F.adaptive_avg_pool2d(x, (2, 2, 2)),  # type: ignore[arg-type]
+    "adaptive3d": lambda x: F.adaptive_avg_pool3d(x, (2, 2)),  # type: ignore[arg-type]
+    "max2d": lambda x: torch.max_pool2d(x, (2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1)),
+    "max3d": lambda x: torch.max_pool3d(x, (2, 2), (2, 2), (0, 0), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_pooling_that_pytorch_refuses_is_refused(kind: str, device: str) -> None:
+    x = torch.randn(2, 4, 4, 4, device=device)
+    with enabled(), pytest.raises(RuntimeError):
+        POOLINGS[kind](x)
+
+
+@pytest.mark.parametrize("kind", ["batch_norm", "lrn"])
+def test_one_image_of_interleaved_channels_stays_so(kind: str, device: str) -> None:
+    image = torch.randn(8, 8, 3, device=device).permute(2, 0, 1)[None]
+    layer = {"batch_norm": torch.nn.BatchNorm2d(3), "lrn": torch.nn.LocalResponseNorm(3)}[kind]
+    layer = layer.to(device)
+    with enabled():
+        assert layer(image).is_contiguous(memory_format=torch.channels_last)
+    assert convert(layer)(image).is_contiguous(memory_format=torch.channels_last)

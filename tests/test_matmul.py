@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -45,6 +46,13 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _leaf(*sizes: int, device: str, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
+
+
+def test_bias_of_a_product_with_a_vector(device: str) -> None:
+    x, w = torch.randn(3, 3, 2, device=device).transpose(0, 1), torch.randn(2, device=device)
+    for sizes in ((), (1,), (3,), (3, 1), (3, 3)):
+        bias = torch.randn(sizes, device=device)
+        torch.testing.assert_close(ops.linear(x, w, bias), F.linear(x, w, bias))
 
 
 @pytest.mark.parametrize("view", VIEWS)

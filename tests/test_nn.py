@@ -114,6 +114,12 @@ def backward(output: Tensor) -> None:
 # --- drop-in -----------------------------------------------------------------------------------
 
 
+def test_forwards_take_their_parents_arguments() -> None:
+    for theirs, mine in counterparts().items():
+        wanted = [*inspect.signature(theirs.forward).parameters]
+        assert [*inspect.signature(mine.forward).parameters][: len(wanted)] == wanted, theirs
+
+
 @layers
 def test_results_and_gradients_are_pytorchs(layer: Layer, device: str) -> None:
     theirs, mine = pair(layer, device)

@@ -54,6 +54,17 @@ def _torch_reference(case: Case, op: str, tensors: dict[str, Tensor]) -> Tensor:
     return result.detach()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_windows_beside_the_image_sum_nothing(dtype: torch.dtype, device: str) -> None:
+    one = torch.ones(1, 1, 1, dtype=dtype, device=device)
+    assert ops.conv1d(one, one, None, 2, 1, 2).tolist() == [[[0, 0]]]
+    x = torch.ones(1, 4, 2, 1, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    w = torch.ones(4, 2, 2, 1, dtype=dtype, device=device)
+    for policy in (None, "autotune"):
+        y = ops.conv2d(x, w, None, (1, 3), (3, 2), (1, 2), 2, policy=policy)
+        assert y.shape == (1, 4, 7, 2) and not y.any()
+
+
 @pytest.mark.parametrize("op", PASSES)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_reference_is_pytorchs_convolution(case: Case, op: str) -> None:

@@ -23,6 +23,18 @@ def _theta(sizes: tuple[int, ...], device: str, dtype: torch.dtype = torch.float
     return torch.randn(sizes[0], dims, dims + 1, dtype=dtype, device=device)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_samples_beside_all_numbers_end_in_numbers_or_nan(
+    padding: str, value: float, device: str
+) -> None:
+    x = torch.zeros(1, 1, 3, 4, device=device, requires_grad=True)
+    grid = torch.full((1, 1, 8, 2), value, device=device, requires_grad=True)
+    y = ops.grid_sample(x, grid, padding_mode=padding)
+    dx, dgrid = torch.autograd.grad(y.sum(), (x, grid))
+    assert dx.shape == x.shape and dgrid.shape == grid.shape
+
+
 @needs_cuda
 def test_grids_in_tf32_are_noted() -> None:
     theta = torch.randn(2, 2, 3, device="cuda")

@@ -352,9 +352,7 @@ def pinned_class(plain: type[torch.nn.Module]) -> type[Pinned]:
     return _pinned_classes[plain]
 
 
-def hidden_class(
-    name: str, bases: tuple[type, ...], namespace: dict[str, Any]
-) -> type[torch.nn.Module]:
+def hidden_class(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type[Any]:
     """A class that stands in for one of its bases, whose ``__init_subclass__`` is not called."""
     return type(name, bases, namespace, is_hidden=True)
 

@@ -247,9 +247,10 @@ class _Recorder:
             self._open.append((begin, torch._C._autograd._get_sequence_nr()))
             self._called.setdefault(module, begin)
 
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _after(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if module not in self._names:
             return
+        *kwargs, output = rest  # behind a forward that raised without the former
         begin, first_node = self._open.pop()
         self._claim(begin, module)
         tensors = tensors_in((args, kwargs, output))

@@ -555,6 +555,11 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
   return out;
 }
 
+bool is_tf32(at::Float32Op op) {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) ==
+         at::Float32Precision::TF32;
+}
+
 Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
@@ -562,10 +567,6 @@ Switches read_switches(std::string_view family) {
   Switches switches;
   auto set = [&](uint8_t bit, bool on) {
     if (on) switches.bits |= bit;
-  };
-  auto is_tf32 = [&](at::Float32Op product) {
-    return context.float32Precision(at::Float32Backend::CUDA, product) ==
-           at::Float32Precision::TF32;
   };
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
   set(Switches::kAllowTf32, op && is_tf32(*op));

@@ -2,6 +2,8 @@
 // for all. Levels (argument, flags, knobs, PyTorch's switches) are merged here and nowhere else.
 #pragma once
 
+#include <ATen/Context.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -63,6 +65,8 @@ struct Switches {
   bool has(uint8_t bit) const { return (bits & bit) != 0; }
 };
 Switches read_switches(std::string_view family);
+// Whether PyTorch's switch lets this kind of operation use TF32 on CUDA.
+bool is_tf32(at::Float32Op op);
 
 // All levels in one, interned: two equal ones are the same object, which is never freed.
 struct ResolvedPolicy {

@@ -569,6 +569,28 @@ bool is_channels_last(const TensorSpec& t) {
   return t.strides == channels_last_strides(t.sizes) && t.strides != contiguous_strides(t.sizes);
 }
 
+bool is_packed(const TensorSpec& t) {
+  return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
+}
+
+TensorSpec BatchNormProblem::image(c10::ScalarType dtype) const {
+  const Dims &n = x.sizes, &strides = x.strides;
+  int64_t last = is_channels_last() ? n[1] : 1;
+  return {dtype, {n[0], n[1], n[2], 1}, {strides[0], strides[1], strides[2], last}};
+}
+
+const TensorSpec& ConvolutionProblem::result() const {
+  switch (pass) {
+    case ConvolutionPass::fwd:
+      return y;
+    case ConvolutionPass::bwd_data:
+      return x;
+    case ConvolutionPass::bwd_filter:
+      return w;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 Dims ConvolutionProblem::output_sizes() const {
   Dims sizes{x.sizes[0], w.sizes[0]};
   for (int i = 0; i < spatial_dims(); ++i) {

@@ -79,6 +79,7 @@ Dims contiguous_strides(const Dims& sizes);
 Dims channels_last_strides(const Dims& sizes);
 // Where a tensor is both, it counts as contiguous.
 bool is_channels_last(const TensorSpec& t);
+bool is_packed(const TensorSpec& t);  // contiguous or channels-last
 
 // What sums are in where nothing else is asked for: float32, of float64 data float64.
 inline c10::ScalarType compute_dtype(c10::ScalarType dtype) {
@@ -115,6 +116,7 @@ struct ConvolutionProblem {
 
   int spatial_dims() const { return x.sizes.size() - 2; }
   Dims output_sizes() const;
+  const TensorSpec& result() const;
   TensorSpec default_output() const;
   // Gradients are computed of tensors that are aligned.
   bool takes_any_alignment() const { return pass == ConvolutionPass::fwd; }
@@ -237,6 +239,7 @@ struct BatchNormProblem {
     return x.dtype == c10::ScalarType::Double ? x.dtype : c10::ScalarType::Float;
   }
   TensorSpec statistic() const { return {statistic_dtype(), {x.sizes[1]}, {1}}; }
+  TensorSpec image(c10::ScalarType dtype) const;  // x as [N,C,S,1], which tells its layout
   bool has_training_statistics() const {
     return pass == BatchNormPass::fwd || (pass == BatchNormPass::bwd && train);
   }

@@ -21,6 +21,18 @@ at::Tensor without_unit_dim(const at::Tensor& t, int dim);
 
 // --- also above autograd
 
+// Of a dense tensor, whatever the stride of a lone image is, by which PyTorch's suggestion goes.
+inline at::MemoryFormat format_of(const at::Tensor& t) {
+  auto is = [&](at::MemoryFormat format) { return t.is_contiguous(format); };
+  if (t.dim() == 4 && !t.is_contiguous() && is(at::MemoryFormat::ChannelsLast)) {
+    return at::MemoryFormat::ChannelsLast;
+  }
+  if (t.dim() == 5 && !t.is_contiguous() && is(at::MemoryFormat::ChannelsLast3d)) {
+    return at::MemoryFormat::ChannelsLast3d;
+  }
+  return t.suggest_memory_format();
+}
+
 // nullopt for an undefined tensor: PyTorch tells that from one that is not given.
 inline std::optional<at::Tensor> optional_of(const at::Tensor& t) {
   return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;

@@ -104,8 +104,6 @@ ActivationProblem problem_of(const char* op, const Tensor& t, std::string_view k
   return p;
 }
 
-Tensor flat(const Tensor& t) { return t.defined() ? t.as_strided({t.numel()}, {1}) : Tensor(); }
-
 // The same elements side by side, in the order of `like` where it is given.
 Tensor dense(const Tensor& t, const Tensor& like = {}) {
   if (!t.defined()) return t;

@@ -57,7 +57,7 @@ std::vector<SymInt> statistic_sizes(const Tensor& input, bool per_activation) {
 }
 
 at::MemoryFormat format_of(const Tensor& input, bool per_activation) {
-  return per_activation ? at::MemoryFormat::Contiguous : input.suggest_memory_format();
+  return per_activation ? at::MemoryFormat::Contiguous : torch_cudnn_ext::format_of(input);
 }
 
 // Without the gaps of an input without elements, which counts as dense.

@@ -23,6 +23,11 @@ using c10::SymIntArrayRef;
 using OptionalTensor = std::optional<Tensor>;
 using OptionalPolicy = std::optional<std::string_view>;
 
+// The elements of a dense tensor, which may be undefined, in the order of memory.
+inline Tensor flat(const Tensor& t) {
+  return t.defined() ? t.as_strided({t.numel()}, {1}) : Tensor();
+}
+
 // A typed handle of one of our operators, by its full name.
 template <class Signature>
 c10::TypedOperatorHandle<Signature> find_op(const char* name) {

@@ -44,9 +44,6 @@ RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
   return pytorch ? RandomStream::philox : RandomStream::cudnn;
 }
 
-// The elements of a dense tensor in the order of memory.
-Tensor flat(const Tensor& t) { return t.as_strided({t.numel()}, {1}); }
-
 // Runs a pass and gives its reserve.
 Tensor run(DropoutPass pass, Bindings& bindings, const Tensor& x, double p, bool train,
            OptionalPolicy policy) {

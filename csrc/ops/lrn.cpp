@@ -276,7 +276,7 @@ Tensor local_response_norm(const Tensor& input, int64_t size, double alpha, doub
   for (int64_t i = 2; i < input.dim(); ++i) space *= input.sym_size(i);
   Tensor x = input.reshape_symint({input.sym_size(0), input.sym_size(1), space});
   Tensor y = run_op().call(x, std::nullopt, "cross_channel", size, alpha, beta, k, window, policy);
-  return y.view_symint(input.sym_sizes()).contiguous(input.suggest_memory_format());
+  return y.view_symint(input.sym_sizes()).contiguous(format_of(input));
 }
 
 Tensor divisive_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,
@@ -289,7 +289,7 @@ Tensor divisive_norm(const Tensor& input, int64_t size, double alpha, double bet
   TORCH_CHECK_VALUE(size >= 1, "torch_cudnn_ext::", kOp, ": size is ", size, ", wanted at least 1");
   if (means) check_same(kOp, "means", *means, "input", input);
   Tensor y = run_op().call(input, means, "divisive", size, alpha, beta, k, "cudnn", policy);
-  return y.contiguous(input.suggest_memory_format());
+  return y.contiguous(format_of(input));
 }
 
 // PyTorch's is made of operators of which autocast runs one in float32: on CUDA the power, on the

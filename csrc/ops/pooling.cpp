@@ -888,8 +888,14 @@ SymInts for_each(at::IntArrayRef list, size_t dims) {
   return {list.begin(), list.end()};
 }
 
+// `lists`: the arguments of one number a dimension of space, or of one for all; a stride may be
+// empty.
+template <class List>
 std::optional<std::string> refusal_of_pooling(c10::DispatchKeySet keys, const Tensor& input,
-                                              size_t dims) {
+                                              size_t dims, std::initializer_list<List> lists) {
+  for (const List& list : lists) {
+    if (list.size() > 1 && list.size() != dims) return "a list has another length";
+  }
   if (auto reason = refusal_of_any(keys, {{"input", input}})) return reason;
   auto rank = static_cast<size_t>(input.dim());
   if (rank != dims + 1 && rank != dims + 2) return c10::str("input has ", rank, " dimensions");
@@ -902,9 +908,10 @@ struct AtenMaxPool {
   static constexpr const char* kOp = kOps[dims - 1];
 
   static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
-                                            at::IntArrayRef, bool) {
-    return refusal_of_pooling(keys, input, dims);
+                                            at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                                            at::IntArrayRef padding, at::IntArrayRef dilation,
+                                            bool) {
+    return refusal_of_pooling(keys, input, dims, {kernel_size, stride, padding, dilation});
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
                               at::IntArrayRef kernel_size, at::IntArrayRef stride,
@@ -928,9 +935,10 @@ struct AtenAvgPool {
   static constexpr const char* kOp = dims == 2 ? "avg_pool2d" : "avg_pool3d";
 
   static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, bool,
-                                            bool, std::optional<int64_t>) {
-    return refusal_of_pooling(keys, input, dims);
+                                            at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                                            at::IntArrayRef padding, bool, bool,
+                                            std::optional<int64_t>) {
+    return refusal_of_pooling(keys, input, dims, {kernel_size, stride, padding});
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
                               at::IntArrayRef kernel_size, at::IntArrayRef stride,
@@ -970,7 +978,7 @@ struct AtenAdaptiveAvgPool {
     for (const SymInt& size : output_size) {
       if (size < 1) return "output_size is 0 or less";
     }
-    return refusal_of_pooling(keys, input, dims);
+    return refusal_of_pooling(keys, input, dims, {output_size});
   }
   static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input,
                               SymIntArrayRef output_size) {

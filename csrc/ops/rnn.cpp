@@ -103,8 +103,8 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
   RnnProblem shape;  // of the list of parameters
   shape.cell = s.cell_kind();
   shape.bias = static_cast<RnnBias>(s.bias);
-  TORCH_CHECK_VALUE(s.num_layers >= 1, "torch_cudnn_ext::", op, ": num_layers is ", s.num_layers,
-                    ", wanted at least 1");
+  TORCH_CHECK_VALUE(s.num_layers >= 1 && s.num_layers <= 10000, "torch_cudnn_ext::", op,
+                    ": num_layers is ", s.num_layers, ", wanted 1 to 10000");
   size_t recurrent = s.skip_input ? 0 : 1;
   TORCH_CHECK_VALUE(params.size() > recurrent && params[recurrent].dim() == 2,
                     "torch_cudnn_ext::", op, ": params holds ", params.size(),

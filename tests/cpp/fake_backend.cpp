@@ -60,13 +60,12 @@ class Scripts {
     by_algorithm_.clear();
   }
 
-  // The script as it stands after `count` was raised by one. Throws when there is none.
+  // The script as it stands after `count` was raised by one.
   Script next(const std::string& algorithm, int64_t Script::* count) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = by_algorithm_.find(algorithm);
-    TORCH_CHECK(found != by_algorithm_.end(), algorithm, " is not scripted");
-    found->second.*count += 1;
-    return found->second;
+    Script& script = find(algorithm);
+    script.*count += 1;
+    return script;
   }
 
   std::vector<Algorithm> around(const std::string& start) {
@@ -80,16 +79,23 @@ class Scripts {
 
   std::vector<std::string> notes(const std::string& algorithm) {
     std::lock_guard<std::mutex> lock(mutex_);
-    return by_algorithm_.at(algorithm).notes;
+    return find(algorithm).notes;
   }
 
   std::pair<int64_t, int64_t> counts(const std::string& algorithm) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Script& script = by_algorithm_.at(algorithm);
+    const Script& script = find(algorithm);
     return {script.builds, script.runs};
   }
 
  private:
+  // Throws when there is none. The mutex is held.
+  Script& find(const std::string& algorithm) {
+    auto found = by_algorithm_.find(algorithm);
+    TORCH_CHECK(found != by_algorithm_.end(), algorithm, " is not scripted");
+    return found->second;
+  }
+
   std::mutex mutex_;
   std::map<std::string, Script> by_algorithm_;
 };

@@ -27,9 +27,9 @@ class RMSNorm(Tunable, torch.nn.RMSNorm):
     replaces = torch.nn.RMSNorm
     family = "layer_norm"
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Divided by the root mean square over the last dimensions; sizes as the input's."""
-        return rms_norm(input, self.normalized_shape, self.weight, self.eps, policy=self._running)
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps, policy=self._running)
 
 
 class GroupNorm(Tunable, torch.nn.GroupNorm):

@@ -62,8 +62,9 @@ def ctc_loss(
     Args:
         log_probs: Logarithms of probabilities, ``[T, N, C]``, or ``[T, C]`` without a batch;
             float32 or float64.
-        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``. That they
-            are less than ``C`` is checked on the CPU alone, as a GPU would have to be waited for.
+        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``, of an
+            integer type. That they are less than ``C`` is checked on the CPU alone, as a GPU would
+            have to be waited for.
         input_lengths: Of each sequence, ``[N]``, at most ``T``. On the CPU they cost no waiting
             for the device.
         target_lengths: Of each target, ``[N]``.
@@ -87,6 +88,8 @@ def ctc_loss(
     check_reduction("ctc_loss", reduction)
     inputs = _lengths("input_lengths", input_lengths)
     lengths = _lengths("target_lengths", target_lengths)
+    if targets.dtype in (torch.uint8, torch.int8, torch.int16, torch.bool):
+        targets = targets.long()
     batched = log_probs.dim() != 2
     if not batched:
         log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)

@@ -71,7 +71,8 @@ def linear(
             f"linear: got an input of sizes {list(input.shape)} and a weight of sizes "
             f"{list(weight.shape)}, wanted [..., k] and [n, k] or [k]"
         )
-    if weight.dim() == 1:
+    if weight.dim() == 1:  # of whose results the bias has the sizes, less the last that is added
+        bias = bias.unsqueeze(-1) if isinstance(bias, Tensor) else bias
         return linear(input, weight.unsqueeze(0), bias, policy=policy).squeeze(-1)
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")

@@ -17,11 +17,6 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-const TensorSpec& result_of(const ConvolutionProblem& p) {
-  Role role = result_role(p.pass);
-  return role == Role::y ? p.y : role == Role::x ? p.x : p.w;
-}
-
 Tensor convolve(const ConvolutionProblem& p, const Bindings& b) {
   const Dims none(p.spatial_dims(), 0);
   if (p.pass == ConvolutionPass::fwd) {
@@ -58,7 +53,7 @@ class AtenConvolution : public Plan {
       return;
     }
     if (b.alpha != 1) result.mul_(b.alpha);
-    give(b, role, result_of(p_), result);
+    give(b, role, p_.result(), result);
   }
 
  private:
@@ -99,10 +94,8 @@ bool is_one_pixel(const Dims& sizes) {
 
 // nullopt where no product computes the convolution.
 std::optional<Matrices> matrices_of(const ConvolutionProblem& p) {
-  bool packed = p.w.strides == contiguous_strides(p.w.sizes) ||
-                p.w.strides == channels_last_strides(p.w.sizes);
   bool turned = p.mode == ConvolutionMode::conv && !is_one_pixel(p.w.sizes);
-  if (!has_separate_windows(p) || p.groups != 1 || !packed || turned) return std::nullopt;
+  if (!has_separate_windows(p) || p.groups != 1 || !is_packed(p.w) || turned) return std::nullopt;
   auto lie = [&](auto&& strides) {
     return p.x.strides == strides(p.x.sizes) && p.y.strides == strides(p.y.sizes);
   };
@@ -166,7 +159,7 @@ class MatmulConvolution : public Plan {
 
   void run(Bindings& b) override {
     Role role = result_role(p_.pass);
-    output_tensor(b, role, result_of(p_), b[role == Role::y ? Role::x : Role::y]);
+    output_tensor(b, role, p_.result(), b[role == Role::y ? Role::x : Role::y]);
     Tensor& x = b[Role::x];
     if (windows_.packed) return multiply(b, x, b.beta);
     Tensor under_windows = windows_.of(x);
@@ -277,6 +270,24 @@ std::optional<Unsupported> refuse_endless(const ConvolutionProblem& p, const Dev
       "most 16 groups, with windows 15 or more wide"};
 }
 
+// Whether all windows lie beside the image in some dimension, so that nothing is summed: over half
+// types PyTorch 2.11 (oneDNN) may crash then on the CPU.
+bool meets_empty_windows(const ConvolutionProblem& p) {
+  auto meets_image = [&](int i) {
+    for (int64_t out = 0; out < p.y.sizes[i + 2]; ++out) {
+      for (int64_t tap = 0; tap < p.w.sizes[i + 2]; ++tap) {
+        int64_t at = out * p.stride[i] - p.padding[i] + tap * p.dilation[i];
+        if (at >= 0 && at < p.x.sizes[i + 2]) return true;
+      }
+    }
+    return false;
+  };
+  for (int i = 0; i < p.spatial_dims(); ++i) {
+    if (!meets_image(i)) return true;
+  }
+  return false;
+}
+
 std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Device& device) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"aten has no fused convolution but with a bias"};
@@ -294,6 +305,12 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
     return Unsupported{
         "PyTorch 2.11's f32 forwards on the CPU may read beside images of one channel where "
         "windows that go down by 1 and across by more leave one column"};
+  }
+  bool half = c10::isReducedFloatingType(p.x.dtype);
+  if (!device.is_cuda() && half && meets_empty_windows(p)) {
+    return Unsupported{
+        "PyTorch 2.11's convolutions of half types on the CPU may crash where all windows lie "
+        "beside the image"};
   }
   if (p.pass == ConvolutionPass::fwd) return refuse_endless(p, device);
   return std::nullopt;

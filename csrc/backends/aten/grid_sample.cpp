@@ -7,6 +7,13 @@ namespace {
 BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
+  bool may_crash = !device.is_cuda() && p.pass == GridSamplePass::bwd && p.spatial_dims() == 2 &&
+                   p.mode == SampleMode::bilinear && p.padding != SamplePadding::zeros;
+  if (may_crash) {
+    return Unsupported{
+        "PyTorch 2.11's gradients of bilinear samples on the CPU crash on a grid with NaN or "
+        "infinity unless the padding is zeros"};
+  }
   Notes notes;
   // On CUDA dx is summed by atomic additions; dgrid is not.
   bool atomic = p.pass == GridSamplePass::bwd && p.input_gradient && device.is_cuda();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/policy.h"
 
 namespace torch_cudnn_ext::aten {
 
@@ -20,12 +21,6 @@ using at::Tensor;
 template <class P>
 std::vector<Candidate> candidates(const P&, const Device&) {
   return {{{"aten", "default", {}}, "PyTorch"}};
-}
-
-// Whether PyTorch's switch lets this kind of operation use TF32 on CUDA.
-inline bool is_tf32(at::Float32Op op) {
-  return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) ==
-         at::Float32Precision::TF32;
 }
 
 inline Unsupported needs_device() { return {"aten runs on a device that is there", true}; }

@@ -11,13 +11,6 @@ namespace {
 
 constexpr int kDims = 4;
 
-// [N, C, S, 1]: the engines know space in two dimensions.
-TensorSpec as_image(const BatchNormProblem& p, c10::ScalarType dtype) {
-  const Dims &n = p.x.sizes, &strides = p.x.strides;
-  int64_t last = p.is_channels_last() ? n[1] : 1;
-  return {dtype, {n[0], n[1], n[2], 1}, {strides[0], strides[1], strides[2], last}};
-}
-
 TensorSpec statistic_image(const BatchNormProblem& p) {
   return {p.statistic_dtype(), {1, p.x.sizes[1], 1, 1}, {p.x.sizes[1], 1, 1, 1}};
 }
@@ -28,7 +21,7 @@ class Builder {
   explicit Builder(const BatchNormProblem& p) : p_(p) { parts_.reserve(32); }
 
   const Descriptor& data(Role role) {
-    return keep(make_tensor(as_image(p_, p_.x.dtype), role, p_.alignment));
+    return keep(make_tensor(p_.image(p_.x.dtype), role, p_.alignment));
   }
   const Descriptor& statistic(Role role) {
     return keep(make_tensor(statistic_image(p_), role, statistic_alignment()));
@@ -41,7 +34,7 @@ class Builder {
   // Where the next operation writes: y behind the last one, else an intermediate in float32.
   const Descriptor& result(bool is_last) {
     if (is_last) return data(Role::y);
-    return keep(make_intermediate(as_image(p_, at::kFloat), ++intermediates_));
+    return keep(make_intermediate(p_.image(at::kFloat), ++intermediates_));
   }
 
   void pointwise(cudnnPointwiseMode_t mode, const Descriptor& x, const Descriptor* other,

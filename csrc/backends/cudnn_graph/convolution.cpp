@@ -122,10 +122,6 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   return std::nullopt;
 }
 
-bool is_packed(const TensorSpec& t) {
-  return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
-}
-
 // The engines of one channel a group, which load value by value.
 bool is_depthwise_engine(ConvolutionPass pass, const std::string& name) {
   switch (pass) {

@@ -12,9 +12,7 @@ class BatchNormPlan : public Plan {
  public:
   BatchNormPlan(const BatchNormProblem& p, const Algorithm& algorithm, cudnnBatchNormMode_t mode)
       : Plan(algorithm, {}, 0), p_(p), mode_(mode) {
-    const Dims &n = p.x.sizes, &strides = p.x.strides;
-    int64_t last = p.is_channels_last() ? n[1] : 1;
-    set(x_, {p.x.dtype, {n[0], n[1], n[2], 1}, {strides[0], strides[1], strides[2], last}});
+    set(x_, p.image(p.x.dtype));
     check_cudnn(cudnnDeriveBNTensorDescriptor(statistic_.get(), x_.get(), mode),
                 "cudnnDeriveBNTensorDescriptor");
   }

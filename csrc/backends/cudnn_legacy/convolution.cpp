@@ -10,13 +10,6 @@ namespace torch_cudnn_ext {
 namespace legacy {
 namespace {
 
-// nullopt: filters have no other layouts.
-std::optional<cudnnTensorFormat_t> filter_format(const TensorSpec& w) {
-  if (w.strides == contiguous_strides(w.sizes)) return CUDNN_TENSOR_NCHW;
-  if (w.strides == channels_last_strides(w.sizes)) return CUDNN_TENSOR_NHWC;
-  return std::nullopt;
-}
-
 class ConvolutionPlan : public Plan {
  public:
   struct Descriptors {
@@ -37,7 +30,7 @@ class ConvolutionPlan : public Plan {
     c10::DataPtr workspace;
     Role role = result_role(p_.pass);
     const Tensor& like = b[role == Role::y ? Role::x : Role::y];
-    output(b, role, role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w, like);
+    output(b, role, p_.result(), like);
     if (workspace_ > 0) {
       workspace = c10::cuda::CUDACachingAllocator::get()->allocate(workspace_);
     }
@@ -147,18 +140,15 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   if (problem.z || problem.activation != Activation::none) {
     return Unsupported{"the fused classic call is not offered for this problem"};
   }
-  int value = -1;
-  for (const LegacyName& name : operator_of(problem).legacy_names(pass_of(problem))) {
-    if (algorithm.name == name.name) value = name.value;
-  }
-  if (value < 0) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
+  std::optional<int> value = find_value(problem, algorithm);
+  if (!value) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
   ConvolutionProblem p = lift_to_plane(problem);
-  std::optional<cudnnTensorFormat_t> format = filter_format(p.w);
-  if (!format) return Unsupported{"filters of the classic API are nchw or nhwc"};
+  if (!is_packed(p.w)) return Unsupported{"filters of the classic API are nchw or nhwc"};
+  auto format = is_channels_last(p.w) ? CUDNN_TENSOR_NHWC : CUDNN_TENSOR_NCHW;
   auto d = std::make_unique<ConvolutionPlan::Descriptors>();
   set(d->x, p.x);
   set(d->y, p.y);
-  cudnnStatus_t status = cudnnSetFilterNdDescriptor(d->w.get(), cudnn_type(p.w.dtype), *format,
+  cudnnStatus_t status = cudnnSetFilterNdDescriptor(d->w.get(), cudnn_type(p.w.dtype), format,
                                                     p.w.sizes.size(), as_ints(p.w.sizes).data());
   if (status == CUDNN_STATUS_SUCCESS) {
     status = cudnnSetConvolutionNdDescriptor(
@@ -175,12 +165,12 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
     status = cudnnSetConvolutionGroupCount(d->convolution.get(), static_cast<int>(p.groups));
   }
   size_t workspace = 0;
-  if (status == CUDNN_STATUS_SUCCESS) status = workspace_of(p, *d, value, &workspace);
+  if (status == CUDNN_STATUS_SUCCESS) status = workspace_of(p, *d, *value, &workspace);
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
   return std::make_shared<ConvolutionPlan>(problem, algorithm,
-                                           notes_of(p, value, algorithm.name, *math), workspace,
-                                           std::move(d), value);
+                                           notes_of(p, *value, algorithm.name, *math), workspace,
+                                           std::move(d), *value);
 }
 
 const RegisterBackendOperator<ConvolutionProblem> registered("legacy", candidates, build_plan);

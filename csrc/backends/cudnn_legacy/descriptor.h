@@ -11,6 +11,7 @@
 
 #include "core/algorithm.h"
 #include "core/backend.h"
+#include "core/operator.h"
 #include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -88,6 +89,14 @@ inline std::string too_many_elements(const TensorSpec& t) {
 inline const MathType* find_math(const Algorithm& algorithm) {
   const std::string* text = algorithm.option("math");
   return text == nullptr ? nullptr : find_math_type(*text);
+}
+
+// cuDNN's number of an algorithm in a pass; nullopt where there is none of its name.
+inline std::optional<int> find_value(const Problem& problem, const Algorithm& algorithm) {
+  for (const LegacyName& name : operator_of(problem).legacy_names(pass_of(problem))) {
+    if (algorithm.name == name.name) return name.value;
+  }
+  return std::nullopt;
 }
 
 // Of operators for which the classic API has one call.

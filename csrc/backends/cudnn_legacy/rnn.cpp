@@ -454,15 +454,12 @@ std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
 BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
-  int value = -1;
-  for (const LegacyName& name : operator_of(p).legacy_names(pass_of(p))) {
-    if (algorithm.name == name.name) value = name.value;
-  }
-  if (value < 0) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
-  if (p.lengths == RnnLengths::packed && value != CUDNN_RNN_ALGO_STANDARD) {
+  std::optional<int> value = find_value(p, algorithm);
+  if (!value) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
+  if (p.lengths == RnnLengths::packed && *value != CUDNN_RNN_ALGO_STANDARD) {
     return Unsupported{"sequences of several lengths need legacy:standard"};
   }
-  auto kind = static_cast<cudnnRNNAlgo_t>(value);
+  auto kind = static_cast<cudnnRNNAlgo_t>(*value);
   std::string defect = known_defect(p, kind, math->value);
   if (!defect.empty()) return Unsupported{defect};
   if (auto refused = refuse(device)) return *refused;
