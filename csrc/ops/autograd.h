@@ -208,7 +208,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 template <class... T>
 std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
   return std::apply(
-      [](auto&... t) -> std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
+      [](auto&... t)->std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
 }
 template <size_t count>
 auto as_tuple(std::array<Tensor, count> list) {
