@@ -501,12 +501,18 @@ def _compiled_at_run_time(problem: str) -> str:
     raise AssertionError(f"no run-time compiled engine takes {problem}")
 
 
-def test_a_graph_outlives_the_plans_that_it_runs() -> None:
+def _compiled_product() -> tuple[Tensor, Tensor, str]:
+    """Two factors, and what was compiled for their product and ran."""
     a, b = (torch.randn(8, 64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
     posed = _C.problems_posed_by(lambda: OPS.matmul.default(a, b))[0]
     pin = _compiled_at_run_time(posed)
     OPS.matmul.default(a, b, policy=pin)
     torch.cuda.synchronize()
+    return a, b, pin
+
+
+def test_a_graph_outlives_the_plans_that_it_runs() -> None:
+    a, b, pin = _compiled_product()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = OPS.matmul.default(a, b, policy=pin)
@@ -520,11 +526,7 @@ def test_a_graph_outlives_the_plans_that_it_runs() -> None:
 
 
 def test_a_plan_may_be_forgotten_while_its_kernel_waits() -> None:
-    a, b = (torch.randn(8, 64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
-    posed = _C.problems_posed_by(lambda: OPS.matmul.default(a, b))[0]
-    pin = _compiled_at_run_time(posed)
-    OPS.matmul.default(a, b, policy=pin)
-    torch.cuda.synchronize()
+    a, b, pin = _compiled_product()
     torch.cuda._sleep(500_000_000)  # some 0.3 s
     y = OPS.matmul.default(a, b, policy=pin)
     _C.plan_cache_clear()
