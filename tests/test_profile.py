@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -62,12 +62,14 @@ from torch_cudnn_ext.workload import (
     Journal,
     Layer,
     convolution_arguments,
+    detached,
     led_problems,
     load_model,
     network_layers,
     read_problems,
     rewrite,
     shard,
+    tensors_in,
     with_passes,
 )
 
@@ -1088,6 +1090,41 @@ def test_an_interruption_keeps_what_was_finished(tmp_path: Path) -> None:
 
 
 # Choices in a file.
+
+
+def test_links_in_a_circle_are_no_file_of_choices(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    for function in (tuning.export_choices, tuning.add_choices):
+        with pytest.raises(OSError, match="symbolic links"):
+            function(one)
+    assert one.is_symlink() and other.is_symlink()
+
+
+def test_tensors_are_found_and_replaced_in_every_container() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Frozen:
+        a: object
+
+    one = torch.zeros(1)
+    itself = Frozen([one])
+    itself.a.append(itself)  # type: ignore[attr-defined]
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(2, 1)])
+    values = {
+        "list": [one, 5, "text", None, Frozen],
+        "structure": torch.zeros(1).max(0),
+        "packed": packed,
+        "namespace": SimpleNamespace(a=UserDict(b=deque([{one}]))),
+        "dataclass": itself,
+    }
+    detached_values = detached(values)
+    assert [*detached_values] == [*values] and detached_values["list"][1:] == values["list"][1:]
+    found = tensors_in(values)
+    assert len(found) == 7 and len(tensors_in(detached_values)) == 7
+    assert not {id(t) for t in found} & {id(t) for t in tensors_in(detached_values)}
+    assert type(detached_values["packed"]) is type(packed)
+    assert detached_values["dataclass"].a[1] is detached_values["dataclass"]
 
 
 def test_what_rules_admit_is_what_is_measured() -> None:

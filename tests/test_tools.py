@@ -129,6 +129,11 @@ def test_a_compiler_that_is_none_is_refused(checkout: Path, command: str, messag
     assert_stops(process, f"CXX is {command!r}, wanted a", message)
 
 
+def test_a_checkout_that_cannot_be_written_to_is_refused(checkout: Path) -> None:
+    (checkout / "build").write_text("no folder, which keeps root out as well")
+    assert_stops(bootstrap(checkout), "cannot be written to", "copy it elsewhere")
+
+
 def test_tools_may_be_links(checkout: Path, tmp_path: Path) -> None:
     (checkout / "torch_cudnn_ext" / "__main__.py").write_text("print(__file__)\n")
     (tmp_path / "linked").symlink_to(checkout / "tools" / "run")

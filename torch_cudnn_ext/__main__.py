@@ -1217,8 +1217,8 @@ def main(arguments: list[str] | None = None) -> int:
         message = re.sub(choice, r"\1got \2, wanted one of \3", message)
         typer.echo(f"error: {_one_line(message.removeprefix(': '))}", err=True)
         return 2
-    except (RuntimeError, ValueError, OSError) as error:
-        typer.echo(f"error: {_one_line(str(error))}", err=True)
+    except (RuntimeError, ValueError, OSError, MemoryError) as error:
+        typer.echo(f"error: {_one_line(str(error) or 'out of memory')}", err=True)
         return 1
 
 

@@ -50,7 +50,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     if place.exists() and (not place.is_file() or os.fspath(path).startswith(_OPEN_FILES)):
         place.write_bytes(data)
         return
-    target = place.resolve()  # a link stays one
+    target = resolved(path)  # a link stays one
     # Of this thread alone; with the permissions of what it replaces, else those of any new file.
     temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
     try:
@@ -66,6 +66,14 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """Where links lead; OSError where in a circle."""
+    try:
+        return Path(path).resolve()
+    except RuntimeError as error:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path)) from error
 
 
 def not_regular(path: str | os.PathLike[str]) -> OSError:

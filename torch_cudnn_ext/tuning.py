@@ -24,7 +24,7 @@ from . import _C
 from .conversion import eager_model
 from .enabling import enabled_anew
 from .explaining import trace
-from .files import naming, not_regular, read_lines, write_text
+from .files import naming, not_regular, read_lines, resolved, write_text
 from .knobs import pushed
 from .measuring import Progress, Task, measure_tasks, no_algorithm
 from .policy import PolicyLike, text_for_all
@@ -228,7 +228,7 @@ def add_choices(path: str | os.PathLike[str]) -> int:
     """
     _check_replaceable(path)
     mine = choices()
-    target = Path(path).resolve()
+    target = resolved(path)
     with ExitStack() as stack:
         with naming(path):
             file = target.parent / f".{target.name}.lock"

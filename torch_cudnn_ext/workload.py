@@ -746,7 +746,7 @@ def _items(value: Any) -> dict[Any, Any]:
         return dict(enumerate(value))
     if isinstance(value, SimpleNamespace):
         return vars(value)
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in fields(value)]
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     leaves = tree_leaves(value)
@@ -763,19 +763,21 @@ def _with_each_tensor(function: Callable[[Tensor], Tensor], values: Any) -> Any:
         if id(value) in made:  # it holds itself
             return made[id(value)]
         items = _items(value)
-        if isinstance(value, tuple):  # also one with names, or a packed sequence
+        is_structure = hasattr(type(value), "n_sequence_fields")  # of torch.return_types
+        if isinstance(value, tuple) and not is_structure:  # also one with names, a packed sequence
             return tuple.__new__(type(value), map(through, value))
-        if not items or isinstance(value, Set):
-            return value
-        if not isinstance(value, MutableMapping | MutableSequence | SimpleNamespace):
-            if not is_dataclass(value):
-                return tree_map_only(Tensor, function, value)
+        if isinstance(value, set | frozenset):
+            return type(value)(map(through, value))
+        has_keys = isinstance(value, MutableMapping | MutableSequence)
+        has_names = isinstance(value, SimpleNamespace) or is_dataclass(value)
+        if not items or not (has_keys or has_names):
+            return tree_map_only(Tensor, function, value)
         copied = made[id(value)] = copy.copy(value)
         for name, item in items.items():
-            if isinstance(value, MutableMapping | MutableSequence):
+            if has_keys:
                 copied[name] = through(item)
             else:
-                object.__setattr__(copied, name, through(item))
+                object.__setattr__(copied, name, through(item))  # also of a frozen one
         return copied
 
     return through(values)
