@@ -19,11 +19,9 @@ struct Failure {
   std::string what, why;
 
   Unsupported unsupported(const Device& device) const {
-    // 3008: a run-time prerequisite, here the driver, is missing. 5000, 5001: asking it failed.
-    bool asked_in_vain = status == CUDNN_STATUS_EXECUTION_FAILED ||
-                         status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
+    // 3008: a run-time prerequisite, here the driver, is missing. 5001: a driver call failed.
     bool needs_driver = status == CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING ||
-                        (asked_in_vain && device.is_target());
+                        (status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER && device.is_target());
     bool transient = status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
     return {what + ": " + why, needs_driver, transient};
