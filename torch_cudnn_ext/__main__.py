@@ -1059,7 +1059,7 @@ def _problems_met(
     """What a network meets under `enable`, as `tuning.tune_model` tunes it."""
     network, inputs = load(device)
     infers = is_inference(passes)
-    with _running(name, "--passes"):
+    with _running(name, "--passes" if passes != [*PASSES] else "--model"):
         met = tuning.problems_met(network, inputs, train=not infers, policy=compute)
         every = infers and "fwd" in passes  # what is called then is its forward
         lines = [p for p in met if every or is_wanted(_C.problem_info(p)["pass_name"], passes)]

@@ -271,7 +271,7 @@ LISTED_COLUMNS = (
 def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
     """The measured table of a layer and, where a target was listed, what that accepts."""
     title = profile.problem
-    where = [" ".join(profile.names)] if profile.names else []
+    where = [" ".join(filter(None, profile.names))] if any(profile.names) else []
     where += [f"({profile.note})"] if profile.note else []
     where += [f"{profile.count} calls"] if profile.count > 1 else []
     if where:
