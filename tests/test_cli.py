@@ -583,7 +583,9 @@ def test_tune_of_a_network_takes_what_enable_meets(
     assert ops("--shard", "2/2") == ["pool_fwd", "softmax_bwd"]
     command[2] = f"{networks}:softmax"
     assert main(command) == 2
-    assert "--passes: no tensor of the model's output" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "--model: no tensor of the model's output" in message
+    assert "or --passes fwd" in message
     assert ops("--passes", "fwd") == ["softmax_fwd"]
 
 

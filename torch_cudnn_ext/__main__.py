@@ -940,7 +940,7 @@ def _check_shapes(
 
 
 @contextmanager
-def _running(name: str, train: str = "--train") -> Iterator[None]:
+def _running(name: str, train: str = "--train", without: str = "no backward") -> Iterator[None]:
     """What a network raises when it runs is told in one line; it is no wrong argument."""
     try:
         yield
@@ -949,7 +949,7 @@ def _running(name: str, train: str = "--train") -> Iterator[None]:
         options = {"model: ": "--model: ", "passes: ": "--passes: ", "train: ": f"{train}: "}
         for argument, option in options.items():
             if str(error).startswith(argument):
-                message = str(error).removeprefix(argument).replace("train=False", "no backward")
+                message = str(error).removeprefix(argument).replace("train=False", without)
                 raise typer.BadParameter(option + message) from error
         raise _raised(name, error) from error
 
@@ -1059,7 +1059,7 @@ def _problems_met(
     """What a network meets under `enable`, as `tuning.tune_model` tunes it."""
     network, inputs = load(device)
     infers = is_inference(passes)
-    with _running(name, "--passes" if passes != [*PASSES] else "--model"):
+    with _running(name, "--model" if passes == [*PASSES] else "--passes", "--passes fwd"):
         met = tuning.problems_met(network, inputs, train=not infers, policy=compute)
         every = infers and "fwd" in passes  # what is called then is its forward
         lines = [p for p in met if every or is_wanted(_C.problem_info(p)["pass_name"], passes)]
