@@ -275,7 +275,11 @@ py::dict versions() {
 }
 
 const ResolvedPolicy& resolved(const Problem& problem, const std::string& policy) {
-  return with_rules(problem, resolve_policy(family_of(problem), policy));
+  return resolve_policy(family_of(problem), policy);
+}
+// The same with rules, as calls of this problem have it.
+const ResolvedPolicy& ruled(const Problem& problem, const std::string& policy) {
+  return with_rules(problem, resolved(problem, policy));
 }
 
 py::list candidates(const std::string& text, const std::string& device_text,
@@ -287,7 +291,7 @@ py::list candidates(const std::string& text, const std::string& device_text,
     py::gil_scoped_release release;
     c10::OptionalDeviceGuard guard;
     if (device.is_cuda()) guard.reset_device(device.torch_device());
-    list = list_candidates(problem, resolved(problem, policy), device);
+    list = list_candidates(problem, ruled(problem, policy), device);
   }
   py::list out;
   for (const Measurement& m : list) out.append(candidate_dict(m));
@@ -306,7 +310,9 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   Problem problem = parse_problem(text);
   Device device = parse_device(device_text);
   device.torch_device();  // refuses a target
-  const ResolvedPolicy& policy = resolved(problem, policy_text);
+  // Rules say nothing of algorithms that are asked for by their names.
+  bool all = !algorithms || algorithms->empty();
+  const ResolvedPolicy& policy = all ? ruled(problem, policy_text) : resolved(problem, policy_text);
   MeasureOptions options;
   for (const std::string& algorithm : algorithms.value_or(std::vector<std::string>{})) {
     auto [family, pass] = find_pass(op_of(problem));
@@ -679,7 +685,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "policy_for",
       [](const std::string& problem, const std::string& policy) {
-        return resolved(parse_problem(problem), policy).text;
+        return ruled(parse_problem(problem), policy).text;
       },
       py::arg("problem"), py::arg("policy"));
   m.def(
@@ -689,7 +695,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         Problem problem = parse_problem(text);
         auto rows =
             choice_table::find(problem_text(problem), fingerprint_of(parse_device(device)),
-                               resolved(problem, policy_text).policy.constraints_text(problem));
+                               ruled(problem, policy_text).policy.constraints_text(problem));
         bool any = rows && !rows->empty() && rows->front().status == Measurement::Status::ok;
         auto was_left_out = [&](const Measurement& m) {
           if (m.reason.rfind(kLeftOut, 0) == 0) return true;

@@ -297,6 +297,14 @@ def test_where_cudnns_numbers_cannot_be_had_a_pin_may_give_way(action: str, devi
     assert choice.why.startswith("fallback: legacy:default cannot run")
 
 
+@pytest.mark.parametrize("ruled", ["dropout_fwd", "dropout_bwd"])
+def test_a_rule_says_of_both_passes_whose_numbers_they_have(ruled: str) -> None:
+    x = torch.ones(100, requires_grad=True)
+    with when(ruled, use="legacy:default"), torch.autograd.set_multithreading_enabled(False):
+        lines = _C.problems_posed_by(lambda: torch.autograd.grad(ops.dropout(x, 0.5).sum(), x))
+    assert len(lines) == 2 and all("rng=cudnn" in line for line in lines)
+
+
 @needs_cuda
 @pytest.mark.parametrize("ruled", ["dropout_fwd", "dropout_bwd"])
 def test_cudnns_numbers_are_had_by_a_rule(ruled: str) -> None:

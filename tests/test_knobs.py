@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -301,6 +302,28 @@ def test_flags_are_of_one_thread_and_knobs_of_all() -> None:
         thread.start()
         thread.join()
     assert seen == {"fwd": None, "bwd_data": Policy(bwd_data=1).get("bwd_data")}
+
+
+def test_flags_opened_and_closed_in_hooks_end_there() -> None:
+    layer, stack = torch.nn.Linear(2, 2), ExitStack()
+    x = torch.randn(1, 2, requires_grad=True)
+    seen: list[str | None] = []
+
+    def opens(*_: Any) -> None:
+        stack.enter_context(knobs.flags(deterministic=True))
+
+    def closes(*_: Any) -> None:
+        stack.close()
+
+    layer.weight.register_hook(lambda _: seen.append(resolved("deterministic")))
+    layer.register_full_backward_hook(closes)
+    with knobs.flags(prefer="memory"):
+        for register in (layer.register_forward_pre_hook, layer.register_full_backward_pre_hook):
+            hook = register(opens)
+            layer(x).sum().backward()
+            hook.remove()
+            assert (resolved("prefer"), resolved("deterministic")) == ("memory", None)
+    assert seen == ["true", "true"] and resolved("prefer") is None
 
 
 def test_the_strictest_cap_and_determinism_hold_from_every_level() -> None:

@@ -601,6 +601,21 @@ class SealedLinear(nn.Linear, metaclass=Sealed):
     """A class of which none can be made."""
 
 
+class Counting(type):
+    """Counts classes, and takes no keywords."""
+
+    known: ClassVar[list[str]] = []
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        """Add one."""
+        super().__init__(name, bases, namespace)
+        cls.known.append(name)
+
+
+class CountedConv(nn.Conv2d, metaclass=Counting):
+    """A class of a user's metaclass."""
+
+
 class Keyed(nn.Conv2d):
     """Its subclasses are to be told by a key, and are counted."""
 
@@ -625,6 +640,13 @@ def test_hidden_classes_are_no_users_subclasses() -> None:
     clear_pins(model)
     network_layers(model, x)
     assert Keyed.known == [OneKey] and type(model[0]) is OneKey
+
+
+def test_layers_of_a_metaclass_without_keywords_are_pinned() -> None:
+    model = nn.Sequential(CountedConv(3, 4, 3))
+    apply_pins(model, {"0": "fwd=cpu:fft"})
+    assert pin_of(model[0]) is not None
+    network_layers(model, torch.randn(1, 3, 8, 8))
 
 
 def test_a_layers_very_name_means_it_alone() -> None:

@@ -35,6 +35,8 @@ from torch_cudnn_ext import (
     bench,
     bench_networks,
     enabled,
+    explain,
+    knobs,
     last_choice,
     measuring,
     ops,
@@ -1118,7 +1120,9 @@ def test_tensors_are_found_and_replaced_in_every_container() -> None:
         "namespace": SimpleNamespace(a=UserDict(b=deque([{one}]))),
         "dataclass": itself,
     }
+    values["size"], values["numbers"] = one.shape, range(3)
     detached_values = detached(values)
+    assert all(detached_values[name] is values[name] for name in ("size", "numbers"))
     assert [*detached_values] == [*values] and detached_values["list"][1:] == values["list"][1:]
     found = tensors_in(values)
     assert len(found) == 7 and len(tensors_in(detached_values)) == 7
@@ -1137,6 +1141,18 @@ def test_what_rules_admit_is_what_is_measured() -> None:
             model(x)
         choice = last_choice("conv_fwd")
         assert choice is not None and choice.why == "cached"
+
+
+def test_pytorchs_own_row_is_timed_whatever_rules_say() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3))
+    with when("conv_fwd", use="backends=cpu"):
+        rows = _layer(profile(OTHER, device="cpu", time_budget_s=0.1)).rows
+        (baseline,) = (row for row in rows if row["algorithm"] == "aten:default")
+        assert baseline["status"] == "excluded" and baseline["median_ms"] is not None
+        with enabled():
+            assert explain(model, torch.randn(2, 4, 8, 8), measure=True).calls
+    with knobs.flags(backends="cpu"), enabled():
+        assert explain(model, torch.randn(2, 4, 8, 8), measure=True).calls
 
 
 def test_callers_graphs_are_left_alone_in_every_container() -> None:

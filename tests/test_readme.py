@@ -56,6 +56,7 @@ def test_the_python_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     images = torch.randn(2, 3, 8, 8)
     names: dict[str, Any] = {
         "images": images,

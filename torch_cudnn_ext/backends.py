@@ -129,6 +129,7 @@ def _flags_of_ours(ours: dict[str, object], theirs: Mapping[str, Any]) -> Iterat
     try:
         _change_settings(theirs)
         _set({**_pins, **ours})
+        _deleted.difference_update(ours)
         yield
     finally:
         if "flags" in vars(cudnn):

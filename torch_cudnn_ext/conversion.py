@@ -354,7 +354,7 @@ def pinned_class(plain: type[torch.nn.Module]) -> type[Pinned]:
 
 def hidden_class(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type[Any]:
     """A class that stands in for one of its bases, whose ``__init_subclass__`` is not called."""
-    return type(name, bases, namespace, is_hidden=True)
+    return type(name, bases, {**namespace, "_is_hidden": True})
 
 
 _pinned_classes: dict[type[torch.nn.Module], type[Pinned]] = {}

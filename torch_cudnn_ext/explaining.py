@@ -204,7 +204,8 @@ class _Recorder:
         self._names = {module: name for name, module in model.named_modules()}
         self._events: list[Any] = []
         self._owners: dict[int, nn.Module] = {}
-        self._open: list[tuple[int, int]] = []  # calls: first event, sequence number of first node
+        # Calls: the module, the first event, the sequence number of the first node.
+        self._open: list[tuple[nn.Module, int, int]] = []
         self._nodes: dict[
             Any, None
         ] = {}  # also keeps them alive, so that none is taken for another
@@ -244,14 +245,14 @@ class _Recorder:
     def _before(self, module: nn.Module, args: Any) -> None:
         if module in self._names:
             begin = self._count()
-            self._open.append((begin, torch._C._autograd._get_sequence_nr()))
+            self._open.append((module, begin, torch._C._autograd._get_sequence_nr()))
             self._called.setdefault(module, begin)
 
     def _after(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if module not in self._names:
+        if not self._open or self._open[-1][0] is not module:  # its call was not seen to begin
             return
         *kwargs, output = rest  # behind a forward that raised without the former
-        begin, first_node = self._open.pop()
+        _, begin, first_node = self._open.pop()
         self._claim(begin, module)
         tensors = tensors_in((args, kwargs, output))
         passes_on = isinstance(module, nn.Dropout) and not module.training
@@ -406,11 +407,11 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
     info = _C.problem_info(problem)
     tensors = _C.scratch(problem, device)
     if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward left
-        left = _C.run(info["coupled"][0], BASELINE, tensors)
+        left = _C.run(info["coupled"][0], BASELINE, tensors, "backends=aten")
         tensors |= {role: left[role] for role in left.keys() & info["slots"].keys()}
 
     def work() -> None:
-        _C.run(problem, BASELINE, dict(tensors))
+        _C.run(problem, BASELINE, dict(tensors), "backends=aten")
 
     work()
     return tuple(kernel_names(work, operator.call, device))

@@ -28,8 +28,9 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise TypeError(f"path: got {path!r:.60} ({type(path).__name__}), wanted a path")
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
-            is_device = stat.S_ISCHR(os.fstat(file.fileno()).st_mode)
-            if is_device and not file.isatty():
+            here = os.fstat(file.fileno())
+            ends = file.isatty() or here.st_rdev == os.stat(os.devnull).st_rdev
+            if stat.S_ISCHR(here.st_mode) and not ends:
                 raise not_regular(path)
             return file.read()
     except UnicodeDecodeError as error:
@@ -70,10 +71,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def resolved(path: str | os.PathLike[str]) -> Path:
     """Where links lead; OSError where in a circle."""
-    try:
-        return Path(path).resolve()
-    except RuntimeError as error:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path)) from error
+    with suppress(FileNotFoundError):
+        os.stat(path)
+    return Path(path).resolve()
 
 
 def not_regular(path: str | os.PathLike[str]) -> OSError:

@@ -257,7 +257,10 @@ class _Knobs(ModuleType):
     def __delattr__(self, name: str) -> None:
         if name in _NAMES:
             setattr(self, name, None)
-            _deleted.add(name)  # or unittest.mock.patch would not set again what was there before
+            with _lock:
+                _deleted.add(
+                    name
+                )  # or unittest.mock.patch would not set again what was there before
         else:
             super().__delattr__(name)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from rich.console import Console
 from rich.measure import Measurement as Width
@@ -106,7 +106,7 @@ class Extent:
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for what is no number of rows."""
-        if not isinstance(self.top, int) or isinstance(self.top, bool):
+        if not isinstance(self.top, SupportsIndex) or isinstance(self.top, bool):
             raise TypeError(f"top: got {self.top!r} ({type(self.top).__name__}), wanted an integer")
         if self.top < 0:
             raise ValueError(f"top: got {self.top}, wanted at least 0 (0: all)")

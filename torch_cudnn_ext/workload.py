@@ -722,13 +722,13 @@ def detached(inputs: Any) -> Any:
 def tensors_in(values: Any) -> list[Tensor]:
     """The tensors in nested containers: Python's, dataclasses, and what pytrees know."""
     found: list[Tensor] = []
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}
 
     def look(value: Any) -> None:
         if isinstance(value, Tensor):
             found.append(value)
         elif (items := _items(value)) and id(value) not in seen:  # it may hold itself
-            seen.add(id(value))
+            seen[id(value)] = value
             for item in items.values():
                 look(item)
 
@@ -736,9 +736,12 @@ def tensors_in(values: Any) -> list[Tensor]:
     return found
 
 
+_PLAIN = (str, bytes, bytearray, memoryview, range, int, float, complex, type, type(None))
+
+
 def _items(value: Any) -> dict[Any, Any]:
     """What a container holds; empty for what is none."""
-    if isinstance(value, str | bytes | bytearray | range):
+    if isinstance(value, _PLAIN):
         return {}
     if isinstance(value, Mapping):
         return dict(value.items())
@@ -746,7 +749,7 @@ def _items(value: Any) -> dict[Any, Any]:
         return dict(enumerate(value))
     if isinstance(value, SimpleNamespace):
         return vars(value)
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value):
         names = [one.name for one in fields(value)]
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     leaves = tree_leaves(value)
@@ -754,31 +757,39 @@ def _items(value: Any) -> dict[Any, Any]:
 
 
 def _with_each_tensor(function: Callable[[Tensor], Tensor], values: Any) -> Any:
-    """Containers like these, which hold what `function` makes of each tensor."""
-    made: dict[int, Any] = {}
+    """Containers like these, which hold what `function` makes of each tensor.
+
+    What holds no tensor stays the same object.
+    """
+    made: dict[int, tuple[Any, Any]] = {}
 
     def through(value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(value)
         if id(value) in made:  # it holds itself
-            return made[id(value)]
-        items = _items(value)
-        is_structure = hasattr(type(value), "n_sequence_fields")  # of torch.return_types
-        if isinstance(value, tuple) and not is_structure:  # also one with names, a packed sequence
-            return tuple.__new__(type(value), map(through, value))
+            return made[id(value)][1]
+        if not tensors_in(value):
+            return value
+        if isinstance(value, tuple) and not hasattr(value, "n_sequence_fields"):
+            return tuple.__new__(type(value), map(through, value))  # also one with names
         if isinstance(value, set | frozenset):
             return type(value)(map(through, value))
+        items = _items(value)
         has_keys = isinstance(value, MutableMapping | MutableSequence)
-        has_names = isinstance(value, SimpleNamespace) or is_dataclass(value)
-        if not items or not (has_keys or has_names):
-            return tree_map_only(Tensor, function, value)
-        copied = made[id(value)] = copy.copy(value)
-        for name, item in items.items():
-            if has_keys:
-                copied[name] = through(item)
-            else:
-                object.__setattr__(copied, name, through(item))  # also of a frozen one
-        return copied
+        if has_keys or isinstance(value, SimpleNamespace) or is_dataclass(value):
+            copied = copy.copy(value)
+            made[id(value)] = value, copied
+            for name, item in items.items():
+                if (other := through(item)) is item:
+                    continue
+                if has_keys:
+                    copied[name] = other
+                else:
+                    object.__setattr__(copied, name, other)  # also of a frozen one
+            return copied
+        if isinstance(value, Mapping):
+            return {name: through(item) for name, item in items.items()}
+        return tree_map_only(Tensor, function, value)
 
     return through(values)
 

@@ -70,7 +70,12 @@ const BackendOperator* backend_operator(const Problem& problem, const Algorithm&
 std::optional<Notes> notes_before_building(const Problem& problem, const Algorithm& algorithm,
                                            const Device& device) {
   const BackendOperator* op = backend_operator(problem, algorithm);
-  return op != nullptr && op->notes ? op->notes(problem, algorithm, device) : std::nullopt;
+  if (op == nullptr || !op->notes) return std::nullopt;
+  try {
+    return op->notes(problem, algorithm, device);
+  } catch (const c10::Error&) {
+    return std::nullopt;  // building says why
+  }
 }
 
 BuildResult build(const Problem& problem, const Algorithm& algorithm, const Device& device) {

@@ -274,18 +274,14 @@ auto& interned() {
   return *map;
 }
 
-// The flags of a thread, outermost first. They lie, unchanged once made, among what PyTorch hands
-// on to autograd's threads. The serial tells the caches apart.
-struct Flags : c10::SafePyObject {
+// The flags that this thread opened, outermost first. The serial tells the caches apart.
+struct ThreadPolicies {
   struct Level {
     uint64_t id;
-    std::thread::id opened_on;
     Policy policy;
   };
   std::vector<Level> levels;
   uint64_t serial = 0;
-
-  Flags() : SafePyObject(nullptr, nullptr) {}  // of no Python object
 
   Policy merged() const {
     Policy all;
@@ -293,22 +289,36 @@ struct Flags : c10::SafePyObject {
     return all;
   }
 };
+thread_local ThreadPolicies thread_policies;
+
+// What PyTorch hands on to autograd's threads: all flags that hold on the thread that made it.
+struct HandedFlags : c10::SafePyObject {
+  HandedFlags() : SafePyObject(nullptr, nullptr) {}  // of no Python object
+
+  std::thread::id made_by = std::this_thread::get_id();
+  Policy policy;
+  uint64_t serial = 0;
+  std::shared_ptr<const HandedFlags> received;  // what that thread was handed itself
+};
 std::atomic<int64_t> levels_open{0};  // of all threads: without any, nobody looks for them
 const std::string kFlags = "torch_cudnn_ext.flags";
 
-const Flags& flags_here() {
+// What another thread handed to this one; nullptr for nothing.
+std::shared_ptr<const HandedFlags> received_flags() {
   using at::impl::ThreadLocalPythonObjects;
-  static const auto* none = new Flags();
-  if (levels_open.load(std::memory_order_relaxed) == 0) return *none;
-  if (!ThreadLocalPythonObjects::contains(kFlags)) return *none;
-  return static_cast<const Flags&>(*ThreadLocalPythonObjects::get(kFlags));
+  if (levels_open.load(std::memory_order_relaxed) == 0) return nullptr;
+  if (!ThreadLocalPythonObjects::contains(kFlags)) return nullptr;
+  auto flags = std::static_pointer_cast<HandedFlags>(ThreadLocalPythonObjects::get(kFlags));
+  return flags->made_by == std::this_thread::get_id() ? flags->received : flags;
 }
 
-void set_levels(std::vector<Flags::Level> levels) {
+void hand_flags_on() {
   static std::atomic<uint64_t> last_serial{0};
-  auto flags = std::make_shared<Flags>();
-  flags->levels = std::move(levels);
-  flags->serial = flags->levels.empty() ? 0 : ++last_serial;
+  auto flags = std::make_shared<HandedFlags>();
+  flags->received = received_flags();
+  flags->policy = thread_policies.merged();
+  if (flags->received) flags->policy = merge(flags->policy, flags->received->policy);
+  flags->serial = ++last_serial;
   at::impl::ThreadLocalPythonObjects::set(kFlags, std::move(flags));
 }
 
@@ -401,7 +411,8 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
     made.enabled = policy_of_enable();
   }
   add(made.enabled);
-  add(flags_here().merged());
+  add(thread_policies.merged());
+  if (auto received = received_flags()) add(received->policy);
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
     add(process_policy());
@@ -421,7 +432,7 @@ struct ResolveCache {
   };
   static constexpr size_t kCapacity = 1024;  // then all is forgotten
   std::unordered_map<size_t, Entry> entries;
-  uint64_t generation = 0, serial = 0;
+  uint64_t generation = 0, serial = 0, received_serial = 0;
 };
 thread_local ResolveCache resolve_cache;
 
@@ -564,6 +575,8 @@ Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
   std::optional<at::Float32Op> op = find_operator(family).float32_op();
+  // Without cuDNN a recurrent network is made of products of matrices.
+  if (op == at::Float32Op::RNN && !context.userEnabledCuDNN()) op = at::Float32Op::MATMUL;
   Switches switches;
   auto set = [&](uint8_t bit, bool on) {
     if (on) switches.bits |= bit;
@@ -583,12 +596,14 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
   Switches switches = read_switches(family);
   ResolveCache& cache = resolve_cache;
   uint64_t now = policy_generation.load(std::memory_order_relaxed);
-  uint64_t serial = flags_here().serial;
-  if (cache.generation != now || cache.serial != serial ||
-      cache.entries.size() >= ResolveCache::kCapacity) {
+  auto received = received_flags();
+  uint64_t received_serial = received == nullptr ? 0 : received->serial;
+  if (cache.generation != now || cache.serial != thread_policies.serial ||
+      cache.received_serial != received_serial || cache.entries.size() >= ResolveCache::kCapacity) {
     cache.entries.clear();
     cache.generation = now;
-    cache.serial = serial;
+    cache.serial = thread_policies.serial;
+    cache.received_serial = received_serial;
   }
   auto hash = c10::get_hash(family, argument.value_or(""), switches.bits);
   ResolveCache::Entry& entry = cache.entries[hash];
@@ -643,23 +658,23 @@ uint64_t push_thread_policy(const Policy& policy) {
   static std::atomic<uint64_t> last_id{0};
   refuse_once(policy);
   uint64_t id = ++last_id;
-  std::vector<Flags::Level> levels = flags_here().levels;
-  levels.push_back({id, std::this_thread::get_id(), policy});
+  thread_policies.levels.push_back({id, policy});
+  ++thread_policies.serial;
   ++levels_open;
-  set_levels(std::move(levels));
+  hand_flags_on();
   return id;
 }
 
 void pop_thread_policy(uint64_t id) {
-  std::vector<Flags::Level> levels = flags_here().levels;
-  auto found = std::find_if(levels.begin(), levels.end(), [id](const Flags::Level& level) {
-    return level.id == id && level.opened_on == std::this_thread::get_id();
-  });
+  auto& levels = thread_policies.levels;
+  auto found = std::find_if(levels.begin(), levels.end(),
+                            [id](const ThreadPolicies::Level& level) { return level.id == id; });
   TORCH_CHECK(found != levels.end(),
               "flags: a block is closed that was opened on another thread, where its knobs hold "
               "until it is closed there");
   levels.erase(found);
-  set_levels(std::move(levels));
+  ++thread_policies.serial;
+  hand_flags_on();
   --levels_open;
 }
 

@@ -124,8 +124,9 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 
   variable_list apply(variable_list&& grads) override {
     if (!any_defined(grads)) return variable_list(num_outputs());
+    auto tensors = unpacked();  // hooks of a user's hear of autocast
     NoAutocastGuard no_autocast;
-    return gradient.apply(grads, unpacked(), needed());
+    return gradient.apply(grads, tensors, needed());
   }
 
   static bool any_defined(const variable_list& grads) {

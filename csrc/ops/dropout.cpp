@@ -27,7 +27,10 @@ namespace {
 // that cannot run and may give way, PyTorch's generator serves what runs instead.
 RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
                        const Device& device) {
-  const Policy& policy = with_rules(problem, resolved).policy;
+  problem.pass = DropoutPass::fwd;  // whose rules, and those of its backward, hold for both
+  problem.canonicalise();
+  const ResolvedPolicy& ruled = with_rules(problem, resolved);
+  const Policy& policy = ruled.policy;
   for (const char* op : {"dropout_fwd", "dropout_bwd"}) {
     auto found = policy.choices.find(op);
     if (found == policy.choices.end() || found->second.kind != Choice::Kind::pinned) continue;
@@ -37,7 +40,7 @@ RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
     problem.rng = RandomStream::cudnn;
     problem.canonicalise();
     bool runs = !gives_way ||
-                std::holds_alternative<UsablePlan>(usable_plan(problem, pinned, resolved, device));
+                std::holds_alternative<UsablePlan>(usable_plan(problem, pinned, ruled, device));
     return runs ? RandomStream::cudnn : RandomStream::philox;
   }
   bool pytorch = policy.admits_backend("aten") || policy.admits_backend("cpu");

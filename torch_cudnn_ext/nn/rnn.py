@@ -247,7 +247,7 @@ def _usable(state: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _is_of_mode(state: Tensor) -> bool:
     """Whether it is of a transform of `torch.func`, or fake, and so means nothing outside."""
-    if torch.compiler.is_compiling():  # which sees neither
+    if torch.compiler.is_dynamo_compiling():  # which sees neither
         return False
     is_fake = isinstance(state, FakeTensor)
     return is_fake or torch._C._functorch.is_functorch_wrapped_tensor(state)

@@ -41,9 +41,9 @@ class Tunable(torch.nn.Module):
     _takes_once: ClassVar[bool] = False
     _remembers: ClassVar[tuple[str, ...]] = ()  # attributes that a call may change
 
-    def __init_subclass__(cls, is_hidden: bool = False, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let a class be seen to take the arguments of the one that it replaces."""
-        if is_hidden:
+        if "_is_hidden" in vars(cls):  # it stands in for a user's, which is not to hear of it
             return
         super().__init_subclass__(**kwargs)
         if "replaces" in vars(cls):
