@@ -257,10 +257,8 @@ class _Knobs(ModuleType):
     def __delattr__(self, name: str) -> None:
         if name in _NAMES:
             setattr(self, name, None)
-            with _lock:
-                _deleted.add(
-                    name
-                )  # or unittest.mock.patch would not set again what was there before
+            with _lock:  # or unittest.mock.patch would not set again what was there before
+                _deleted.add(name)
         else:
             super().__delattr__(name)
 

@@ -575,8 +575,6 @@ Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
   std::optional<at::Float32Op> op = find_operator(family).float32_op();
-  // Without cuDNN a recurrent network is made of products of matrices.
-  if (op == at::Float32Op::RNN && !context.userEnabledCuDNN()) op = at::Float32Op::MATMUL;
   Switches switches;
   auto set = [&](uint8_t bit, bool on) {
     if (on) switches.bits |= bit;

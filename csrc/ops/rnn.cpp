@@ -871,7 +871,10 @@ class RnnOperator : public Operator {
         {"rnn_fwd cell=lstm x=f16[64,32,512]:nchw hidden=512 layers=2 train=true"}};
   }
   std::vector<BatchSize> batch_sizes() const override { return {{"x", 1}}; }
-  std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::RNN; }
+  // PyTorch's own is made of products of matrices where cuDNN is off.
+  std::optional<at::Float32Op> float32_op() const override {
+    return at::globalContext().userEnabledCuDNN() ? at::Float32Op::RNN : at::Float32Op::MATMUL;
+  }
   bool has_math_types() const override { return true; }
   bool is_random(const Problem& problem) const override {
     return std::get<RnnProblem>(problem).dropout > 0;

@@ -12,6 +12,7 @@
 
 #include "backends/aten/plan.h"
 #include "core/autograd_guard.h"
+#include "core/operator.h"
 #include "core/rnn_layout.h"
 #include "core/tensors.h"
 
@@ -250,9 +251,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
         "so its backward cannot be run apart from its forward"};
   }
   Notes notes;
-  // Without cuDNN it is made of products of matrices.
-  bool by_cudnn = at::globalContext().userEnabledCuDNN();
-  bool tf32 = is_tf32(by_cudnn ? at::Float32Op::RNN : at::Float32Op::MATMUL);
+  bool tf32 = is_tf32(*operator_of(p).float32_op());
   if (device.is_cuda() && p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
   return std::make_shared<AtenRnn>(p, algorithm, notes);
 }
