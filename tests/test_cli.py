@@ -285,6 +285,9 @@ def test_info(capsys: Capture) -> None:
     for text in (torch.__version__, "libcudnn.so.9", "target:h200", "graph", "legacy", "cpu"):
         assert text in out
     assert out.startswith(f"torch_cudnn_ext {__version__}\n")
+    if not torch.cuda.is_available():  # there several do it by default
+        assert main(["info", "--jobs", "2"]) == 0
+        assert capsys.readouterr().out == out
 
 
 def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:

@@ -1410,7 +1410,7 @@ def test_what_stops_jobs_leaves_no_process_behind() -> None:
     def fail() -> None:
         raise KeyError("of the user's own")
 
-    has_ended = "a process that measures has ended"
+    has_ended = "a process that works for this one has ended"
     acts: list[tuple[Callable[[], None], type[Exception], str]] = [
         (partial(send, signal.SIGKILL), RuntimeError, has_ended),
         # Of one that is between two problems there is no more to tell.

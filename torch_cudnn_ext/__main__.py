@@ -9,12 +9,12 @@ import os
 import re
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from enum import Enum
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -27,6 +27,7 @@ from .enabling import enabled
 from .explaining import explain
 from .measuring import fp32_switches
 from .policy import CONSTRAINTS, operator_info, text_for_all
+from .processes import processes
 from .profiling import (
     Profile,
     Settings,
@@ -73,6 +74,7 @@ INTERRUPTED = 130
 MODEL_BATCH = 32
 MOST = 2**31 - 1  # of a whole number that an option takes
 IMAGE_SIZE = 224
+INFO_JOBS = 8  # each has a CUDA context, of half a GiB of the GPU's memory
 
 # Any complaint about the command line; the class is click's, which some typers carry within.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
@@ -805,6 +807,15 @@ def info_command(
     operators: Annotated[
         bool, typer.Option("--operators", help="The table of operators alone, as Markdown.")
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            parser=_number(int, 1),
+            metavar="N",
+            help="Processes that build every engine for a GPU; by default one a core, at most 8.",
+        ),
+    ] = None,
 ) -> None:
     """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
     if operators:
@@ -819,36 +830,40 @@ def info_command(
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
     typer.echo()
-    examples = [(operator, text) for operator in _C.operators() for text in operator["examples"]]
-    tables = []
-    with report.ProgressBar() as bar:  # on a GPU every engine is built
-        for done, (operator, example) in enumerate(examples):
-            bar.problem(done, len(examples), example)
-            tables.append(_algorithm_counts(operator, example))
-    report.print_tables(tables)
-
-
-def _algorithm_counts(operator: dict[str, Any], example: str) -> report.Table:
-    """How many algorithms each backend has and how many of them take one common problem."""
     gpu = checked_device()
-    if gpu == "cpu":
-        gpu = f"target:{report.DEFAULT_TARGET}"
-    rows = []
-    for pass_name in operator["passes"]:
-        op = f"{operator['family']}_{pass_name}"
-        for device in ("cpu", gpu):
-            found = _C.candidates(rewrite(example, op=op), device)
-            for backend in operator["backends"]:
-                here = [c for c in found if c["backend"] == backend]
-                states = Counter(c["status"] for c in here)
-                if states["ok"] or states["needs a driver"]:
-                    names = {c["algorithm"].partition("/")[0] for c in here}
-                    words = ", ".join(f"{count} {state}" for state, count in states.items())
-                    rows.append([op, backend, device, str(len(names)), str(len(here)), words])
+    if gpu == "cpu":  # where nothing is compiled
+        gpu, jobs = f"target:{report.DEFAULT_TARGET}", jobs or 1
+    else:
+        jobs = jobs or min(len(os.sched_getaffinity(0)), INFO_JOBS)
+    work = [
+        (example, op, rewrite(example, op=op), operator["backends"], gpu)
+        for operator in _C.operators()
+        for example in operator["examples"]
+        for op in (f"{operator['family']}_{name}" for name in operator["passes"])
+    ]
+    counts: dict[str, list[list[str]]] = {}
+    with report.ProgressBar() as bar:
+        results = _spread(jobs, report.algorithm_counts, [count for _, *count in work])
+        for done, (example, *_) in enumerate(work):
+            bar.problem(done, len(work), example)
+            counts.setdefault(example, []).extend(next(results))
     # A name is an engine of cuDNN's, or an algorithm; its options are knobs, or a math type.
     headings = ("op", "backend", "device", "names", "with options", "on this problem")
     columns = [report.Column(h, right=h in headings[3:5]) for h in headings]
-    return report.Table(f"algorithms for {example.partition(' ')[2]}", columns, rows)
+    report.print_tables(
+        report.Table(f"algorithms for {example.partition(' ')[2]}", columns, rows)
+        for example, rows in counts.items()
+    )
+
+
+def _spread(jobs: int, function: Callable[..., T], work: list[list[Any]]) -> Iterator[T]:
+    """What it gives for each, in their order, by so many processes; one is this one."""
+    if jobs == 1:
+        yield from starmap(function, work)
+        return
+    with processes(jobs) as pool:
+        for future in [pool.submit(function, *arguments) for arguments in work]:
+            yield future.result()
 
 
 def _words(text: str) -> list[str]:

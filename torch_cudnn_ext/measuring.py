@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,14 +164,7 @@ def _as_here(task: Task) -> Task:
 def _imported(left: list[Future[_Measured]]) -> Iterator[list[Measurement]]:
     """Takes from the list what it gives."""
     while left:
-        try:
-            rows, entries = left[0].result()
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "jobs: a process that measures has ended. Either it was killed, as for want of "
-                "memory, or it could not import the main module: a script measures under "
-                '`if __name__ == "__main__":`'
-            ) from error
+        rows, entries = left[0].result()
         del left[0]
         _C.table_import(entries)
         yield rows

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -54,6 +55,9 @@ def processes(
         arguments: They are sent to the processes.
         grace_s: Seconds that work gets to end by a ``KeyboardInterrupt``, where an error or Ctrl-C
             leaves the block or this process is killed; 0: none.
+
+    Raises:
+        RuntimeError: One of them was killed, or could not start.
     """
     context = get_context("spawn")
     end, lifeline = context.Pipe(duplex=False)
@@ -61,6 +65,12 @@ def processes(
     with end, lifeline, pool:
         try:
             yield Processes(pool)
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "jobs: a process that works for this one has ended. Either it was killed, as for "
+                "want of memory, or it could not import the main module: a script measures under "
+                '`if __name__ == "__main__":`'
+            ) from error
         except BaseException:
             lifeline.send("end")
             raise

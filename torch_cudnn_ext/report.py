@@ -554,6 +554,21 @@ def _algorithms(problems: list[str], device: str, backend: str) -> set[str]:
     }
 
 
+def algorithm_counts(op: str, problem: str, backends: list[str], gpu: str) -> list[list[str]]:
+    """How many algorithms each backend has, on the CPU and there, and how many take the problem."""
+    rows = []
+    for device in ("cpu", gpu):
+        found = _C.candidates(problem, device)
+        for backend in backends:
+            here = [c for c in found if c["backend"] == backend]
+            states = Counter(c["status"] for c in here)
+            if states["ok"] or states["needs a driver"]:
+                names = {c["algorithm"].partition("/")[0] for c in here}
+                words = ", ".join(f"{count} {state}" for state, count in states.items())
+                rows.append([op, backend, device, str(len(names)), str(len(here)), words])
+    return rows
+
+
 def print_profile(profile: Profile, extent: Extent) -> None:
     """Print a profile to standard output."""
     print_tables(profile_tables(profile, extent))
