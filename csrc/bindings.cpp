@@ -672,6 +672,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("declined", declined);
   m.def("reset_declined", reset_declined);
   m.def("set_recording", set_recording, py::arg("on"));
+  m.def("set_look", set_look, py::arg("on"));
+  m.def("is_look", is_look);
   m.def("recorded", recorded_py, py::arg("begin") = 0);
   m.def(
       "resolved_policy",

@@ -89,8 +89,11 @@ std::vector<std::string> overridden_ops() {
 void count_declined(const char* op, const std::string& reason) {
   std::string text = c10::str(op, ": ", reason);
   record_call({nullptr, text});
+  constexpr size_t kMost = 256;  // texts may tell sizes, which need not come to an end
   std::lock_guard<std::mutex> lock(mutex);
-  ++declined_counts()[text];
+  auto& counts = declined_counts();
+  bool full = counts.size() >= kMost && counts.count(text) == 0;
+  ++counts[full ? c10::str(op, ": another reason") : text];
 }
 
 std::map<std::string, int64_t> declined() {
@@ -107,6 +110,7 @@ std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name
                                       const at::Tensor& t) {
   if (!t.defined()) return std::nullopt;
   if (t.layout() != at::kStrided) return c10::str(name, " has the layout ", t.layout());
+  if (t.has_names()) return c10::str(name, " has named dimensions");
   switch (t.scalar_type()) {
     case at::kFloat:
     case at::kHalf:

@@ -10,6 +10,8 @@
 
 TORCH_LIBRARY(torch_cudnn_ext, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  const std::vector<at::Tag> random_tags = {at::Tag::pt2_compliant_tag,
+                                            at::Tag::nondeterministic_seeded};
 
   m.def(
       "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] "
@@ -190,7 +192,7 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "_rnn(Tensor input, int[] batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, int cell, "
       "int bias, int num_layers, float dropout, bool bidirectional, bool skip_input, bool "
       "for_backward, *, str? policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
-      tags);
+      random_tags);
   m.def(
       "_rnn_backward(Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, Tensor input, int[] "
       "batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, Tensor output, Tensor reserve, int "
@@ -218,8 +220,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
 
   // Dropout with 0 < p < 1. _dropout is what it calls where a gradient is wanted: its second result
   // is the mask in a format of the algorithm's own, of which Meta does not know the size.
-  const std::vector<at::Tag> random_tags = {at::Tag::pt2_compliant_tag,
-                                            at::Tag::nondeterministic_seeded};
   m.def("dropout(Tensor input, float p, *, str? policy=None) -> Tensor", random_tags);
   m.def("_dropout(Tensor input, float p, *, str? policy=None) -> (Tensor, Tensor)", random_tags);
   m.def(

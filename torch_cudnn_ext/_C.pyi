@@ -213,8 +213,12 @@ def declined() -> dict[str, int]:
 
 def reset_declined() -> None: ...
 def set_recording(on: bool) -> None:
-    """Start (anew) or end the recording of all that runs, in order and over all threads."""
+    """Start (anew) or end the recording of what this thread runs, and autograd's threads for it."""
 
+def set_look(on: bool) -> None:
+    """While on, what this thread runs, and autograd's threads for it, tunes nothing."""
+
+def is_look() -> bool: ...
 def recorded(begin: int = 0) -> list[Choice | str]:
     """What ran since recording began; a text says why PyTorch's own kernel ran."""
 

@@ -22,6 +22,7 @@ import torch
 import typer
 
 from . import _C, __version__, bench, bench_modules, bench_networks, nn, report, tuning
+from .conversion import eager_model
 from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
@@ -47,6 +48,7 @@ from .workload import (
     check_passes,
     is_inference,
     is_wanted,
+    led_problems,
     load_model,
     merge,
     network_layers,
@@ -1054,7 +1056,7 @@ def _layers(name: str, load: _Loader, passes: list[str], compute: str, device: s
         network, inputs = load(place)
         with _running(name):
             network.train(not is_inference(passes))
-            return network_layers(network, inputs, passes, compute)
+            return network_layers(eager_model("model", network), inputs, passes, compute)
 
     try:
         return seen("meta")
@@ -1077,7 +1079,12 @@ def _problems_met(
     with _running(name, "--model" if passes == [*PASSES] else "--passes", "--passes fwd"):
         met = tuning.problems_met(network, inputs, train=not infers, policy=compute)
         every = infers and "fwd" in passes  # what is called then is its forward
-        lines = [p for p in met if every or is_wanted(_C.problem_info(p)["pass_name"], passes)]
+
+        def wanted(problem: str) -> bool:  # itself, or a backward that is tuned with it
+            infos = map(_C.problem_info, [problem, *led_problems(problem)])
+            return any(is_wanted(info["pass_name"], passes) for info in infos)
+
+        lines = [problem for problem in met if every or wanted(problem)]
         if not lines:
             raise ValueError(nothing_found(network, passes, met))
     return Workload([Layer(line) for line in lines], {})

@@ -125,18 +125,29 @@ def _flags(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
 @contextmanager
 def _flags_of_ours(ours: dict[str, object], theirs: Mapping[str, Any]) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
-    pins, before = dict(_pins), {name: getattr(cudnn, name) for name in theirs}
+    before = {name: getattr(cudnn, name) for name in theirs}
+    plain = {name: vars(cudnn).get(name, _OFF) for name in ours}
+    pins = {name: _pins[name] for name in ours} if _installed() else plain
     try:
         _change_settings(theirs)
-        _set({**_pins, **ours})
-        _deleted.difference_update(ours)
+        _set_or_keep(ours)
         yield
     finally:
-        if "flags" in vars(cudnn):
-            _set(pins)
-        else:  # uninstalled inside
-            _keep_as_values(pins)
+        _set_or_keep(pins)
         _change_settings(before)
+
+
+def _installed() -> bool:
+    return "flags" in vars(torch.backends.cudnn)
+
+
+def _set_or_keep(pins: Mapping[str, Any]) -> None:
+    """Set these pins; uninstalled, as the plain values that `install` adopts."""
+    if _installed():
+        _set({**_pins, **pins})
+        _deleted.difference_update(pins)
+    else:
+        _keep_as_values(pins)
 
 
 def _change_settings(values: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from . import report, tuning
+from . import nn, report, tuning
 from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, formatted, judged
 from .enabling import enabled
 from .measuring import Progress, check_jobs, fp32_switches
@@ -160,6 +160,12 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
         channels_last=task.channels_last,
         device=task.device,
     )
+    own = [name or "itself" for name, one in model.named_modules() if isinstance(one, nn.Tunable)]
+    if own:
+        raise ValueError(
+            f"of its modules {len(own)} are this package's, such as {own[0]}, wanted PyTorch's "
+            "alone to compare with"
+        )
     model.train(task.mode == "train")
     kind = torch.device(task.device).type
     autocast = partial(torch.autocast, kind, dtype, enabled=dtype is not None)

@@ -19,7 +19,7 @@ from torch import nn
 from . import _C, report
 from .conversion import converted, eager_model
 from .enabling import apply_rules, enabled, is_enabled
-from .workload import Watch, call_model, detached, go_back, kept_as_it_was
+from .workload import Watch, call_model, detached, go_back, kept_as_it_was, looking
 
 if TYPE_CHECKING:
     from ._C import Choice
@@ -184,7 +184,7 @@ def _ran(
         watch: Sees what the forward calls; some of PyTorch's layers go another way then, so each
             run has one.
     """
-    with kept_as_it_was(model), torch.set_grad_enabled(backward):
+    with kept_as_it_was(model), looking(), torch.set_grad_enabled(backward):
         _C.set_recording(True)
         try:
             with watch.below, watch:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudnn_ext import _C, knobs, report
 from torch_cudnn_ext.bench import kernel_names
@@ -146,9 +147,16 @@ def explain(
     Raises:
         TypeError: ``model`` is no module.
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
-            has a gradient.
+            has a gradient; or the model or its inputs have no data, such as on the meta device,
+            which `profile_model` takes.
     """
     model = eager_model("explain", model)
+    for t in tensors_in(([*model.parameters(), *model.buffers()], inputs)):
+        if t.is_meta or isinstance(t, FakeTensor):
+            raise ValueError(
+                "model: got one that has, or whose inputs have, no data (on the meta device, or "
+                "fake), wanted data to run on; profile_model takes the meta device"
+            )
     try:
         runner = copy.deepcopy(model) if train else model
     except Exception:  # of tensors that are computed, such as pruned weights, of locks, ...

@@ -24,8 +24,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         OSError: The file cannot be read, or is a device, which may never end.
         ValueError: It holds other than UTF-8.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path: got {path!r:.60} ({type(path).__name__}), wanted a path")
+    check_path(path)
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
             here = os.fstat(file.fileno())
@@ -37,15 +36,23 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise ValueError(f"got {os.fspath(path)!r}, which holds no text: {error}") from error
 
 
+def check_path(path: object) -> None:
+    """Raise ``TypeError`` where it is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path: got {path!r:.60} ({type(path).__name__}), wanted a path")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Put a text in place of a file; it is whole or, on an error, as before.
 
     What is there and is no regular file, such as a pipe, is written to, and so is ``/dev/stdout``.
 
     Raises:
+        TypeError: ``path`` is no path.
         OSError: The file cannot be written.
         ValueError: The text is none that UTF-8 has.
     """
+    check_path(path)
     data = text.encode()
     place = Path(path)
     if place.exists() and (not place.is_file() or os.fspath(path).startswith(_OPEN_FILES)):

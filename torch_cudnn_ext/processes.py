@@ -67,8 +67,8 @@ def processes(
             yield Processes(pool)
         except BrokenProcessPool as error:
             raise RuntimeError(
-                "jobs: a process that works for this one has ended. Either it was killed, as for "
-                "want of memory, or it could not import the main module: a script measures under "
+                "a process that works for this one has ended. Either it was killed, as for want of "
+                "memory, or it could not import the main module: a script measures under "
                 '`if __name__ == "__main__":`'
             ) from error
         except BaseException:

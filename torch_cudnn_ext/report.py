@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement as Width
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -57,6 +58,7 @@ RECORD_FIELDS = (
     "reason",
     "source",
     "build_ms",
+    "note",
 )
 
 Record = dict[str, Any]
@@ -124,6 +126,7 @@ def _base_record(profile: LayerProfile, row: Any) -> Record:
     record: Record = dict.fromkeys(RECORD_FIELDS)
     record.update({key: row[key] for key in RECORD_FIELDS if key in row})
     record.update(problem=profile.problem, names=list(profile.names), count=profile.count)
+    record["note"] = profile.note
     return record
 
 
@@ -441,12 +444,16 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 def _print_rows(table: Table, out: Console) -> None:
     grid = RichTable(box=None, pad_edge=False, header_style="bold")
-    for column in table.columns:
+    for i, column in enumerate(table.columns):
+        whole = column.right or column.whole
+        cells = (column.heading, *(row[i] for row in table.rows))
         grid.add_column(
             column.heading,
             justify="right" if column.right else "left",
             overflow="fold",
-            no_wrap=column.right or column.whole,
+            no_wrap=whole,
+            # Rich itself keeps no more together than a word.
+            min_width=max(map(cell_len, cells)) if whole else None,
         )
     for row in table.rows:
         grid.add_row(*row)

@@ -24,12 +24,12 @@ from . import _C
 from .conversion import eager_model
 from .enabling import enabled_anew
 from .explaining import trace
-from .files import naming, not_regular, read_lines, resolved, write_text
+from .files import check_path, naming, not_regular, read_lines, resolved, write_text
 from .knobs import pushed
 from .measuring import Progress, Task, measure_tasks, no_algorithm
 from .policy import PolicyLike, text_for_all
 from .profiling import check_time_budget, checked_device, keep
-from .workload import tensors_in
+from .workload import looking, tensors_in
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -181,7 +181,7 @@ def problems_met(
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient.
     """
-    with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
+    with looking(), enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
     problems = [line.partition("  #")[0] for line in lines]
     infos = [_C.problem_info(problem) for problem in problems]
@@ -242,7 +242,12 @@ def add_choices(path: str | os.PathLike[str]) -> int:
 
 
 def _check_replaceable(path: str | os.PathLike[str]) -> None:
-    """OSError for what no file can take the place of, such as a device, or a pipe to wait for."""
+    """OSError for what no file can take the place of, such as a device, or a pipe to wait for.
+
+    Raises:
+        TypeError: ``path`` is no path.
+    """
+    check_path(path)
     place = Path(path)
     if place.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

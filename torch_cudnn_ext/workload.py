@@ -326,7 +326,13 @@ def network_layers(
     check_passes(passes)
     watch = Watch(model)
     backward = not is_inference(passes)
-    with converted(model), kept_as_it_was(model), watch.names(), torch.set_grad_enabled(backward):
+    with (
+        converted(model),
+        kept_as_it_was(model),
+        looking(),
+        watch.names(),
+        torch.set_grad_enabled(backward),
+    ):
         # On this thread alone, also on a GPU: `watch` is of one thread.
         with watch, torch.autograd.set_multithreading_enabled(False):
             with watch.below:
@@ -349,6 +355,17 @@ def network_layers(
     if not found:
         raise ValueError(nothing_found(model, passes, [layer.problem for layer in others]))
     return Workload(merge(found), dict((watch.others + refused).most_common()))
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Nothing is tuned meanwhile: what runs is run to see its problems."""
+    before = _C.is_look()
+    _C.set_look(True)
+    try:
+        yield
+    finally:
+        _C.set_look(before)
 
 
 def nothing_found(model: nn.Module, passes: Sequence[str], others: Iterable[str]) -> str:

@@ -1,10 +1,34 @@
-// Autograd as a user has it, for work that itself runs below autograd.
+// What work of our own has of the user's autograd.
 #pragma once
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <optional>
+
 namespace torch_cudnn_ext {
+
+// The user's hooks on saved tensors see nothing: for graphs that do not outlive the guard.
+class NoSavedTensorHooks {
+ public:
+  NoSavedTensorHooks() {
+    if (Hooks::get_tls_state().stack.empty()) return;
+    before_ = Hooks::get_tls_state();
+    Hooks::set_tls_state({});
+  }
+  ~NoSavedTensorHooks() {
+    if (before_) Hooks::set_tls_state(*before_);
+  }
+  NoSavedTensorHooks(const NoSavedTensorHooks&) = delete;
+  NoSavedTensorHooks& operator=(const NoSavedTensorHooks&) = delete;
+
+ private:
+  using Hooks = at::SavedTensorDefaultHooks;
+  std::optional<at::impl::SavedTensorDefaultHooksTLS> before_;
+};
+
+// Autograd as a user has it, for work that itself runs below autograd.
 
 class AutogradGuard {
  public:

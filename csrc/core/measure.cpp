@@ -25,6 +25,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "core/autograd_guard.h"
 #include "core/errors.h"
 #include "core/operator.h"
 #include "core/plain_torch.h"
@@ -127,6 +128,7 @@ struct ScratchGuard {
   ScratchGuard(const Problem& problem, const Device& device)
       : device_guard(device.torch_device()), generator(problem, device) {}
   PlainTorchGuard plain;
+  NoSavedTensorHooks no_hooks;
   c10::InferenceMode no_inference{false};  // what is made in it has no gradients
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -331,8 +331,9 @@ Policy policy_of_switches(Switches switches) {
 }
 
 // In a saved policy: what was asked for at the call stands before it, all levels in one behind it.
-// ASCII's unit separator, which no policy text contains.
-constexpr char kBelow = '\x1f';
+// ASCII's unit separator, which no policy text contains. At its end the record separator says that
+// the determinism in it spares the baseline.
+constexpr char kBelow = '\x1f', kSpared = '\x1e';
 
 void refuse_once(const Policy& policy) {
   for (const auto& [op, choice] : policy.choices) {
@@ -405,7 +406,11 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
   auto add = [&](const Policy& level) {
     made.policy = merge(made.policy, saved ? constraints_that_add_up(level) : level);
   };
-  if (saved) made.policy = merge(made.policy, parse(text.substr(below + 1), family, ""));
+  bool spared_then = saved && text.back() == kSpared;
+  if (spared_then) text.remove_suffix(1);
+  Policy then = saved ? parse(text.substr(below + 1), family, "") : Policy{};
+  if (spared_then) then.deterministic.reset();
+  made.policy = merge(made.policy, then);
   {
     std::lock_guard<std::mutex> lock(policy_mutex);
     made.enabled = policy_of_enable();
@@ -417,7 +422,10 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
     std::lock_guard<std::mutex> lock(policy_mutex);
     add(process_policy());
   }
+  bool demanded = made.policy.deterministic.value_or(false) || switches.has(Switches::kStrict);
   add(policy_of_switches(switches));
+  if (spared_then) made.policy.deterministic = true;
+  made.spares_baseline = made.policy.deterministic.value_or(false) && !demanded;
   return intern(family, std::move(made));
 }
 
@@ -582,7 +590,7 @@ Switches read_switches(std::string_view family) {
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
   set(Switches::kAllowTf32, op && is_tf32(*op));
   set(Switches::kTf32Products, is_tf32(at::Float32Op::MATMUL));
-  set(Switches::kDeterministicProducts,
+  set(Switches::kStrict,
       context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly());
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
@@ -619,13 +627,15 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
 std::string saved_with(const ResolvedPolicy& resolved, const Policy& more,
                        std::string_view family) {
   std::string name(family);
-  return c10::str(merge(more, resolved.argument).text(name), kBelow, resolved.policy.text(name));
+  return c10::str(merge(more, resolved.argument).text(name), kBelow, resolved.policy.text(name),
+                  resolved.spares_baseline ? std::string(1, kSpared) : "");
 }
 
 const ResolvedPolicy& add_level(const ResolvedPolicy& resolved, const Policy& rules,
                                 std::string_view family) {
   ResolvedPolicy made = resolved;
   made.policy = merge(merge(resolved.argument, rules), resolved.policy);
+  if (rules.deterministic.value_or(false)) made.spares_baseline = false;
   return intern(family, std::move(made));
 }
 

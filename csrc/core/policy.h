@@ -59,8 +59,9 @@ Policy merge(const Policy& stronger, const Policy& weaker);
 // What PyTorch's own switches say at this moment, as bits.
 struct Switches {
   static constexpr uint8_t kDeterministic = 1, kAllowTf32 = 2, kBenchmark = 4, kCudnnEnabled = 8;
-  // Of products of matrices, which convolutions may be.
-  static constexpr uint8_t kTf32Products = 16, kDeterministicProducts = 32;
+  // Of products of matrices, which convolutions may be; and PyTorch refuses what is not
+  // deterministic.
+  static constexpr uint8_t kTf32Products = 16, kStrict = 32;
   uint8_t bits = 0;
   bool has(uint8_t bit) const { return (bits & bit) != 0; }
 };
@@ -76,6 +77,9 @@ struct ResolvedPolicy {
   std::string text;
   std::string saved;  // as an argument this gives the same policy at any later time, on any thread
   Switches switches;
+  // Only switches of PyTorch's ask for determinism that let its own kernels be where there is none:
+  // cudnn.deterministic, or use_deterministic_algorithms with warn_only.
+  bool spares_baseline = false;
   int64_t id;
 };
 const ResolvedPolicy& resolve_policy(std::string_view family,

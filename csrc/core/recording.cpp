@@ -1,8 +1,11 @@
 #include "core/recording.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <c10/core/SafePyObject.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 
 #include "core/operator.h"
@@ -11,33 +14,58 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-std::atomic<bool> recording{false};
-std::mutex calls_mutex;
-std::vector<RecordedCall>& calls() {
-  static auto* list = new std::vector<RecordedCall>();
-  return *list;
-}
+using at::impl::ThreadLocalPythonObjects;
+
+// What PyTorch hands on to autograd's threads.
+template <class T>
+struct Handed : c10::SafePyObject {
+  Handed() : SafePyObject(nullptr, nullptr) { ++count; }  // of no Python object
+  ~Handed() { --count; }
+
+  static void set(bool on) {
+    ThreadLocalPythonObjects::set(T::kKey, on ? std::make_shared<T>() : nullptr);
+  }
+  static std::shared_ptr<T> here() {
+    if (count.load(std::memory_order_relaxed) == 0) return nullptr;
+    if (!ThreadLocalPythonObjects::contains(T::kKey)) return nullptr;
+    return std::static_pointer_cast<T>(ThreadLocalPythonObjects::get(T::kKey));
+  }
+
+  static inline std::atomic<int64_t> count{0};  // of all threads: without any, nobody looks for it
+};
+
+struct Recording : Handed<Recording> {
+  static constexpr const char* kKey = "torch_cudnn_ext.recording";
+  std::mutex mutex;
+  std::vector<RecordedCall> calls;
+};
+
+struct Look : Handed<Look> {
+  static constexpr const char* kKey = "torch_cudnn_ext.look";
+};
 
 thread_local DryRun* dry_run = nullptr;
 
 }  // namespace
 
-void set_recording(bool on) {
-  std::lock_guard<std::mutex> lock(calls_mutex);
-  calls().clear();
-  recording.store(on, std::memory_order_relaxed);
-}
+void set_recording(bool on) { Recording::set(on); }
+void set_look(bool on) { Look::set(on); }
+bool is_look() { return Look::here() != nullptr; }
 
 std::vector<RecordedCall> recorded_calls(size_t begin) {
-  std::lock_guard<std::mutex> lock(calls_mutex);
-  if (begin >= calls().size()) return {};
-  return {calls().begin() + static_cast<int64_t>(begin), calls().end()};
+  auto recording = Recording::here();
+  if (recording == nullptr) return {};
+  std::lock_guard<std::mutex> lock(recording->mutex);
+  auto& calls = recording->calls;
+  if (begin >= calls.size()) return {};
+  return {calls.begin() + static_cast<int64_t>(begin), calls.end()};
 }
 
 void record_call(const RecordedCall& call) {
-  if (!recording.load(std::memory_order_relaxed)) return;
-  std::lock_guard<std::mutex> lock(calls_mutex);
-  calls().push_back(call);
+  auto recording = Recording::here();
+  if (recording == nullptr) return;
+  std::lock_guard<std::mutex> lock(recording->mutex);
+  recording->calls.push_back(call);
 }
 
 DryRun::DryRun() : outer_(std::exchange(dry_run, this)) {}

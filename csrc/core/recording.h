@@ -12,8 +12,8 @@ namespace torch_cudnn_ext {
 
 struct ChoiceRecord;
 
-// What ran, in order and over all threads, while recording: a choice, or the reason why PyTorch's
-// own kernel ran instead of an operator of ours.
+// What this thread ran, and autograd's threads for it, in order while recording: a choice, or the
+// reason why PyTorch's own kernel ran instead of an operator of ours.
 struct RecordedCall {
   const ChoiceRecord* choice;  // nullptr: declined
   std::string declined;
@@ -21,6 +21,10 @@ struct RecordedCall {
 void set_recording(bool on);  // starts anew; off forgets
 std::vector<RecordedCall> recorded_calls(size_t begin);
 void record_call(const RecordedCall& call);  // nothing without a recording
+
+// While this thread, and autograd's for it, looks at what problems there are, nothing is tuned.
+void set_look(bool on);
+bool is_look();
 
 // Of this thread. Results of a dry run have the sizes and strides of the problem, and no values.
 class DryRun {

@@ -1,5 +1,6 @@
 #include "core/selector.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
@@ -193,6 +194,9 @@ RuledPolicy rules_for_all(const Problem& problem) {
 }
 
 constexpr const char* kCoupled = "coupled with its forward";
+constexpr const char* kNotDeterministic =
+    "fallback: PyTorch's own, as no algorithm is deterministic";
+const Algorithm kBaseline{"aten", "default", {}};
 
 class Decider {
  public:
@@ -291,7 +295,12 @@ class Decider {
   Found find_as_forward(const Problem& forward);
 
   Found try_algorithm(const Algorithm& algorithm, const std::string& why) {
-    auto result = usable_plan(problem_, algorithm, policy_, device_);
+    return try_algorithm(algorithm, why, policy_);
+  }
+
+  Found try_algorithm(const Algorithm& algorithm, const std::string& why,
+                      const ResolvedPolicy& policy) {
+    auto result = usable_plan(problem_, algorithm, policy, device_);
     if (auto* unsupported = std::get_if<Unsupported>(&result)) {
       refused_.emplace_back(algorithm.text(), unsupported->reason);
       if (unsupported->transient) decision_->keep = false;
@@ -299,6 +308,15 @@ class Decider {
     }
     auto& usable = std::get<UsablePlan>(result);
     return {usable.plan, usable.workspace_bytes, why};
+  }
+
+  // PyTorch's own kernel, where only determinism refuses it and only such switches of PyTorch's
+  // ask for that as leave it alone.
+  Found try_spared(const Algorithm& algorithm, const std::string& why) {
+    if (!policy_.spares_baseline || !algorithm.is_baseline()) return {};
+    ResolvedPolicy lenient = policy_;
+    lenient.policy.deterministic = false;
+    return try_algorithm(algorithm, why, lenient);
   }
 
   // A classic algorithm without a math type means any that the constraints admit.
@@ -324,6 +342,7 @@ class Decider {
         reason += (reason.empty() ? "" : "; ") + this_reason;
       }
     }
+    if (Found found = try_spared(algorithm, pinned_by()); found.plan != nullptr) return found;
     OnUnsupported action = policy_.policy.on_unsupported.value_or(OnUnsupported::error);
     if (action == OnUnsupported::error) {
       decision_->error =
@@ -388,6 +407,7 @@ class Decider {
     if (!known) {
       if (runtime.is_capturing(device_)) return under_capture(asked_for);
       if (must_not_wait_) return unkept("heuristic: met again while it is being tuned");
+      if (is_look()) return unkept("heuristic: a look at a network tunes nothing");
       MeasureOptions options;
       options.time_budget_s = autotune_budget_s();
       options.prunes = true;
@@ -447,8 +467,9 @@ class Decider {
       found = try_algorithm(own->algorithm, "fallback: tuning rejected every algorithm");
     }
     if (found.plan == nullptr) {
-      set_nothing_works();
-      return {};
+      found = try_spared(kBaseline, kNotDeterministic);
+      if (found.plan == nullptr) set_nothing_works();
+      return found;
     }
     decision_->warning =
         c10::str(op_of(problem_), ": tuning rejected every algorithm, PyTorch's own runs all the ",
@@ -498,6 +519,7 @@ class Decider {
         if (smaller) best = found;
       }
     }
+    if (best.plan == nullptr) best = try_spared(kBaseline, kNotDeterministic);
     if (best.plan == nullptr) set_nothing_works();
     return best;
   }
@@ -566,8 +588,14 @@ std::shared_ptr<Plan> plan_of(const Problem& problem, const Algorithm& algorithm
   return *cache.plans.insert(std::move(key), std::get<std::shared_ptr<Plan>>(built));
 }
 
+// Where a decision holds: what was tuned on the CPU is so for one number of threads.
+int64_t place_of(const Device& device) {
+  return device.has_gpu_backends() ? device.code()
+                                   : Device{device.kind, at::get_num_threads()}.code();
+}
+
 Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Device& device) {
-  std::string key = c10::str(problem_text(problem), "|", policy.id, "|", device.code());
+  std::string key = c10::str(problem_text(problem), "|", policy.id, "|", place_of(device));
   std::shared_ptr<SharedSlot> slot;
   {
     std::lock_guard<std::mutex> lock(decisions_mutex);
@@ -627,7 +655,7 @@ Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   Key key;
   append_key(key, problem);
   key.push(policy.id);
-  key.push(device.code());
+  key.push(place_of(device));
   key.finish();
   if (Call* call = cache.calls.find(key)) return *call;
   Call call = make_call(problem, policy, device);
@@ -645,6 +673,7 @@ Found Decider::find_as_forward(const Problem& forward) {
   decision_->keep = call.decision->keep;
   decision_->pinned = true;  // nothing else can read what the forward left
   Found found = try_algorithm(*call.decision->algorithm, kCoupled);
+  if (found.plan == nullptr) found = try_spared(*call.decision->algorithm, kCoupled);
   if (found.plan == nullptr) {
     decision_->error = c10::str(op_of(problem_), ": ", refused_.back().first,
                                 ", which its forward runs, cannot run: ", refused_.back().second,

@@ -294,6 +294,8 @@ variable_list gradients_of_formula(Formula&& formula, TensorList inputs, const v
   bool create_graph = c10::GradMode::is_enabled();
   AutogradGuard on;
   create_graph = create_graph && (has_history(inputs) || has_history(grads));
+  std::optional<NoSavedTensorHooks> no_hooks;
+  if (!create_graph) no_hooks.emplace();
   std::vector<Tensor> arguments = inputs.vec();
   variable_list wanted;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -766,8 +766,9 @@ class BatchNormOperator : public Operator {
     if (p.running) {
       auto n = static_cast<double>(values_per_channel(p));
       Tensor unbiased = var * (n / (n - 1));
-      out[Role::running_mean] = b[Role::running_mean].to(at::kDouble).lerp(mean, b.momentum);
-      out[Role::running_var] = b[Role::running_var].to(at::kDouble).lerp(unbiased, b.momentum);
+      double kept = 1 - b.momentum;
+      out[Role::running_mean] = b[Role::running_mean].to(at::kDouble) * kept + mean * b.momentum;
+      out[Role::running_var] = b[Role::running_var].to(at::kDouble) * kept + unbiased * b.momentum;
     }
     Tensor scale = (var + b.epsilon).rsqrt() * b[Role::w].to(at::kDouble);
     Tensor y = (x - broadcast(mean)) * broadcast(scale) + broadcast(b[Role::bias]);

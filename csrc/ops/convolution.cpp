@@ -150,6 +150,10 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
     // Aligned, so that a few numbers do not take engines from the rest.
     Tensor addend = fused ? aligned(bias->contiguous()) : Tensor();
     result = run(r, sizes, channels_last, result, addend);
+    // Where its memory is that of both layouts, the problem may have had the other's strides.
+    if (channels_last && !tells_layouts_apart(result.sizes())) {
+      result = result.as_strided(result.sizes(), strides_of(result.sizes(), channels_last));
+    }
   }
   if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);
   return result;

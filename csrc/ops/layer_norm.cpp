@@ -425,10 +425,15 @@ Tensor with_sizes(const Tensor& t, SymIntArrayRef sizes) {
   return t.sym_sizes().equals(sizes) ? t : t.reshape_symint(sizes);
 }
 
+// The same of a result, which is nobody's view: users may write into it.
+Tensor result_with_sizes(const Tensor& t, SymIntArrayRef sizes) {
+  return t.sym_sizes().equals(sizes) ? t : at::_unsafe_view_symint(t, sizes);
+}
+
 // On the CPU, PyTorch's group and RMS norm keep channels_last, and on Meta RMS norm does; all
 // others give contiguous tensors.
 Tensor in_pytorchs_layout(const Tensor& y, const Tensor& input, bool on_meta) {
-  Tensor shaped = with_sizes(y, input.sym_sizes());
+  Tensor shaped = result_with_sizes(y, input.sym_sizes());
   bool keeps = input.is_cpu() || (on_meta && input.is_meta());
   return keeps ? shaped.contiguous(input.suggest_memory_format()) : shaped;
 }
@@ -465,7 +470,7 @@ Tensor layer_norm(const Tensor& input, SymIntArrayRef normalized_shape,
   Tensor y = normalised(as_rows(kOp, input, normalized_shape),
                         flat(kOp, "weight", weight, normalized_shape),
                         flat(kOp, "bias", bias, normalized_shape), "layer", 1, epsilon, policy);
-  return with_sizes(y, input.sym_sizes());
+  return result_with_sizes(y, input.sym_sizes());
 }
 
 // Of the dtype that sums are taken in.
@@ -477,8 +482,11 @@ double smallest_step(at::ScalarType dtype) {
 Tensor rms_norm(const Tensor& input, SymIntArrayRef normalized_shape, const OptionalTensor& weight,
                 std::optional<double> epsilon, OptionalPolicy policy) {
   constexpr const char* kOp = "rms_norm";
-  Tensor y = normalised(as_rows(kOp, input, normalized_shape),
-                        flat(kOp, "weight", weight, normalized_shape), {}, "rms", 1,
+  OptionalTensor w = flat(kOp, "weight", weight, normalized_shape);
+  auto dtype = input.scalar_type();
+  bool mixed = w && at::isFloatingType(w->scalar_type()) && w->scalar_type() != dtype;
+  if (mixed) w = w->to(compute_dtype(dtype));  // PyTorch takes any two
+  Tensor y = normalised(as_rows(kOp, input, normalized_shape), w, {}, "rms", 1,
                         epsilon.value_or(smallest_step(input.scalar_type())), policy);
   return in_pytorchs_layout(y, input, true);
 }
@@ -519,7 +527,9 @@ void check_running(const char* name, const OptionalTensor& t, const Tensor& inpu
 
 // The new value's share of a running statistic is `momentum`; over the batch they are averaged.
 void update_running(const Tensor& running, const Tensor& values, double momentum) {
-  running.lerp_(values.mean(0).to(running.scalar_type()), momentum);
+  Tensor mean = values.mean(0);
+  Tensor before = running.to(at::promote_types(running.scalar_type(), mean.scalar_type()));
+  running.copy_(before * (1 - momentum) + mean * momentum);  // lerp_ makes NaN of infinities
 }
 
 Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
@@ -554,16 +564,13 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
   }
   TORCH_CHECK_VALUE(x.sym_size(2) != 1, "torch_cudnn_ext::", kOp, ": input has sizes ",
                     input.sym_sizes(), ", wanted more than one element in space");
-  auto [y, mean, invstd] = normalize_op().call(x, weight, bias, "instance", 1, epsilon,
-                                               running_mean.has_value(), policy);
+  Tensor y = normalised(x, weight, bias, "instance", 1, epsilon, policy);
   if (running_mean && x.sym_size(2) != 0) {
     at::NoGradGuard no_grad;
-    std::vector<SymInt> instances{x.sym_size(0), x.sym_size(1)};
-    Tensor variance = (invstd.pow(-2) - epsilon).clamp_min(0);
-    c10::SymFloat size = x.sym_size(2);
-    update_running(*running_mean, mean.view_symint(instances), momentum);
-    update_running(*running_var, variance.view_symint(instances) * at::Scalar(size / (size - 1)),
-                   momentum);
+    // Not from what the algorithm leaves: beside epsilon a small variance is lost.
+    Tensor values = x.to(compute_dtype(x.scalar_type()));
+    update_running(*running_mean, values.mean(2), momentum);
+    update_running(*running_var, values.var(2), momentum);
   }
   return y.view_symint(input.sym_sizes());
 }

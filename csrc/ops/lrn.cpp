@@ -276,7 +276,8 @@ Tensor local_response_norm(const Tensor& input, int64_t size, double alpha, doub
   for (int64_t i = 2; i < input.dim(); ++i) space *= input.sym_size(i);
   Tensor x = input.reshape_symint({input.sym_size(0), input.sym_size(1), space});
   Tensor y = run_op().call(x, std::nullopt, "cross_channel", size, alpha, beta, k, window, policy);
-  return y.view_symint(input.sym_sizes()).contiguous(format_of(input));
+  // Not as a view, which users may not write into everywhere.
+  return at::_unsafe_view_symint(y, input.sym_sizes()).contiguous(format_of(input));
 }
 
 Tensor divisive_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,

@@ -530,10 +530,21 @@ Windows gapless(SymIntArrayRef kernel_size, SymIntArrayRef stride, SymIntArrayRe
   return windows_of(kernel_size, stride, padding, ones, ceil, adaptive);
 }
 
+// As PyTorch, which wants windows no larger than a volume without its padding.
+void check_volume(const Tensor& input, const Windows& w) {
+  if (w.adaptive || w.window.size() != 3 || input.dim() < 3) return;
+  SymIntArrayRef volume = input.sym_sizes().slice(input.dim() - 3);
+  for (size_t i = 0; i < 3; ++i) {
+    TORCH_CHECK_VALUE(w.window[i] <= volume[i], "torch_cudnn_ext::avg_pool: kernel_size is ",
+                      w.window[i], ", wanted no more than input has there, ", volume[i]);
+  }
+}
+
 Tensor avg_pool(const Tensor& input, SymIntArrayRef kernel_size, SymIntArrayRef stride,
                 SymIntArrayRef padding, bool ceil, bool count_include_pad,
                 std::optional<int64_t> divisor_override, bool adaptive, OptionalPolicy policy) {
   Windows w = gapless(kernel_size, stride, padding, ceil, adaptive);
+  check_volume(input, w);
   return run_forward("avg_pool", input, w, mode_of(count_include_pad, divisor_override),
                      divisor_of(divisor_override, adaptive), false, policy)
       .first;
@@ -543,8 +554,9 @@ Tensor avg_pool_meta(const Tensor& input, SymIntArrayRef kernel_size, SymIntArra
                      SymIntArrayRef padding, bool ceil, bool, std::optional<int64_t> divisor,
                      bool adaptive, OptionalPolicy) {
   divisor_of(divisor, adaptive);
-  return forward_meta("avg_pool", input, gapless(kernel_size, stride, padding, ceil, adaptive),
-                      false);
+  Windows w = gapless(kernel_size, stride, padding, ceil, adaptive);
+  check_volume(input, w);
+  return forward_meta("avg_pool", input, w, false);
 }
 
 void check_backward(const Tensor& grad_output, SymIntArrayRef input_size, const Windows& w) {

@@ -318,8 +318,10 @@ struct ReduceGradient {
       }
       case ReduceKind::norm1:
         return {g * x.sign()};
-      case ReduceKind::norm2:
-        return {x * (g / y).masked_fill(y == 0, 0)};
+      case ReduceKind::norm2: {
+        Tensor zero = y == 0;
+        return {x * (g / y.masked_fill(zero, 1)).masked_fill(zero, 0)};
+      }
       default: {
         Tensor zero = x == 0;
         Tensor quotient = y / x.masked_fill(zero, 1);

@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._python_dispatch import _disable_current_modes
@@ -81,7 +82,7 @@ class _Convolution(Tunable, _ConvNd):
     def _waiting(self, input: Tensor, runs: str, **gradients: Tensor) -> list[str]:
         """The passes that wait for a choice and that this call, or its backward, will run.
 
-        None do where nothing is computed: on meta tensors and on empty ones.
+        None do where nothing is computed: on meta tensors, fake ones and empty ones.
 
         Args:
             input: Of the call.
@@ -89,7 +90,7 @@ class _Convolution(Tunable, _ConvNd):
             **gradients: The tensors whose gradients the other passes compute.
         """
         check_tensor(type(self).__name__, "input", input)
-        if input.is_meta or input.numel() == 0:
+        if input.is_meta or isinstance(input, FakeTensor) or input.numel() == 0:
             return []
         backward = torch.is_grad_enabled()
         needed = {name: backward and tensor.requires_grad for name, tensor in gradients.items()}
@@ -107,6 +108,8 @@ class _Convolution(Tunable, _ConvNd):
         has_bias: bool = False,
     ) -> None:
         """Choose now for these passes, and keep to that."""
+        if _C.is_look():  # it is not the first call
+            return
         x = _as_computed(x if x.dim() == w.dim() else x.unsqueeze(0))
         for name in waiting:
             policy = Policy.parse(self._running or "")

@@ -104,7 +104,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         )
         ends = [_permuted(state, order_back) for state in ends]
         if self.remember_states and not any(map(_is_of_mode, ends)):
-            self._states = tuple(state.detach() for state in ends)
+            self._states = tuple(state.detach().clone() for state in ends)
         if batch_sizes is not None:
             packed = PackedSequence(y, batch_sizes, order, order_back)
             return packed, self._as_given(ends)

@@ -4,6 +4,7 @@ Each takes, by keyword, ``policy``: how to choose the algorithms of its passes. 
 which one ran.
 """
 
+from torch_cudnn_ext.ops import compiling as _compiling  # noqa: F401  (registers)
 from torch_cudnn_ext.ops import flops as _flops  # noqa: F401  (registers)
 from torch_cudnn_ext.ops.activation import (
     clipped_relu,

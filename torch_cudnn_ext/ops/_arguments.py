@@ -104,9 +104,13 @@ def integer(value: object) -> int | None:
 
 
 def check_number(function: str, argument: str, value: object) -> None:
-    """Raise ``TypeError`` unless the argument is a real number, NumPy's or a tensor of one too."""
+    """Raise ``TypeError`` unless the argument is a real number, NumPy's or a tensor of one too.
+
+    A tensor that requires a gradient is none, which it would not get.
+    """
     if isinstance(value, Tensor):
         is_number = value.numel() == 1 and not value.is_complex() and not value.is_meta
+        is_number = is_number and not value.requires_grad
     else:
         is_number = isinstance(value, _NUMBERS)
     if not is_number:

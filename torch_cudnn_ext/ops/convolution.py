@@ -15,7 +15,14 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext.ops._arguments import Sizes, call, check_tensor, integers_of, sizes_of
+from torch_cudnn_ext.ops._arguments import (
+    Sizes,
+    call,
+    check_number,
+    check_tensor,
+    integers_of,
+    sizes_of,
+)
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 BorderMode: TypeAlias = Literal["valid", "same", "half", "full"]
@@ -549,6 +556,8 @@ def _primitive(
     out: Tensor | None,
     policy: PolicyLike,
 ) -> Tensor:
+    check_number(name, "alpha", alpha)
+    check_number(name, "beta", beta)
     keywords: dict[str, Any] = {
         "alpha": alpha,
         "beta": beta,

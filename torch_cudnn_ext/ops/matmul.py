@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, call_renamed, check_tensor
+from torch_cudnn_ext.ops._arguments import call, call_renamed, check_number, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -118,6 +118,8 @@ def gemm(
     """
     check_tensor("gemm", "a", a)
     check_tensor("gemm", "b", b)
+    check_number("gemm", "alpha", alpha)
+    check_number("gemm", "beta", beta)
     return call(
         "matmul",
         a,

@@ -15,6 +15,7 @@ is the graph API's alone. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, 
 All raise ``TypeError`` where an argument's type is wrong and ``ValueError`` where its value is.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -520,20 +521,26 @@ def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> li
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _check_indices(name: str, policy: str | None) -> None:
-    """Raise ``ValueError`` where a policy keeps off PyTorch's kernel, which alone gives indices."""
-    chosen = as_policy(policy, "pool")
-    for key in ("fwd", "bwd"):
-        algorithm = chosen.get(key)
-        if algorithm not in (None, "heuristic", "autotune", "aten:default"):
-            raise ValueError(
-                f"{name}: argument policy: got {key}={algorithm} with return_indices, wanted "
-                "aten:default or no pin, since no other algorithm gives indices"
-            )
-    # Also those of flags and knobs.
-    merged = Policy.parse(_C.resolved_policy(chosen.text, "pool"), "pool")
+    """Where a policy keeps off PyTorch's kernel, which alone gives indices, do as it says then."""
+    # Also what flags and knobs say.
+    merged = Policy.parse(_C.resolved_policy(as_policy(policy, "pool").text, "pool"), "pool")
+    reasons = [
+        f"{key}={algorithm}"
+        for key in ("fwd", "bwd")
+        if (algorithm := merged.get(key)) not in (None, "heuristic", "autotune", "aten:default")
+    ]
     backends = merged.get("backends")
     if backends is not None and "aten" not in backends.split(","):
-        raise ValueError(
-            f"{name}: argument return_indices: got True under the policy backends={backends}, "
-            "wanted aten among them, since no other algorithm gives indices"
-        )
+        reasons.append(f"backends={backends}")
+    if not reasons:
+        return
+    said = (
+        f"{name}: argument return_indices: got True under the policy {';'.join(reasons)}, wanted "
+        "aten:default or no pin, and aten among the backends, since no other algorithm gives "
+        "indices"
+    )
+    action = merged.get("on_unsupported") or "error"
+    if action == "error":
+        raise ValueError(said)
+    if action == "warn":
+        warnings.warn(f"{said}; aten:default runs instead", stacklevel=2)

@@ -296,6 +296,10 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
     return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
                                 dtype_text(p.compute))};
   }
+  if (p.accumulate == Accumulate::general && p.x.dtype == at::kHalf) {
+    return Unsupported{
+        "PyTorch's convolution is rounded to f16 before alpha scales it, so that it may overflow"};
+  }
   if (!device.is_cuda() && meets_depth_defect(p)) {
     return Unsupported{
         "PyTorch 2.11's filter gradients on the CPU may write out of bounds where strided windows "

@@ -47,7 +47,8 @@ inline std::optional<Unsupported> refuse_products(const Device& device) {
   if (text == ":4096:8" || text == ":16:8") return std::nullopt;
   return Unsupported{
       "torch.use_deterministic_algorithms lets products run on CUDA where the environment has "
-      "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"};
+      "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8",
+      /*needs_driver=*/false, /*transient=*/true};
 }
 
 inline BuildResult make_plan(const Algorithm& algorithm, Notes notes, FunctionPlan::Body body) {

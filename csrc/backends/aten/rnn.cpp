@@ -1,13 +1,12 @@
 // PyTorch's own recurrent networks. Where those are cuDNN's, a training step goes as PyTorch's
-// does; elsewhere backward runs the forward again, recording it.
+// does; elsewhere backward runs the forward again, recording it, with the masks of its dropout.
 #include <ATen/ops/gru_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/rnn_relu_native.h>
 #include <ATen/ops/rnn_tanh_native.h>
-#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <mutex>
+#include <functional>
 #include <numeric>
 
 #include "backends/aten/plan.h"
@@ -80,15 +79,37 @@ class AtenRnn : public Plan {
     return list;
   }
 
-  // y, hy and cy.
-  Tensors compute(const Call& call) const {
+  // y, hy and cy. On the CPU `mask` gives what goes from one layer into the next its factors; a GPU
+  // has dropout here where no gradient is wanted alone.
+  Tensors compute(const Call& call, const std::function<Tensor(const Tensor&)>& mask) const {
+    Tensors params = spelled_out(call.params);
+    if (p_.dropout == 0 || call.x.is_cuda()) {
+      return compute_layers(call, params, p_.layers, p_.dropout);
+    }
+    Tensors y_h_c, h, c;
+    Call layer = call;
+    int64_t directions = p_.directions();
+    auto count = static_cast<int64_t>(params.size()) / p_.layers;
+    for (int64_t i = 0; i < p_.layers; ++i) {
+      layer.hx = call.hx.narrow(0, i * directions, directions);
+      if (call.cx.defined()) layer.cx = call.cx.narrow(0, i * directions, directions);
+      if (i > 0) layer.x = y_h_c[0] * mask(y_h_c[0]);
+      auto first = params.begin() + i * count;
+      y_h_c = compute_layers(layer, {first, first + count}, 1, 0);
+      h.push_back(y_h_c[1]);
+      c.push_back(y_h_c[2]);
+    }
+    return {y_h_c[0], at::cat(h), call.cx.defined() ? at::cat(c) : Tensor()};
+  }
+
+  Tensors compute_layers(const Call& call, const Tensors& params, int64_t layers,
+                         double dropout) const {
     // Dropout drops where no gradient is wanted, too: the problem has none outside of training.
     bool biased = p_.bias != RnnBias::none, training = p_.train || p_.dropout > 0;
-    Tensors params = spelled_out(call.params);
     auto apply = [&](auto&& function, const auto& hx) {
-      return call.packed ? function(call.x, call.batch_sizes, hx, params, biased, p_.layers,
-                                    p_.dropout, training, p_.bidirectional)
-                         : function(call.x, hx, params, biased, p_.layers, p_.dropout, training,
+      return call.packed ? function(call.x, call.batch_sizes, hx, params, biased, layers, dropout,
+                                    training, p_.bidirectional)
+                         : function(call.x, hx, params, biased, layers, dropout, training,
                                     p_.bidirectional, false);
     };
     if (p_.cell == RnnCell::lstm) {
@@ -108,35 +129,37 @@ class AtenRnn : public Plan {
     return plain([](auto&&... all) { return at::native::rnn_relu(all...); });
   }
 
-  // The reserve is the state of the random numbers that the masks of dropout are made of.
+  // The reserve is what dropout kept, of one layer behind the other.
   Tensors forward(Bindings& b, const Call& call) const {
-    if (p_.train) {
-      b[Role::reserve] = p_.dropout > 0 ? exchange_state(call, {})
-                                        : at::empty({0}, call.x.options().dtype(at::kByte));
-    }
-    return compute(call);
+    Tensors kept{at::empty({0}, call.x.options().dtype(at::kByte))};
+    Tensors results = compute(call, [&](const Tensor& y) {
+      Tensor mask = at::zeros_like(y);
+      if (p_.dropout < 1) mask.bernoulli_(1 - p_.dropout);  // else PyTorch draws nothing either
+      kept.push_back(mask.to(at::kByte).flatten());
+      return scaled(mask);
+    });
+    if (p_.train) b[Role::reserve] = at::cat(kept);
+    return results;
   }
 
-  // The state of PyTorch's generator; a defined `state` becomes its new one.
-  static Tensor exchange_state(const Call& call, const Tensor& state) {
-    at::Generator generator = at::globalContext().defaultGenerator(call.x.device());
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    Tensor now = generator.get_state();
-    if (state.defined()) generator.set_state(state);
-    return now;
+  Tensor scaled(const Tensor& mask) const {
+    return p_.dropout < 1 ? mask.div(1 - p_.dropout) : mask;
   }
 
-  // With the masks of the forward that left this state.
-  Tensors compute_again(const Call& call, const Tensor& state) const {
-    if (p_.dropout == 0) return compute(call);
-    Tensor now = exchange_state(call, state);
-    auto restore = c10::make_scope_exit([&] { exchange_state(call, now); });
-    return compute(call);
+  // With the masks of the forward that left them.
+  Tensors compute_again(const Call& call, const Tensor& kept) const {
+    int64_t start = 0;
+    return compute(call, [&](const Tensor& y) {
+      Tensor mask = kept.narrow(0, start, y.numel()).view(y.sizes()).to(y.scalar_type());
+      start += y.numel();
+      return scaled(mask);
+    });
   }
 
   // Gradients of x, hx, cx and w.
   Tensors backward(const Bindings& b, Call& call) const {
     AutogradGuard recording;
+    NoSavedTensorHooks no_hooks;
     auto leaf = [](Tensor& t) { t = t.detach().requires_grad_(); };
     leaf(call.x);
     leaf(call.hx);

@@ -65,8 +65,8 @@ class BatchNorm {
     give(b, Role::invstd, statistic, invstd);
     if (!p_.running) return;
     auto n = static_cast<double>(values());
-    b[Role::running_mean].lerp_(mean, b.momentum);
-    b[Role::running_var].lerp_(var * (n / (n - 1)), b.momentum);
+    b[Role::running_mean].mul_(1 - b.momentum).add_(mean, b.momentum);
+    b[Role::running_var].mul_(1 - b.momentum).add_(var * (n / (n - 1)), b.momentum);
   }
 
  private:

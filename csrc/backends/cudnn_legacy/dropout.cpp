@@ -42,6 +42,11 @@ class DropoutPlan : public Plan {
       return;
     }
     const at::Tensor& x = b[Role::x];
+    Device device = device_of(x.device());
+    TORCH_CHECK(!runtime_of(device).is_capturing(device),
+                "dropout: legacy:default sets its random states up from PyTorch's generator, which "
+                "cannot be read while the stream is being captured into a CUDA graph; "
+                "aten:default can be captured");
     check_cudnn(cudnnSetDropoutDescriptor(dropout_.get(), cudnn_handle(), static_cast<float>(p_.p),
                                           states.get(), states_bytes_, draw_seed(x)),
                 "cudnnSetDropoutDescriptor");

@@ -7,11 +7,17 @@
 namespace torch_cudnn_ext::legacy {
 namespace {
 
+// The parameters of every channel, repeated for all instances, and their gradients.
+int64_t repeated_bytes(const LayerNormProblem& p) {
+  auto element = static_cast<int64_t>(c10::elementSize(p.statistics().dtype));
+  return (p.pass == LayerNormPass::fwd ? 2 : 3) * p.view().count() * element;
+}
+
 class InstanceNormPlan : public Plan {
  public:
   InstanceNormPlan(const LayerNormProblem& p, const Algorithm& algorithm, Notes notes,
                    cudnnBatchNormMode_t mode)
-      : Plan(algorithm, notes, 0), p_(p), mode_(mode) {
+      : Plan(algorithm, notes, repeated_bytes(p)), p_(p), mode_(mode) {
     auto v = p.view();
     int64_t channels = v.count();
     set(x_, {p.x.dtype, {1, channels, v.space, 1}, {channels * v.space, v.space, 1, 1}});

@@ -43,7 +43,7 @@ class ReducePlan : public Plan {
  public:
   ReducePlan(const ReduceProblem& p, const Algorithm& algorithm,
              std::unique_ptr<Descriptors> descriptors, Needs needs)
-      : Plan(algorithm, {}, static_cast<int64_t>(needs.workspace_bytes)),
+      : Plan(algorithm, {}, static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
         p_(p),
         descriptors_(std::move(descriptors)),
         needs_(needs) {}
