@@ -1,6 +1,7 @@
 """Batch normalisation: PyTorch's values, statistics, gradients, layouts, modules and errors."""
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any, cast
@@ -472,3 +473,13 @@ def test_modules_that_were_told_to_stop_tracking_keep_their_statistics(device: s
         theirs.train(training)
         torch.testing.assert_close(mine(x), theirs(x))
         torch.testing.assert_close(mine.state_dict(), theirs.state_dict())
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("algorithm", ["cpu:two_pass", "aten:default"])
+def test_running_means_of_infinities(momentum: float, algorithm: str) -> None:
+    x = torch.ones(2, 1, 4)
+    x[0, 0, 0] = math.inf
+    mean = torch.zeros(1)
+    ops.batch_norm(x, mean, torch.ones(1), None, None, True, momentum, policy=algorithm)
+    assert mean == math.inf

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from rich.console import Console
 
 from torch_cudnn_ext import (
     _C,
@@ -294,6 +295,8 @@ def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:
     for operator in _C.operators():
         described = [operator[key] for key in ("entry_points", "dtypes", "layouts", "examples")]
         assert all(described), operator["family"]
+    assert main(["info", "--operators", "--jobs", "2"]) == 2
+    capsys.readouterr()
     assert main(["info", "--operators"]) == 0
     table = capsys.readouterr().out
     readme = (Path(__file__).parent.parent / "README.md").read_text()
@@ -954,6 +957,8 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def converted():\n"
         "    import torch_cudnn_ext\n"
         "    return torch_cudnn_ext.convert(conv()[0], policy='autotune'), conv()[1]\n\n"
+        "def scripted():\n"
+        "    return torch.jit.script(conv()[0]), conv()[1]\n\n"
         "def double():\n"
         "    return torch.nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 5, 5).double()\n\n"
         "def double_of_images():\n"
@@ -1278,3 +1283,43 @@ def test_modules_of_bench_are_taken_by_words_of_their_names(
     listed = {case.module for case in bench_modules.CASES}
     wanted = {name for name in listed if "Pool" in name or name == "BatchNorm2d"}
     assert set(seen) == wanted and 1 < len(wanted) < len(listed)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_numbers_are_whole_on_narrow_terminals(width: int) -> None:
+    columns = [report.Column("", right=False, whole=True)]
+    columns += [report.Column(h, right=True) for h in ("PyTorch", "heuristic's first", "best")]
+    table = report.Table("", columns, [["max pooling", "12345 (86%)", "1", "123.45"]])
+    out = io.StringIO()
+    report._print_rows(table, Console(width=width, file=out))
+    shown = out.getvalue()
+    for word in ("max pooling", "12345 (86%)", "123.45", "heuristic's first"):
+        assert word in shown
+
+
+def test_a_backward_is_tuned_with_its_forward(
+    capsys: Capture, networks: str, tmp_path: Path
+) -> None:
+    command = ["tune", "--model", f"{networks}:functions", "--choices", str(tmp_path / "choices")]
+    rows = _json(capsys, *command, "--passes", "bwd", "--device", "cpu", "--time-budget", "0.05")[
+        "best"
+    ]
+    assert {str(row["problem"]).split()[0] for row in rows} == {
+        "conv_bwd_filter",
+        "pool_fwd",
+        "softmax_bwd",
+    }
+    assert main([*command, "--passes", "bwd_data", "--device", "cpu"]) != 0
+    assert "meets on these inputs, fwd,bwd_filter,bwd;" in " ".join(capsys.readouterr().err.split())
+
+
+def test_bench_of_networks_compares_with_pytorchs_own(capsys: Capture, networks: str) -> None:
+    command = ["bench", "--networks", f"{networks}:converted", "--device", "cpu"]
+    assert main([*command, "--policy", "heuristic"]) == 1
+    error = capsys.readouterr().err
+    assert "of its modules 1 are this package's, such as itself, wanted PyTorch's alone" in error
+
+
+def test_profile_refuses_torchscript(capsys: Capture, networks: str) -> None:
+    assert main(["profile", "--model", f"{networks}:scripted", "--device", "cpu"]) != 0
+    assert "TorchScript" in capsys.readouterr().err

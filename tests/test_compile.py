@@ -12,7 +12,9 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch._functorch import compile_utils
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, convert, declined, enabled, ops
 
@@ -291,3 +293,58 @@ def test_compiled_autograd_of_an_unmodified_model(device: str) -> None:
         assert declined() == {}
         assert _C.last_choice("conv_bwd_filter") is not None
     torch.testing.assert_close((convert(model), gradients())[1], plain)
+
+
+# --- random operators --------------------------------------------------------------------------
+
+
+def _two_dropouts(x: Tensor) -> Tensor:
+    return ops.dropout(x) - ops.dropout(x)
+
+
+def _two_networks(x: Tensor) -> Tensor:
+    eye = torch.eye(8, dtype=x.dtype, device=x.device)
+    params = [eye, torch.zeros_like(eye)] * 2
+
+    def run() -> Tensor:
+        return ops.rnn_relu(x, None, params, False, 2, 0.5, True, policy="cpu:unrolled")[0]
+
+    return run() - run()
+
+
+@pytest.mark.parametrize("function", [_two_dropouts, _two_networks])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_two_masks_stay_two(function: Callable[[Tensor], Tensor], backend: str) -> None:
+    x = torch.ones(3, 4, 8, requires_grad=True)
+    assert torch.compile(function, backend=backend)(x).count_nonzero() > 0
+
+
+def test_the_compiler_knows_all_random_operators() -> None:
+    prefix = "torch_cudnn_ext::"
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
+    packets = {getattr(OPS, name.removeprefix(prefix).partition(".")[0]) for name in names}
+    tagged = {
+        packet
+        for packet in packets
+        if torch.Tag.nondeterministic_seeded in getattr(packet, packet.overloads()[0]).tags
+    }
+    assert tagged == packets & set(compile_utils.rand_ops) != set()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_checkpoint_repeats_the_masks_of_a_recurrent_network(backend: str) -> None:
+    eye = torch.eye(8)
+    params = [eye, torch.zeros_like(eye)] * 2
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = ops.rnn_relu(x, None, params, False, 2, 0.5, True)[0]
+        return result
+
+    def checkpointed(x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(run, x, use_reentrant=False)
+        return result
+
+    x = torch.ones(3, 4, 8, requires_grad=True)
+    y = torch.compile(checkpointed, backend=backend)(x)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(dx, y)  # both are what the masks kept, by identities

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, Case
-from conftest import CUDA_MARKS, left_by_forward
+from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward
 from torch import Tensor
 from torch.autograd import DeviceType
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, enabled, knobs, last_choice, ops
 from torch_cudnn_ext.bench_modules import Case as ModuleCase
 from torch_cudnn_ext.bench_modules import compare_modules
 from torch_cudnn_ext.peaks import measured_peaks
@@ -741,3 +741,107 @@ def test_modules_are_timed_on_the_device_that_was_asked_for() -> None:
     )
     assert second == pytest.approx(first, rel=0.5)
     assert torch.cuda.current_device() == 0
+
+
+# --- determinism that PyTorch's switches ask for ------------------------------------------------
+
+SPARED = {
+    "adaptive windows of several sizes": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "dilated windows": lambda x: F.max_pool2d(x, 2, 1, 0, 2),
+    "sampled images": lambda x: ops.grid_sample(
+        x, torch.zeros(2, 4, 4, 2, device=x.device), align_corners=False
+    ),
+}
+
+
+@pytest.fixture
+def switches() -> Iterator[None]:
+    """PyTorch's, which are as they were afterwards."""
+    yield
+    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", SPARED)
+@pytest.mark.parametrize("warns", [False, True], ids=["cudnn", "warn_only"])
+@pytest.mark.usefixtures("switches")
+def test_pytorchs_switches_spare_its_own_kernels(name: str, warns: bool) -> None:
+    x = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
+    (wanted,) = torch.autograd.grad(SPARED[name](x).square().sum(), x)
+
+    def step() -> Tensor:
+        with enabled():
+            y = SPARED[name](x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what PyTorch says of its own kernel
+            return torch.autograd.grad(y.square().sum(), x)[0]
+
+    if warns:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    else:
+        torch.backends.cudnn.deterministic = True
+    torch.testing.assert_close(step(), wanted)
+    choice = last_choice()
+    assert choice is not None and choice.algorithm == "aten:default"
+    with knobs.flags(deterministic=True), pytest.raises(RuntimeError, match="by deterministic"):
+        step()
+    torch.use_deterministic_algorithms(True)
+    with pytest.raises(RuntimeError, match="determinis"):
+        step()
+
+
+@pytest.mark.usefixtures("switches")
+def test_what_has_deterministic_algorithms_runs_them() -> None:
+    torch.backends.cudnn.deterministic = True
+    x = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
+    ops.max_pool2d(x, 2).sum().backward()
+    choice = last_choice("pool_bwd")
+    assert choice is not None and choice.algorithm != "aten:default"
+
+
+# --- what a plan takes and what it cannot do ----------------------------------------------------
+
+
+def test_cudnns_dropout_cannot_be_captured() -> None:
+    x = torch.randn(64, device="cuda")
+    for policy in ("legacy:default", "aten:default"):
+        ops.dropout(x, policy=policy)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        with (
+            pytest.raises(RuntimeError, match="legacy:default sets its random states up from"),
+            torch.cuda.graph(graph),
+        ):
+            ops.dropout(x, policy="legacy:default")
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y = ops.dropout(x, policy="aten:default")
+    captured.replay()
+    assert (y == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("problem", "algorithm", "least"),
+    [
+        ("layer_norm_fwd x=f32[64,32,9]:nchw kind=instance", "legacy:spatial", 2 * 64 * 32 * 4),
+        ("layer_norm_bwd x=f32[64,32,9]:nchw kind=instance", "legacy:spatial", 3 * 64 * 32 * 4),
+        (
+            "reduce_fwd x=f32[64,32]:nchw first_reduced=false kind=max indices=true",
+            "legacy:default",
+            64 * 4,
+        ),
+    ],
+)
+def test_workspaces_hold_all_that_is_made_beside_results(
+    problem: str, algorithm: str, least: int
+) -> None:
+    rows = {row["algorithm"]: row for row in _C.candidates(problem, "cuda", EVERY_NUMERICS)}
+    assert rows[algorithm]["status"] == "ok"
+    assert int(rows[algorithm]["workspace_bytes"] or 0) >= least
+    rows = {
+        row["algorithm"]: row
+        for row in _C.candidates(problem, "cuda", f"{EVERY_NUMERICS};max_workspace={least - 1}")
+    }
+    assert "excluded by max_workspace" in rows[algorithm]["reason"]

@@ -1382,3 +1382,70 @@ def test_one_image_of_interleaved_channels_stays_so(kind: str, device: str) -> N
     with enabled():
         assert layer(image).is_contiguous(memory_format=torch.channels_last)
     assert convert(layer)(image).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_tuning_is_nothing_that_hooks_on_saved_tensors_see(kind: Any, device: str) -> None:
+    tuning.reset()
+    layer = kind(8, 4).to(device)
+    x = torch.randn(5, 2, 8, device=device, requires_grad=True)
+    (wanted,) = torch.autograd.grad(layer(x)[0].sum(), x)
+    with enabled("autotune"):
+        for _ in range(2):
+            y = checkpoint(lambda x: layer(x)[0], x, use_reentrant=False)
+            torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], wanted)
+    packed: list[Tensor] = []
+
+    def pack(t: Tensor) -> Tensor:
+        packed.append(t)
+        return t
+
+    for _ in range(2):
+        tuning.reset()
+        with (
+            enabled("autotune"),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        ):
+            layer(x)[0].sum().backward()
+    assert len(packed) < 60 and {t.dtype for t in packed} <= {torch.float32, torch.uint8}
+
+
+def test_named_tensors_are_pytorchs(device: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Named tensors")
+        x = torch.randn(2, 8, 16, 16, device=device, names=("N", "C", "H", "W"))
+        declined(reset=True)
+        with enabled("autotune"):
+            assert F.max_pool2d(x, 2).names == F.max_pool2d(x, 3).names == x.names
+        assert sum(declined(reset=True).values()) == 2
+
+
+def test_reasons_with_sizes_in_them_come_to_an_end(device: str) -> None:
+    declined(reset=True)
+    w = torch.randn(4, 3, 3, 3, device=device)
+    with enabled():
+        for size in range(300):
+            with pytest.raises(RuntimeError):
+                F.conv2d(torch.randn(1, 2, 8, 8 + size, device=device), w)
+    assert 200 < len(declined()) <= 257
+    assert sum(declined(reset=True).values()) == 300
+
+
+def test_flags_of_a_disabled_package_pin_nothing() -> None:
+    cudnn: Any = torch.backends.cudnn
+    problem = "conv_fwd x=f32[8,64,28,28]:nchw w=f32[64,64,3,3]:nchw pad=1"
+    with enabled():
+        flags = cudnn.flags(conv_fwd_algo=1)
+    with flags:
+        assert cudnn.conv_fwd_algo == 1  # a plain value, which enable() would adopt
+        assert _C.choose(problem, "target:h200", "")["algorithm"].startswith("graph:")
+    assert not hasattr(cudnn, "conv_fwd_algo")
+
+
+def test_flags_leave_pins_that_they_do_not_name() -> None:
+    cudnn: Any = torch.backends.cudnn
+    with enabled():
+        with cudnn.flags(conv_fwd_algo=1):
+            cudnn.conv_bwd_data_algo = 1
+        assert (cudnn.conv_fwd_algo, cudnn.conv_bwd_data_algo) == (-1, 1)
+        cudnn.conv_bwd_data_algo = -1

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
@@ -577,3 +578,62 @@ def test_a_model_that_calls_nothing() -> None:
     assert explanation.calls == [] and explanation.share == 0
     assert "0 of 0 calls" in str(explanation)
     assert trace(nn.Identity(), torch.randn(2, 3), train=False) == []
+
+
+def test_other_threads_calls_are_not_the_models(net: Net, device: str) -> None:
+    explained = [
+        torch_cudnn_ext.explain(net, torch.randn(2, 3, 8, 8, device=device), measure=False)
+    ]
+    done = threading.Event()
+    x = torch.randn(4, 4, device=device)
+
+    def other() -> None:
+        while not done.is_set():
+            torch.softmax(x, -1)
+
+    thread = threading.Thread(target=other)
+    with torch_cudnn_ext.enabled():
+        thread.start()
+        try:
+            inputs = torch.randn(2, 3, 8, 8, device=device)
+            explained.append(torch_cudnn_ext.explain(net, inputs, measure=False))
+        finally:
+            done.set()
+            thread.join()
+    first, second = ([(call.layer, call.op) for call in one.calls] for one in explained)
+    assert first == second
+
+
+def test_what_has_no_data_is_refused() -> None:
+    model = nn.Conv2d(3, 4, 3, device="meta")
+    x = torch.randn(1, 3, 8, 8, device="meta")
+    with pytest.raises(ValueError, match="model: got .* no data .* profile_model takes the meta"):
+        torch_cudnn_ext.explain(model, x)
+    with FakeTensorMode(), pytest.raises(ValueError, match="no data"):
+        torch_cudnn_ext.trace(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
+
+
+def test_a_look_inside_a_look_ends_nothing() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            torch_cudnn_ext.explain(nn.Softmax(1), torch.randn(2, 3), measure=False)
+            result: Tensor = self.second(x)
+            return result
+
+    explained = torch_cudnn_ext.explain(Outer(), torch.randn(1, 3, 8, 8), measure=False)
+    assert [(call.layer, call.op) for call in explained.calls] == [
+        ("first", "conv_fwd"),
+        ("second", "conv_fwd"),
+    ]
+
+
+def test_a_trace_tunes_nothing(net: Net, device: str) -> None:
+    tuning.reset()
+    with torch_cudnn_ext.enabled("autotune"):
+        assert torch_cudnn_ext.trace(net, torch.randn(2, 3, 8, 8, device=device))
+    assert tuning.choices() == []

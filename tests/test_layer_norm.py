@@ -1,6 +1,7 @@
 """Layer, RMS, instance and group norm: PyTorch's values, gradients, layouts and errors."""
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -496,3 +497,53 @@ def test_modules(
     module.set_mode("cpu:one_pass", bwd="cpu:two_pass")
     assert module.policy is not None and "fwd=cpu:one_pass" in module.policy
     assert module.reset_mode().policy is None
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm", "RMSNorm", "LocalResponseNorm"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_results_are_no_views(name: str, grad: bool, device: str) -> None:
+    sizes = {"LayerNorm": (4,), "GroupNorm": (2, 4), "RMSNorm": (4,), "LocalResponseNorm": (3,)}
+    module = getattr(ours, name)(*sizes[name]).to(device)
+    x = torch.randn(2, 4, 5, 4, device=device)
+    shift = torch.ones(4, device=device, requires_grad=True)
+    with torch.set_grad_enabled(grad):
+        y = module(x)
+    assert not y._is_view()
+    y += shift
+    y.sum().backward()
+    assert torch.equal(shift.grad, torch.full_like(shift, y.numel() / 4))
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("of_weight", FLOATS)
+def test_rms_norm_takes_weights_of_any_dtype(
+    dtype: torch.dtype, of_weight: torch.dtype, device: str
+) -> None:
+    x = torch.randn(3, 8, device=device, dtype=dtype)
+    results = []
+    for function in (ops.rms_norm, F.rms_norm):
+        w = torch.linspace(0.5, 1, 8, device=device).to(of_weight).requires_grad_()
+        y = function(x, (8,), w, 1e-5)
+        y.float().sum().backward()
+        results.append((y, w.grad))
+    for got, wanted in zip(*results, strict=True):
+        assert wanted is not None and got is not None
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("deviation", [1.0, 1e-5])
+def test_running_statistics_are_the_datas(momentum: float, deviation: float, device: str) -> None:
+    x = torch.randn(4, 3, 8, 8, device=device) * deviation
+    mean, var = torch.zeros(3, device=device), torch.zeros(3, device=device)
+    ops.instance_norm(x, mean, var, None, None, True, momentum, 1e-5)
+    torch.testing.assert_close(mean, momentum * x.mean((2, 3)).mean(0))
+    wanted = momentum * x.double().flatten(2).var(2).mean(0)
+    torch.testing.assert_close(var.double(), wanted, rtol=1e-5, atol=0)
+    x[0, 0, 0, 0] = math.inf
+    ops.instance_norm(x, mean, var, None, None, True, momentum, 1e-5)
+    assert mean[0] == math.inf and mean[1:].isfinite().all()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, Policy, ops
 from torch_cudnn_ext import nn as ours
@@ -282,3 +283,25 @@ def test_the_module_of_divisive_norm_has_the_function_s_defaults() -> None:
     mine = [*inspect.signature(ours.DivisiveNorm).parameters.values()][1:4]
     function = inspect.signature(ops.divisive_norm).parameters
     assert [p.default for p in mine] == [function[p.name].default for p in mine]
+
+
+@pytest.mark.parametrize("function", [ops.local_response_norm, ops.divisive_norm])
+def test_a_backward_gets_the_output_as_it_was(function: Any, device: str) -> None:
+    seen: list[Tensor] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if "_lrn_backward" in str(func):
+                seen.append(args[2].clone())
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 6, 5, 4, device=device, requires_grad=True)
+    y = function(x, 3)
+    wanted = y.detach().clone()
+    y.zero_()
+    with Watch():
+        y.sum().backward()
+    (output,) = seen
+    torch.testing.assert_close(output.view_as(wanted), wanted)

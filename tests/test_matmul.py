@@ -355,3 +355,17 @@ def test_a_vector_of_weights() -> None:
         ops.linear(x, weight, policy=f"fwd={pin}")
         choice = ops.last_choice("matmul_fwd")
         assert choice is not None and (choice.algorithm, choice.why) == (pin, "pinned")
+
+
+def test_a_factor_scales_before_products_are_rounded(device: str) -> None:
+    a = torch.full((4, 100), 30.0, device=device, dtype=torch.float16)
+    b = torch.full((100, 5), 40.0, device=device, dtype=torch.float16)
+    bias = torch.ones(5, device=device, dtype=torch.float16)
+    for first, second in ((a, b), (a.expand(3, 4, 100), b.expand(3, 100, 5))):
+        got = ops.gemm(first, second, alpha=0.1, policy="aten:default")
+        torch.testing.assert_close(got, torch.full_like(got, 12000.0))
+        got = ops.gemm(first, second, bias, alpha=0.1, policy="aten:default")
+        torch.testing.assert_close(got, torch.full_like(got, 12001.0))
+    images, filters = a[:1, :, None, None] / 10, b.t()[:, :, None, None]
+    y = ops.convolution(images, filters, alpha=0.1, policy="aten:matmul")
+    torch.testing.assert_close(y, torch.full_like(y, 1200.0))

@@ -574,3 +574,12 @@ def test_every_module_refuses_what_is_no_tensor(name: str) -> None:
     made, called = CALLS.get(name, CALLS.get(name.rstrip("123d"), ((), ())))
     with pytest.raises(TypeError, match=r"argument '?\w+'?.* (wanted a|must be) Tensor"):
         getattr(ours, name)(*made)([1.0], *called[1:])
+
+
+@pytest.mark.parametrize("choice", ["guess_once", "time_once"])
+def test_an_export_settles_nothing(choice: str) -> None:
+    module = ours.Conv2d(3, 4, 3, policy=choice)
+    x = torch.randn(2, 3, 8, 8)
+    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(exported.module()(x), module(x))
+    assert "aten:default" in str(module._running) or "cpu:" in str(module._running)  # that did

@@ -740,3 +740,36 @@ def test_flags_change_what_an_operator_runs(device: str, flags: Flags) -> None:
         assert choice is not None
         ran.append(choice["algorithm"])
     assert ran == algorithms
+
+
+def test_a_factor_scales_before_sums_are_rounded_to_f16(device: str) -> None:
+    x = torch.full((8, 8, 34, 34), 3.0, device=device, dtype=torch.float16)
+    dy = torch.full((8, 4, 32, 32), 16.0, device=device, dtype=torch.float16)
+    out = torch.zeros(4, 8, 3, 3, device=device, dtype=torch.float16)
+    ops.convolution_backward_weight(dy, x, out.shape, out=out, alpha=1 / 1024, beta=1.0)
+    assert (out == 384).all()
+    with pytest.raises(RuntimeError, match="rounded to f16 before alpha scales it"):
+        ops.convolution_backward_weight(dy, x, out.shape, alpha=0.5, policy="aten:default")
+
+
+def test_factors_are_no_tensors_that_want_gradients() -> None:
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    for name in ("alpha", "beta"):
+        factor = {name: torch.tensor(2.0, requires_grad=True), "z": torch.zeros(1, 3, 3, 3)}
+        with pytest.raises(TypeError, match=f"convolution: argument {name}: .* wanted a number"):
+            ops.convolution(x, w, **factor)  # type: ignore[arg-type]
+        factor["z"] = torch.zeros(5, 5)
+        with pytest.raises(TypeError, match=f"gemm: argument {name}: .* wanted a number"):
+            ops.gemm(x[0, 0], x[0, 0], **factor)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", ["aten:default", "aten:matmul", "cpu:direct", "cpu:im2col"])
+def test_one_pixel_keeps_channels_last(algorithm: str) -> None:
+    x = torch.randn(2, 8, 1, 1).as_strided((2, 8, 1, 1), (8, 1, 8, 8))
+    w = torch.randn(6, 8, 1, 1).as_strided((6, 8, 1, 1), (8, 1, 8, 8)).requires_grad_()
+    results = []
+    for function, policy in ((ops.conv2d, {"policy": algorithm}), (F.conv2d, {})):
+        y = function(x, w, **policy)
+        (dw,) = torch.autograd.grad(y.square().sum(), w)
+        results.append((y.stride(), dw.stride()))
+    assert results[0] == results[1] == ((6, 1, 6, 6), (8, 1, 8, 8))

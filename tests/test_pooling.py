@@ -566,3 +566,28 @@ def test_indices_are_compiled(policy: Any, device: str) -> None:
     for module_ in (module, adaptive):
         exported = torch.export.export(module_, (x,), strict=True).module()
         assert torch.equal(exported(x)[1], module_(x)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_volumes_average_wants_windows_that_fit(dtype: torch.dtype, device: str) -> None:
+    for place in (device, "meta"):
+        x = torch.ones(1, 1, 2, 2, 2, dtype=dtype, device=place)
+        with pytest.raises(RuntimeError, match="smaller than kernel size"):
+            F.avg_pool3d(x, 3, ceil_mode=True)
+        with pytest.raises(ValueError, match="kernel_size is 3, wanted no more than input .* 2"):
+            ops.avg_pool3d(x, 3, ceil_mode=True)
+
+
+def test_indices_obey_what_a_policy_says_of_the_unsupported(device: str) -> None:
+    x = torch.randn(2, 3, 4, 4, device=device)
+    wanted = F.max_pool2d(x, 2, return_indices=True)
+    policy = "cpu:taps;on_unsupported="
+    got = ops.max_pool2d(x, 2, return_indices=True, policy=f"{policy}fallback")
+    assert all(map(torch.equal, got, wanted))
+    with pytest.warns(UserWarning, match="no other algorithm gives indices; aten:default runs"):
+        ops.max_pool2d(x, 2, return_indices=True, policy=f"{policy}warn")
+    with (
+        knobs.flags(pool_fwd_algo="cpu:taps"),
+        pytest.raises(ValueError, match="policy fwd=cpu:taps, wanted aten:default"),
+    ):
+        ops.max_pool2d(x, 2, return_indices=True)

@@ -17,7 +17,7 @@ import time
 from collections import UserDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from torch_cudnn_ext import (
     Policy,
     bench,
     bench_networks,
+    convert,
     enabled,
     explain,
     knobs,
@@ -41,6 +42,7 @@ from torch_cudnn_ext import (
     measuring,
     ops,
     peaks,
+    pinned,
     profile,
     profile_model,
     report,
@@ -48,7 +50,9 @@ from torch_cudnn_ext import (
     tuning,
     when,
 )
+from torch_cudnn_ext import nn as layers
 from torch_cudnn_ext.conversion import converted
+from torch_cudnn_ext.coverage import coverage
 from torch_cudnn_ext.measuring import Task
 from torch_cudnn_ext.profiling import (
     LayerProfile,
@@ -1785,3 +1789,45 @@ def test_records_say_whose_they_are() -> None:
         (PROBLEM, "first", "second", 3, "cpu"),
         (OTHER, "third", 1, "target:h200"),
     }
+
+
+def _converted(model: nn.Module) -> AbstractContextManager[Any]:
+    convert(model, policy="autotune")
+    return nullcontext()
+
+
+def _pinned(model: nn.Module) -> AbstractContextManager[Any]:
+    return pinned(model, {"*": "autotune"})
+
+
+def _ruled(model: nn.Module) -> AbstractContextManager[Any]:
+    return when("conv_fwd", use="autotune")
+
+
+@pytest.mark.parametrize("make", [_converted, _pinned, _ruled])
+def test_a_look_at_a_network_tunes_nothing(make: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    x = torch.randn(2, 3, 8, 8)
+    with make(model):
+        tuning.reset()
+        assert network_layers(model, x).layers
+        coverage(model, x)
+        assert tuning.choices() == []
+        assert len(tuning.tune_model(model, x, time_budget_s=0.05)) == 5
+        assert len(tuning.choices()) == 5
+
+
+def test_a_look_settles_no_module_that_chooses_once() -> None:
+    model = layers.Conv2d(3, 4, 3, policy="time_once")
+    network_layers(model, torch.randn(2, 3, 8, 8))
+    assert model._once == ("fwd", "bwd_data", "bwd_filter")
+    model(torch.randn(2, 3, 8, 8))
+    assert model._once == ("bwd_data",)  # its input wants no gradient
+
+
+def test_records_tell_constraints() -> None:
+    tuning.reset()
+    for policy in ("", "deterministic"):
+        tuning.tune([PROBLEM], device="cpu", policy=policy, time_budget_s=0.05)
+    records = profile_of_choices(tuning.choices()).records()
+    assert {bool(re.search("deterministic", record["note"])) for record in records} == {True, False}

@@ -319,3 +319,14 @@ def test_compiles_whole(device: str) -> None:
 def test_errors_name_the_argument(call: Callable[[], Tensor], message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
         call()
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (2, 0, 3)])
+def test_a_norm_of_zero_has_a_second_derivative(sizes: tuple[int, ...], device: str) -> None:
+    x = torch.zeros(sizes, device=device, requires_grad=True)
+    results = []
+    for norm in (ops.norm2, lambda x, dim: torch.linalg.vector_norm(x, dim=dim)):
+        w = torch.ones(norm(x, 1).shape, device=device, requires_grad=True)
+        (dx,) = torch.autograd.grad((w * norm(x, 1)).sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(dx.square().sum() + dx.sum(), w)[0])
+    assert torch.equal(*results)

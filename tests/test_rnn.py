@@ -3,15 +3,16 @@
 import copy
 import itertools
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from conftest import misaligned, needs_cuda
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
@@ -661,3 +662,61 @@ def test_kinds_of_the_inner_operator_are_checked(cell: int, bias: int, message: 
 def test_errors_name_the_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
         call()
+
+
+def test_dropouts_backward_leaves_other_threads_random_numbers_alone() -> None:
+    mine, _ = _pair("lstm", 4, 4, num_layers=2, dropout=0.5)
+    mine.policy = "aten:default"
+    x = torch.randn(6, 3, 4, dtype=torch.float64, requires_grad=True)
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            torch.rand(4)
+
+    other = threading.Thread(target=draw)
+    other.start()
+    try:
+        for _ in range(20):
+            y = mine(x)[0].sum()
+            first, second = (torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2))
+            assert torch.equal(first, second)
+    finally:
+        done.set()
+        other.join()
+    torch.manual_seed(1)
+    y = mine(x)[0].sum()
+    wanted = torch.rand(4)
+    torch.manual_seed(1)
+    mine(x)[0].sum().backward()
+    assert torch.equal(torch.rand(4), wanted)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("how", [{}, {"bidirectional": True}, {"proj_size": 2}])
+def test_pytorchs_dropout_has_pytorchs_gradients(packed: bool, how: dict[str, Any]) -> None:
+    mine, theirs = _pair("lstm", 5, 4, num_layers=3, dropout=0.5, **how)
+    mine.policy = "aten:default"
+    x = torch.randn(6, 3, 5, dtype=torch.float64, requires_grad=True)
+    results = []
+    for module in (mine, theirs):
+        torch.manual_seed(3)
+        given = pack_padded_sequence(x, [6, 4, 1]) if packed else x
+        y, (h, c) = module(given)
+        y = y.data if packed else y
+        leaves = [x, *module.parameters()]
+        results.append([y, h, c, *torch.autograd.grad((y.sin().sum() + h.sum()), leaves)])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_what_is_remembered_is_not_what_was_returned(device: str) -> None:
+    module = ours.GRU(4, 4, remember_states=True).to(device)
+    plain = nn.GRU(4, 4).to(device)
+    plain.load_state_dict(module.state_dict())
+    x = torch.randn(3, 2, 4, device=device)
+    with torch.no_grad():
+        h = module(x)[1]
+        wanted = plain(x, h)[0]
+        h.zero_()
+        torch.testing.assert_close(module(x)[0], wanted)

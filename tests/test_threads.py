@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_cudnn_ext import _C, knobs
+from torch_cudnn_ext import _C, knobs, last_choice, ops, tuning
+from torch_cudnn_ext import nn as ours
 
 OPS = torch.ops.torch_cudnn_ext
 THREADS = 8
@@ -178,3 +179,28 @@ def test_flags_are_closed_where_they_were_opened(device: str) -> None:
     assert "max_workspace" in inside and "max_workspace" not in _C.resolved_policy(None)
     _C.pop_flags(level)
     assert _C.resolved_policy(None) == before
+
+
+def test_a_backward_keeps_to_its_forward_whatever_the_number_of_threads() -> None:
+    """What was tuned for one number is not known for another, but what the forward left is."""
+    before = torch.get_num_threads()
+    module = ours.LSTM(4, 5, num_layers=2, dropout=0.5, policy="autotune")
+    x = torch.randn(3, 2, 4)
+    try:
+        torch.set_num_threads(1)
+        tuning.reset()
+        y = torch.compile(lambda x: module(x)[0], backend="aot_eager")(x)
+        ran = last_choice("rnn_fwd")
+        torch.set_num_threads(2)
+        y.sum().backward()
+        led = last_choice("rnn_bwd")
+        assert ran is not None and led is not None and ran.algorithm == led.algorithm
+        assert len(tuning.choices()) == 1
+        tuning.reset()
+        w, image = torch.randn(2, 3, 3, 3), torch.randn(1, 3, 8, 8)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            ops.conv2d(image, w, policy="autotune")
+        assert len(tuning.choices()) == 2
+    finally:
+        torch.set_num_threads(before)

@@ -246,3 +246,7 @@ def test_environment_of_someone_else_is_left_alone(checkout: Path, tmp_path: Pat
     assert "has no torch, wanted 2.11.*" in process.stderr
     assert f"{checkout}/.venv is not one that tools/bootstrap made" in process.stderr
     assert sorted((checkout / ".venv").rglob("*")) == before
+
+
+def test_an_extra_that_is_none_is_refused(checkout: Path) -> None:
+    assert_stops(bootstrap(checkout, "tests"), "got tests, wanted test, models or lint")

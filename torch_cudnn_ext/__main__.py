@@ -821,6 +821,8 @@ def info_command(
 ) -> None:
     """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
     if operators:
+        if jobs is not None:
+            raise typer.BadParameter("--jobs: got it with --operators, which builds nothing")
         typer.echo(report.operators_markdown(), nl=False)
         return
     for name, version in {"torch_cudnn_ext": __version__, **_C.versions()}.items():
@@ -1086,7 +1088,8 @@ def _problems_met(
 
         lines = [problem for problem in met if every or wanted(problem)]
         if not lines:
-            raise ValueError(nothing_found(network, passes, met))
+            led = [one for problem in met for one in (problem, *led_problems(problem))]
+            raise ValueError(nothing_found(network, passes, led))
     return Workload([Layer(line) for line in lines], {})
 
 

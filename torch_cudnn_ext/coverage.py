@@ -19,7 +19,7 @@ from torch import nn
 from . import _C, report
 from .conversion import converted, eager_model
 from .enabling import apply_rules, enabled, is_enabled
-from .workload import Watch, call_model, detached, go_back, kept_as_it_was, looking
+from .workload import Watch, call_model, detached, go_back, kept_as_it_was, looking, recording
 
 if TYPE_CHECKING:
     from ._C import Choice
@@ -120,6 +120,7 @@ def coverage(
     model = eager_model("coverage", model)
     with ExitStack() as stack:
         stack.enter_context(converted(model))
+        stack.enter_context(looking())
         if not is_enabled():
             stack.enter_context(enabled())
         seen, *_ = _ran(model, inputs, backward, Watch(model))
@@ -184,14 +185,10 @@ def _ran(
         watch: Sees what the forward calls; some of PyTorch's layers go another way then, so each
             run has one.
     """
-    with kept_as_it_was(model), looking(), torch.set_grad_enabled(backward):
-        _C.set_recording(True)
-        try:
-            with watch.below, watch:
-                output = call_model(model, detached(inputs))
-            goes_back = backward and go_back(output)
-            calls = _C.recorded()
-        finally:
-            _C.set_recording(False)
+    with kept_as_it_was(model), torch.set_grad_enabled(backward), recording():
+        with watch.below, watch:
+            output = call_model(model, detached(inputs))
+        goes_back = backward and go_back(output)
+        calls = _C.recorded()
     choices = [call for call in calls if not isinstance(call, str)]
     return choices, Counter(call for call in calls if isinstance(call, str)), goes_back

@@ -32,7 +32,9 @@ from torch_cudnn_ext.workload import (
     in_mode,
     kept_as_it_was,
     led_problems,
+    looking,
     merge,
+    recording,
     sum_of_outputs,
     tensors_in,
 )
@@ -193,7 +195,8 @@ def trace(
         OSError: The file cannot be written.
     """
     model = eager_model("trace", model)
-    calls = explain(model, inputs, train=train, measure=False).calls
+    with looking():
+        calls = explain(model, inputs, train=train, measure=False).calls
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
     lines = [f"{one.problem}  # {', '.join(one.names)} x{one.count}" for one in layers]
     if path is not None:
@@ -372,15 +375,12 @@ def _nodes_of(values: Any) -> list[Any]:
 
 def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
     recorder = _Recorder(model)
-    try:
+    with recording():
         with in_mode(model, train), recorder.watching(), torch.set_grad_enabled(train):
-            _C.set_recording(True)
             output = call_model(model, inputs)
             if train:
                 torch.autograd.backward(sum_of_outputs(output))
         return list(recorder.calls())
-    finally:
-        _C.set_recording(False)
 
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:

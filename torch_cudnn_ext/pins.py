@@ -108,7 +108,8 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
     """`apply_pins` inside a ``with`` block; behind it the model has the pins that it had before.
 
     So have layers that were taken out of it inside. One that was converted inside has no pin. A
-    backward keeps to the pins of its forward.
+    backward keeps to the pins of its forward; what a checkpoint computes again behind the block has
+    none.
 
     Blocks may end in any order: the pins of one that began later go on to hold.
 

@@ -65,15 +65,15 @@ def processes(
     with end, lifeline, pool:
         try:
             yield Processes(pool)
-        except BrokenProcessPool as error:
+        except BaseException as error:
+            lifeline.send("end")
+            if not isinstance(error, BrokenProcessPool):
+                raise
             raise RuntimeError(
                 "a process that works for this one has ended. Either it was killed, as for want of "
                 "memory, or it could not import the main module: a script measures under "
                 '`if __name__ == "__main__":`'
             ) from error
-        except BaseException:
-            lifeline.send("end")
-            raise
 
 
 def _start(

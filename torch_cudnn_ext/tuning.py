@@ -29,7 +29,7 @@ from .knobs import pushed
 from .measuring import Progress, Task, measure_tasks, no_algorithm
 from .policy import PolicyLike, text_for_all
 from .profiling import check_time_budget, checked_device, keep
-from .workload import looking, tensors_in
+from .workload import tensors_in
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -181,7 +181,7 @@ def problems_met(
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient.
     """
-    with looking(), enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
+    with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
     problems = [line.partition("  #")[0] for line in lines]
     infos = [_C.problem_info(problem) for problem in problems]

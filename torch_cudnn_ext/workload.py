@@ -360,12 +360,21 @@ def network_layers(
 @contextmanager
 def looking() -> Iterator[None]:
     """Nothing is tuned meanwhile: what runs is run to see its problems."""
-    before = _C.is_look()
     _C.set_look(True)
     try:
         yield
     finally:
-        _C.set_look(before)
+        _C.set_look(False)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """``_C.recorded`` tells meanwhile what this thread runs, and autograd's threads for it."""
+    _C.set_recording(True)
+    try:
+        yield
+    finally:
+        _C.set_recording(False)
 
 
 def nothing_found(model: nn.Module, passes: Sequence[str], others: Iterable[str]) -> str:

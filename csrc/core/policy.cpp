@@ -9,6 +9,7 @@
 #include <atomic>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -579,6 +580,12 @@ bool is_tf32(at::Float32Op op) {
          at::Float32Precision::TF32;
 }
 
+bool cublas_repeats() {
+  const char* config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+  std::string_view text = config == nullptr ? "" : config;
+  return text == ":4096:8" || text == ":16:8";
+}
+
 Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
@@ -590,8 +597,9 @@ Switches read_switches(std::string_view family) {
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
   set(Switches::kAllowTf32, op && is_tf32(*op));
   set(Switches::kTf32Products, is_tf32(at::Float32Op::MATMUL));
-  set(Switches::kStrict,
-      context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly());
+  bool strict = context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly();
+  set(Switches::kStrict, strict);
+  set(Switches::kCublasRepeats, strict && cublas_repeats());
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   return switches;

@@ -569,6 +569,10 @@ bool is_channels_last(const TensorSpec& t) {
   return t.strides == channels_last_strides(t.sizes) && t.strides != contiguous_strides(t.sizes);
 }
 
+bool is_one_pixel(const Dims& sizes) {
+  return std::all_of(sizes.begin() + 2, sizes.end(), [](int64_t n) { return n == 1; });
+}
+
 bool is_packed(const TensorSpec& t) {
   return t.strides == contiguous_strides(t.sizes) || t.strides == channels_last_strides(t.sizes);
 }

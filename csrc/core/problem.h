@@ -79,7 +79,8 @@ Dims contiguous_strides(const Dims& sizes);
 Dims channels_last_strides(const Dims& sizes);
 // Where a tensor is both, it counts as contiguous.
 bool is_channels_last(const TensorSpec& t);
-bool is_packed(const TensorSpec& t);  // contiguous or channels-last
+bool is_one_pixel(const Dims& sizes);  // of images or filters
+bool is_packed(const TensorSpec& t);   // contiguous or channels-last
 
 // What sums are in where nothing else is asked for: float32, of float64 data float64.
 inline c10::ScalarType compute_dtype(c10::ScalarType dtype) {
@@ -235,9 +236,7 @@ struct BatchNormProblem {
   bool train = true;  // bwd: the statistics are x's own, and have a gradient
   int64_t alignment = 16;
 
-  c10::ScalarType statistic_dtype() const {
-    return x.dtype == c10::ScalarType::Double ? x.dtype : c10::ScalarType::Float;
-  }
+  c10::ScalarType statistic_dtype() const { return compute_dtype(x.dtype); }
   TensorSpec statistic() const { return {statistic_dtype(), {x.sizes[1]}, {1}}; }
   TensorSpec image(c10::ScalarType dtype) const;  // x as [N,C,S,1], which tells its layout
   bool has_training_statistics() const {

@@ -22,8 +22,13 @@ struct Handed : c10::SafePyObject {
   Handed() : SafePyObject(nullptr, nullptr) { ++count; }  // of no Python object
   ~Handed() { --count; }
 
-  static void set(bool on) {
-    ThreadLocalPythonObjects::set(T::kKey, on ? std::make_shared<T>() : nullptr);
+  static void begin() {
+    auto inner = std::make_shared<T>();
+    inner->outer = here();
+    ThreadLocalPythonObjects::set(T::kKey, inner);
+  }
+  static void end() {
+    if (auto inner = here()) ThreadLocalPythonObjects::set(T::kKey, inner->outer);
   }
   static std::shared_ptr<T> here() {
     if (count.load(std::memory_order_relaxed) == 0) return nullptr;
@@ -31,6 +36,7 @@ struct Handed : c10::SafePyObject {
     return std::static_pointer_cast<T>(ThreadLocalPythonObjects::get(T::kKey));
   }
 
+  std::shared_ptr<T> outer;
   static inline std::atomic<int64_t> count{0};  // of all threads: without any, nobody looks for it
 };
 
@@ -48,8 +54,8 @@ thread_local DryRun* dry_run = nullptr;
 
 }  // namespace
 
-void set_recording(bool on) { Recording::set(on); }
-void set_look(bool on) { Look::set(on); }
+void set_recording(bool on) { on ? Recording::begin() : Recording::end(); }
+void set_look(bool on) { on ? Look::begin() : Look::end(); }
 bool is_look() { return Look::here() != nullptr; }
 
 std::vector<RecordedCall> recorded_calls(size_t begin) {

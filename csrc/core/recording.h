@@ -18,12 +18,12 @@ struct RecordedCall {
   const ChoiceRecord* choice;  // nullptr: declined
   std::string declined;
 };
-void set_recording(bool on);  // starts anew; off forgets
+void set_recording(bool on);  // starts one, which takes over meanwhile; off forgets it
 std::vector<RecordedCall> recorded_calls(size_t begin);
 void record_call(const RecordedCall& call);  // nothing without a recording
 
 // While this thread, and autograd's for it, looks at what problems there are, nothing is tuned.
-void set_look(bool on);
+void set_look(bool on);  // looks nest
 bool is_look();
 
 // Of this thread. Results of a dry run have the sizes and strides of the problem, and no values.

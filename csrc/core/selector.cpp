@@ -588,14 +588,15 @@ std::shared_ptr<Plan> plan_of(const Problem& problem, const Algorithm& algorithm
   return *cache.plans.insert(std::move(key), std::get<std::shared_ptr<Plan>>(built));
 }
 
-// Where a decision holds: what was tuned on the CPU is so for one number of threads.
-int64_t place_of(const Device& device) {
-  return device.has_gpu_backends() ? device.code()
-                                   : Device{device.kind, at::get_num_threads()}.code();
+// Where a decision holds: what was tuned on the CPU is so for one number of threads. A backward
+// that reads what its forward left runs its algorithm, however many there are by then.
+int64_t place_of(const Problem& problem, const Device& device) {
+  bool for_all = device.has_gpu_backends() || !operator_of(problem).coupled(problem).empty();
+  return for_all ? device.code() : Device{device.kind, at::get_num_threads()}.code();
 }
 
 Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Device& device) {
-  std::string key = c10::str(problem_text(problem), "|", policy.id, "|", place_of(device));
+  std::string key = c10::str(problem_text(problem), "|", policy.id, "|", place_of(problem, device));
   std::shared_ptr<SharedSlot> slot;
   {
     std::lock_guard<std::mutex> lock(decisions_mutex);
@@ -655,7 +656,7 @@ Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   Key key;
   append_key(key, problem);
   key.push(policy.id);
-  key.push(place_of(device));
+  key.push(place_of(problem, device));
   key.finish();
   if (Call* call = cache.calls.find(key)) return *call;
   Call call = make_call(problem, policy, device);

@@ -1,5 +1,5 @@
 // Local response and divisive normalisation: argument checks, Problem, gradients, and what the core
-// must know of them. The two public operators are views of one.
+// must know of them. The two public operators call one.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "core/selector.h"
+#include "core/tensors.h"
 #include "ops/autograd.h"
 
 namespace torch_cudnn_ext {
@@ -101,11 +102,22 @@ variable_list gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
 
 using Tensors2 = std::tuple<Tensor, Tensor>;
 
+// Dense, and across channels with all of space as one dimension.
+Tensor as_problems(const Form& form, const Tensor& t) {
+  Tensor dense = t.contiguous();
+  if (form.kind == "divisive") return dense;
+  int64_t n = t.size(0), channels = t.size(1), space = t.numel() / (n * channels);
+  return strided_view(dense, {n, channels, space}, {channels * space, space, 1});
+}
+Tensor with_sizes_of(const Tensor& like, const Tensor& result) {
+  return strided_view(result, like.sizes(), contiguous_strides(like.sizes()));
+}
+
 Tensor forward(const Tensor& input, const OptionalTensor& means, const Form& form,
                OptionalPolicy policy) {
   c10::OptionalDeviceGuard guard(input.device());
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
-  Tensor x = input.contiguous(), m = contiguous_or_undefined(means);
+  Tensor x = as_problems(form, input), m = contiguous_or_undefined(means);
   LrnProblem p = make_problem(LrnPass::fwd, form, x, m.defined());
   p.x = spec_of(x);
   p.canonicalise();
@@ -114,7 +126,7 @@ Tensor forward(const Tensor& input, const OptionalTensor& means, const Form& for
   bindings[Role::x] = x;
   bindings[Role::z] = m;
   execute(p, resolve_policy(LrnProblem::kFamily, policy), device_of(x.device()), bindings);
-  return bindings[Role::y];
+  return with_sizes_of(input, bindings[Role::y]);
 }
 
 Tensor run(const Tensor& input, const OptionalTensor& means, std::string_view kind, int64_t size,
@@ -135,14 +147,15 @@ Tensors2 backward(const Tensor& grad_output, const Tensor& input, const Tensor& 
   check_same("_lrn_backward", "grad_output", grad_output, "input", input);
   check_same("_lrn_backward", "output", output, "input", input);
   c10::OptionalDeviceGuard guard(input.device());
-  Tensor x = input.contiguous(), dy = grad_output.contiguous(), y = output.contiguous();
   Tensor m = contiguous_or_undefined(means);
   Bindings bindings;
-  if (x.numel() == 0) {
-    bindings[Role::dx] = at::empty(x.sizes(), x.options());
-    bindings[Role::dz] = at::empty(x.sizes(), x.options());
+  if (input.numel() == 0) {
+    bindings[Role::dx] = at::empty(input.sizes(), input.options());
+    bindings[Role::dz] = at::empty(input.sizes(), input.options());
   } else {
     Form form{std::string(kind), size, alpha, beta, k, std::string(window)};
+    Tensor x = as_problems(form, input), dy = as_problems(form, grad_output),
+           y = as_problems(form, output);
     LrnProblem p = make_problem(LrnPass::bwd, form, x, m.defined());
     p.x = spec_of(x);
     p.canonicalise();
@@ -153,7 +166,8 @@ Tensors2 backward(const Tensor& grad_output, const Tensor& input, const Tensor& 
     bindings[Role::z] = m;
     execute(p, resolve_policy(LrnProblem::kFamily, policy), device_of(x.device()), bindings);
   }
-  return {bindings[Role::dx], m.defined() ? bindings[Role::dz] : at::empty({0}, x.options())};
+  return {with_sizes_of(input, bindings[Role::dx]),
+          m.defined() ? bindings[Role::dz] : at::empty({0}, input.options())};
 }
 
 Tensors2 backward_meta(const Tensor& grad_output, const Tensor& input, const Tensor&,
@@ -262,7 +276,7 @@ Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
   return as_tuple(std::move(results));
 }
 
-// --- the public operators: views of the one above
+// --- the public operators: calls of the one above
 
 Tensor local_response_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,
                            std::string_view window, OptionalPolicy policy) {
@@ -272,12 +286,9 @@ Tensor local_response_norm(const Tensor& input, int64_t size, double alpha, doub
                     input.sym_sizes(), ", wanted at least 3 dimensions (batch, channels, ...)");
   TORCH_CHECK_VALUE(size >= 1, "torch_cudnn_ext::", kOp, ": size is ", size, ", wanted at least 1");
   window_of(window);
-  SymInt space = 1;
-  for (int64_t i = 2; i < input.dim(); ++i) space *= input.sym_size(i);
-  Tensor x = input.reshape_symint({input.sym_size(0), input.sym_size(1), space});
-  Tensor y = run_op().call(x, std::nullopt, "cross_channel", size, alpha, beta, k, window, policy);
-  // Not as a view, which users may not write into everywhere.
-  return at::_unsafe_view_symint(y, input.sym_sizes()).contiguous(format_of(input));
+  Tensor y =
+      run_op().call(input, std::nullopt, "cross_channel", size, alpha, beta, k, window, policy);
+  return y.contiguous(format_of(input));
 }
 
 Tensor divisive_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,

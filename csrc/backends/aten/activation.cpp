@@ -4,9 +4,6 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-// Of what PyTorch has no kernel for.
-at::ScalarType compute_type(const ActivationProblem& p) { return compute_dtype(p.x.dtype); }
-
 void forward(const ActivationProblem& p, const Tensor& x, Tensor& y) {
   double c = p.coefficient;
   switch (p.kind) {
@@ -29,7 +26,7 @@ void forward(const ActivationProblem& p, const Tensor& x, Tensor& y) {
       if (c == 1) {
         at::silu_out(y, x);
       } else {
-        Tensor wide = x.to(compute_type(p));
+        Tensor wide = x.to(compute_dtype(p.x.dtype));
         y.copy_(wide * (wide * c).sigmoid_());
       }
   }
@@ -59,7 +56,8 @@ void backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, con
       if (c == 1) {
         at::silu_backward_out(dx, dy, x);
       } else {
-        dx.copy_(at::silu_backward(dy.to(compute_type(p)), x.to(compute_type(p)) * c));
+        dx.copy_(
+            at::silu_backward(dy.to(compute_dtype(p.x.dtype)), x.to(compute_dtype(p.x.dtype)) * c));
       }
   }
 }

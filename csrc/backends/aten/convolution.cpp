@@ -88,10 +88,6 @@ bool has_separate_windows(const ConvolutionProblem& p) {
   return true;
 }
 
-bool is_one_pixel(const Dims& sizes) {
-  return std::all_of(sizes.begin() + 2, sizes.end(), [](int64_t n) { return n == 1; });
-}
-
 // nullopt where no product computes the convolution.
 std::optional<Matrices> matrices_of(const ConvolutionProblem& p) {
   bool turned = p.mode == ConvolutionMode::conv && !is_one_pixel(p.w.sizes);
@@ -296,10 +292,6 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
     return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
                                 dtype_text(p.compute))};
   }
-  if (p.accumulate == Accumulate::general && p.x.dtype == at::kHalf) {
-    return Unsupported{
-        "PyTorch's convolution is rounded to f16 before alpha scales it, so that it may overflow"};
-  }
   if (!device.is_cuda() && meets_depth_defect(p)) {
     return Unsupported{
         "PyTorch 2.11's filter gradients on the CPU may write out of bounds where strided windows "
@@ -320,6 +312,13 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
   return std::nullopt;
 }
 
+// Of what is scaled behind PyTorch's kernel.
+std::optional<Unsupported> refuse_scaled(const ConvolutionProblem& p) {
+  if (p.accumulate != Accumulate::general || p.x.dtype != at::kHalf) return std::nullopt;
+  return Unsupported{
+      "PyTorch's convolution is rounded to f16 before alpha scales it, so that it may overflow"};
+}
+
 // What is made into another convolution may become one that PyTorch gets wrong.
 std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const Device& device) {
   if (!device.is_cuda() && p.x.dtype == at::kBFloat16) {
@@ -334,6 +333,7 @@ std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const D
         "of one channel"};
   }
   if (auto refused = refuse_endless(p, device)) return refused;
+  if (auto refused = refuse_scaled(p)) return refused;
   return refuse_problem(p, device);
 }
 
@@ -352,6 +352,7 @@ BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorith
                           const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
   if (auto refused = refuse_problem(p, device)) return *refused;
+  if (auto refused = refuse_scaled(p)) return *refused;
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
                                            [p](const Bindings& b) { return convolve(p, b); });
 }
@@ -402,13 +403,14 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
   if (!(algorithm == offered)) {
     return Unsupported{c10::str("PyTorch's switch for matrix products makes it ", offered.text())};
   }
+  bool sums = *matrices == Matrices::planes && p.pass == ConvolutionPass::bwd_filter;
+  if (auto refused = sums ? refuse_scaled(p) : std::nullopt) return *refused;
   if (device.is_target()) return needs_device();
   if (auto refused = refuse_products(device)) return *refused;
   Notes notes;
   if (!offered.options.empty()) notes.add(Note::tf32);
-  bool sums_halves = *matrices == Matrices::planes && p.pass == ConvolutionPass::bwd_filter &&
-                     c10::isReducedFloatingType(p.x.dtype) && p.x.sizes[0] > 1;
-  if (sums_halves) notes.add(Note::down_convert);
+  bool halves = c10::isReducedFloatingType(p.x.dtype) && p.x.sizes[0] > 1;
+  if (sums && halves) notes.add(Note::down_convert);
   return std::make_shared<MatmulConvolution>(p, algorithm, notes, *matrices);
 }
 

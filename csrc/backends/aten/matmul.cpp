@@ -10,18 +10,20 @@ Tensor product(const MatmulProblem& p, const Bindings& b) {
   bool general = p.accumulate == Accumulate::general;
   double alpha = general ? b.alpha : 1, beta = general ? b.beta : 1;
   TensorSpec y = p.output();
+  auto scaled = [&] { return at::zeros({1}, x.options()); };  // by alpha before it is rounded
   if (y.sizes[0] == 1) {
     Tensor first = x.select(0, 0), second = w.select(0, 0);
-    Tensor made = p.z      ? at::addmm(z.select(0, 0), first, second, beta, alpha)
-                  : p.bias ? at::addmm(bias, first, second, 1, alpha)
-                           : at::mm(first, second);
+    Tensor made = p.z          ? at::addmm(z.select(0, 0), first, second, beta, alpha)
+                  : p.bias     ? at::addmm(bias, first, second, 1, alpha)
+                  : alpha == 1 ? at::mm(first, second)
+                               : at::addmm(scaled(), first, second, 0, alpha);
     if (p.z && p.bias) made.add_(bias);
-    if (!p.z && !p.bias && alpha != 1) made.mul_(alpha);
     return made.unsqueeze(0);
   }
   Tensor first = x.expand({y.sizes[0], -1, -1}), second = w.expand({y.sizes[0], -1, -1});
-  Tensor made = p.z ? at::baddbmm(z, first, second, beta, alpha) : at::bmm(first, second);
-  if (!p.z && alpha != 1) made.mul_(alpha);
+  Tensor made = p.z          ? at::baddbmm(z, first, second, beta, alpha)
+                : alpha == 1 ? at::bmm(first, second)
+                             : at::baddbmm(scaled(), first, second, 0, alpha);
   if (p.bias) made.add_(bias);
   return made;
 }

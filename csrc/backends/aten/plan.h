@@ -41,14 +41,10 @@ inline std::optional<Unsupported> refuse_products(const Device& device) {
   const at::Context& context = at::globalContext();
   bool demands = device.is_cuda() && context.deterministicAlgorithms() &&
                  !context.deterministicAlgorithmsWarnOnly();
-  if (!demands) return std::nullopt;
-  const char* config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
-  std::string_view text = config == nullptr ? "" : config;
-  if (text == ":4096:8" || text == ":16:8") return std::nullopt;
+  if (!demands || cublas_repeats()) return std::nullopt;
   return Unsupported{
       "torch.use_deterministic_algorithms lets products run on CUDA where the environment has "
-      "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8",
-      /*needs_driver=*/false, /*transient=*/true};
+      "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"};
 }
 
 inline BuildResult make_plan(const Algorithm& algorithm, Notes notes, FunctionPlan::Body body) {

@@ -243,9 +243,7 @@ bool leads_on_tensor_cores(const std::vector<Candidate>& list, const Convolution
 
 // A matrix product of each image, for which the plain graph alone has engines.
 bool is_product_of_planes(const ConvolutionProblem& p) {
-  bool pointwise =
-      std::all_of(p.w.sizes.begin() + 2, p.w.sizes.end(), [](int64_t n) { return n == 1; });
-  return pointwise && !is_channels_last(p.x);
+  return is_one_pixel(p.w.sizes) && !is_channels_last(p.x);
 }
 
 // With a bias those of the plain graph too: the engines of the fused one are others, and fewer. Of
