@@ -1393,7 +1393,8 @@ def test_tuning_is_nothing_that_hooks_on_saved_tensors_see(kind: Any, device: st
     with enabled("autotune"):
         for _ in range(2):
             y = checkpoint(lambda x: layer(x)[0], x, use_reentrant=False)
-            torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], wanted)
+            (dx,) = torch.autograd.grad(y.sum(), x)
+            torch.testing.assert_close(dx, wanted, rtol=0, atol=2e-3)  # may be TF32
     packed: list[Tensor] = []
 
     def pack(t: Tensor) -> Tensor:
