@@ -21,6 +21,7 @@ from torch_cudnn_ext.conversion import (
 )
 from torch_cudnn_ext.coverage import coverage
 from torch_cudnn_ext.policy import algorithms_of, passes_of
+from torch_cudnn_ext.workload import recording
 
 OURS = counterparts()
 
@@ -376,15 +377,14 @@ def test_a_dry_run_computes_nothing_and_is_over_afterwards() -> None:
 
 def test_a_recording_holds_every_execution_in_order() -> None:
     x = torch.randn(3, 4, requires_grad=True)
-    _C.set_recording(True)
-    try:
+    with recording():
         nn.Softmax(1)(x).sum().backward()
         ran = [call["op"] for call in _C.recorded() if not isinstance(call, str)]
         assert ran == ["softmax_fwd", "softmax_bwd"]
-        _C.set_recording(True)
-        assert _C.recorded() == []
-    finally:
-        _C.set_recording(False)
+        with recording():
+            assert _C.recorded() == []
+        assert len(_C.recorded()) == 2
+    assert _C.recorded() == []
 
 
 def test_coverage_leaves_layers_of_this_package_as_they_were() -> None:

@@ -33,6 +33,7 @@ from torch_cudnn_ext import (
     tuning,
     when,
 )
+from torch_cudnn_ext.workload import recording
 
 # What any device has besides PyTorch's own.
 OTHER = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
@@ -324,12 +325,9 @@ def test_every_override_is_called_here() -> None:
 
 def passes_of(call: Callable[[], object]) -> list[str]:
     """The passes of ours that ran meanwhile."""
-    _C.set_recording(True)
-    try:
+    with recording():
         call()
         calls = _C.recorded()
-    finally:
-        _C.set_recording(False)
     return [call["problem"].split()[0] for call in calls if not isinstance(call, str)]
 
 

@@ -25,6 +25,7 @@ from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import counterparts
 from torch_cudnn_ext.coverage import BACKENDS, _refusals
 from torch_cudnn_ext.explaining import LayerCall
+from torch_cudnn_ext.workload import recording
 
 # A CPU runs the same with its own algorithms, on networks that it has done in seconds.
 WANTED = {"cpu": "cpu", "cuda": "cudnn"}
@@ -287,12 +288,11 @@ def test_a_pin_holds_however_the_network_is_trained(way: str, device: str, tmp_p
     store = f"file://{tmp_path}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
-        with pinned(model, {LAYER: ";".join(f"{op}={name}" for op, name in pins.items())}):
-            _C.set_recording(True)
+        chosen = {LAYER: ";".join(f"{op}={name}" for op, name in pins.items())}
+        with pinned(model, chosen), recording():
             ours = accumulated(model, WAYS[way](model), x)
             calls = [call for call in _C.recorded() if not isinstance(call, str)]
     finally:
-        _C.set_recording(False)
         torch.distributed.destroy_process_group()
     ran = Counter((call["op"], call["algorithm"]) for call in calls)
     forwards = 4 if "checkpoint" in way else 2

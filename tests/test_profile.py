@@ -73,6 +73,7 @@ from torch_cudnn_ext.workload import (
     load_model,
     network_layers,
     read_problems,
+    recording,
     rewrite,
     shard,
     tensors_in,
@@ -496,12 +497,9 @@ def test_activations_in_place_have_their_backward(layer: nn.Module) -> None:
     work = network_layers(model, x)
     listed = {line.problem for line in work.layers if line.problem.startswith("activation")}
     with converted(model):
-        _C.set_recording(True)
-        try:
+        with recording():
             model(x).sum().backward()
             ran = [call["problem"] for call in _C.recorded() if not isinstance(call, str)]
-        finally:
-            _C.set_recording(False)
     assert listed == {line for line in ran if line.startswith("activation")}
     assert any(line.startswith("activation_bwd") for line in listed)
 
