@@ -27,6 +27,7 @@ from torch_cudnn_ext import (
     is_enabled,
     knobs,
     ops,
+    peaks,
     pinned,
     trace,
     tuning,
@@ -637,3 +638,79 @@ def test_a_trace_tunes_nothing(net: Net, device: str) -> None:
     with torch_cudnn_ext.enabled("autotune"):
         assert torch_cudnn_ext.trace(net, torch.randn(2, 3, 8, 8, device=device))
     assert tuning.choices() == []
+
+
+class Merging(nn.Linear):
+    """Has other weights in eval mode, as adapters of low rank do."""
+
+    def train(self, mode: bool = True) -> "Merging":
+        if self.training != mode:
+            self.weight.requires_grad_(mode)
+            with torch.no_grad():
+                self.weight += -1 if mode else 1
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("ask", [torch_cudnn_ext.explain, torch_cudnn_ext.profile_model])
+def test_a_mode_that_does_more_is_taken_back(ask: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), Merging(16, 2))
+    before = model[2].weight.detach().clone()
+    x = torch.randn(1, 3, 4, 4)
+    ask(model, x, train=False)
+    assert model.training and model[2].weight.requires_grad
+    torch.testing.assert_close(model[2].weight.detach(), before)
+
+
+class Odd(nn.Module):
+    """With buffers of other layouts, and what is found in no container of pytrees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("edges", torch.eye(4).to_sparse())
+        self.register_buffer("rows", torch.eye(4).to_sparse_csr())
+        self.extra = SimpleNamespace(scale=torch.ones(1, requires_grad=True))
+        self.ring: list[Any] = []
+        self.ring.append(self.ring)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.softmax(self.layer(torch.sparse.mm(self.edges, x)), 1)
+        return result * self.extra.scale
+
+
+@pytest.mark.parametrize("ask", [torch_cudnn_ext.explain, torch_cudnn_ext.profile_model, coverage])
+def test_sparse_buffers_and_rings_are_no_trouble(ask: Any) -> None:
+    model = Odd()
+    ask(model, torch.randn(4, 4))
+    assert model.extra.scale.grad is None and model.layer.weight.grad is None
+    assert torch.equal(model.edges.to_dense(), torch.eye(4))
+
+
+def test_a_profile_of_the_users_own_goes_on(net: Net) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    with torch.profiler.profile() as profiler:
+        explained = torch_cudnn_ext.explain(net, x)
+    assert explained.calls and profiler.events()
+
+
+def test_coverage_says_what_is_pinned() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    with torch_cudnn_ext.when("conv_fwd", use="cpu:im2col"):
+        covered = coverage(nn.Conv2d(3, 4, 3), x, backward=False, backends="aten")
+    exceptions = covered.families["conv"].exceptions
+    assert list(exceptions) == ["it is pinned, or its layer has a policy of its own"]
+    assert covered.share("pool") == 0
+
+
+def test_measured_peaks_leave_the_switch_of_products_alone() -> None:
+    backends: Any = torch.backends
+    before = backends.fp32_precision
+    try:
+        backends.fp32_precision = "ieee"
+        peaks.measured_peaks.__wrapped__("cpu", "f32", False)
+        with peaks._products_in_tf32(True):
+            assert backends.cuda.matmul.fp32_precision == "tf32"
+        backends.fp32_precision = "tf32"
+        assert backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        backends.fp32_precision = before

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -369,3 +370,11 @@ def test_a_factor_scales_before_products_are_rounded(device: str) -> None:
     images, filters = a[:1, :, None, None] / 10, b.t()[:, :, None, None]
     y = ops.convolution(images, filters, alpha=0.1, policy="aten:matmul")
     torch.testing.assert_close(y, torch.full_like(y, 1200.0))
+
+
+def test_a_trace_of_a_layer_warns_of_nothing() -> None:
+    layer, x = ours.Linear(4, 3), torch.randn(2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(layer, x)
+    torch.testing.assert_close(traced(x), layer(x))

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -429,7 +430,7 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
     ("text", "wanted"),
     [
         ('[layers]\n"a" = "autotune"\n"b" = "fwd=nonsense"\n', "line 3: 'b': .*nonsense"),
-        ('[layers]\n"a" = 3\n', "line 2: 'a' is 3"),
+        ('[layers]\n"a" = 3\n', "line 2: 'a': got 3"),
         ("[layers]\n're:(' = 'autotune'\n", r"line 2: 're:\(': .*regular expression"),
         ('[layers]\n"a" = \n', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
         ('[layers]\n"a" = ', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
@@ -449,7 +450,7 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
             "line 4: 'conv_fwd x=1': ",
         ),
         ('# "b" = 1\n\n[layers]\r\n"a" = "autotune"\r\n\r\n"\\u0062" = "foo"', "line 6: 'b': "),
-        ('[layers]\n"a" = [\n  1,\n]\n"b" = "autotune"\n', r"line 2: 'a' is \[1\]"),
+        ('[layers]\n"a" = [\n  1,\n]\n"b" = "autotune"\n', r"line 2: 'a': got \[1\]"),
         (
             '[layers]\n[rules]\n"a" = "autotune"\n',
             r"line 2: got the key 'rules', wanted \[layers\] and \[problems\]",
@@ -895,7 +896,7 @@ def test_files_say_what_to_mend(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 2: .* dots quotes around it: 'layer1.0.conv'"):
         load_pins(path)
     path.write_text('[layers]\n"a" = {fwd = "cpu:fft"}\n')
-    with pytest.raises(ValueError, match="line 2: 'a' is a table, wanted a policy text in quotes"):
+    with pytest.raises(ValueError, match="line 2: 'a': got a table, wanted a policy text in"):
         load_pins(path)
     path.write_bytes(b'[layers]\n"\xff" = "autotune"\n')
     with pytest.raises(ValueError, match="pins.toml.*, which holds no text: .*utf-8"):
@@ -903,3 +904,12 @@ def test_files_say_what_to_mend(tmp_path: Path) -> None:
     for encoding in ("utf-8", "utf-8-sig"):  # the latter begins with a byte order mark
         path.write_text('[layers]\n"\u00fc*" = "autotune"\n', encoding=encoding)
         assert load_pins(path) == {"\u00fc*": "autotune"}
+
+
+def test_a_file_of_many_pins_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pins.toml"
+    save_pins(file, {f"layer{i}": "autotune" for i in range(200)})
+    read: list[str] = []
+    loads = tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: read.append(text) or loads(text))
+    assert len(load_pins(file)) == 200 and len(read) == 1

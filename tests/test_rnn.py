@@ -13,6 +13,7 @@ from conftest import misaligned, needs_cuda
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
@@ -720,3 +721,14 @@ def test_what_is_remembered_is_not_what_was_returned(device: str) -> None:
         wanted = plain(x, h)[0]
         h.zero_()
         torch.testing.assert_close(module(x)[0], wanted)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_remembered_states_are_not_for_calls_that_run_again(use_reentrant: bool) -> None:
+    module = ours.GRU(4, 4, remember_states=True)
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    h = torch.zeros(1, 2, 4)
+    y = checkpoint(lambda x: module(x)[0], x, use_reentrant=use_reentrant)
+    with pytest.raises(RuntimeError, match="GRU: argument hx: got None in a backward"):
+        y.sum().backward()
+    checkpoint(lambda x: module(x, h)[0], x, use_reentrant=use_reentrant).sum().backward()

@@ -514,7 +514,7 @@ def bench_command(
             text = _constrained(
                 policy or bench.DEFAULT_POLICY, max_workspace, deterministic, allow_tf32
             )
-            for family in {getattr(nn, case.module).family for case in cases}:
+            for family in dict.fromkeys(getattr(nn, case.module).family for case in cases):
                 _check_policy(text, family)
             compared, end = _collect(
                 bench_modules.compare_modules(

@@ -63,8 +63,11 @@ class Coverage:
     backward: bool = True
 
     def share(self, *families: str) -> float:
-        """The share of the calls of these kinds of operators, or of all, from 0 to 1."""
-        chosen = [self.families[name] for name in families or self.families]
+        """The share of the calls of these kinds of operators, or of all, from 0 to 1.
+
+        Kinds of which there were no calls count as none.
+        """
+        chosen = [self.families.get(name, Family()) for name in families or self.families]
         return sum(f.inside for f in chosen) / max(1, sum(f.calls for f in chosen))
 
     def table(self) -> report.Table:
@@ -124,10 +127,15 @@ def coverage(
         if not is_enabled():
             stack.enter_context(enabled())
         seen, *_ = _ran(model, inputs, backward, Watch(model))
-        refusals = _refusals(((one["problem"], one["device"]) for one in seen), backends)
         pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
-        lines = {one["problem"] for one in seen} - refusals.keys() - pinned
-        stack.enter_context(apply_rules(dict.fromkeys(lines, f"backends={backends}")))
+        free = {one["problem"]: one["device"] for one in seen if one["problem"] not in pinned}
+        refusals = _refusals(free.items(), backends)
+        lines = free.keys() - refusals.keys()
+        # A line is a rule for those that say more, too: of two that hold, that one's own is first.
+        every = ",".join(dict.fromkeys(b for op in _C.operators() for b in op["backends"]))
+        rules = {line: every if line in refusals else backends for line in free}
+        longest_first = sorted(rules, key=lambda line: -len(line.split()))
+        stack.enter_context(apply_rules({r: f"backends={rules[r]}" for r in longest_first}))
         watch = Watch(model)
         ran, declined, went_back = _ran(model, inputs, backward, watch)
     if not ran:
@@ -167,7 +175,8 @@ def _refusal(problem: str, device: str, backends: str) -> str:
     except RuntimeError:
         wanted = BACKENDS.get(backends, (backends,))
         rows = _C.candidates(problem, device, f"backends={backends}")
-        reasons = Counter(row["reason"] for row in rows if row["backend"] in wanted)
+        refused = (row for row in rows if row["backend"] in wanted and row["status"] != "ok")
+        reasons = Counter(row["reason"] for row in refused)
         words = [reason for reason, _ in reasons.most_common(REASONS)]
         return "; ".join(words) or "no such backend has it"
     return ""

@@ -1,10 +1,11 @@
 """What a device can do at best, measured with PyTorch: its arithmetic and its memory bandwidth."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -49,17 +50,26 @@ def _measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     own = torch.Generator(device).manual_seed(0)  # the caller's random state stays as it is
     matrix = torch.randn(size, size, device=device, generator=own).to(DTYPES[dtype])
     product = torch.empty_like(matrix)
-    with torch.no_grad():
-        before = torch.backends.cuda.matmul.fp32_precision
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if allow_tf32 else "ieee"
-        try:
-            product_s = _best_seconds(lambda: torch.mm(matrix, matrix, out=product), on_gpu)
-        finally:
-            torch.backends.cuda.matmul.fp32_precision = before
+    has_tf32 = on_gpu and dtype == "f32"
+    with torch.no_grad(), _products_in_tf32(allow_tf32) if has_tf32 else nullcontext():
+        product_s = _best_seconds(lambda: torch.mm(matrix, matrix, out=product), on_gpu)
     source = torch.zeros(2**28 if on_gpu else 2**25, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = _best_seconds(lambda: target.copy_(source), on_gpu)
     return Peaks(2.0 * size**3 / product_s, 2.0 * source.numel() / copy_s)
+
+
+@contextmanager
+def _products_in_tf32(allowed: bool) -> Iterator[None]:
+    backends: Any = torch.backends
+    products = backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        # What it was given by the switch for all goes on to follow that.
+        products.fp32_precision = "none" if before == backends.fp32_precision else before
 
 
 def current(device: str) -> AbstractContextManager[object]:

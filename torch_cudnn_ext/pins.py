@@ -243,21 +243,25 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
                 f"wanted [{_LAYERS}] and [{_PROBLEMS}] alone"
             )
         for key, value in table.items():
-            place = f"{path}, line {_line_of(text, name, key)}: {key!r}"
-            if isinstance(value, dict):
-                whole = ".".join([key, *_first_keys(value)])
-                raise ValueError(
-                    f"{place} is a table, wanted a policy text in quotes, such as "
-                    f"'fwd=heuristic', and of a name with dots quotes around it: {whole!r}"
-                )
-            if not isinstance(value, str):
-                raise ValueError(f"{place} is {value!r}, wanted a policy text in quotes")
             try:
+                _check_value(key, value)
                 _check_line(name, key, value)
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from error
+                number = _line_of(text, name, key)
+                raise ValueError(f"{path}, line {number}: {key!r}: {error}") from error
             found[name][key] = value
     return found
+
+
+def _check_value(key: str, value: object) -> None:
+    if isinstance(value, dict):
+        whole = ".".join([key, *_first_keys(value)])
+        raise ValueError(
+            "got a table, wanted a policy text in quotes, such as 'fwd=heuristic', and of a name "
+            f"with dots quotes around it: {whole!r}"
+        )
+    if not isinstance(value, str):
+        raise ValueError(f"got {value!r}, wanted a policy text in quotes")
 
 
 def _line(argument: str, table: str, key: str, text: str) -> str:

@@ -598,9 +598,9 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     remember of a call.
     """
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [(b, b.clone()) for b in model.buffers() if not b.is_meta]
-    own = tree_leaves([vars(module) for module in model.modules()])
-    leaves = [t for t in own if isinstance(t, Tensor) and t.is_leaf and t.requires_grad]
+    values = [(b, b.clone(), _version(b)) for b in model.buffers() if not b.is_meta]
+    own = tensors_in([vars(module) for module in model.modules()])
+    leaves = [t for t in own if t.is_leaf and t.requires_grad]
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     hooks = [(t, h) for t in leaves if (h := t._post_accumulate_grad_hooks)]
     remembered = []
@@ -625,7 +625,11 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             module._buffers.clear()
             module._buffers.update(before)
         with torch.no_grad():
-            for buffer, value in values:
+            for buffer, value, version in values:
+                if buffer.is_nested or buffer.layout != torch.strided:  # which have no torch.equal
+                    if _version(buffer) != version:
+                        buffer.copy_(value)
+                    continue
                 if buffer.shape != value.shape:
                     buffer.resize_(value.shape)
                 if not torch.equal(buffer, value):
@@ -636,6 +640,11 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             attributes.update(kept)
 
 
+def _version(t: Tensor) -> int | None:
+    """How often it was written to, where PyTorch counts that."""
+    return None if t.is_inference() else t._version
+
+
 @contextmanager
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
     """For a while, all of a model is in training mode, or in eval mode."""
@@ -644,6 +653,7 @@ def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
         model.train(train)
         yield
     finally:
+        model.train(modes[model])  # which may do more than say so
         for module, mode in modes.items():
             module.training = mode
 

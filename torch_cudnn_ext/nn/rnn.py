@@ -29,9 +29,9 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         skip_input: Whether the first layer adds its input to every gate as it is. It then has no
             ``weight_ih_l0``, and ``input_size`` is ``hidden_size``.
         remember_states: Whether a call without ``hx`` begins with the states that the last one
-            ended with, cut off from its graph. A call that is run again, as by
-            ``torch.utils.checkpoint``, begins with other ones, and what runs copies of the module,
-            as ``torch.nn.DataParallel`` does, forgets them.
+            ended with, cut off from its graph. A call that is run again in a backward, as by
+            ``torch.utils.checkpoint``, would begin with other ones: it is an error without ``hx``.
+            What runs copies of the module, as ``torch.nn.DataParallel`` does, forgets them.
     """
 
     gates: ClassVar[int]
@@ -68,8 +68,15 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             TypeError: An argument has a type that it does not take.
             ValueError: ``input`` has neither 2 nor 3 dimensions, or dtypes or devices do not fit.
             RuntimeError: Sizes of ``input`` or ``hx`` do not fit, a pinned algorithm cannot run, or
-                none can under the policy.
+                none can under the policy; or states are remembered and the call is one in a
+                backward, without ``hx``.
         """
+        if self.remember_states and hx is None and _is_in_backward():
+            raise RuntimeError(
+                f"{type(self).__name__}: argument hx: got None in a backward, as where a "
+                "checkpoint runs a call again, wanted states: those that are remembered are of a "
+                "later call"
+            )
         self._update_flat_weights()
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, order_back = input
@@ -243,6 +250,10 @@ def _usable(state: Tensor, dtype: torch.dtype) -> Tensor:
     """A state that was remembered under autocast or in inference mode, for use outside."""
     is_foreign = state.is_inference() and not torch.is_inference_mode_enabled()
     return (state.clone() if is_foreign else state).to(dtype)
+
+
+def _is_in_backward() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _is_of_mode(state: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, call_renamed, check_number, check_tensor
@@ -77,7 +78,9 @@ def linear(
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")
     keywords: dict[str, Any] = {"transpose_b": True, "policy": text}
-    if isinstance(bias, Tensor) and bias.shape != weight.shape[:1]:
+    # Not where torch.jit.trace runs, to which sizes are tensors: what fits there is a vector.
+    traced = torch._C._get_tracing_state() is not None and bias is not None and bias.dim() == 1
+    if isinstance(bias, Tensor) and not traced and bias.shape != weight.shape[:1]:
         bias, keywords = None, {**keywords, "z": bias, "beta": 1.0}
     names = {"a": "input", "b": "weight", "z": "bias"}
     result = call_renamed(names, "matmul", rows, weight, bias, **keywords)
