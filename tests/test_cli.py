@@ -1323,3 +1323,13 @@ def test_bench_of_networks_compares_with_pytorchs_own(capsys: Capture, networks:
 def test_profile_refuses_torchscript(capsys: Capture, networks: str) -> None:
     assert main(["profile", "--model", f"{networks}:scripted", "--device", "cpu"]) != 0
     assert "TorchScript" in capsys.readouterr().err
+
+
+def test_comparing_modules_leaves_random_numbers_alone() -> None:
+    case = bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3))
+    torch.manual_seed(1)
+    wanted = torch.rand(2)
+    torch.manual_seed(1)
+    compared = list(bench_modules.compare_modules([case], ["f32"], False, "cpu", "aten:default"))
+    assert [one.pass_name for one in compared] == ["fwd", "bwd"]
+    assert torch.equal(torch.rand(2), wanted)

@@ -209,7 +209,7 @@ def compare_layers(
         rows = iter(list(rows))
     measured = zip(tasks, rows, strict=True)
     failed = []
-    with _pytorch_threads(settings.device) as threads, current(settings.device):
+    with _pytorch_threads(settings.device) as threads:
         for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
                 task, ranked = next(measured)
@@ -219,7 +219,8 @@ def compare_layers(
                     failed.append((layer.problem, ours))
                     continue
                 algorithm = ours[0]["algorithm"]
-                result = _compare(layer, settings, kernels, threads, algorithm, ranked)
+                with current(settings.device):
+                    result = _compare(layer, settings, kernels, threads, algorithm, ranked)
                 if journal is not None:
                     journal.add(key, dataclasses.asdict(result))
             result.names, result.count = list(layer.names), layer.count
@@ -493,11 +494,12 @@ def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[
         progress: Told of every problem.
     """
     cases = overhead_problems(device)
-    with current(device):
-        for done, problem in enumerate(cases):
-            if progress is not None:
-                progress.problem(done, len(cases), problem)
-            yield _overhead(problem, device)
+    for done, problem in enumerate(cases):
+        if progress is not None:
+            progress.problem(done, len(cases), problem)
+        with current(device):
+            result = _overhead(problem, device)
+        yield result
 
 
 def _as_pytorch_chooses(problem: str, device: str) -> str:

@@ -223,8 +223,10 @@ def compare_modules(
     for done, (case, dtype) in enumerate(work):
         if progress is not None:
             progress.problem(done, len(work), case.text)
-        with current(device):
-            yield from _compare(case, dtype, channels_last, device, policy, compiled)
+        own_numbers = torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+        with current(device), own_numbers:
+            compared = list(_compare(case, dtype, channels_last, device, policy, compiled))
+        yield from compared
 
 
 def _compare(

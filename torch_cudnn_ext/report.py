@@ -89,6 +89,11 @@ class Table:
     # What has no cells of its own, such as a reason and the algorithms for which it holds.
     lists: Sequence[tuple[str, Sequence[str]]] = ()
 
+    def notes(self) -> list[str]:
+        """The lists, a line each, and the footer."""
+        notes = [f"{head}: {', '.join(names)}" for head, names in self.lists]
+        return [*notes, self.footer] if self.footer else notes
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -485,10 +490,8 @@ def tables_markdown(tables: Iterable[Table]) -> str:
         lines.append(_markdown_line("---:" if column.right else "---" for column in table.columns))
         lines.extend(_markdown_line(row) for row in table.rows)
         title = "  \n".join(f"**{part}**" for part in table.title.split("\n") if part)
-        notes = [f"{head}: {', '.join(names)}" for head, names in table.lists]
-        notes += [table.footer] if table.footer else []
         # No footer is a list.
-        below = ("\n" + (f"\\{note}" if note.startswith("*") else note) for note in notes)
+        below = ("\n" + (f"\\{note}" if note.startswith("*") else note) for note in table.notes())
         parts.append("\n".join([*([title, ""] if title else []), *lines, *below]))
     return "\n\n".join(parts) + "\n"
 
@@ -508,9 +511,7 @@ def tables_html(tables: Iterable[Table]) -> str:
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
             for row in table.rows
         )
-        notes = [f"{head}: {', '.join(names)}" for head, names in table.lists]
-        notes += [table.footer] if table.footer else []
-        below = "<br>".join(html.escape(note) for note in notes)
+        below = "<br>".join(html.escape(note) for note in table.notes())
         title = html.escape(table.title).replace("\n", "<br>")
         parts.append(
             f"<p><b>{title}</b></p><table><thead><tr>{head}</tr></thead>"
