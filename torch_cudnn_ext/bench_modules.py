@@ -223,16 +223,19 @@ def compare_modules(
     for done, (case, dtype) in enumerate(work):
         if progress is not None:
             progress.problem(done, len(work), case.text)
-        own_numbers = torch.random.fork_rng(devices=range(torch.cuda.device_count()))
-        with current(device), own_numbers:
-            compared = list(_compare(case, dtype, channels_last, device, policy, compiled))
-        yield from compared
+        passes = _compare(case, dtype, channels_last, device, policy, compiled)
+        while True:
+            with current(device), torch.random.fork_rng(range(torch.cuda.device_count())):
+                torch.manual_seed(0)
+                result = next(passes, None)
+            if result is None:
+                break
+            yield result
 
 
 def _compare(
     case: Case, dtype: str, channels_last: bool, device: str, policy: str, compiled: bool
 ) -> Iterator[ModuleComparison]:
-    torch.manual_seed(0)
     data_type = DTYPES[dtype]
     theirs = getattr(torch.nn, case.module)(**case.arguments).to(device).train(case.training)
     ours = getattr(nn, case.module)(**case.arguments, policy=policy).to(device)
