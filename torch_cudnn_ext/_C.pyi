@@ -213,7 +213,10 @@ def declined() -> dict[str, int]:
 
 def reset_declined() -> None: ...
 def set_recording(on: bool) -> None:
-    """Start (anew) or end the recording of what this thread runs, and autograd's threads for it."""
+    """Begin a recording of what this thread runs, and autograd's threads for it, or end the last.
+
+    The last begun takes over meanwhile.
+    """
 
 def set_look(on: bool) -> None:
     """While on, what this thread runs, and autograd's threads for it, tunes nothing."""

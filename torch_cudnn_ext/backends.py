@@ -126,8 +126,8 @@ def _flags(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
 def _flags_of_ours(ours: dict[str, object], theirs: Mapping[str, Any]) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     before = {name: getattr(cudnn, name) for name in theirs}
-    plain = {name: vars(cudnn).get(name, _OFF) for name in ours}
-    pins = {name: _pins[name] for name in ours} if _installed() else plain
+    now = _pins if _installed() else vars(cudnn)
+    pins = {name: now.get(name, _OFF) for name in ours}
     try:
         _change_settings(theirs)
         _set_or_keep(ours)

@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -357,24 +357,23 @@ def network_layers(
     return Workload(merge(found), dict((watch.others + refused).most_common()))
 
 
-@contextmanager
-def looking() -> Iterator[None]:
+def looking() -> AbstractContextManager[None]:
     """Nothing is tuned meanwhile: what runs is run to see its problems."""
-    _C.set_look(True)
-    try:
-        yield
-    finally:
-        _C.set_look(False)
+    return _on(_C.set_look)
+
+
+def recording() -> AbstractContextManager[None]:
+    """``_C.recorded`` tells meanwhile what this thread runs, and autograd's threads for it."""
+    return _on(_C.set_recording)
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """``_C.recorded`` tells meanwhile what this thread runs, and autograd's threads for it."""
-    _C.set_recording(True)
+def _on(switch: Callable[[bool], None]) -> Iterator[None]:
+    switch(True)
     try:
         yield
     finally:
-        _C.set_recording(False)
+        switch(False)
 
 
 def nothing_found(model: nn.Module, passes: Sequence[str], others: Iterable[str]) -> str:
