@@ -370,6 +370,28 @@ def test_pytorchs_endless_convolution_on_the_cpu_is_refused(x: str, w: str, refu
     assert ("may never end" in rows["aten:default"]["reason"]) == refused
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize(
+    ("window", "fields", "refused"),
+    [
+        ("3,1", "pad=1 stride=37,3", True),
+        ("3,2", "pad=1,2 stride=1,3", True),
+        ("3,1", "pad=1 stride=37,1", False),
+        ("3,3", "pad=2 stride=3", False),
+        ("3,2", "pad=1,2 stride=1,3 dilation=1,2", False),
+    ],
+)
+def test_windows_that_begin_in_the_padding_alone_are_not_pytorchs_on_the_cpu(
+    dtype: str, window: str, fields: str, refused: bool
+) -> None:
+    line = f"x={dtype}[1,16,40,21]:nchw w={dtype}[16,16,{window}]:nchw {fields}"
+    for op in ("conv_fwd", "conv_bwd_data"):
+        rows = {row["algorithm"]: row for row in _C.candidates(f"{op} {line}", "cpu")}
+        told = "lies in the padding alone" in rows["aten:default"]["reason"]
+        assert told == (refused and dtype == "bf16")
+        assert rows["cpu:im2col"]["status"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("line", "refused"),
     [

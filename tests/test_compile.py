@@ -348,3 +348,52 @@ def test_a_compiled_checkpoint_repeats_the_masks_of_a_recurrent_network(backend:
     y = torch.compile(checkpointed, backend=backend)(x)
     (dx,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(dx, y)  # both are what the masks kept, by identities
+
+
+def _pool(x: Tensor) -> Tensor:
+    return ops.max_pool2d(x, 3, 1)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("around_forward", "around_backward"),
+    [("", "pool_bwd=cpu:unfold"), ("pool=cpu:unfold", ""), ("pool=cpu:taps", "")],
+)
+def test_a_compiled_backward_runs_the_algorithm_of_its_forward(
+    flags: Flags, backend: str, around_forward: str, around_backward: str
+) -> None:
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    (wanted,) = torch.autograd.grad(F.max_pool2d(x, 3, 1).square().sum(), x)
+    compiled = torch.compile(_pool, backend=backend)
+    for _ in range(2):
+        with flags(around_forward):
+            y = compiled(x).square().sum()
+        with flags(around_backward):
+            (got,) = torch.autograd.grad(y, x)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_a_compiled_backward_of_masks_and_states_runs_the_algorithm_of_its_forward(
+    flags: Flags,
+) -> None:
+    x = torch.randn(4, 5, 6, requires_grad=True)
+    weights = [torch.randn(24, 6), torch.randn(24, 6), torch.randn(24), torch.randn(24)]
+    states = (torch.zeros(1, 5, 6), torch.zeros(1, 5, 6))
+
+    def masked(x: Tensor) -> Tensor:
+        return ops.dropout(x, 0.5)
+
+    def recurrent(x: Tensor) -> Tensor:
+        y: Tensor = ops.lstm(x, states, weights, True, 1, 0.0, False, False, False)[0]
+        return y
+
+    with flags("dropout=cpu:threshold"):
+        y = torch.compile(masked, backend="aot_eager")(x)
+    (got,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(got * x, y)
+    (wanted,) = torch.autograd.grad(recurrent(x).sum(), x)
+    with flags("rnn=cpu:fused"):
+        y = torch.compile(recurrent, backend="aot_eager")(x)
+    with flags("rnn=cpu:unrolled"):
+        (got,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(got, wanted)

@@ -320,6 +320,19 @@ def test_coverage_counts_calls_by_kind() -> None:
     assert result.families["conv"].calls == 2
 
 
+def test_coverage_takes_lists_of_backends() -> None:
+    model, x = small_network(), torch.randn(2, 3, 6, 6)
+    assert coverage(model, x, backends="aten,cpu").share() == 1
+    with pytest.raises(ValueError, match="coverage: argument backends: got 'cuda'"):
+        coverage(model, x, backends="cuda")
+
+
+def test_blanks_in_a_policy_make_no_difference() -> None:
+    text = "softmax_fwd=cpu:im2col; on_unsupported=fallback"
+    converted = convert(small_network(), policy=text)
+    assert converted(torch.randn(2, 3, 6, 6)).isfinite().all()
+
+
 class Functional(tnn.Conv2d):
     """A layer whose code calls PyTorch's functions, rather than layers."""
 

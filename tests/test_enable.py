@@ -980,6 +980,17 @@ def test_a_rule_chooses_for_the_problems_that_match(device: str) -> None:
         rule.remove()
 
 
+def test_a_rule_matches_however_its_value_is_spelt() -> None:
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    for value in ("stride=1,1", "pad=0,0", "stride=1"):
+        with when(f"conv_fwd {value}", use="cpu:im2col"):
+            torch_cudnn_ext.ops.conv2d(x, w)
+            assert ran("conv_fwd") == "cpu:im2col"
+    with when("lrn_fwd alpha=0.0001", use="cpu:shifted"):
+        torch_cudnn_ext.ops.local_response_norm(x, 2, alpha=1e-4)
+        assert ran("lrn_fwd") == "cpu:shifted"
+
+
 def test_a_rule_matches_with_and_without_a_bias(device: str) -> None:
     x, w = torch.randn(1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
     bias = torch.randn(3, device=device)

@@ -255,6 +255,7 @@ def test_times_and_workspaces(net: Net, device: str) -> None:
     explanation = explain(net, images(device))
     for call in explanation.calls:
         assert (call.ms is not None and call.ms > 0) == bool(call.op)
+        assert (call.workspace_bytes is not None) == bool(call.op)
         assert bool(call.pytorch) == bool(call.op)
     conv = " ".join(explanation.calls[0].pytorch)
     assert "aten::mkldnn_convolution" in conv if device == "cpu" else "aten::" not in conv

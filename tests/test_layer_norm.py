@@ -547,3 +547,32 @@ def test_running_statistics_are_the_datas(momentum: float, deviation: float, dev
     x[0, 0, 0, 0] = math.inf
     ops.instance_norm(x, mean, var, None, None, True, momentum, 1e-5)
     assert mean[0] == math.inf and mean[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("scales", [(2.0, 0.0), (300.0, 1e-4)])
+def test_large_gradients_of_group_norm_do_not_overflow_float16(
+    scales: tuple[float, float], device: str
+) -> None:
+    x = (8 * torch.randn(2, 8, 4, 4, device=device)).half()
+    x[0, 0, 0, 0] = 0  # so that the weight's gradient does not overflow
+    x.requires_grad_()
+    w = torch.tensor(scales, device=device).repeat_interleave(4).half().requires_grad_()
+    b = torch.zeros(8, device=device).half().requires_grad_()
+    dy = torch.randn(2, 8, 4, 4, device=device).half()
+    dy[0, 0, 0, 0] = 40000 / scales[0] * 2
+    doubles = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    wanted = torch.autograd.grad(F.group_norm(doubles[0], 2, *doubles[1:]), doubles, dy.double())
+    line = LINES["group"].replace("_fwd", "_bwd").replace("f32", "f16")
+    ran = 0
+    for candidate in _C.candidates(line, device, ""):
+        if candidate["status"] != "ok":
+            continue
+        policy = Policy(family="layer_norm", bwd=candidate["algorithm"], on_unsupported="error")
+        y = ops.group_norm(x, 2, w, b, policy=policy)
+        got = torch.autograd.grad(y, (x, w, b), dy)
+        ran += 1
+        for mine, theirs in zip(got, wanted, strict=True):
+            assert mine.isfinite().all(), candidate["algorithm"]
+            limit = 4e-3 * float(theirs.abs().max())
+            torch.testing.assert_close(mine.double(), theirs, rtol=4e-3, atol=limit)
+    assert ran >= 2

@@ -1,6 +1,7 @@
 """Matrix products: PyTorch's values and gradients in every form, epilogues, modules and errors."""
 
 import copy
+import math
 import pickle
 import re
 import warnings
@@ -324,7 +325,7 @@ def test_linear_module(bias: bool, device: str) -> None:
     mine.set_mode("aten:default")
     assert mine.policy == "fwd=aten:default"
     arguments: dict[str, Any] = {"bwd": "autotune"}
-    with pytest.raises(TypeError, match="wanted each of fwd"):
+    with pytest.raises(TypeError, match="wanted fwd$"):
         mine.set_mode(**arguments)
 
 
@@ -378,3 +379,30 @@ def test_a_trace_of_a_layer_warns_of_nothing() -> None:
         warnings.simplefilter("error", torch.jit.TracerWarning)
         traced = torch.jit.trace(layer, x)
     torch.testing.assert_close(traced(x), layer(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_scaled_by_zero_is_written(dtype: torch.dtype, device: str) -> None:
+    a = torch.ones(2, 64, 64, device=device, dtype=dtype)
+    x, w = a[:, :, :, None], torch.ones(64, 64, 1, 1, device=device, dtype=dtype)
+
+    def spoil() -> None:  # what is allocated next
+        spoilt = [torch.full_like(a, math.nan) for _ in range(8)]
+        del spoilt
+
+    calls: list[Callable[[], Tensor]] = [
+        lambda: ops.gemm(a, a, alpha=0.0),
+        lambda: ops.gemm(a, a, z=a, alpha=0.0, beta=0.0),
+        lambda: ops.gemm(a, a, bias=torch.zeros(64, device=device, dtype=dtype), alpha=0.0),
+        lambda: ops.convolution(x, w, alpha=0.0),
+        lambda: ops.convolution_backward_input(x, w, x.shape, alpha=0.0),
+    ]
+    for made in calls:
+        for _ in range(4):
+            spoil()
+            assert not made().any()
+    sized = a.clone().requires_grad_()
+    y = ops.gemm(sized, a, alpha=0.0, z=a, beta=1.0)
+    spoil()
+    (grad,) = torch.autograd.grad(y.sum(), sized)
+    assert not grad.any()

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_cudnn_ext import _C, Policy, apply_rules, enabled, explain, pinned, trace
 from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import counterparts
-from torch_cudnn_ext.coverage import BACKENDS, _refusals
+from torch_cudnn_ext.coverage import _names, _refusals
 from torch_cudnn_ext.explaining import LayerCall
 from torch_cudnn_ext.workload import recording
 
@@ -112,7 +112,7 @@ def exceptions_of(
     calls: list[LayerCall], device: str, refusals: dict[str, str]
 ) -> tuple[int, Counter[str]]:
     """How many calls there are that the wanted backends could run, and which they did not."""
-    backends = BACKENDS.get(WANTED[device], (WANTED[device],))
+    backends = _names(WANTED[device])
     count, exceptions = 0, Counter[str]()
     for call in calls:
         # Without a problem and a layer's kind it is a function's call that was declined.

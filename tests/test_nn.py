@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_cudnn_ext import Policy, knobs, ops, tuning
+from torch_cudnn_ext import Policy, enabled, knobs, ops, tuning
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.conversion import counterparts
 
@@ -328,6 +328,21 @@ def test_fastest_tunes_for_time_and_drops_the_limit(device: str) -> None:
     module.workspace_limit = 0  # a limit set later holds again
     assert module.workspace_limit == 0
     assert_runs_without_workspace(module, device)
+
+
+def test_fastest_is_stronger_than_what_is_said_elsewhere(device: str) -> None:
+    module = conv(device).fastest()
+    with enabled("heuristic"):
+        module(images(device))
+    assert ran("conv_fwd").why in ("tuned", "cached")
+
+
+def test_set_mode_names_the_mistake(device: str) -> None:
+    module = conv(device)
+    with pytest.raises(TypeError, match="got the keyword 'foo', wanted fwd, bwd_data, bwd_filter$"):
+        module.set_mode(foo="autotune")
+    with pytest.raises(TypeError, match="got 'fwd' twice, by its place and by its name"):
+        module.set_mode("autotune", fwd="heuristic")
 
 
 def test_reset_mode_takes_back_choices_and_keeps_constraints(device: str) -> None:

@@ -416,6 +416,17 @@ def test_one_word_is_for_all_passes() -> None:
     )
 
 
+def test_a_pass_s_own_field_outweighs_single_words_before_it() -> None:
+    assert Policy.parse("fwd=cpu:fft;autotune") == Policy.parse("autotune;fwd=cpu:fft")
+    assert Policy.parse("fwd=cpu:fft;autotune").get("fwd") == "cpu:fft"
+
+
+def test_the_largest_integer_is_a_cap() -> None:
+    policy = Policy(max_workspace=2**63 - 1)
+    assert policy.max_workspace == 2**63 - 1
+    assert Policy.parse(str(policy)) == policy
+
+
 def test_one_word_must_fit_all_passes() -> None:
     with pytest.raises(ValueError, match="bwd_data"):
         Policy("large")

@@ -615,6 +615,33 @@ def test_a_backward_that_computes_again_is_profiled() -> None:
     assert smaller == {"conv_fwd": 2, "conv_bwd_data": 1, "conv_bwd_filter": 1}
 
 
+def test_where_the_cpu_stands_in_all_of_a_network_is_measured_at_one_size() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.LayerNorm(6), nn.Flatten(), nn.Linear(144, 5)
+    )
+    settings = {"target": "h200", "time_budget_s": 0.02, "train": False}
+    many = profile_model(model, torch.randn(8, 3, 8, 8), **settings)  # type: ignore[arg-type]
+    one = profile_model(model, torch.randn(1, 3, 8, 8), **settings)  # type: ignore[arg-type]
+    assert [layer.measured for layer in many.layers] == [layer.problem for layer in one.layers]
+    assert all(layer.measured == layer.problem for layer in one.layers)
+    assert all(layer.problem != layer.measured for layer in many.layers)
+
+
+def test_inputs_without_a_batch_in_common_stand_in_for_themselves() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.relu = nn.Conv2d(3, 2, 1), nn.ReLU()
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.relu(self.conv(x)) + y
+            return out
+
+    inputs = (torch.randn(4, 3, 2, 2), torch.randn(2, 1, 1))
+    result = profile_model(Adds(), inputs, target="h200", time_budget_s=0.02, train=False)
+    assert all(layer.measured == layer.problem for layer in result.layers)
+
+
 def test_a_model_that_infers_is_profiled_in_eval_mode_without_its_backward() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2))
     x = torch.randn(2, 3, 8, 8)

@@ -1,4 +1,4 @@
-"""The Python of README.md runs, on a CPU and over a small network in place of ResNet-50."""
+"""The Python of README.md runs, over a small network in place of ResNet-50."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,9 @@ from torch import nn
 from torch_cudnn_ext import disable, is_enabled, knobs, tuning
 
 README = Path(__file__).parent.parent / "README.md"
-# What a CPU, and a short test, has otherwise.
+# What a CPU has otherwise, and a short test.
+ON_CPU = {'device="cuda", ': "", ".cuda()": "", "(32, 64, 56, 56": "(2, 64, 8, 8"}
 SMALLER = {
-    'device="cuda", ': "",
-    ".cuda()": "",
-    "(32, 64, 56, 56": "(2, 64, 8, 8",
     "[64,64,56,56]": "[2,8,8,8]",
     "w=f16[64,64,3,3]": "w=f16[8,8,3,3]",
     "jobs=16": "jobs=1",
@@ -53,13 +51,17 @@ class Network(nn.Module):
 
 
 def test_the_python_of_the_readme_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    device: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    images = torch.randn(2, 3, 8, 8)
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     names: dict[str, Any] = {
-        "images": images,
+        "model": Network().to(device),
+        "images": torch.randn(2, 3, 8, 8, device=device),
         "inputs": torch.randn(4, 3, 16, 16),
         "problem_lines": "conv_fwd x=f32[2,3,8,8]:nchw w=f32[4,3,3,3]:nchw",
         "torchvision": SimpleNamespace(models=SimpleNamespace(resnet50=Network)),
@@ -68,9 +70,9 @@ def test_the_python_of_the_readme_runs(
     assert len(blocks) >= 12
     try:
         for block in blocks:
-            # GPU's algorithms are pinned there; which, other tests check.
-            knobs.on_unsupported = "fallback"
-            for there, here in SMALLER.items():
+            if device == "cpu":  # it has none of the GPU's algorithms that are pinned
+                knobs.on_unsupported = "fallback"
+            for there, here in (SMALLER | (ON_CPU if device == "cpu" else {})).items():
                 block = block.replace(there, here)  # noqa: PLW2901
             exec(compile(block, str(README), "exec"), names)
     finally:

@@ -356,7 +356,17 @@ def profile_command(
         _print_profile(_kept(choices, problem), format, show_all, top)
         return
     work = _workload(
-        problem, model, problems, passes, dtype, batch, image_size, channels_last, policy, device
+        problem,
+        model,
+        problems,
+        passes,
+        dtype,
+        batch,
+        image_size,
+        channels_last,
+        policy,
+        device,
+        partial(_layers, stand_ins=True),
     )
     settings = _settings(
         work.layers,
@@ -1051,14 +1061,26 @@ def _field(name: str, value: str) -> str:
     return f"{name}={value}"
 
 
-def _layers(name: str, load: _Loader, passes: list[str], compute: str, device: str) -> Workload:
-    """What a network's layers compute, seen on the meta device, or on this one if that fails."""
+def _layers(
+    name: str,
+    load: _Loader,
+    passes: list[str],
+    compute: str,
+    device: str,
+    stand_ins: bool = False,
+) -> Workload:
+    """What a network's layers compute, seen on the meta device, or on this one if that fails.
+
+    With what the CPU measures instead for a target, where it may be asked to.
+    """
+    stand_ins = stand_ins and device == "cpu"
 
     def seen(place: str) -> Workload:
         network, inputs = load(place)
         with _running(name):
             network.train(not is_inference(passes))
-            return network_layers(eager_model("model", network), inputs, passes, compute)
+            network = eager_model("model", network)
+            return network_layers(network, inputs, passes, compute, stand_ins=stand_ins)
 
     try:
         return seen("meta")

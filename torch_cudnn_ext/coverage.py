@@ -24,7 +24,6 @@ from .workload import Watch, call_model, detached, go_back, kept_as_it_was, look
 if TYPE_CHECKING:
     from ._C import Choice
 
-BACKENDS = {"cudnn": ("graph", "legacy")}
 REASONS = 2  # at most so many a problem: the commonest
 
 
@@ -114,13 +113,15 @@ def coverage(
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments, on the
             device to be looked at.
         backward: Whether to run the backward too, where parameters or inputs want a gradient.
-        backends: What the policy's ``backends`` is set to: ``cudnn``, or one of them.
+        backends: What the policy's ``backends`` is set to: ``cudnn``, or a list of backends.
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: The model calls no operator of this package, or a lazy layer is not initialised.
+        ValueError: ``backends`` names none. The model calls no operator of this package, or a lazy
+            layer is not initialised.
     """
     model = eager_model("coverage", model)
+    wanted = _names(backends)
     with ExitStack() as stack:
         stack.enter_context(converted(model))
         stack.enter_context(looking())
@@ -147,7 +148,7 @@ def coverage(
         problem = choice["problem"]
         family = families.setdefault(_C.problem_info(problem)["family"], Family())
         family.calls += 1
-        if choice["algorithm"].partition(":")[0] in BACKENDS.get(backends, (backends,)):
+        if choice["algorithm"].partition(":")[0] in wanted:
             family.inside += 1
         elif problem in refusals:
             family.exceptions[refusals[problem]] += 1
@@ -157,6 +158,14 @@ def coverage(
             family.exceptions["a first run did not meet this problem"] += 1
     elsewhere = dict(watch.others.most_common())
     return Coverage(backends, families, elsewhere, dict(declined.most_common()), went_back)
+
+
+def _names(backends: str) -> set[str]:
+    """The backends that a policy's ``backends`` names."""
+    try:
+        return set(_C.policy_fields(f"backends={backends}")["backends"])
+    except ValueError as error:
+        raise ValueError(f"coverage: argument backends: got {backends!r}: {error}") from error
 
 
 def _refusals(problems: Iterable[tuple[str, str]], backends: str) -> dict[str, str]:
@@ -173,7 +182,7 @@ def _refusal(problem: str, device: str, backends: str) -> str:
     try:
         _C.choose(problem, device, f"backends={backends}")
     except RuntimeError:
-        wanted = BACKENDS.get(backends, (backends,))
+        wanted = _names(backends)
         rows = _C.candidates(problem, device, f"backends={backends}")
         refused = (row for row in rows if row["backend"] in wanted and row["status"] != "ok")
         reasons = Counter(row["reason"] for row in refused)

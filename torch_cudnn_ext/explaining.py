@@ -385,7 +385,7 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:
     """With the time of each distinct algorithm on its problem, and what PyTorch runs."""
-    times: dict[tuple[str, str, str], float | None] = {}
+    times: dict[tuple[str, str, str], tuple[float | None, int | None]] = {}
     kernels: dict[tuple[str, str], tuple[str, ...]] = {}
     done = []
     for call in calls:
@@ -401,10 +401,15 @@ def _measured(calls: list[LayerCall]) -> list[LayerCall]:
                 algorithms=[call.algorithm],
                 record=False,
             )
-            times[key] = next((row["median_ms"] for row in rows), None)
+            times[key] = next(
+                ((row["median_ms"], row["workspace_bytes"]) for row in rows), (None, None)
+            )
         if place not in kernels:
             kernels[place] = _kernels_of_pytorch(*place)
-        done.append(replace(call, ms=times[key], pytorch=kernels[place]))
+        ms, workspace_bytes = times[key]
+        if call.workspace_bytes is not None:  # which the decision knew
+            workspace_bytes = call.workspace_bytes
+        done.append(replace(call, ms=ms, workspace_bytes=workspace_bytes, pytorch=kernels[place]))
     return done
 
 

@@ -335,10 +335,10 @@ def check_named_pins(policy: PolicyLike) -> None:
         parts = [f"{key}={value}" for key, value in policy.items() if not not_pinned(value)]
     else:
         family = policy.family if isinstance(policy, Policy) else "conv"
-        parts = (policy_text(policy, family) or "").split(";")
+        parts = [part.strip() for part in (policy_text(policy, family) or "").split(";")]
     falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)
     for part in parts:
-        operator = operators().get(part.partition("=")[0].strip())
+        operator = operators().get(part.partition("=")[0])
         if operator is not None and not falls_back:
             family, name = operator
             check_pin(Policy.parse(part, family), name)

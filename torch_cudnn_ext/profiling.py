@@ -595,7 +595,9 @@ def profile_model(
             f"passes: got {','.join(wanted)!r} with train=False, wanted some of fwd,infer"
         )
     with nullcontext() if train else in_mode(model, train=False):
-        work = network_layers(model, inputs, wanted, settings.policy or None)
+        work = network_layers(
+            model, inputs, wanted, settings.policy or None, stand_ins=settings.target is not None
+        )
     measured = list(measure_layers(work.layers, settings, progress=progress))
     return Profile(measured, settings, type(model).__name__, work.not_profiled)
 
@@ -682,7 +684,7 @@ def _measured(layer: Layer, settings: Settings) -> str:
     """The problem that is measured: where the CPU stands in for a target, at a small batch."""
     if settings.target is None:
         return layer.problem
-    return _at_batch(layer.problem, report.STAND_IN_BATCH)
+    return layer.stand_in or _at_batch(layer.problem, report.STAND_IN_BATCH)
 
 
 def _peaks(problem: str, settings: Settings) -> Peaks:

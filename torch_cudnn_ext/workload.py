@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import (
     Callable,
     Iterable,
@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,7 @@ class Layer:
     names: tuple[str, ...] = ()
     count: int = 1
     note: str = ""
+    stand_in: str = ""  # what is measured of a network where the CPU stands in for a target
 
 
 def merge(layers: Iterable[Layer]) -> list[Layer]:
@@ -293,7 +294,12 @@ class Workload:
 
 
 def network_layers(
-    model: nn.Module, inputs: Any, passes: Sequence[str] = PASSES, policy: str | None = None
+    model: nn.Module,
+    inputs: Any,
+    passes: Sequence[str] = PASSES,
+    policy: str | None = None,
+    *,
+    stand_ins: bool = False,
 ) -> Workload:
     """The distinct problems of one forward pass of a network, and of its backward.
 
@@ -317,6 +323,7 @@ def network_layers(
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         passes: ``fwd``, ``bwd`` for all others, or passes by their names (``bwd_filter``).
         policy: A policy text; its ``compute`` field is part of the problems.
+        stand_ins: Look at the first of the batch alone, too, for problems to measure instead.
 
     Raises:
         TypeError: ``passes`` is no list of texts.
@@ -354,7 +361,39 @@ def network_layers(
                 found += layers
     if not found:
         raise ValueError(nothing_found(model, passes, [layer.problem for layer in others]))
-    return Workload(merge(found), dict((watch.others + refused).most_common()))
+    layers = merge(found)
+    if stand_ins:
+        layers = _with_stand_ins(layers, model, inputs, passes, policy)
+    return Workload(layers, dict((watch.others + refused).most_common()))
+
+
+def _with_stand_ins(
+    layers: Iterable[Layer],
+    model: nn.Module,
+    inputs: Any,
+    passes: Sequence[str],
+    policy: str | None,
+) -> list[Layer]:
+    """With what each has over the first of the batch, or itself: then all times are of one size."""
+    batches = {t.shape[:1] for t in tensors_in(inputs)}
+    small: list[Layer] = []
+    if len(batches) == 1 and max(batches) > (1,):
+        first = _with_each_tensor(
+            lambda t: t[:1].detach().requires_grad_(t.requires_grad), detached(inputs)
+        )
+        # Over one image there may be nothing to normalise.
+        with suppress(RuntimeError, ValueError):
+            small = network_layers(model, first, passes, policy).layers
+    lines: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for layer in small:
+        for name in layer.names:
+            lines[layer.problem.split()[0], name].append(layer.problem)
+    found = []
+    for layer in layers:
+        ours = lines[layer.problem.split()[0], layer.names[0]]  # in the order of their calls
+        line = (ours.pop(0) if len(ours) > 1 else ours[0]) if ours else layer.problem
+        found.append(replace(layer, stand_in=line))
+    return found
 
 
 def looking() -> AbstractContextManager[None]:

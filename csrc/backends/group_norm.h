@@ -69,9 +69,22 @@ class GroupNormPlan : public Plan {
   void backward(Bindings& b, Bindings& inner) {
     auto v = p_.view();
     const at::Tensor &x = b[Role::x], &dy = b[Role::dy];
-    at::Tensor g = p_.w ? (dy * of_channels(b[Role::w])).to(p_.x.dtype) : dy;
-    inner[Role::dy] = g.view(view_.sizes);
     auto compute = compute_dtype(p_.x.dtype);
+    at::Tensor g = dy;
+    if (p_.w) {
+      at::Tensor w = b[Role::w];
+      if (p_.x.dtype == at::kHalf) {
+        // Float16's products may overflow where the gradient does not, so the largest weight of a
+        // group is left to the instance norm, as its scale.
+        w = w.view({v.groups, -1}).to(compute);
+        at::Tensor largest = w.abs().amax(1, true);
+        largest.masked_fill_(largest == 0, 1);
+        w = (w / largest).to(p_.x.dtype).view({v.channels});
+        inner[Role::w] = largest.view({v.groups});
+      }
+      g = (dy * of_channels(w)).to(p_.x.dtype);
+    }
+    inner[Role::dy] = g.view(view_.sizes);
     inner[Role::mean] = b[Role::mean].to(compute);
     inner[Role::invstd] = b[Role::invstd].to(compute);
     if (b[Role::dx].defined()) inner[Role::dx] = b[Role::dx].view(view_.sizes);

@@ -15,6 +15,12 @@ void set_warning_sink(std::function<void(const std::string&)> sink);
 // PyTorch's allocator on the CPU has no type of its own for this.
 bool is_out_of_memory(const c10::Error& error);
 
+// An algorithm that could be built says at its run that it does not take the problem, before it
+// computes anything.
+struct RefusedAtRun : c10::Error {
+  using Error::Error;
+};
+
 // Throws when the user asked to stop (Ctrl-C). Called between the steps of long work.
 void check_interrupt();
 void set_interrupt_check(std::function<void()> check);

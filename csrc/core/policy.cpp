@@ -63,12 +63,10 @@ bool ends_with(std::string_view text, std::string_view suffix) {
 
 void read_max_workspace(std::string_view text, Policy& policy) {
   auto number = [&](std::string_view digits) {
-    char* end = nullptr;
-    std::string copy(digits);
-    double value = std::strtod(copy.c_str(), &end);
-    bool valid = !copy.empty() && end == copy.c_str() + copy.size() && copy[0] >= '0' &&
-                 copy[0] <= '9' && std::isfinite(value) && value < 1e18 &&
-                 copy.find_first_not_of("0123456789.") == std::string::npos;
+    double value = 0;
+    auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    bool valid = error == std::errc() && end == digits.data() + digits.size() && digits[0] != '.' &&
+                 digits.find_first_not_of("0123456789.") == std::string_view::npos;
     TORCH_CHECK_VALUE(valid, "policy text: max_workspace is '", text,
                       "', wanted bytes, e.g. 0, 1048576, 64MiB, or a share of memory, e.g. 20%");
     return value;
@@ -84,9 +82,9 @@ void read_max_workspace(std::string_view text, Policy& policy) {
     if (!ends_with(text, unit.suffix)) continue;
     double count = number(text.substr(0, text.size() - std::string_view(unit.suffix).size()));
     double bytes = count * static_cast<double>(unit.bytes);
-    TORCH_CHECK_VALUE(bytes < 0x1p63, "policy text: max_workspace is '", text,
+    TORCH_CHECK_VALUE(bytes <= 0x1p63, "policy text: max_workspace is '", text,
                       "', wanted less than 2^63 bytes");
-    policy.max_workspace_bytes = static_cast<int64_t>(bytes);
+    policy.max_workspace_bytes = bytes < 0x1p63 ? static_cast<int64_t>(bytes) : INT64_MAX;
     return;
   }
 }
@@ -361,8 +359,10 @@ const ResolvedPolicy& intern(std::string_view family, ResolvedPolicy made) {
   return *entry;
 }
 
+// Single words stand for all passes, and so weigh less than a pass's own field, wherever they
+// stand.
 Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
-  Policy policy;
+  std::vector<std::string_view> words, fields;
   bool more = !text.empty();
   while (more) {
     size_t semicolon = text.find(';');
@@ -376,11 +376,14 @@ Policy parse(std::string_view text, const std::string& family, const std::string
     size_t equals = item.find('=');
     bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||
                         item.substr(0, equals).find('/') != std::string_view::npos;
-    if (equals == std::string_view::npos || is_algorithm) {
-      read_field(policy, item, std::nullopt, family, pass);
-    } else {
-      read_field(policy, item.substr(0, equals), item.substr(equals + 1), family, pass);
-    }
+    bool is_word = equals == std::string_view::npos || is_algorithm;
+    (is_word ? words : fields).push_back(item);
+  }
+  Policy policy;
+  for (std::string_view word : words) read_field(policy, word, std::nullopt, family, pass);
+  for (std::string_view field : fields) {
+    size_t equals = field.find('=');
+    read_field(policy, field.substr(0, equals), field.substr(equals + 1), family, pass);
   }
   return policy;
 }
@@ -505,6 +508,10 @@ std::string Policy::constraints_text(const Problem& problem) const {
   drop_false(kept.allow_down_convert);
   drop_false(kept.allow_reduced_range);
   if (kept.prefer == Prefer::time) kept.prefer.reset();
+  std::vector<std::string> all = backend_names();
+  bool admits_all = std::all_of(all.begin(), all.end(),
+                                [&](const auto& name) { return kept.admits_backend(name); });
+  if (admits_all) kept.backends.reset();
   // TF32 is a matter of products of float32 data alone.
   const Operator& op = operator_of(problem);
   bool has_products = op.float32_op().has_value();

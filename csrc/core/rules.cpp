@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <mutex>
+#include <sstream>
 #include <utility>
 #include <vector>
+
+#include "core/operator.h"
 
 namespace torch_cudnn_ext {
 
@@ -51,6 +54,30 @@ bool matches(const Rule& rule, const std::string& op,
   });
 }
 
+// As problems spell a value that names one alone: "1,1" as "1". As it is where no example of the
+// operator takes it.
+std::string canonical_value(const std::string& op, const std::string& key, std::string value) {
+  if (value.find_first_of("*?") != std::string::npos) return value;
+  for (const std::string& example : find_pass(op).first->description().examples) {
+    std::string line = op;
+    bool replaced = false;
+    std::istringstream words(example.substr(example.find(' ')));
+    for (std::string word; words >> word;) {
+      bool same = word.rfind(key + "=", 0) == 0;
+      replaced |= same;
+      line += " " + (same ? key + "=" + value : word);
+    }
+    if (!replaced) line += " " + key + "=" + value;
+    try {
+      for (auto& [name, text] : problem_fields(parse_problem(line))) {
+        if (name == key) return text;
+      }
+    } catch (const c10::Error&) {  // not of this example's kind
+    }
+  }
+  return value;
+}
+
 Rule parse_rule(std::string_view matcher, std::string_view use) {
   std::string text(matcher);
   std::vector<std::string> words;
@@ -75,7 +102,7 @@ Rule parse_rule(std::string_view matcher, std::string_view use) {
       TORCH_CHECK_VALUE(glob.first != key, "when: '", matcher, "' has the field '", key,
                         "' twice, wanted it once");
     }
-    rule.globs.emplace_back(key, words[i].substr(equals + 1));
+    rule.globs.emplace_back(key, canonical_value(rule.op, key, words[i].substr(equals + 1)));
   }
   rule.use = parse_policy_of(rule.op, use);
   TORCH_CHECK_VALUE(!rule.use.compute, "when: use='", use,

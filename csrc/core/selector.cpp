@@ -32,13 +32,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+struct Ranked {
+  Algorithm algorithm;
+  std::optional<int64_t> workspace_bytes;
+};
+
 struct Decision {
   std::optional<Algorithm> algorithm;
   bool pinned = false;
-  bool keep = true;                // false: a makeshift, decided again next time
-  std::vector<Algorithm> ranking;  // tuned: all that ran, best first
-  std::string error;               // why there is none: thrown at every call
-  std::string warning;             // said once, when the decision was made
+  bool keep = true;             // false: a makeshift, decided again next time
+  std::vector<Ranked> ranking;  // tuned: all that ran, best first
+  std::string error;            // why there is none: thrown at every call
+  std::string warning;          // said once, when the decision was made
   const ChoiceRecord* record = nullptr;
   const ResolvedPolicy* policy = nullptr;  // with the rules that match the problem
 };
@@ -144,6 +149,13 @@ std::string plan_key(const Problem& problem, const Algorithm& algorithm,
   // The switches are part of it because `aten` plans read them.
   return c10::str(problem_text(problem), "|", algorithm.text(), "|", device.code(), "|",
                   static_cast<int>(policy.switches.bits));
+}
+
+// What could be built and was refused at its run: by plan key, with the reason.
+std::mutex refused_at_run_mutex;
+auto& refused_at_run() {
+  static auto* map = new std::unordered_map<std::string, std::string>();
+  return *map;
 }
 
 // A plan that this thread built before, where the constraints admit it.
@@ -262,14 +274,22 @@ class Decider {
   // What the policy says of this problem, or of one that shares its algorithm; else what
   // torch.backends.cudnn says.
   const Choice* find_choice() {
-    const Choice* chosen = find_choice(policy_.policy);
-    if (chosen != nullptr || !decision_->error.empty()) return chosen;
-    chosen = find_choice(cudnn_pins_);
-    from_cudnn_ = chosen != nullptr;
-    return chosen;
+    // What a stronger level says of one of them holds for all, whatever weaker ones say of others.
+    const Policy* levels[] = {&asked_.argument, &rules_.policy, &asked_.enabled, &policy_.policy,
+                              &cudnn_pins_};
+    for (const Policy* level : levels) {
+      static const Choice kTune{Choice::Kind::autotune, {}};
+      const Choice* chosen = find_choice(*level);
+      if (!decision_->error.empty()) return nullptr;
+      if (chosen == nullptr && level->fastest.value_or(false)) chosen = &kTune;
+      if (chosen == nullptr) continue;
+      from_cudnn_ = level == &cudnn_pins_;
+      return chosen;
+    }
+    return nullptr;
   }
 
-  // Two problems that share an algorithm must not be pinned to different ones.
+  // Two problems that share an algorithm must not be pinned to different ones by one level.
   const Choice* find_choice(const Policy& policy) {
     const Choice* chosen = nullptr;
     std::vector<Problem> together = op_.coupled(problem_);
@@ -403,6 +423,7 @@ class Decider {
         device_.has_gpu_backends() && !policy_.switches.has(Switches::kCudnnEnabled);
     std::optional<std::vector<Measurement>> known;
     if (!cudnn_is_off) known = choice_table::find(problem, fingerprint, constraints);
+    if (known && find_failure_of_all(*known)) known.reset();  // of a file
     std::string why = "cached";
     if (!known) {
       if (runtime.is_capturing(device_)) return under_capture(asked_for);
@@ -415,15 +436,15 @@ class Decider {
         known = measure(problem_, policy_, device_, options);
       } catch (const c10::Error& error) {
         if (!is_out_of_memory(error)) throw;
-        return without_memory_to_tune();
+        return without_tuning(kOutOfMemory);
       }
-      if (had_no_memory(*known)) return without_memory_to_tune();
+      if (auto failure = find_failure_of_all(*known)) return without_tuning(*failure);
       if (!cudnn_is_off) choice_table::insert({problem, fingerprint, constraints, *known});
       why = "tuned";
     }
     for (const Measurement& m : *known) {
       if (m.status == Measurement::Status::ok) {
-        decision_->ranking.push_back(m.algorithm);
+        decision_->ranking.push_back({m.algorithm, m.workspace_bytes});
       } else {
         refused_.emplace_back(m.algorithm.text(), m.reason);
       }
@@ -438,23 +459,33 @@ class Decider {
     return find_rejected_baseline(*known);
   }
 
-  // Whether nothing ran to its end, some of it for want of memory.
-  static bool had_no_memory(const std::vector<Measurement>& measurements) {
-    bool any = false;
+  // Why one failed, where nothing ran to its end: for want of memory, if that is among the reasons.
+  // What the problem and the constraints alone exclude says nothing of the moment.
+  static std::optional<std::string> find_failure_of_all(
+      const std::vector<Measurement>& measurements) {
+    std::optional<std::string> failure;
     for (const Measurement& m : measurements) {
       using Status = Measurement::Status;
-      if (m.status == Status::ok || m.status == Status::rejected) return false;
-      any |= m.reason.find(kOutOfMemory) != std::string::npos;
+      if (m.status == Status::ok || m.status == Status::rejected) return std::nullopt;
+      if (m.reason.find(kOutOfMemory) != std::string::npos) {
+        failure = kOutOfMemory;
+      } else if (m.status == Status::failed && !failure) {
+        failure = c10::str(m.algorithm.text(), ": ", m.reason);
+      }
     }
-    return any;
+    return failure;
   }
 
-  Found without_memory_to_tune() {
-    decision_->warning = c10::str(op_of(problem_),
-                                  ": there is no memory to tune in, so the heuristic's choice runs."
-                                  " Problem: ",
-                                  problem_text(problem_));
-    return find_heuristic("heuristic: no memory to tune in");
+  // Such a ranking is not kept: the next process, or a later table, may have more luck.
+  Found without_tuning(const std::string& failure) {
+    bool no_memory = failure == kOutOfMemory;
+    decision_->warning = c10::str(
+        op_of(problem_), ": ",
+        no_memory ? "there is no memory to tune in" : "every algorithm failed while tuning",
+        ", so the heuristic's choice runs", no_memory ? "" : " (" + failure + ")",
+        ". Problem: ", problem_text(problem_));
+    return find_heuristic(no_memory ? "heuristic: no memory to tune in"
+                                    : "heuristic: every algorithm failed while tuning");
   }
 
   // Where nothing keeps to the tolerance, PyTorch's own kernel runs as it would without us.
@@ -684,27 +715,51 @@ Found Decider::find_as_forward(const Problem& forward) {
   return found;
 }
 
+// Says of what a forward leaves for its backward which algorithm left it: a compiled graph keeps
+// nothing else from the one to the other.
+struct LeftBy : c10::BackendMeta {
+  explicit LeftBy(const ChoiceRecord* record) : record(record) {}
+  const ChoiceRecord* record;
+};
+
 // A graph may be replayed when nothing here knows the plan any more, whose code it runs.
 void keep_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
   if (!plan->notes.has(Note::runtime_compilation)) return;
   if (runtime_of(device).is_capturing(device)) keep_for_good(plan);
 }
 
+// Where no one chose this algorithm, another runs from now on, and it is said so.
+void refuse_from_now_on(const Problem& problem, const Call& call, const Device& device,
+                        const std::string& reason) {
+  const Algorithm& algorithm = call.plan->algorithm;
+  {
+    std::lock_guard<std::mutex> lock(refused_at_run_mutex);
+    refused_at_run()[plan_key(problem, algorithm, *call.decision->policy, device)] =
+        c10::str("it refused the problem at its run: ", reason);
+  }
+  next_decision_generation();
+  warn(c10::str(op_of(problem), ": ", algorithm.text(), " was chosen (", call.decision->record->why,
+                ") and refused the problem at its run, so another runs from now on: ", reason,
+                ". Problem: ", problem_text(problem)));
+}
+
 // A workspace could not be had: the next plan in rank order that fits, and it is said so.
 void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
                  const Call& failed, Bindings& bindings, const std::string& failure) {
-  std::vector<Algorithm> order = failed.decision->ranking;
+  std::vector<Ranked> order = failed.decision->ranking;
   if (order.empty()) {
     for (const std::string& name : whole_order(problem, device)) {
-      for (Algorithm& a : algorithms_named(problem, name, device)) order.push_back(std::move(a));
+      for (Algorithm& a : algorithms_named(problem, name, device)) {
+        order.push_back({std::move(a), std::nullopt});
+      }
     }
   }
   int64_t limit = failed.plan->workspace_bytes.value_or(INT64_MAX);
-  for (const Algorithm& algorithm : order) {
+  for (const auto& [algorithm, measured_bytes] : order) {
     if (limit == 0) break;
-    if (algorithm == failed.plan->algorithm) continue;
-    // Not kept: what does not run would take memory as well.
-    auto result = build_usable(problem, algorithm, policy, device);
+    bool no_smaller = measured_bytes && *measured_bytes >= limit;
+    if (algorithm == failed.plan->algorithm || no_smaller) continue;
+    auto result = usable_plan(problem, algorithm, policy, device);
     auto* usable = std::get_if<UsablePlan>(&result);
     if (usable == nullptr) continue;
     // Of a plan that does not know its workspace the only proof is to run it.
@@ -749,6 +804,11 @@ std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const Algorithm& algorithm,
                                                   const ResolvedPolicy& policy,
                                                   const Device& device) {
+  {
+    std::lock_guard<std::mutex> lock(refused_at_run_mutex);
+    auto known = refused_at_run().find(plan_key(problem, algorithm, policy, device));
+    if (known != refused_at_run().end()) return Unsupported{known->second};
+  }
   std::vector<Problem> coupled = operator_of(problem).coupled(problem);
   bool all_known = std::all_of(coupled.begin(), coupled.end(), [&](const Problem& next) {
     return admitted_known_plan(next, algorithm, policy, device) != nullptr;
@@ -778,19 +838,39 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     last_here = nullptr;
     return execute_dry(problem, device, bindings);
   }
-  Call call = find_call(problem, policy, device);
-  TORCH_CHECK(call.plan != nullptr, call.decision->error);
-  note_last(problem, call.decision->record);
-  try {
-    call.plan->run(bindings);
-    keep_for_graph(call.plan, device);
-  } catch (const c10::OutOfMemoryError& error) {
-    bool has_workspace = call.plan->workspace_bytes != 0;
-    if (call.decision->pinned || !has_workspace) throw;
-    run_smaller(problem, *call.decision->policy, device, call, bindings,
-                error.what_without_backtrace());
+  while (true) {
+    Call call = find_call(problem, policy, device);
+    TORCH_CHECK(call.plan != nullptr, call.decision->error);
+    note_last(problem, call.decision->record);
+    try {
+      call.plan->run(bindings);
+      keep_for_graph(call.plan, device);
+      break;
+    } catch (const c10::OutOfMemoryError& error) {
+      bool has_workspace = call.plan->workspace_bytes != 0;
+      if (call.decision->pinned || !has_workspace) throw;
+      run_smaller(problem, *call.decision->policy, device, call, bindings,
+                  error.what_without_backtrace());
+      break;
+    } catch (const RefusedAtRun& error) {
+      if (call.decision->pinned) throw;
+      refuse_from_now_on(problem, call, device, error.what_without_backtrace());
+    }
   }
   record_call({last_here, {}});
+}
+
+const at::Tensor& left_for_backward(const at::Tensor& reserve) {
+  if (last_here != nullptr) {
+    reserve.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<LeftBy>(last_here));
+  }
+  return reserve;
+}
+
+std::optional<std::string_view> policy_of_backward(const at::Tensor& reserve,
+                                                   std::optional<std::string_view> policy) {
+  auto* left = dynamic_cast<LeftBy*>(reserve.unsafeGetTensorImpl()->get_backend_meta());
+  return left == nullptr ? policy : left->record->coupled_policy;
 }
 
 const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_view> policy,
@@ -830,6 +910,10 @@ PlanCacheInfo plan_cache_info() {
 void plan_cache_clear() {
   thread_cache().calls.clear();
   thread_cache().plans.clear();
+  {
+    std::lock_guard<std::mutex> lock(refused_at_run_mutex);
+    refused_at_run().clear();
+  }
   std::lock_guard<std::mutex> lock(decisions_mutex);
   decisions().clear();
 }

@@ -33,6 +33,13 @@ std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
 void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings);
 
+// Notes in what the forward that was just executed leaves for its backward which algorithm ran.
+const at::Tensor& left_for_backward(const at::Tensor& reserve);
+// The policy for a backward that reads it: that forward's, under whatever flags and rules the
+// backward runs. `policy` where it is not known, as of a copy.
+std::optional<std::string_view> policy_of_backward(const at::Tensor& reserve,
+                                                   std::optional<std::string_view> policy);
+
 // Chooses and runs nothing but what choosing itself needs.
 const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_view> policy,
                            const Device& device);

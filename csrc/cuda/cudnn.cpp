@@ -10,6 +10,8 @@
 #include <mutex>
 #include <set>
 
+#include "core/errors.h"
+
 namespace torch_cudnn_ext {
 
 cudnnHandle_t cudnn_handle() { return at::native::getCudnnHandle(); }
@@ -27,8 +29,34 @@ void forget_cudnn_messages() {
   cudnnGetLastErrorString(message, sizeof(message));
 }
 
+namespace {
+
+bool is_out_of_memory(cudnnStatus_t status) {
+  return status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
+         status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
+}
+
+// Of the request itself: nothing was begun.
+bool is_refusal(cudnnStatus_t status) {
+  return status >= CUDNN_STATUS_BAD_PARAM && status < CUDNN_STATUS_INTERNAL_ERROR;
+}
+
+}  // namespace
+
+Unsupported unsupported(cudnnStatus_t status, const std::string& reason, bool needs_driver) {
+  return {reason, needs_driver, is_out_of_memory(status)};
+}
+
 void check_cudnn(cudnnStatus_t status, const char* call) {
-  TORCH_CHECK(status == CUDNN_STATUS_SUCCESS, call, " failed with ", cudnn_status_text(status));
+  if (status != CUDNN_STATUS_SUCCESS) raise_cudnn(status, call, cudnn_status_text(status));
+}
+
+void raise_cudnn(cudnnStatus_t status, const std::string& call, const std::string& why) {
+  c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  std::string text = c10::str(call, " failed with ", why);
+  if (is_out_of_memory(status)) throw c10::OutOfMemoryError(here, text);
+  if (is_refusal(status)) throw RefusedAtRun(here, text);
+  throw c10::Error(here, text);
 }
 
 cudnnDataType_t cudnn_type(c10::ScalarType dtype) {

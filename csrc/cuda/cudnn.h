@@ -20,8 +20,13 @@ cudnnHandle_t cudnn_handle();
 std::string cudnn_status_text(cudnnStatus_t status);
 // Reads what it last said, which stays until then.
 void forget_cudnn_messages();
-// The same status raised as an error of an execution.
+// The same of a plan that cannot be built: not for good where cuDNN had no memory.
+Unsupported unsupported(cudnnStatus_t status, const std::string& reason, bool needs_driver = false);
+// The same status raised as an error of an execution: OutOfMemoryError where cuDNN had no memory,
+// RefusedAtRun where it does not take what was asked.
 void check_cudnn(cudnnStatus_t status, const char* call);
+[[noreturn]] void raise_cudnn(cudnnStatus_t status, const std::string& call,
+                              const std::string& why);
 
 // Whether this is the version that defects were looked for in, by running every engine.
 inline bool is_cudnn_9_19() { return cudnnGetVersion() / 100 == 919; }

@@ -84,7 +84,7 @@ std::tuple<Tensor, Tensor> run_forward(const Tensor& input, double p, bool train
       flat(input.strides() == output.strides() ? input : at::empty_like(output).copy_(input));
   bindings[Role::y] = flat(output);
   Tensor left = run(DropoutPass::fwd, bindings, input, p, train, policy);
-  return {output, train ? left : reserve};
+  return {output, train ? left_for_backward(left) : reserve};
 }
 
 Tensor forward(const Tensor& input, double p, OptionalPolicy policy) {
@@ -119,7 +119,7 @@ Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymI
   bindings[Role::dy] = flat(same_order ? grad_output : at::empty_like(result).copy_(grad_output));
   bindings[Role::reserve] = reserve;
   bindings[Role::dx] = flat(result);
-  run(DropoutPass::bwd, bindings, grad_output, p, true, policy);
+  run(DropoutPass::bwd, bindings, grad_output, p, true, policy_of_backward(reserve, policy));
   return result;
 }
 

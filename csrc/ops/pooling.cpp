@@ -425,7 +425,8 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
       y = strided_view(y, y.sizes(), c10::get_channels_last_strides_3d(y.sizes()));
     }
   }
-  return {lower(y, w, input.dim()), reserve.defined() ? reserve : no_reserve()};
+  Tensor left = reserve.defined() ? reserve : no_reserve();
+  return {lower(y, w, input.dim()), train ? left_for_backward(left) : left};
 }
 
 // --- maximum
@@ -503,7 +504,7 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
   bindings[Role::reserve] = reserve;
   align(bindings, {Role::x, Role::y, Role::dy, Role::reserve});
   PoolingProblem p = make_problem(PoolingPass::bwd, PoolingMode::max, w, spec_of(x), 16);
-  execute_pooling(p, policy, x, bindings);
+  execute_pooling(p, policy_of_backward(reserve, policy), x, bindings);
   return lower(bindings[Role::dx], w, input.dim());
 }
 

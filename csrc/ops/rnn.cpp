@@ -262,7 +262,7 @@ Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTens
   }
   run(call, input, policy);
   Tensor cy = s.is_lstm() ? b[Role::cy] : nothing(input, input.scalar_type());
-  Tensor reserve = for_backward ? b[Role::reserve] : nothing(input, at::kByte);
+  Tensor reserve = for_backward ? left_for_backward(b[Role::reserve]) : nothing(input, at::kByte);
   return {rows_of(b[Role::y], y_sizes), b[Role::hy], cy, reserve};
 }
 
@@ -314,7 +314,7 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
   b[Role::dhy] = contiguous_or_undefined(dhy);
   if (s.is_lstm()) b[Role::dcy] = contiguous_or_undefined(dcy);
   b[Role::reserve] = reserve;
-  run(call, input, policy);
+  run(call, input, policy_of_backward(reserve, policy));
   Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input, input.scalar_type());
   return {rows_of(b[Role::dx], input.sizes()), b[Role::dhx], dcx, b[Role::dw]};
 }

@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "core/backend.h"
+#include "core/errors.h"
 
 namespace py = pybind11;
 
@@ -37,7 +38,7 @@ struct Script {
   std::vector<std::string> notes;
   std::string unsupported;   // the reason; empty when it can be built
   std::string build_raises;  // "", "error" or "out_of_memory"
-  std::string run_raises;    // the same
+  std::string run_raises;    // the same, or "refusal"
   int64_t raises_at = 0;     // the one run that raises, from 1; 0: every run
   double relative_error = 0;
   double written = 1;        // share of the result that is written
@@ -176,6 +177,10 @@ void raise(const std::string& kind, const std::string& algorithm) {
   if (kind.empty()) return;
   TORCH_CHECK_WITH(OutOfMemoryError, kind != "out_of_memory", algorithm,
                    " was told to find no memory");
+  if (kind == "refusal") {
+    c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+    throw RefusedAtRun(here, algorithm + " was told to refuse");
+  }
   TORCH_CHECK(false, algorithm, " was told to fail");
 }
 

@@ -105,11 +105,12 @@ class Tunable(torch.nn.Module):
         if len(choices) > len(passes):
             raise TypeError(f"{name}.set_mode: got {len(choices)} choices, wanted {len(passes)}")
         for key in named:
-            if key not in passes or key in passes[: len(choices)]:
+            if key not in passes:
                 raise TypeError(
-                    f"{name}.set_mode: got the keyword {key!r}, wanted each of "
-                    f"{', '.join(passes)} at most once"
+                    f"{name}.set_mode: got the keyword {key!r}, wanted {', '.join(passes)}"
                 )
+            if key in passes[: len(choices)]:
+                raise TypeError(f"{name}.set_mode: got {key!r} twice, by its place and by its name")
         given = {
             key: None if not_pinned(choice) else choice
             for key, choice in (dict(zip(passes, choices, strict=False)) | named).items()

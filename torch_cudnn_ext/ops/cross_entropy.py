@@ -73,7 +73,7 @@ def cross_entropy(
     log_probabilities = log_softmax(input, class_dim, policy=policy)
     if soft:
         if label_smoothing > 0:
-            target = target * (1 - label_smoothing) + label_smoothing / classes
+            target = target * (1 - label_smoothing) + label_smoothing / max(classes, 1)
         loss = -_weighted(log_probabilities * target, weight, class_dim)
         if reduction == "mean":
             return loss.sum() / (input.numel() // max(classes, 1))

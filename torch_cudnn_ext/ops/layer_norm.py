@@ -29,7 +29,7 @@ def layer_norm(
         input: Any sizes that end with ``normalized_shape``; float64, float32, float16 or bfloat16.
         normalized_shape: Sizes of the dimensions that are normalised over.
         weight: Of these sizes; the input's dtype, or float32 with float16 and bfloat16.
-        bias: As ``weight``.
+        bias: As ``weight``; where there is none, of the input's dtype.
         eps: Added to the variance.
         policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
 
@@ -108,7 +108,7 @@ def instance_norm(
         running_mean: ``[channels]``; changed in place by the mean of the batch, without gradient.
         running_var: As ``running_mean``, for the unbiased variance.
         weight: ``[channels]``; the input's dtype, or float32 with float16 and bfloat16.
-        bias: As ``weight``.
+        bias: As ``weight``; where there is none, of the input's dtype.
         use_input_stats: Whether to normalise by the input's statistics. By running statistics
             nothing is left to choose: this is PyTorch's own batch norm of inference.
         momentum: The new value's share of a running statistic.
@@ -148,7 +148,7 @@ def group_norm(
         input: ``[batch, channels, ...]``; float64, float32, float16 or bfloat16.
         num_groups: A divisor of the channels (Wu and He 2018).
         weight: ``[channels]``; the input's dtype, or float32 with float16 and bfloat16.
-        bias: As ``weight``.
+        bias: As ``weight``; where there is none, of the input's dtype.
         eps: Added to the variance.
         policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
 

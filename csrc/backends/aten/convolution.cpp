@@ -137,6 +137,8 @@ struct Windows {
 
 // result = alpha * first @ second + beta * result, of two or three dimensions.
 void product(Tensor result, const Tensor& first, const Tensor& second, double alpha, double beta) {
+  // PyTorch 2.11 leaves some batched products of half types unwritten where both are 0.
+  if (alpha == 0 && beta == 0) return void(result.zero_());
   bool plain = alpha == 1 && beta == 0;
   if (result.dim() == 2) {
     plain ? at::mm_out(result, first, second)
@@ -266,6 +268,16 @@ std::optional<Unsupported> refuse_endless(const ConvolutionProblem& p, const Dev
       "most 16 groups, with windows 15 or more wide"};
 }
 
+// Whether a first window lies in the padding alone, and a stride leads on from there: over bfloat16
+// PyTorch 2.11 (oneDNN) may crash then on the CPU.
+bool begins_in_padding(const ConvolutionProblem& p) {
+  for (int i = 0; i < p.spatial_dims(); ++i) {
+    int64_t extent = (p.w.sizes[i + 2] - 1) * p.dilation[i] + 1;
+    if (p.stride[i] > 1 && p.padding[i] >= extent) return true;
+  }
+  return false;
+}
+
 // Whether all windows lie beside the image in some dimension, so that nothing is summed: over half
 // types PyTorch 2.11 (oneDNN) may crash then on the CPU.
 bool meets_empty_windows(const ConvolutionProblem& p) {
@@ -307,6 +319,11 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
     return Unsupported{
         "PyTorch 2.11's convolutions of half types on the CPU may crash where all windows lie "
         "beside the image"};
+  }
+  if (!device.is_cuda() && p.x.dtype == at::kBFloat16 && begins_in_padding(p)) {
+    return Unsupported{
+        "PyTorch 2.11's bf16 convolutions on the CPU may crash where a first window lies in the "
+        "padding alone and the stride is above 1"};
   }
   if (p.pass == ConvolutionPass::fwd) return refuse_endless(p, device);
   return std::nullopt;

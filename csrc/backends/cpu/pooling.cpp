@@ -44,7 +44,10 @@ void forward_unfolded(const PoolingProblem& p, Bindings& b, at::ScalarType compu
   if (p.mode == PoolingMode::max) {
     Tensor places;
     std::tie(result, places) = windows.max(-1);
-    if (p.train) b[Role::reserve] = at::where(result.isneginf(), first_places(p), places);
+    // In a type of their own: PyTorch's indices mean something else.
+    if (p.train) {
+      b[Role::reserve] = at::where(result.isneginf(), first_places(p), places).to(at::kInt);
+    }
   } else {
     result = windows.sum(-1);
   }
@@ -60,10 +63,10 @@ void backward_unfolded(const PoolingProblem& p, Bindings& b, at::ScalarType comp
   Tensor planes = dx.flatten(0, 1).flatten(1);
   if (p.mode == PoolingMode::max) {
     const Tensor& places = b[Role::reserve];
-    TORCH_CHECK(places.scalar_type() == at::kLong && places.numel() == dy.numel(),
+    TORCH_CHECK(places.scalar_type() == at::kInt && places.numel() == dy.numel(),
                 "cpu:unfold: the forward of this maximum ran another algorithm, so that there are "
                 "no indices");
-    Tensor rows = places.reshape({planes.size(0), -1, 1});
+    Tensor rows = places.to(at::kLong).reshape({planes.size(0), -1, 1});
     Tensor where = positions.expand({planes.size(0), -1, -1}).gather(2, rows).squeeze(2);
     planes.scatter_add_(1, where, dy.reshape(where.sizes()));
   } else {

@@ -22,9 +22,7 @@ struct Failure {
     // 3008: a run-time prerequisite, here the driver, is missing. 5001: a driver call failed.
     bool needs_driver = status == CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING ||
                         (status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER && device.is_target());
-    bool transient = status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
-                     status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
-    return {what + ": " + why, needs_driver, transient};
+    return torch_cudnn_ext::unsupported(status, what + ": " + why, needs_driver);
   }
 };
 

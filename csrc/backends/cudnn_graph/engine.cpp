@@ -388,7 +388,7 @@ void EnginePlan::run(Bindings& bindings) {
     const Descriptor& pack = pack_for(pointers_, bindings);
     check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
   } catch (const Failure& failure) {
-    TORCH_CHECK(false, algorithm.text(), ": ", failure.what, " failed with ", failure.why);
+    raise_cudnn(failure.status, c10::str(algorithm.text(), ": ", failure.what), failure.why);
   }
 }
 

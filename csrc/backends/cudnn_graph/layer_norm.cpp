@@ -129,7 +129,7 @@ class NormPlan : public Plan {
     Bindings full = b;
     auto options = b[Role::x].options().dtype(*q_.w);
     bool forward = p_.pass == LayerNormPass::fwd;
-    if (!p_.w) full[Role::w] = at::ones({p_.view().channels}, options);
+    if (!full[Role::w].defined()) full[Role::w] = at::ones({p_.view().channels}, options);
     if (!p_.bias && q_.bias && forward) full[Role::bias] = at::zeros({p_.view().channels}, options);
     engine_->run(full);
     for (const SlotSpec& slot : slots_) b[slot.role] = full[slot.role];

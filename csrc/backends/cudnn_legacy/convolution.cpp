@@ -167,7 +167,7 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   size_t workspace = 0;
   if (status == CUDNN_STATUS_SUCCESS) status = workspace_of(p, *d, *value, &workspace);
   check_cudnn_files_once();
-  if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+  if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
   return std::make_shared<ConvolutionPlan>(problem, algorithm,
                                            notes_of(p, *value, algorithm.name, *math), workspace,
                                            std::move(d), *value);

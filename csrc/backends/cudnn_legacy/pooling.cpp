@@ -107,7 +107,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
                                                sizes.data());
   }
   check_cudnn_files_once();
-  if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+  if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
   if (sizes != as_ints(y.sizes)) {
     return Unsupported{c10::str("cuDNN's result would have sizes ", c10::Join(",", sizes))};
   }

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 
 #include <mutex>
 
@@ -23,7 +25,10 @@ inline unsigned long long draw_seed(const at::Tensor& like) {
   at::Generator generator = at::globalContext().defaultGenerator(like.device());
   std::lock_guard<std::mutex> lock(generator.mutex());
   uint64_t offset = generator.get_offset();
-  generator.set_offset(offset + kStep);
+  // As PyTorch's own kernels move it: set_offset() would make PyTorch draw its own recurrent
+  // networks' states anew.
+  at::check_generator<at::CUDAGeneratorImpl>(generator)->set_philox_offset_per_thread(offset +
+                                                                                      kStep);
   return generator.current_seed() + 0x9E3779B97F4A7C15ull * offset;
 }
 

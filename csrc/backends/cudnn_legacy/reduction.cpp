@@ -97,7 +97,7 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
                                           descriptors->x.get(), descriptors->y.get(),
                                           &needs.indices_bytes);
   }
-  if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+  if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
   return std::make_shared<ReducePlan>(p, algorithm, std::move(descriptors), needs);
 }
 

@@ -380,7 +380,7 @@ std::optional<Unsupported> find_pieces(const Descriptors& d, const RnnProblem& p
       for (int64_t gate = 0; gate < parts; ++gate) {
         Piece piece{parameter.offset + gate * count, 0, count};
         cudnnStatus_t status = find_gate(d, p, parameter, gate, space, piece.theirs);
-        if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+        if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
         if (piece.theirs < 0) {
           return Unsupported{"cuDNN has no place for a parameter of this network"};
         }
@@ -485,7 +485,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
     return cudnnGetRNNWeightSpaceSize(cudnn_handle(), d->rnn.get(), &layout.weight_bytes);
   });
   check_cudnn_files_once();
-  if (status != CUDNN_STATUS_SUCCESS) return Unsupported{cudnn_status_text(status)};
+  if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
   if (auto refused = find_pieces(*d, p, device.torch_device(), layout)) return *refused;
   layout.slack = slack_of(p, algorithm);
   layout.in_place = layout.pieces.size() == 1 && layout.pieces[0].theirs == 0 &&
