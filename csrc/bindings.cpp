@@ -198,12 +198,7 @@ py::dict policy_fields(const std::string& text, const std::string& family) {
   if (policy.max_workspace_percent) {
     d["max_workspace"] = c10::str(*policy.max_workspace_percent, "%");
   }
-  set_if(d, "deterministic", policy.deterministic);
-  set_if(d, "allow_tf32", policy.allow_tf32);
-  set_if(d, "allow_down_convert", policy.allow_down_convert);
-  set_if(d, "allow_reduced_range", policy.allow_reduced_range);
-  set_if(d, "benchmark", policy.benchmark);
-  set_if(d, "fastest", policy.fastest);
+  for (const BooleanField& field : kBooleanFields) set_if(d, field.name, policy.*field.value);
   set_if(d, "backends", policy.backends);
   // The enumerated ones by their words, as the text spells them.
   Policy words;
@@ -368,8 +363,8 @@ Bindings bindings_of(const Problem& problem, const TensorsByRole& tensors) {
                       t.sizes(), " with strides ", t.strides(),
                       ", wanted what the problem says: ", problem_text(problem));
     auto address = reinterpret_cast<uintptr_t>(t.const_data_ptr());
-    TORCH_CHECK_VALUE(address % op.alignment(problem) == 0, "tensors: '", role_text(slot.role),
-                      "' is not aligned to ", op.alignment(problem),
+    TORCH_CHECK_VALUE(address % alignment_of_tensors(problem) == 0, "tensors: '",
+                      role_text(slot.role), "' is not aligned to ", alignment_of_tensors(problem),
                       " bytes, as the problem says: ", problem_text(problem));
   }
   return bindings;

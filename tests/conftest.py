@@ -1,9 +1,10 @@
 """Fixtures and options that all tests share."""
 
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import pytest
@@ -70,6 +71,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seen[marks] += 1
     config.hook.pytest_deselected(items=left)
     items[:] = kept
+
+
+@contextmanager
+def refused_capture(message: str) -> Iterator[None]:
+    """Captures the block into a CUDA graph, where it raises a RuntimeError of this message."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        with (
+            pytest.raises(RuntimeError, match=message),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            yield
+
+
+def check_compiles(
+    loss: Callable[..., torch.Tensor],
+    *arguments: torch.Tensor,
+    inputs: Sequence[torch.Tensor] | None = None,
+    backend: str = "aot_eager",
+    dynamic: bool | None = None,
+) -> None:
+    """A loss compiles whole, with its gradients of the inputs, by default of its arguments."""
+    inputs = inputs or arguments
+    wanted = torch.autograd.grad(loss(*arguments), inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=dynamic)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*arguments), inputs), wanted)
 
 
 def misaligned(t: torch.Tensor) -> torch.Tensor:

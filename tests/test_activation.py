@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import check_compiles
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -239,12 +240,8 @@ def test_compiles_whole(name: str, inplace: bool, device: str) -> None:
     def loss(x: Tensor) -> Tensor:
         return mine(x * 2, inplace=inplace).square().sum()
 
-    torch.compiler.reset()
     x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
-    (wanted,) = torch.autograd.grad(loss(x), x)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    (got,) = torch.autograd.grad(compiled(x), x)
-    torch.testing.assert_close(got, wanted)
+    check_compiles(loss, x)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -327,6 +328,53 @@ def test_bench(capsys: Capture) -> None:
     command = ["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.1"]
     assert main([*command, "--policy", "autotune"]) == 0
     assert [entry for entry in tuning.choices() if "prefer" in entry["constraints"]] == []
+
+
+def test_bench_of_lines_with_a_compute_of_their_own(capsys: Capture) -> None:
+    line = LINE.replace("compute=f32", "compute=f64")
+    result = _json(capsys, "bench", line, "--device", "cpu", "--time-budget", "0.1")
+    assert result["comparisons"][0]["problem"] == line
+
+
+def test_bench_refuses_what_pytorch_has_not_before_it_measures(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "measure_tasks", None)
+    file = tmp_path / "lines.txt"
+    file.write_text(f"{LINE}\n{PROBLEM} mode=conv\n")
+    assert main(["bench", "--problems", str(file), "--device", "cpu"]) == 1
+    assert "mode" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--resume", "--choices"])
+def test_what_was_measured_is_printed_where_the_disk_is_full(
+    option: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, kept = tmp_path / "lines.txt", tmp_path / "kept"
+    smaller = LINE.replace("x=f32[2,", "x=f32[1,")
+    file.write_text(f"{LINE}\n{smaller}\n")
+    command = "profile" if option == "--resume" else "tune"
+    arguments = [command, "--problems", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    assert main([*arguments, option, str(kept)]) == 0
+    size = kept.stat().st_size
+    kept.unlink()
+    capsys.readouterr()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 100, limits[1]))
+        tuning.clear()
+        assert main([*arguments, option, str(kept)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    shown = capsys.readouterr()
+    assert LINE in shown.out and f"File too large: '{kept}'" in shown.err
+
+
+def test_list_tells_what_was_not_listed(capsys: Capture, networks: str) -> None:
+    assert main(["list", "--model", f"{networks}:followed", "--device", "cpu"]) == 0
+    assert "aten.hardsigmoid x1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -952,6 +1000,8 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.Hardsigmoid(), torch.randn(2, 3)\n\n"
         "def conv():\n"
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
+        "def followed():\n"
+        "    return torch.nn.Sequential(conv()[0], torch.nn.Hardsigmoid()), conv()[1]\n\n"
         "def unfit():\n"
         "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 5, 5, 5)\n\n"
         "def converted():\n"

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, Case
-from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward
+from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward, refused_capture
 from torch import Tensor
 from torch.autograd import DeviceType
 
@@ -537,15 +537,8 @@ def test_a_plan_may_be_forgotten_while_its_kernel_waits() -> None:
 def test_explicit_autotune_on_a_miss_under_capture_is_an_error() -> None:
     x, w = (leaf.detach() for leaf in _leaves(SMALL_CASE))
     _conv(SMALL_CASE, x, w)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-        with (
-            pytest.raises(RuntimeError, match="captur"),
-            torch.cuda.graph(graph),
-        ):
-            _conv(SMALL_CASE, x, w, "autotune")
+    with refused_capture("captur"):
+        _conv(SMALL_CASE, x, w, "autotune")
     # The device is as it was, and outside of a capture the same call tunes.
     _conv(SMALL_CASE, x, w, "autotune")
     choice = _C.last_choice("conv_fwd")
@@ -806,15 +799,8 @@ def test_cudnns_dropout_cannot_be_captured() -> None:
     x = torch.randn(64, device="cuda")
     for policy in ("legacy:default", "aten:default"):
         ops.dropout(x, policy=policy)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-        with (
-            pytest.raises(RuntimeError, match="legacy:default sets its random states up from"),
-            torch.cuda.graph(graph),
-        ):
-            ops.dropout(x, policy="legacy:default")
+    with refused_capture("legacy:default sets its random states up from"):
+        ops.dropout(x, policy="legacy:default")
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         y = ops.dropout(x, policy="aten:default")

@@ -715,3 +715,21 @@ def test_measured_peaks_leave_the_switch_of_products_alone() -> None:
         assert backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         backends.fp32_precision = before
+
+
+def test_every_call_that_pytorch_runs_counts() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.line = nn.Conv1d(4, 4, 1), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.conv(x)
+            for _ in range(3):
+                x = self.line(x)
+            return x
+
+    with enabled():
+        explanation = explain(Loop(), torch.randn(2, 4, 8), measure=False)
+    assert explanation.share == 1 / 4
+    assert "1 of 4 calls took our way" in str(explanation)

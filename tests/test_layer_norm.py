@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import check_compiles
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -385,10 +386,7 @@ def test_compiles_whole(kind: str, dynamic: bool, device: str) -> None:
     def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return mine(x, w, b).pow(3).sum()
 
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    torch.testing.assert_close(
-        torch.autograd.grad(compiled(x, w, b), inputs), torch.autograd.grad(loss(x, w, b), inputs)
-    )
+    check_compiles(loss, x, w, b, inputs=inputs, dynamic=dynamic)
 
 
 def test_nothing_in_space_leaves_running_statistics(device: str) -> None:

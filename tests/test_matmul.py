@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import check_compiles
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -225,13 +226,8 @@ def test_compiles_whole(device: str) -> None:
         y = ops.linear(x, weight, bias)
         return ops.gemm(y, y, transpose_a=True, alpha=0.5, activation="relu").square().sum()
 
-    torch.compiler.reset()
     x = _leaf(2, 3, 4, device=device)
-    wanted = torch.autograd.grad(loss(x), (x, weight, bias))
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    got = torch.autograd.grad(compiled(x), (x, weight, bias))
-    for mine, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    check_compiles(loss, x, inputs=(x, weight, bias))
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
         (("compute=f32", "compute=f32 bias=f32"), ("bias", "f32", "f16")),
         (("compute=f32", "compute=f32 bias=f16 accumulate=add"), ("bias", "accumulate=add")),
         ((LINE, LINE.replace("fwd", "bwd_data") + " bias=f16"), ("bias", "conv_bwd_data")),
+        ((":nhwc w", ":s(0,1,64,3584) w"), ("x", "stride 0 over the size 64")),
     ],
 )
 def test_a_bad_problem_is_told_what_is_wrong(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import misaligned, needs_cuda
+from conftest import check_compiles, misaligned, needs_cuda
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
@@ -444,10 +444,7 @@ def test_compiles_whole(device: str) -> None:
         return y.square().sum() + hy.sum() + cy.square().sum()
 
     x = torch.randn(3, 5, 4, dtype=torch.float64, device=device, requires_grad=True)
-    wanted = torch.autograd.grad(loss(x, *params), (x, *params))
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    got = torch.autograd.grad(compiled(x, *params), (x, *params))
-    torch.testing.assert_close(got, wanted)
+    check_compiles(loss, x, *params)
 
 
 def test_backward_twice(device: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_cuda
+from conftest import check_compiles, needs_cuda
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -231,10 +231,8 @@ def test_compiles_whole(device: str) -> None:
         grid = ops.affine_grid(theta, x.shape, True)
         return ops.grid_sample(x, grid, align_corners=True).square().sum()
 
-    wanted = torch.autograd.grad(loss(x, theta), (x, theta))
     for dynamic in (False, True):
-        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-        torch.testing.assert_close(torch.autograd.grad(compiled(x, theta), (x, theta)), wanted)
+        check_compiles(loss, x, theta, dynamic=dynamic)
 
 
 def test_opcheck(device: str) -> None:

@@ -736,16 +736,18 @@ def tune_command(
     except KeyboardInterrupt as interrupt:
         end = interrupt
     finally:
-        tuning.add_choices(choices)
         best = [(line, rows(line)) for line in lines]
         records = [{"problem": line, **row} for line, row in best if row is not None]
         title = f"tuned on {place}"
         data = {"best": records}
-        _print(
-            bench.formatted(
-                format.value, data, title, _TUNED_COLUMNS, records, _TUNED_FIELDS, footer
+        try:
+            tuning.add_choices(choices)
+        finally:
+            _print(
+                bench.formatted(
+                    format.value, data, title, _TUNED_COLUMNS, records, _TUNED_FIELDS, footer
+                )
             )
-        )
     _finish(end, len(records), len(lines))
 
 
@@ -1213,14 +1215,14 @@ def _journal(path: str | None) -> Journal | None:
         return Journal(path)
 
 
-_End = KeyboardInterrupt | RuntimeError | None
+_End = KeyboardInterrupt | OSError | RuntimeError | ValueError | None
 
 
 def _collect(items: Iterable[T]) -> tuple[list[T], _End]:
     """What could be finished, and what came then.
 
     Raises:
-        RuntimeError: Nothing was finished.
+        OSError, RuntimeError, ValueError: Nothing was finished.
     """
     finished: list[T] = []
     try:
@@ -1228,7 +1230,7 @@ def _collect(items: Iterable[T]) -> tuple[list[T], _End]:
             finished.append(item)
     except KeyboardInterrupt as end:
         return finished, end
-    except RuntimeError as end:
+    except (OSError, RuntimeError, ValueError) as end:
         if not finished:
             raise
         return finished, end
@@ -1236,10 +1238,10 @@ def _collect(items: Iterable[T]) -> tuple[list[T], _End]:
 
 
 def _finish(end: _End, finished: int, total: int) -> None:
-    if isinstance(end, RuntimeError):
-        raise end
-    if end is not None:
+    if isinstance(end, KeyboardInterrupt):
         raise typer.Abort(f"{finished} of {total} problems were finished")
+    if end is not None:
+        raise end
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 import statistics
 import time
@@ -203,6 +204,8 @@ def compare_layers(
     keys = [f"bench | kernels={kernels} | {settings.key(layer.problem)}" for layer in layers]
     finished = [journal.get(key, Comparison) if journal is not None else None for key in keys]
     left = [layer.problem for layer, one in zip(layers, finished, strict=True) if one is None]
+    for problem in left:  # before anything is measured
+        convolution_arguments(problem)
     tasks = [_task(problem, settings) for problem in left]
     rows = measure_tasks(tasks, jobs, progress)
     if jobs > 1:
@@ -309,7 +312,8 @@ def _our_call(
     *geometry, groups = convolution_arguments(problem)
     x, w, y, bias = operands["x"], operands["w"], operands["y"], operands.get("bias")
     pass_name = info["pass_name"]
-    policy = ";".join(word for word in (f"{pass_name}={algorithm}", constraints) if word)
+    compute = next(word for word in info["text"].split() if word.startswith("compute="))
+    policy = ";".join(word for word in (constraints, compute, f"{pass_name}={algorithm}") if word)
     ops = torch.ops.torch_cudnn_ext
 
     def forward() -> object:
@@ -330,7 +334,10 @@ def _our_call(
     _here(run)
     ran = _C.last_choice(info["op"])
     if ran is None or (ran["problem"], ran["algorithm"]) != (info["text"], algorithm):
-        raise RuntimeError(f"bench: wanted {algorithm} for {info['text']}, the operator ran {ran}")
+        other = f"{ran['algorithm']} for {ran['problem']}" if ran is not None else "nothing"
+        raise RuntimeError(
+            f"bench: wanted {algorithm} for {info['text']}, the operator ran {other}"
+        )
     return run
 
 
@@ -399,12 +406,14 @@ class Rounds:
     high: float
 
 
-def _samples(timers: Sequence[Callable[[], float]]) -> list[list[float]]:
+def _samples(
+    timers: Sequence[Callable[[], float]], most: int = ROUNDS, at_most_s: float = ROUNDS_S
+) -> list[list[float]]:
     """Of interleaved rounds, every side first in turn."""
     samples: list[list[float]] = [[] for _ in timers]
     began = time.perf_counter()
-    for turn in range(ROUNDS):
-        if turn >= LEAST_ROUNDS and time.perf_counter() - began > ROUNDS_S:
+    for turn in range(most):
+        if turn >= LEAST_ROUNDS and time.perf_counter() - began > at_most_s:
             break
         for i in range(len(timers)):
             side = (turn + i) % len(timers)
@@ -596,14 +605,10 @@ def _loop_us(work: Callable[[], object], device: str) -> Callable[[], float]:
 
 
 def _interleaved(sides: Sequence[Callable[[], float]]) -> list[float]:
-    samples: list[list[float]] = [[] for _ in sides]
+    """The median of each side, once all are warm."""
     for side in sides:
         side()
-    for turn in range(OVERHEAD_ROUNDS):
-        for i in range(len(sides)):
-            index = (turn + i) % len(sides)
-            samples[index].append(sides[index]())
-    return [statistics.median(values) for values in samples]
+    return [statistics.median(times) for times in _samples(sides, OVERHEAD_ROUNDS, math.inf)]
 
 
 # Output.

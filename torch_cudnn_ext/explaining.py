@@ -220,7 +220,7 @@ class _Recorder:
         self._nodes: dict[
             Any, None
         ] = {}  # also keeps them alive, so that none is taken for another
-        self._called: dict[nn.Module, int] = {}  # where its first call would stand
+        self._called: dict[nn.Module, list[int]] = {}  # where each of its calls would stand
         self._idle: set[nn.Module] = set()  # had nothing to compute
 
     def _count(self) -> int:
@@ -257,7 +257,7 @@ class _Recorder:
         if module in self._names:
             begin = self._count()
             self._open.append((module, begin, torch._C._autograd._get_sequence_nr()))
-            self._called.setdefault(module, begin)
+            self._called.setdefault(module, []).append(begin)
 
     def _after(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if not self._open or self._open[-1][0] is not module:  # its call was not seen to begin
@@ -287,13 +287,14 @@ class _Recorder:
         node.register_hook(lambda results, grads: self._claim(begins.pop(), module))
 
     def calls(self) -> Iterator[LayerCall]:
-        """One for each event, and one for each layer that should have had some."""
+        """One for each event, and one for each call of a layer that should have had some."""
         count = self._count()
         busy = set(self._owners.values())
         idle: dict[int, list[nn.Module]] = {}
-        for module, place in self._called.items():
+        for module, places in self._called.items():
             if self._reason(module, module in busy):
-                idle.setdefault(place, []).append(module)
+                for place in places:
+                    idle.setdefault(place, []).append(module)
         for i in range(count + 1):
             for module in idle.get(i, []):
                 kind, reason = type(module).__name__, self._reason(module, module in busy)

@@ -94,6 +94,6 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error

@@ -403,16 +403,12 @@ def summary_table(profile: Profile) -> Table:
         notes.append("measured on the CPU at batch 1: not the target's times")
     if any(line.shares for line in profile.totals()):
         notes.append("in brackets: the share of all passes")
-    lists = []
-    if profile.not_profiled:
-        calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
-        lists.append(("not profiled, since no layer that convert exchanges called it:", calls))
     columns = [Column(heading, right=i > 0) for i, heading in enumerate(headings)]
     count = sum(layer.count for layer in profile.layers)
     name = profile.title or "Summary"
     title = f"{name}: {_plural(len(profile.layers), 'problem')}, {_plural(count, 'call')}, ms"
     rows = [cells(line) for line in profile.totals()]
-    return Table(title, columns, rows, "; ".join(notes), lists)
+    return Table(title, columns, rows, "; ".join(notes), _not_profiled(profile))
 
 
 def _plural(count: int, word: str) -> str:
@@ -424,7 +420,16 @@ def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
     tables = [t for layer in profile.layers for t in layer_tables(layer, extent)]
     if any(layer.rows for layer in profile.layers):
         tables.append(summary_table(profile))
+    elif lists := _not_profiled(profile):
+        tables.append(Table(f"{profile.title or 'Summary'}: not listed", [], [], "", lists))
     return tables
+
+
+def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
+    if not profile.not_profiled:
+        return []
+    calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
+    return [("not profiled, since no layer that convert exchanges called it:", calls)]
 
 
 # Output.
@@ -435,6 +440,8 @@ def print_tables(tables: Iterable[Table]) -> None:
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = None if terminal else WIDTH_WITHOUT_TERMINAL
     out = Console(width=width, highlight=False, markup=False, emoji=False)
+    if out.width < 1:  # as COLUMNS may say
+        out.width = WIDTH_WITHOUT_TERMINAL
     for table in tables:
         out.print(table.title, style="bold", soft_wrap=True)
         if table.rows:

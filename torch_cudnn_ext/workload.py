@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from . import _C
 from .conversion import converted
-from .files import not_regular, read_lines
+from .files import naming, not_regular, read_lines
 from .knobs import pushed
 from .policy import operator_info, passes_of
 
@@ -57,6 +57,9 @@ T = TypeVar("T")
 _TORN = b'{"key": "'  # how a line of a journal begins
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
 _FUSED_FORWARD_ONLY = ("bias", "z", "act")
+
+
+_MOST_CALLS = 10**9  # of one problem
 
 
 @dataclass(frozen=True)
@@ -257,10 +260,14 @@ def read_problems(source: str | Path) -> list[Layer]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         words = comment.replace(",", " ").split()
-        counted = bool(words) and re.fullmatch(r"x\d+", words[-1]) is not None
-        count = int(words.pop()[1:]) if counted else max(1, len(words))
-        if count < 1:
-            raise ValueError(f"{path}, line {number}: got x{count}, wanted x1 or more")
+        count = max(1, len(words))
+        if words and re.fullmatch(r"x\d+", words[-1]):
+            told = words.pop()
+            if not (len(told) <= len(f"x{_MOST_CALLS}") and 1 <= int(told[1:]) <= _MOST_CALLS):
+                raise ValueError(
+                    f"{path}, line {number}: got {told:.20}, wanted x1 to x{_MOST_CALLS}"
+                )
+            count = int(told[1:])
         layers.append(Layer(problem, tuple(words), count))
     return merge(layers)
 
@@ -360,7 +367,8 @@ def network_layers(
             else:
                 found += layers
     if not found:
-        raise ValueError(nothing_found(model, passes, [layer.problem for layer in others]))
+        lines = [layer.problem for layer in others]
+        raise ValueError(nothing_found(model, passes, lines, [*refused][:3]))
     layers = merge(found)
     if stand_ins:
         layers = _with_stand_ins(layers, model, inputs, passes, policy)
@@ -415,15 +423,24 @@ def _on(switch: Callable[[bool], None]) -> Iterator[None]:
         switch(False)
 
 
-def nothing_found(model: nn.Module, passes: Sequence[str], others: Iterable[str]) -> str:
-    """Why a network has none of these passes: others alone, or no operator of this package."""
+def nothing_found(
+    model: nn.Module,
+    passes: Sequence[str],
+    others: Iterable[str],
+    refused: Iterable[str] = (),
+) -> str:
+    """Why a network has none of these passes: others alone, or no operator of this package.
+
+    With the calls that were refused, and why.
+    """
     name = type(model).__name__
     if names := dict.fromkeys(_C.problem_info(line)["pass_name"] for line in others):
         return (
             f"passes: got {','.join(passes)!r}, wanted some that {name} meets on these inputs, "
             f"{','.join(names)}; inputs have a gradient where they require one"
         )
-    return f"model: {name} called no operator of this package on these inputs"
+    told = f"; refused were {'; '.join(refused)}" if refused else ""
+    return f"model: {name} called no operator of this package on these inputs{told}"
 
 
 @dataclass(frozen=True)
@@ -1098,7 +1115,7 @@ class Journal:
         """
         self._records[key] = record
         entry = {"key": key, "crc": _checksum(record), "record": record}
-        with self._file() as file:
+        with naming(self.path), self._file() as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read() != b"\n":  # of a process that was killed since

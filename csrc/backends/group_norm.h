@@ -25,7 +25,7 @@ inline LayerNormProblem instances_of_groups(const LayerNormProblem& p) {
 
 // Of the steps of a gradient beside the plan's: the weighted dy, and what dw is summed from.
 inline int64_t group_norm_temporaries(const LayerNormProblem& p) {
-  if (p.pass == LayerNormPass::fwd || !p.w) return 0;
+  if (p.pass == Pass::fwd || !p.w) return 0;
   c10::ScalarType compute = compute_dtype(p.x.dtype);
   int64_t widened = p.x.numel() * static_cast<int64_t>(c10::elementSize(compute));
   return p.x.nbytes() + (p.x.dtype == compute ? widened : 2 * widened);
@@ -44,7 +44,7 @@ class GroupNormPlan : public Plan {
     Bindings inner;
     inner.epsilon = b.epsilon;
     inner[Role::x] = b[Role::x].view(view_.sizes);
-    p_.pass == LayerNormPass::fwd ? forward(b, inner) : backward(b, inner);
+    p_.pass == Pass::fwd ? forward(b, inner) : backward(b, inner);
   }
 
  private:

@@ -25,6 +25,8 @@ struct Algorithm {
   bool operator!=(const Algorithm& other) const { return !(*this == other); }
 };
 
+inline const Algorithm kBaseline{"aten", "default", {}};
+
 Algorithm parse_algorithm(std::string_view text);  // throws ValueError
 
 // An algorithm of cuDNN's classic API: what the enumeration of one pass calls it, and what we do.

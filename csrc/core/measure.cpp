@@ -374,7 +374,7 @@ class Session {
     step.reference = reference_of(step);
     for (const SlotSpec& slot : step.slots) {
       if (!slot.is_output || scratch_[slot.role].defined()) continue;
-      scratch_[slot.role] = empty_of_slot(slot, device_, op_.alignment(step.problem));
+      scratch_[slot.role] = empty_of_slot(slot, device_, alignment_of_tensors(step.problem));
       const at::Tensor& result = step.reference[slot.role];
       // What the reference of the next step reads.
       if (result.defined()) scratch_[slot.role].copy_(result);
@@ -669,7 +669,7 @@ class Session {
       bool moves = tensor.defined() && !slot.on_host && holds_input(op_, step.problem, slot) &&
                    tensor.sizes() == slot.spec.sizes && tensor.strides() == slot.spec.strides;
       if (!moves) continue;
-      at::Tensor moved = empty_of_slot(slot, device_, op_.alignment(step.problem));
+      at::Tensor moved = empty_of_slot(slot, device_, alignment_of_tensors(step.problem));
       tensor = moved.copy_(tensor);
     }
   }
@@ -678,7 +678,7 @@ class Session {
     const Step& last = steps_.back();
     for (const SlotSpec& slot : last.slots) {
       if (holds_input(op_, last.problem, slot)) continue;
-      place.held.push_back(empty_of_slot(slot, device_, op_.alignment(last.problem)));
+      place.held.push_back(empty_of_slot(slot, device_, alignment_of_tensors(last.problem)));
     }
   }
 
@@ -896,7 +896,7 @@ Bindings make_scratch(const Problem& problem, const Device& device, uint64_t see
   Bindings bindings;
   for (const SlotSpec& slot : op.slots(problem)) {
     if (!holds_input(op, problem, slot)) continue;
-    at::Tensor tensor = empty_of_slot(slot, device, op.alignment(problem));
+    at::Tensor tensor = empty_of_slot(slot, device, alignment_of_tensors(problem));
     if (c10::isFloatingType(slot.spec.dtype)) {
       tensor.normal_(0, 1, generator);
     } else {

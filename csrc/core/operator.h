@@ -53,34 +53,78 @@ class Operator {
   virtual std::vector<SlotSpec> slots(const Problem& problem) const = 0;
   virtual Cost cost(const Problem& problem) const = 0;
   // Accumulates into the output, so its content before the call matters.
-  virtual bool accumulates(const Problem&) const { return false; }
+  virtual bool accumulates(const Problem& problem) const = 0;
   // Sets alpha and beta of scratch bindings, where the problem leaves them open.
-  virtual void set_scalars(const Problem&, Bindings&) const {}
-  virtual int64_t alignment(const Problem& problem) const = 0;
+  virtual void set_scalars(const Problem& problem, Bindings& bindings) const = 0;
   // Completes scratch inputs, which are normally distributed (and zero where they hold integers):
   // some must be what a forward would have left, or keep to a range.
-  virtual void prepare_scratch(const Problem&, Bindings&) const {}
+  virtual void prepare_scratch(const Problem& problem, Bindings& bindings) const = 0;
   // The results in float64 by role, on the device of the bindings. An output that is left out is
   // of an algorithm's own format, and not compared.
   virtual Bindings reference(const Problem& problem, const Bindings& bindings) const = 0;
   // What is wrong with random results, which no reference foretells; empty when nothing is. The
   // bindings hold all that the passes so far were given and made.
-  virtual std::string fault(const Problem&, const Bindings&) const { return ""; }
+  virtual std::string fault(const Problem& problem, const Bindings& bindings) const = 0;
   // Relative error (see measure.h) above which a result is wrong.
   virtual double tolerance(const Problem& problem, const Notes& notes) const = 0;
-  // Backends (`graph`) or algorithms (`legacy:max`) in the order in which they are asked without
-  // measuring: the first plan that builds runs.
-  virtual std::vector<std::string> heuristic_order(const Problem& problem,
-                                                   const Device& device) const = 0;
+  // Backends (`graph`) or algorithms (`legacy:max`) in the order in which they are asked on a GPU
+  // without measuring: the first plan that builds runs.
+  virtual std::vector<std::string> heuristic_order(const Problem& problem) const = 0;
   // Coupled passes share one algorithm, since a backward reads what only its forward's algorithm
   // understands. Of a forward: the problems that follow it, in the order in which they run, over
   // the same bindings. Of one of those: its forward.
-  virtual std::vector<Problem> coupled(const Problem&) const { return {}; }
-  virtual std::optional<Problem> forward_of(const Problem&) const { return std::nullopt; }
+  virtual std::vector<Problem> coupled(const Problem& problem) const = 0;
+  virtual std::optional<Problem> forward_of(const Problem& problem) const = 0;
   // Whether algorithms may draw from PyTorch's generator.
-  virtual bool is_random(const Problem&) const { return false; }
+  virtual bool is_random(const Problem& problem) const = 0;
   // Whether the passes of the family are always coupled, so that one choice is all there is.
   virtual bool has_one_choice() const { return false; }
+};
+
+// The same in terms of the family's own struct, which tells the family and its passes.
+template <class P>
+class OperatorOf : public Operator {
+ public:
+  const char* family() const final { return P::kFamily; }
+  std::vector<std::string> passes() const final { return passes_of(P{}); }
+
+  virtual std::vector<SlotSpec> slots(const P& p) const = 0;
+  virtual Cost cost(const P& p) const = 0;
+  virtual bool accumulates(const P&) const { return false; }
+  virtual void set_scalars(const P&, Bindings&) const {}
+  virtual void prepare_scratch(const P&, Bindings&) const {}
+  virtual Bindings reference(const P& p, const Bindings& bindings) const = 0;
+  virtual std::string fault(const P&, const Bindings&) const { return ""; }
+  virtual double tolerance(const P& p, const Notes& notes) const = 0;
+  virtual std::vector<std::string> heuristic_order(const P& p) const = 0;
+  virtual std::vector<Problem> coupled(const P&) const { return {}; }
+  virtual std::optional<Problem> forward_of(const P&) const { return std::nullopt; }
+  virtual bool is_random(const P&) const { return false; }
+
+  std::vector<SlotSpec> slots(const Problem& p) const final { return slots(std::get<P>(p)); }
+  Cost cost(const Problem& p) const final { return cost(std::get<P>(p)); }
+  bool accumulates(const Problem& p) const final { return accumulates(std::get<P>(p)); }
+  void set_scalars(const Problem& p, Bindings& b) const final { set_scalars(std::get<P>(p), b); }
+  void prepare_scratch(const Problem& p, Bindings& b) const final {
+    prepare_scratch(std::get<P>(p), b);
+  }
+  Bindings reference(const Problem& p, const Bindings& b) const final {
+    return reference(std::get<P>(p), b);
+  }
+  std::string fault(const Problem& p, const Bindings& b) const final {
+    return fault(std::get<P>(p), b);
+  }
+  double tolerance(const Problem& p, const Notes& notes) const final {
+    return tolerance(std::get<P>(p), notes);
+  }
+  std::vector<std::string> heuristic_order(const Problem& p) const final {
+    return heuristic_order(std::get<P>(p));
+  }
+  std::vector<Problem> coupled(const Problem& p) const final { return coupled(std::get<P>(p)); }
+  std::optional<Problem> forward_of(const Problem& p) const final {
+    return forward_of(std::get<P>(p));
+  }
+  bool is_random(const Problem& p) const final { return is_random(std::get<P>(p)); }
 };
 
 const Operator& operator_of(const Problem& problem);

@@ -1,7 +1,6 @@
 #include "core/policy.h"
 
 #include <ATen/Context.h>
-#include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
@@ -16,6 +15,7 @@
 #include <unordered_map>
 
 #include "core/backend.h"
+#include "core/handed.h"
 #include "core/operator.h"
 #include "core/words.h"
 
@@ -223,14 +223,11 @@ void read_field(Policy& policy, std::string_view key, std::optional<std::string_
   if (key == "backends") return void(policy.backends = read_backends(must()));
   if (key == "compute")
     return void(policy.compute = word_value(kCompute, "policy text: compute", must()));
-  if (key == "deterministic") return void(policy.deterministic = bool_value(key, value));
-  if (key == "allow_tf32") return void(policy.allow_tf32 = bool_value(key, value));
-  if (key == "allow_down_convert") return void(policy.allow_down_convert = bool_value(key, value));
-  if (key == "allow_reduced_range") {
-    return void(policy.allow_reduced_range = bool_value(key, value));
+  std::string known;
+  for (const BooleanField& field : kBooleanFields) {
+    if (key == field.name) return void(policy.*field.value = bool_value(key, value));
+    known += c10::str(field.name, ", ");
   }
-  if (key == "benchmark") return void(policy.benchmark = bool_value(key, value));
-  if (key == "fastest") return void(policy.fastest = bool_value(key, value));
   if (value && read_pass(policy, key, *value, family)) return;
   if (!value && pass.empty()) return read_word_for_all_passes(policy, key, family);
   if (!value) {
@@ -240,8 +237,7 @@ void read_field(Policy& policy, std::string_view key, std::optional<std::string_
   std::string passes;
   for (const std::string& pass : find_operator(family).passes()) passes += pass + ", ";
   TORCH_CHECK_VALUE(false, "policy text: the key '", key, "' is unknown, wanted one of ", passes,
-                    "max_workspace, prefer, deterministic, allow_tf32, allow_down_convert, "
-                    "allow_reduced_range, benchmark, fastest, backends, on_unsupported, compute");
+                    "max_workspace, prefer, ", known, "backends, on_unsupported, compute");
 }
 
 template <class T>
@@ -290,24 +286,21 @@ struct ThreadPolicies {
 };
 thread_local ThreadPolicies thread_policies;
 
-// What PyTorch hands on to autograd's threads: all flags that hold on the thread that made it.
-struct HandedFlags : c10::SafePyObject {
-  HandedFlags() : SafePyObject(nullptr, nullptr) {}  // of no Python object
-
+// All flags that hold on the thread that made it.
+struct HandedFlags : Handed<HandedFlags> {
+  static inline const std::string kKey = "torch_cudnn_ext.flags";
   std::thread::id made_by = std::this_thread::get_id();
   Policy policy;
   uint64_t serial = 0;
   std::shared_ptr<const HandedFlags> received;  // what that thread was handed itself
 };
 std::atomic<int64_t> levels_open{0};  // of all threads: without any, nobody looks for them
-const std::string kFlags = "torch_cudnn_ext.flags";
 
 // What another thread handed to this one; nullptr for nothing.
 std::shared_ptr<const HandedFlags> received_flags() {
-  using at::impl::ThreadLocalPythonObjects;
   if (levels_open.load(std::memory_order_relaxed) == 0) return nullptr;
-  if (!ThreadLocalPythonObjects::contains(kFlags)) return nullptr;
-  auto flags = std::static_pointer_cast<HandedFlags>(ThreadLocalPythonObjects::get(kFlags));
+  auto flags = HandedFlags::here();
+  if (flags == nullptr) return nullptr;
   return flags->made_by == std::this_thread::get_id() ? flags->received : flags;
 }
 
@@ -318,7 +311,7 @@ void hand_flags_on() {
   flags->policy = thread_policies.merged();
   if (flags->received) flags->policy = merge(flags->policy, flags->received->policy);
   flags->serial = ++last_serial;
-  at::impl::ThreadLocalPythonObjects::set(kFlags, std::move(flags));
+  HandedFlags::set(std::move(flags));
 }
 
 Policy policy_of_switches(Switches switches) {
@@ -457,9 +450,6 @@ std::string Choice::text() const {
 std::string Policy::text(const std::string& family) const {
   std::string out;
   auto add = [&](const std::string& item) { out += (out.empty() ? "" : ";") + item; };
-  auto add_bool = [&](const char* name, const std::optional<bool>& value) {
-    if (value) add(*value ? name : c10::str(name, "=false"));
-  };
   for (const Operator* op : all_operators()) {
     for (const std::string& pass : op->passes()) {
       std::string op_name = c10::str(op->family(), "_", pass);
@@ -477,12 +467,10 @@ std::string Policy::text(const std::string& family) const {
     add(c10::str("max_workspace=", std::string_view(digits, end.ptr - digits), "%"));
   }
   if (prefer) add(c10::str("prefer=", word_text(kPrefer, *prefer)));
-  add_bool("deterministic", deterministic);
-  add_bool("allow_tf32", allow_tf32);
-  add_bool("allow_down_convert", allow_down_convert);
-  add_bool("allow_reduced_range", allow_reduced_range);
-  add_bool("benchmark", benchmark);
-  add_bool("fastest", fastest);
+  for (const BooleanField& field : kBooleanFields) {
+    const std::optional<bool>& value = this->*field.value;
+    if (value) add(*value ? field.name : c10::str(field.name, "=false"));
+  }
   if (backends) {
     bool cudnn = *backends == std::vector<std::string>{"graph", "legacy"};
     add("backends=" + (cudnn ? std::string("cudnn") : c10::Join(",", *backends)));
@@ -500,13 +488,9 @@ std::string Policy::constraints_text(const Problem& problem) const {
   kept.on_unsupported.reset();
   kept.compute.reset();  // the problem holds it
   // Spelled in one way: what is off by default is left out.
-  auto drop_false = [](std::optional<bool>& value) {
-    if (value && !*value) value.reset();
-  };
-  drop_false(kept.deterministic);
-  drop_false(kept.allow_tf32);
-  drop_false(kept.allow_down_convert);
-  drop_false(kept.allow_reduced_range);
+  for (const BooleanField& field : kBooleanFields) {
+    if (kept.*field.value == false) (kept.*field.value).reset();
+  }
   if (kept.prefer == Prefer::time) kept.prefer.reset();
   std::vector<std::string> all = backend_names();
   bool admits_all = std::all_of(all.begin(), all.end(),
@@ -569,12 +553,9 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
   take_smaller(out.max_workspace_bytes, weaker.max_workspace_bytes);
   take_smaller(out.max_workspace_percent, weaker.max_workspace_percent);
   if (weaker.deterministic.value_or(false)) out.deterministic = true;
-  take_if_unset(out.deterministic, weaker.deterministic);
-  take_if_unset(out.allow_tf32, weaker.allow_tf32);
-  take_if_unset(out.allow_down_convert, weaker.allow_down_convert);
-  take_if_unset(out.allow_reduced_range, weaker.allow_reduced_range);
-  take_if_unset(out.benchmark, weaker.benchmark);
-  take_if_unset(out.fastest, weaker.fastest);
+  for (const BooleanField& field : kBooleanFields) {
+    take_if_unset(out.*field.value, weaker.*field.value);
+  }
   take_if_unset(out.prefer, weaker.prefer);
   take_if_unset(out.on_unsupported, weaker.on_unsupported);
   take_if_unset(out.backends, weaker.backends);

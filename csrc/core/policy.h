@@ -50,6 +50,19 @@ struct Policy {
   bool admits_backend(const std::string& name) const;
 };
 
+// The fields that are true or false, in the order of a text.
+struct BooleanField {
+  const char* name;
+  std::optional<bool> Policy::* value;
+};
+inline constexpr BooleanField kBooleanFields[] = {
+    {"deterministic", &Policy::deterministic},
+    {"allow_tf32", &Policy::allow_tf32},
+    {"allow_down_convert", &Policy::allow_down_convert},
+    {"allow_reduced_range", &Policy::allow_reduced_range},
+    {"benchmark", &Policy::benchmark},
+    {"fastest", &Policy::fastest}};
+
 Policy parse_policy(std::string_view text, const std::string& family);  // throws ValueError
 // A word that stands for all passes otherwise is the choice of one operator and pass here.
 Policy parse_policy_of(const std::string& op, std::string_view text);  // throws ValueError

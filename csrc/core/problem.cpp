@@ -15,6 +15,8 @@ constexpr Word<c10::ScalarType> kDtypes[] = {{c10::ScalarType::Double, "f64"},
                                              {c10::ScalarType::Float, "f32"},
                                              {c10::ScalarType::Half, "f16"},
                                              {c10::ScalarType::BFloat16, "bf16"}};
+constexpr Word<Pass> kPasses[] = {{Pass::fwd, "fwd"}, {Pass::bwd, "bwd"}};
+constexpr Word<ForwardPass> kForwardPasses[] = {{ForwardPass::fwd, "fwd"}};
 constexpr Word<ConvolutionPass> kConvolutionPasses[] = {
     {ConvolutionPass::fwd, "fwd"},
     {ConvolutionPass::bwd_data, "bwd_data"},
@@ -30,29 +32,23 @@ constexpr Word<bool> kBooleans[] = {{false, "false"}, {true, "true"}};
 
 const auto& words_of(bool) { return kBooleans; }
 const auto& words_of(c10::ScalarType) { return kDtypes; }
+const auto& words_of(Pass) { return kPasses; }
+const auto& words_of(ForwardPass) { return kForwardPasses; }
 const auto& words_of(ConvolutionPass) { return kConvolutionPasses; }
 const auto& words_of(ConvolutionMode) { return kModes; }
 const auto& words_of(Accumulate) { return kAccumulates; }
 const auto& words_of(Activation) { return kActivations; }
 
-constexpr Word<SoftmaxPass> kSoftmaxPasses[] = {{SoftmaxPass::fwd, "fwd"},
-                                                {SoftmaxPass::bwd, "bwd"}};
-const auto& words_of(SoftmaxPass) { return kSoftmaxPasses; }
-
-constexpr Word<PoolingPass> kPoolingPasses[] = {{PoolingPass::fwd, "fwd"},
-                                                {PoolingPass::bwd, "bwd"}};
 constexpr Word<PoolingMode> kPoolingModes[] = {{PoolingMode::max, "max"},
                                                {PoolingMode::avg_include, "avg_include"},
                                                {PoolingMode::avg_exclude, "avg_exclude"},
                                                {PoolingMode::sum, "sum"}};
-const auto& words_of(PoolingPass) { return kPoolingPasses; }
 const auto& words_of(PoolingMode) { return kPoolingModes; }
 
 constexpr Word<BatchNormPass> kBatchNormPasses[] = {
     {BatchNormPass::fwd, "fwd"}, {BatchNormPass::infer, "infer"}, {BatchNormPass::bwd, "bwd"}};
 const auto& words_of(BatchNormPass) { return kBatchNormPasses; }
 
-constexpr Word<RnnPass> kRnnPasses[] = {{RnnPass::fwd, "fwd"}, {RnnPass::bwd, "bwd"}};
 constexpr Word<RnnCell> kRnnCells[] = {{RnnCell::relu, "relu"},
                                        {RnnCell::tanh, "tanh"},
                                        {RnnCell::lstm, "lstm"},
@@ -61,69 +57,45 @@ constexpr Word<RnnBias> kRnnBiases[] = {
     {RnnBias::none, "none"}, {RnnBias::single, "single"}, {RnnBias::twice, "double"}};
 constexpr Word<RnnLengths> kRnnLengths[] = {{RnnLengths::full, "full"},
                                             {RnnLengths::packed, "packed"}};
-const auto& words_of(RnnPass) { return kRnnPasses; }
 const auto& words_of(RnnCell) { return kRnnCells; }
 const auto& words_of(RnnBias) { return kRnnBiases; }
 const auto& words_of(RnnLengths) { return kRnnLengths; }
 
-constexpr Word<AffineGridPass> kAffineGridPasses[] = {{AffineGridPass::fwd, "fwd"},
-                                                      {AffineGridPass::bwd, "bwd"}};
-constexpr Word<GridSamplePass> kGridSamplePasses[] = {{GridSamplePass::fwd, "fwd"},
-                                                      {GridSamplePass::bwd, "bwd"}};
 constexpr Word<SampleMode> kSampleModes[] = {{SampleMode::bilinear, "bilinear"},
                                              {SampleMode::nearest, "nearest"},
                                              {SampleMode::bicubic, "bicubic"}};
 constexpr Word<SamplePadding> kSamplePaddings[] = {{SamplePadding::zeros, "zeros"},
                                                    {SamplePadding::border, "border"},
                                                    {SamplePadding::reflection, "reflection"}};
-constexpr Word<DropoutPass> kDropoutPasses[] = {{DropoutPass::fwd, "fwd"},
-                                                {DropoutPass::bwd, "bwd"}};
 constexpr Word<RandomStream> kRandomStreams[] = {{RandomStream::philox, "philox"},
                                                  {RandomStream::cudnn, "cudnn"}};
-constexpr Word<CtcPass> kCtcPasses[] = {{CtcPass::fwd, "fwd"}};
 constexpr Word<CtcLengths> kCtcLengths[] = {{CtcLengths::full, "full"},
                                             {CtcLengths::padded, "padded"},
                                             {CtcLengths::irregular, "irregular"}};
-const auto& words_of(AffineGridPass) { return kAffineGridPasses; }
-const auto& words_of(GridSamplePass) { return kGridSamplePasses; }
 const auto& words_of(SampleMode) { return kSampleModes; }
 const auto& words_of(SamplePadding) { return kSamplePaddings; }
-const auto& words_of(DropoutPass) { return kDropoutPasses; }
 const auto& words_of(RandomStream) { return kRandomStreams; }
-const auto& words_of(CtcPass) { return kCtcPasses; }
 const auto& words_of(CtcLengths) { return kCtcLengths; }
 
-constexpr Word<LayerNormPass> kLayerNormPasses[] = {{LayerNormPass::fwd, "fwd"},
-                                                    {LayerNormPass::bwd, "bwd"}};
 constexpr Word<LayerNormKind> kLayerNormKinds[] = {{LayerNormKind::layer, "layer"},
                                                    {LayerNormKind::rms, "rms"},
                                                    {LayerNormKind::instance, "instance"},
                                                    {LayerNormKind::group, "group"}};
-const auto& words_of(LayerNormPass) { return kLayerNormPasses; }
 const auto& words_of(LayerNormKind) { return kLayerNormKinds; }
 
-constexpr Word<LrnPass> kLrnPasses[] = {{LrnPass::fwd, "fwd"}, {LrnPass::bwd, "bwd"}};
 constexpr Word<LrnKind> kLrnKinds[] = {{LrnKind::cross_channel, "cross_channel"},
                                        {LrnKind::divisive, "divisive"}};
 constexpr Word<LrnWindow> kLrnWindows[] = {{LrnWindow::torch, "torch"},
                                            {LrnWindow::cudnn, "cudnn"}};
-const auto& words_of(LrnPass) { return kLrnPasses; }
 const auto& words_of(LrnKind) { return kLrnKinds; }
 const auto& words_of(LrnWindow) { return kLrnWindows; }
 
-constexpr Word<ActivationPass> kActivationPasses[] = {{ActivationPass::fwd, "fwd"},
-                                                      {ActivationPass::bwd, "bwd"}};
 constexpr Word<ActivationKind> kActivationKinds[] = {
     {ActivationKind::relu, "relu"}, {ActivationKind::clipped_relu, "clipped_relu"},
     {ActivationKind::tanh, "tanh"}, {ActivationKind::sigmoid, "sigmoid"},
     {ActivationKind::elu, "elu"},   {ActivationKind::swish, "swish"}};
-const auto& words_of(ActivationPass) { return kActivationPasses; }
 const auto& words_of(ActivationKind) { return kActivationKinds; }
 
-constexpr Word<MatmulPass> kMatmulPasses[] = {{MatmulPass::fwd, "fwd"}};
-const auto& words_of(MatmulPass) { return kMatmulPasses; }
-
-constexpr Word<ReducePass> kReducePasses[] = {{ReducePass::fwd, "fwd"}};
 constexpr Word<ReduceKind> kReduceKinds[] = {{ReduceKind::add, "add"},
                                              {ReduceKind::mul, "mul"},
                                              {ReduceKind::min, "min"},
@@ -133,7 +105,6 @@ constexpr Word<ReduceKind> kReduceKinds[] = {{ReduceKind::add, "add"},
                                              {ReduceKind::norm1, "norm1"},
                                              {ReduceKind::norm2, "norm2"},
                                              {ReduceKind::mul_no_zeros, "mul_no_zeros"}};
-const auto& words_of(ReducePass) { return kReducePasses; }
 const auto& words_of(ReduceKind) { return kReduceKinds; }
 
 template <class T>
@@ -219,8 +190,11 @@ Dims layout_from_text(std::string_view what, std::string_view text, const Dims& 
   Dims strides = integers_from_text(what, text.substr(3, text.size() - 4));
   TORCH_CHECK_VALUE(strides.size() == sizes.size(), "problem text: ", what, " has ", sizes.size(),
                     " sizes but ", strides.size(), " strides");
-  for (int64_t stride : strides) {
-    TORCH_CHECK_VALUE(stride >= 0, "problem text: ", what, " has the negative stride ", stride);
+  for (int i = 0; i < strides.size(); ++i) {
+    TORCH_CHECK_VALUE(strides[i] >= 0, "problem text: ", what, " has the negative stride ",
+                      strides[i]);
+    TORCH_CHECK_VALUE(strides[i] > 0 || sizes[i] <= 1, "problem text: ", what,
+                      " has the stride 0 over the size ", sizes[i]);
   }
   return strides;
 }
@@ -284,37 +258,45 @@ struct TextWriter {
   }
 };
 
+// To `Visitor` fields of all kinds are alike; of a derived tensor there is the layout.
+template <class Visitor>
+struct EachField : Visitor {
+  template <class T>
+  void required(const char* name, const T& value) {
+    this->field(name, value);
+  }
+  template <class T>
+  void written(const char* name, const T& value, const T&) {
+    this->field(name, value);
+  }
+  template <class T>
+  void optional(const char* name, const T& value, const T&) {
+    this->field(name, value);
+  }
+  template <class Default>
+  void layout(const char* name, const TensorSpec& value, Default&&) {
+    this->layout_field(name, value);
+  }
+};
+
 // All fields, also those that the text leaves out.
 struct FieldLister {
   std::vector<std::pair<std::string, std::string>>& out;
 
   template <class T>
-  void add(const char* name, const T& value) {
+  void field(const char* name, const T& value) {
     out.emplace_back(name, TextWriter::text(value));
   }
   template <class T>
-  void add(const char* name, const std::optional<T>& value) {
+  void field(const char* name, const std::optional<T>& value) {
     out.emplace_back(name, value ? TextWriter::text(value) : "");
   }
-  void add(const char* name, const Dims& values) {
+  void field(const char* name, const Dims& values) {
     std::string text;
     TextWriter{text}.written(name, values, values);
     out.emplace_back(name, text.substr(text.find('=') + 1));
   }
-  template <class T>
-  void required(const char* name, const T& value) {
-    add(name, value);
-  }
-  template <class T>
-  void written(const char* name, const T& value, const T&) {
-    add(name, value);
-  }
-  template <class T>
-  void optional(const char* name, const T& value, const T&) {
-    add(name, value);
-  }
-  template <class Default>
-  void layout(const char* name, const TensorSpec& value, Default&&) {
+  void layout_field(const char* name, const TensorSpec& value) {
     out.emplace_back(name, layout_text(value));
   }
 };
@@ -324,21 +306,10 @@ struct NameLister {
   std::vector<std::string>& out;
 
   template <class T>
-  void required(const char* name, const T&) {
+  void field(const char* name, const T&) {
     out.emplace_back(name);
   }
-  template <class T>
-  void written(const char* name, const T&, const T&) {
-    out.emplace_back(name);
-  }
-  template <class T>
-  void optional(const char* name, const T&, const T&) {
-    out.emplace_back(name);
-  }
-  template <class Default>
-  void layout(const char* name, const TensorSpec&, Default&&) {
-    out.emplace_back(name);
-  }
+  void layout_field(const char* name, const TensorSpec&) { out.emplace_back(name); }
 };
 
 // Reads the same fields, in the same order.
@@ -429,22 +400,11 @@ struct KeyWriter {
     key.push(v ? static_cast<int64_t>(*v) + 1 : 0);
   }
   template <class T>
-  void required(const char*, const T& value) {
-    add(value);
-  }
-  template <class T>
-  void written(const char*, const T& value, const T&) {
-    add(value);
-  }
-  template <class T>
-  void optional(const char*, const T& value, const T&) {
+  void field(const char*, const T& value) {
     add(value);
   }
   // Sizes of a derived tensor follow from the other fields.
-  template <class Default>
-  void layout(const char*, const TensorSpec& value, Default&&) {
-    add(value.strides);
-  }
+  void layout_field(const char*, const TensorSpec& value) { add(value.strides); }
 };
 
 uint64_t mix(uint64_t a, uint64_t b) {
@@ -667,6 +627,20 @@ std::string pass_of(const Problem& problem) {
   return std::visit([](const auto& p) { return word_of(p.pass); }, problem);
 }
 
+std::vector<std::string> passes_of(const Problem& problem) {
+  std::vector<std::string> list;
+  std::visit(
+      [&](const auto& p) {
+        for (const auto& word : words_of(p.pass)) list.emplace_back(word.text);
+      },
+      problem);
+  return list;
+}
+
+int64_t alignment_of_tensors(const Problem& problem) {
+  return std::visit([](const auto& p) { return p.alignment; }, problem);
+}
+
 std::string op_of(const Problem& problem) {
   return c10::str(family_of(problem), "_", pass_of(problem));
 }
@@ -703,16 +677,18 @@ Problem problem_from_word(std::string_view word, std::string known = "") {
 
 std::vector<std::pair<std::string, std::string>> problem_fields(const Problem& problem) {
   std::vector<std::pair<std::string, std::string>> out;
-  std::visit([&](const auto& p) { std::decay_t<decltype(p)>::fields(p, FieldLister{out}); },
-             problem);
+  std::visit(
+      [&](const auto& p) { std::decay_t<decltype(p)>::fields(p, EachField<FieldLister>{{out}}); },
+      problem);
   return out;
 }
 
 std::vector<std::string> field_names(std::string_view op) {
   std::vector<std::string> out;
   Problem problem = problem_from_word(op);
-  std::visit([&](const auto& p) { std::decay_t<decltype(p)>::fields(p, NameLister{out}); },
-             problem);
+  std::visit(
+      [&](const auto& p) { std::decay_t<decltype(p)>::fields(p, EachField<NameLister>{{out}}); },
+      problem);
   return out;
 }
 
@@ -772,7 +748,7 @@ void append_key(Key& key, const Problem& problem) {
   std::visit(
       [&](const auto& p) {
         key.push(static_cast<int64_t>(p.pass));
-        std::decay_t<decltype(p)>::fields(p, KeyWriter{key});
+        std::decay_t<decltype(p)>::fields(p, EachField<KeyWriter>{{key}});
       },
       problem);
 }

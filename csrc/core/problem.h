@@ -94,6 +94,11 @@ void canonicalise_strides(std::initializer_list<TensorSpec*> tensors);
 
 std::string dtype_text(c10::ScalarType dtype);
 
+// Of operators with one backward, and of those with none; convolution and batch norm have passes of
+// their own.
+enum class Pass : uint8_t { fwd, bwd };
+enum class ForwardPass : uint8_t { fwd };
+
 enum class ConvolutionPass : uint8_t { fwd, bwd_data, bwd_filter };
 enum class ConvolutionMode : uint8_t { cross, conv };
 enum class Accumulate : uint8_t { none, add, general };  // (alpha, beta): (1, 0), (1, 1), any
@@ -150,14 +155,12 @@ struct ConvolutionProblem {
   }
 };
 
-enum class SoftmaxPass : uint8_t { fwd, bwd };
-
 // softmax or log-softmax: tensors are [outer, n, inner], contiguous, and the sum runs over n. Any
 // dimension of a contiguous tensor of any rank is that.
 struct SoftmaxProblem {
   static constexpr const char* kFamily = "softmax";
 
-  SoftmaxPass pass = SoftmaxPass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec x;  // and all other tensors
   bool log = false;
   int64_t alignment = 16;
@@ -173,7 +176,6 @@ struct SoftmaxProblem {
   }
 };
 
-enum class PoolingPass : uint8_t { fwd, bwd };
 enum class PoolingMode : uint8_t { max, avg_include, avg_exclude, sum };
 
 // Pooling over windows of a plane or a volume; a line is a plane of height 1. All tensors have x's
@@ -181,7 +183,7 @@ enum class PoolingMode : uint8_t { max, avg_include, avg_exclude, sum };
 struct PoolingProblem {
   static constexpr const char* kFamily = "pool";
 
-  PoolingPass pass = PoolingPass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec x;
   Dims window;  // where adaptive: the output's sizes instead
   Dims padding, stride, dilation;
@@ -199,7 +201,7 @@ struct PoolingProblem {
   // What a maximum leaves is read by the algorithm that left it, whatever the tensors of its
   // backward: both have aligned ones.
   bool takes_any_alignment() const {
-    return !train && (mode != PoolingMode::max || pass == PoolingPass::fwd);
+    return !train && (mode != PoolingMode::max || pass == Pass::fwd);
   }
   void canonicalise();
   void validate() const;  // throws ValueError naming the field
@@ -262,7 +264,6 @@ struct BatchNormProblem {
   }
 };
 
-enum class RnnPass : uint8_t { fwd, bwd };
 enum class RnnCell : uint8_t { relu, tanh, lstm, gru };  // cuDNN's numbers
 enum class RnnBias : uint8_t { none, single, twice };    // single: of the input alone
 enum class RnnLengths : uint8_t { full, packed };        // of the sequences of a batch
@@ -274,7 +275,7 @@ enum class RnnLengths : uint8_t { full, packed };        // of the sequences of 
 struct RnnProblem {
   static constexpr const char* kFamily = "rnn";
 
-  RnnPass pass = RnnPass::fwd;
+  Pass pass = Pass::fwd;
   RnnCell cell = RnnCell::lstm;
   TensorSpec x;
   int64_t hidden = 1;
@@ -287,6 +288,7 @@ struct RnnProblem {
   RnnLengths lengths = RnnLengths::full;
   bool train = false;  // leaves what backward reads
   c10::ScalarType compute = c10::ScalarType::Float;
+  static constexpr int64_t alignment = 16;
 
   int64_t steps() const { return x.sizes[0]; }
   int64_t batch() const { return x.sizes[1]; }
@@ -314,18 +316,16 @@ struct RnnProblem {
     visit.optional("skip", p.skip, false);
     visit.optional("dropout", p.dropout, 0.0);
     visit.written("lengths", p.lengths, RnnLengths::full);
-    visit.written("train", p.train, p.pass == RnnPass::bwd);
+    visit.written("train", p.train, p.pass == Pass::bwd);
     visit.written("compute", p.compute, p.default_compute());
   }
 };
-
-enum class AffineGridPass : uint8_t { fwd, bwd };
 
 // The points of a regular grid over [-1, 1]^d under an affine map each: grid[n] = base theta[n]^T.
 struct AffineGridProblem {
   static constexpr const char* kFamily = "affine_grid";
 
-  AffineGridPass pass = AffineGridPass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec theta;  // [N, d, d + 1]; like grid, contiguous
   TensorSpec grid;   // [N, *space, d], with space in the order of tensors, points in that of x, y
   bool align_corners = false;
@@ -343,7 +343,6 @@ struct AffineGridProblem {
   }
 };
 
-enum class GridSamplePass : uint8_t { fwd, bwd };
 // With the numbers of PyTorch's operators.
 enum class SampleMode : uint8_t { bilinear, nearest, bicubic };
 enum class SamplePadding : uint8_t { zeros, border, reflection };
@@ -352,7 +351,7 @@ enum class SamplePadding : uint8_t { zeros, border, reflection };
 struct GridSampleProblem {
   static constexpr const char* kFamily = "grid_sample";
 
-  GridSamplePass pass = GridSamplePass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec x;     // [N, C, *space]
   TensorSpec grid;  // [N, *output space, d], contiguous
   SampleMode mode = SampleMode::bilinear;
@@ -378,23 +377,23 @@ struct GridSampleProblem {
   }
 };
 
-enum class DropoutPass : uint8_t { fwd, bwd };
 enum class RandomStream : uint8_t { philox, cudnn };  // PyTorch's generator, or cuDNN's own
 
-// Each element of a dense tensor is zero with probability p, else divided by 1 - p. It has no
-// alignment: passes that share a mask must be one choice wherever their tensors lie.
+// Each element of a dense tensor is zero with probability p, else divided by 1 - p.
 struct DropoutProblem {
   static constexpr const char* kFamily = "dropout";
 
-  DropoutPass pass = DropoutPass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec x;  // all elements in the order of memory: [numel]
   double p = 0.5;
   RandomStream rng = RandomStream::philox;
   bool train = true;  // of fwd: whether the mask is kept for a backward
+  // Passes that share a mask are one choice wherever their tensors lie.
+  static constexpr int64_t alignment = 16;
 
   void canonicalise() {
     canonicalise_strides({&x});
-    train = train || pass == DropoutPass::bwd;
+    train = train || pass == Pass::bwd;
   }
   void validate() const;  // throws ValueError naming the field
 
@@ -407,7 +406,6 @@ struct DropoutProblem {
   }
 };
 
-enum class CtcPass : uint8_t { fwd };
 // Input lengths: all of them T, or some less. Irregular: some target is empty, or so long that with
 // a blank between any two labels it would not fit into its input.
 enum class CtcLengths : uint8_t { full, padded, irregular };
@@ -416,12 +414,13 @@ enum class CtcLengths : uint8_t { full, padded, irregular };
 struct CtcProblem {
   static constexpr const char* kFamily = "ctc";
 
-  CtcPass pass = CtcPass::fwd;
+  ForwardPass pass = ForwardPass::fwd;
   TensorSpec log_probs;       // contiguous [T, N, classes]
   int64_t target_length = 1;  // the longest target's, at least 1
   int64_t blank = 0;
   CtcLengths lengths = CtcLengths::full;
   bool gradient = false;
+  static constexpr int64_t alignment = 16;
 
   void canonicalise() { canonicalise_strides({&log_probs}); }
   void validate() const;  // throws ValueError naming the field
@@ -436,7 +435,6 @@ struct CtcProblem {
   }
 };
 
-enum class LayerNormPass : uint8_t { fwd, bwd };
 enum class LayerNormKind : uint8_t { layer, rms, instance, group };
 
 // Norms by the statistics of one sample. layer and rms: x is [rows, n], contiguous, normalised over
@@ -445,7 +443,7 @@ enum class LayerNormKind : uint8_t { layer, rms, instance, group };
 struct LayerNormProblem {
   static constexpr const char* kFamily = "layer_norm";
 
-  LayerNormPass pass = LayerNormPass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec x;  // and y, dy, dx
   LayerNormKind kind = LayerNormKind::layer;
   int64_t groups = 1;  // of channels, in a group norm; else 1
@@ -481,7 +479,6 @@ struct LayerNormProblem {
   }
 };
 
-enum class LrnPass : uint8_t { fwd, bwd };
 enum class LrnKind : uint8_t { cross_channel, divisive };
 enum class LrnWindow : uint8_t { torch, cudnn };
 
@@ -492,7 +489,7 @@ enum class LrnWindow : uint8_t { torch, cudnn };
 struct LrnProblem {
   static constexpr const char* kFamily = "lrn";
 
-  LrnPass pass = LrnPass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec x;  // and all other tensors
   LrnKind kind = LrnKind::cross_channel;
   int64_t size = 5;  // of the window
@@ -531,14 +528,13 @@ struct LrnProblem {
   }
 };
 
-enum class ActivationPass : uint8_t { fwd, bwd };
 enum class ActivationKind : uint8_t { relu, clipped_relu, tanh, sigmoid, elu, swish };
 
 // An elementwise function of a dense tensor, which is [n] whatever its shape.
 struct ActivationProblem {
   static constexpr const char* kFamily = "activation";
 
-  ActivationPass pass = ActivationPass::fwd;
+  Pass pass = Pass::fwd;
   TensorSpec x;  // and all other tensors
   ActivationKind kind = ActivationKind::relu;
   double coefficient = 1;    // ceiling of clipped_relu, alpha of elu, beta of swish; else 1
@@ -557,13 +553,10 @@ struct ActivationProblem {
     visit.required("x", p.x);
     visit.required("kind", p.kind);
     visit.optional("coefficient", p.coefficient, 1.0);
-    visit.optional("from_output", p.from_output,
-                   p.pass == ActivationPass::bwd && !p.has_coefficient());
+    visit.optional("from_output", p.from_output, p.pass == Pass::bwd && !p.has_coefficient());
     visit.optional("align", p.alignment, int64_t{16});
   }
 };
-
-enum class MatmulPass : uint8_t { fwd };
 
 // y = act(alpha x w + beta z + bias): x is [batch, m, k], w is [batch, k, n], either batch may be 1
 // and then serves all; y and z are [batch, m, n] and contiguous, bias is [n]. A transpose is a
@@ -571,7 +564,7 @@ enum class MatmulPass : uint8_t { fwd };
 struct MatmulProblem {
   static constexpr const char* kFamily = "matmul";
 
-  MatmulPass pass = MatmulPass::fwd;
+  ForwardPass pass = ForwardPass::fwd;
   TensorSpec x, w;
   c10::ScalarType compute = c10::ScalarType::Float;
   int64_t alignment = 16;
@@ -602,7 +595,6 @@ struct MatmulProblem {
   }
 };
 
-enum class ReducePass : uint8_t { fwd };
 enum class ReduceKind : uint8_t {
   add,
   mul,
@@ -621,7 +613,7 @@ enum class ReduceKind : uint8_t {
 struct ReduceProblem {
   static constexpr const char* kFamily = "reduce";
 
-  ReducePass pass = ReducePass::fwd;
+  ForwardPass pass = ForwardPass::fwd;
   TensorSpec x;
   bool first_reduced = false;  // of the dimensions that take turns
   ReduceKind kind = ReduceKind::add;
@@ -661,8 +653,10 @@ ActivationKind activation_kind_from_text(std::string_view what, std::string_view
 ReduceKind reduce_kind_from_text(std::string_view what, std::string_view text);
 
 const char* family_of(const Problem& problem);
-std::string pass_of(const Problem& problem);  // "fwd"
-std::string op_of(const Problem& problem);    // "conv_fwd"
+std::string pass_of(const Problem& problem);                 // "fwd"
+std::vector<std::string> passes_of(const Problem& problem);  // all of its family
+int64_t alignment_of_tensors(const Problem& problem);
+std::string op_of(const Problem& problem);  // "conv_fwd"
 std::string problem_text(const Problem& problem);
 Problem parse_problem(std::string_view text);  // throws ValueError; canonical and valid
 

@@ -1,53 +1,41 @@
 #include "core/recording.h"
 
 #include <ATen/ATen.h>
-#include <ATen/ThreadLocalPythonObjects.h>
-#include <c10/core/SafePyObject.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
 
+#include "core/handed.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-using at::impl::ThreadLocalPythonObjects;
-
-// What PyTorch hands on to autograd's threads.
+// Of several, the innermost holds.
 template <class T>
-struct Handed : c10::SafePyObject {
-  Handed() : SafePyObject(nullptr, nullptr) { ++count; }  // of no Python object
-  ~Handed() { --count; }
-
+struct Nested : Handed<T> {
   static void begin() {
     auto inner = std::make_shared<T>();
-    inner->outer = here();
-    ThreadLocalPythonObjects::set(T::kKey, inner);
+    inner->outer = T::here();
+    T::set(inner);
   }
   static void end() {
-    if (auto inner = here()) ThreadLocalPythonObjects::set(T::kKey, inner->outer);
-  }
-  static std::shared_ptr<T> here() {
-    if (count.load(std::memory_order_relaxed) == 0) return nullptr;
-    if (!ThreadLocalPythonObjects::contains(T::kKey)) return nullptr;
-    return std::static_pointer_cast<T>(ThreadLocalPythonObjects::get(T::kKey));
+    if (auto inner = T::here()) T::set(inner->outer);
   }
 
   std::shared_ptr<T> outer;
-  static inline std::atomic<int64_t> count{0};  // of all threads: without any, nobody looks for it
 };
 
-struct Recording : Handed<Recording> {
-  static constexpr const char* kKey = "torch_cudnn_ext.recording";
+struct Recording : Nested<Recording> {
+  static inline const std::string kKey = "torch_cudnn_ext.recording";
   std::mutex mutex;
   std::vector<RecordedCall> calls;
 };
 
-struct Look : Handed<Look> {
-  static constexpr const char* kKey = "torch_cudnn_ext.look";
+struct Look : Nested<Look> {
+  static inline const std::string kKey = "torch_cudnn_ext.look";
 };
 
 thread_local DryRun* dry_run = nullptr;

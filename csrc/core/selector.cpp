@@ -182,9 +182,11 @@ std::vector<Algorithm> algorithms_named(const Problem& problem, const std::strin
   return list;
 }
 
-// The family's order, then all that it leaves out: constraints may admit nothing else.
+// The family's order, on the CPU PyTorch's own first, then all that it leaves out: constraints may
+// admit nothing else.
 std::vector<std::string> whole_order(const Problem& problem, const Device& device) {
-  std::vector<std::string> order = operator_of(problem).heuristic_order(problem, device);
+  std::vector<std::string> order{"aten", "cpu"};
+  if (device.has_gpu_backends()) order = operator_of(problem).heuristic_order(problem);
   for (const std::string& name : backend_names()) {
     bool known = std::find(order.begin(), order.end(), name) != order.end();
     bool has_family = find_backend(name)->find(family_of(problem)) != nullptr;
@@ -208,7 +210,6 @@ RuledPolicy rules_for_all(const Problem& problem) {
 constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
-const Algorithm kBaseline{"aten", "default", {}};
 
 class Decider {
  public:

@@ -7,6 +7,8 @@
 
 #include <optional>
 
+#include "core/problem.h"
+
 namespace torch_cudnn_ext {
 
 // The same memory in other sizes and strides, of which nothing is worked out anew.
@@ -20,6 +22,15 @@ at::Tensor with_unit_dim(const at::Tensor& t, int dim);
 at::Tensor without_unit_dim(const at::Tensor& t, int dim);
 
 // --- also above autograd
+
+// What a reduction reads, as [kept, reduced].
+inline at::Tensor reduced_rows(const ReduceProblem& p, const at::Tensor& x) {
+  return x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
+}
+
+// Of each channel of [N, C, S].
+inline at::Tensor sum_of_channels(const at::Tensor& t) { return t.sum(at::IntArrayRef{0, 2}); }
+inline at::Tensor mean_of_channels(const at::Tensor& t) { return t.mean(at::IntArrayRef{0, 2}); }
 
 // Of a dense tensor, whatever the stride of a lone image is, by which PyTorch's suggestion goes.
 inline at::MemoryFormat format_of(const at::Tensor& t) {

@@ -23,7 +23,7 @@ void ActivationProblem::canonicalise() {
     if (x.dtype == at::kBFloat16) narrow = static_cast<c10::BFloat16>(narrow);
     if (std::isfinite(narrow)) coefficient = narrow;
   }
-  from_output = pass == ActivationPass::bwd && (from_output || !has_coefficient());
+  from_output = pass == Pass::bwd && (from_output || !has_coefficient());
   canonicalise_strides({&x});
 }
 
@@ -91,8 +91,8 @@ Tensor backward_formula(ActivationKind kind, double c, const Tensor& dy, const T
 
 // A problem of the arguments, of one element as yet.
 ActivationProblem problem_of(const char* op, const Tensor& t, std::string_view kind,
-                             double coefficient, ActivationPass pass, bool from_output) {
-  check_dtype(op, pass == ActivationPass::fwd ? "input" : "output", t);
+                             double coefficient, Pass pass, bool from_output) {
+  check_dtype(op, pass == Pass::fwd ? "input" : "output", t);
   ActivationProblem p;
   p.pass = pass;
   p.kind = activation_kind_from_text(c10::str("torch_cudnn_ext::", op, ": kind"), kind);
@@ -128,7 +128,7 @@ void run_into(ActivationProblem p, const Tensor& x, const Tensor& y, const Tenso
 
 Tensor forward(const Tensor& input, std::string_view kind, double coefficient,
                OptionalPolicy policy) {
-  auto p = problem_of("activation", input, kind, coefficient, ActivationPass::fwd, false);
+  auto p = problem_of("activation", input, kind, coefficient, Pass::fwd, false);
   c10::OptionalDeviceGuard guard(input.device());
   Tensor x = dense(input);
   Tensor y = at::empty_like(x);
@@ -138,7 +138,7 @@ Tensor forward(const Tensor& input, std::string_view kind, double coefficient,
 
 void forward_inplace(Tensor& input, std::string_view kind, double coefficient,
                      OptionalPolicy policy) {
-  auto p = problem_of("activation_", input, kind, coefficient, ActivationPass::fwd, false);
+  auto p = problem_of("activation_", input, kind, coefficient, Pass::fwd, false);
   c10::OptionalDeviceGuard guard(input.device());
   at::assert_no_internal_overlap(input);
   Tensor x = dense(input);
@@ -164,7 +164,7 @@ void backward_into(const ActivationProblem& p, const Tensor& dy, const OptionalT
 Tensor backward(const Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
                 std::string_view kind, double coefficient, OptionalPolicy policy) {
   const char* op = "activation_backward";
-  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !has(input));
+  auto p = problem_of(op, output, kind, coefficient, Pass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
   c10::OptionalDeviceGuard guard(output.device());
   Tensor y = dense(output);
@@ -176,7 +176,7 @@ Tensor backward(const Tensor& grad_output, const OptionalTensor& input, const Te
 void backward_inplace(Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
                       std::string_view kind, double coefficient, OptionalPolicy policy) {
   const char* op = "activation_backward_";
-  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !has(input));
+  auto p = problem_of(op, output, kind, coefficient, Pass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
   c10::OptionalDeviceGuard guard(output.device());
   at::assert_no_internal_overlap(grad_output);
@@ -188,7 +188,7 @@ void backward_inplace(Tensor& grad_output, const OptionalTensor& input, const Te
 
 Tensor forward_meta(const Tensor& input, std::string_view kind, double coefficient,
                     OptionalPolicy) {
-  problem_of("activation", input, kind, coefficient, ActivationPass::fwd, false);
+  problem_of("activation", input, kind, coefficient, Pass::fwd, false);
   return at::empty_like(input);
 }
 
@@ -200,7 +200,7 @@ void forward_inplace_meta(Tensor& input, std::string_view kind, double coefficie
 Tensor backward_meta(const Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
                      std::string_view kind, double coefficient, OptionalPolicy) {
   const char* op = "activation_backward";
-  auto p = problem_of(op, output, kind, coefficient, ActivationPass::bwd, !has(input));
+  auto p = problem_of(op, output, kind, coefficient, Pass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
   return at::empty_like(output);
 }
@@ -280,16 +280,16 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::stri
                         double coefficient, OptionalPolicy policy) {
   return run_with_gradient<ActivationGradient>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {forward_op().redispatch(keys & c10::after_autograd_keyset, input, kind, coefficient,
-                                        policy)};
+      [&] {
+        return forward_op().redispatch(keys & c10::after_autograd_keyset, input, kind, coefficient,
+                                       policy);
       },
       [&](auto& node, const auto& results) {
         set_attributes(node.gradient, kind, coefficient, policy);
-        auto p = problem_of("activation", input, kind, coefficient, ActivationPass::bwd, false);
+        auto p = problem_of("activation", input, kind, coefficient, Pass::bwd, false);
         save_input(node, p.from_output ? Tensor() : input);
         save_result(node, results[0]);
-      })[0];
+      });
 }
 
 // The tensor becomes the result of a node of its own. Only the gradient of swish needs what was
@@ -304,7 +304,7 @@ void forward_inplace_autograd(c10::DispatchKeySet keys, Tensor& input, std::stri
   std::shared_ptr<GradientNode<ActivationGradient>> node;
   Tensor before;
   if (wanted) {
-    auto p = problem_of("activation_", input, kind, coefficient, ActivationPass::fwd, false);
+    auto p = problem_of("activation_", input, kind, coefficient, Pass::fwd, false);
     TORCH_CHECK_VALUE(p.kind != ActivationKind::elu || coefficient >= 0,
                       "torch_cudnn_ext::activation_: coefficient is ", coefficient,
                       ", wanted an alpha of at least 0: elu's gradient in place is computed from "
@@ -346,8 +346,7 @@ struct ActivationBackwardGradient {
     Tensor x = saved.size() > 2 ? saved[2] : Tensor();
     variable_list result(3);
     if (needed[0]) result[0] = backward_op().call(grads[0], x, y, kind, coefficient, policy);
-    auto p =
-        problem_of("activation_backward", y, kind, coefficient, ActivationPass::bwd, !x.defined());
+    auto p = problem_of("activation_backward", y, kind, coefficient, Pass::bwd, !x.defined());
     Role from = p.from_output ? Role::y : Role::x;
     if (!needed[from == Role::x ? 1 : 2]) return result;
     auto formula = [&](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
@@ -367,9 +366,9 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
                          double coefficient, OptionalPolicy policy) {
   return run_with_gradient<ActivationBackwardGradient>(
       {grad_output, input.value_or(Tensor()), output}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
-                                         output, kind, coefficient, policy)};
+      [&] {
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                        output, kind, coefficient, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.kind = kind;
@@ -378,7 +377,7 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
         save_input(node, grad_output);
         save_input(node, output);
         if (has(input)) save_input(node, *input);
-      })[0];
+      });
 }
 
 void backward_inplace_autograd(c10::DispatchKeySet keys, Tensor& grad_output,
@@ -398,10 +397,8 @@ void backward_inplace_autograd(c10::DispatchKeySet keys, Tensor& grad_output,
 
 // --- what the core must know
 
-class ActivationOperator : public Operator {
+class ActivationOperator : public OperatorOf<ActivationProblem> {
  public:
-  const char* family() const override { return ActivationProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {"cudnnBackendExecute, cudnnActivationForward, cudnnActivationBackward",
             "dense, any shape",
@@ -411,38 +408,30 @@ class ActivationOperator : public Operator {
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<ActivationProblem>(problem);
-    if (p.pass == ActivationPass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
+  std::vector<SlotSpec> slots(const ActivationProblem& p) const override {
+    if (p.pass == Pass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
     std::vector<SlotSpec> slots{
         {Role::y, p.x, false}, {Role::dy, p.x, false}, {Role::dx, p.x, true}};
     if (!p.from_output) slots.insert(slots.begin(), {Role::x, p.x, false});
     return slots;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<ActivationProblem>(problem);
-    auto tensors = static_cast<double>(slots(problem).size());
+  Cost cost(const ActivationProblem& p) const override {
+    auto tensors = static_cast<double>(slots(p).size());
     return {static_cast<double>(p.x.numel()), tensors * static_cast<double>(p.x.nbytes()), 1};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<ActivationProblem>(problem).alignment;
-  }
-
   // A gradient is taken at a point that a forward would have given.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<ActivationProblem>(problem);
-    if (p.pass == ActivationPass::fwd) return;
+  void prepare_scratch(const ActivationProblem& p, Bindings& bindings) const override {
+    if (p.pass == Pass::fwd) return;
     const Tensor& x = bindings[p.from_output ? Role::y : Role::x];
     bindings[Role::y].copy_(forward_formula(p.kind, p.coefficient, x.to(at::kDouble)));
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<ActivationProblem>(problem);
+  Bindings reference(const ActivationProblem& p, const Bindings& bindings) const override {
     auto in_double = [&](Role role) { return bindings[role].to(at::kDouble); };
     Bindings out;
-    if (p.pass == ActivationPass::fwd) {
+    if (p.pass == Pass::fwd) {
       out[Role::y] = forward_formula(p.kind, p.coefficient, in_double(Role::x));
     } else {
       out[Role::dx] =
@@ -453,32 +442,30 @@ class ActivationOperator : public Operator {
   }
 
   // Rounding of the result, and of a few operations in float32 at least.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<ActivationProblem>(problem);
+  double tolerance(const ActivationProblem& p, const Notes&) const override {
     auto compute = compute_dtype(p.x.dtype);
     // cuDNN computes tanh and its like in float32 with some digits less.
     return 2 * epsilon_of(p.x.dtype) + 128 * epsilon_of(compute);
   }
 
-  std::vector<std::string> heuristic_order(const Problem&, const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const ActivationProblem&) const override {
     return {"aten", "legacy", "graph"};
   }
 };
 
 const RegisterOperator<ActivationOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("activation", TORCH_FN(forward));
+  m.impl("activation_", TORCH_FN(forward_inplace));
+  m.impl("activation_backward", TORCH_FN(backward));
+  m.impl("activation_backward_", TORCH_FN(backward_inplace));
+}
+
 }  // namespace
 
-#define KERNELS(m)                                   \
-  m.impl("activation", TORCH_FN(forward));           \
-  m.impl("activation_", TORCH_FN(forward_inplace));  \
-  m.impl("activation_backward", TORCH_FN(backward)); \
-  m.impl("activation_backward_", TORCH_FN(backward_inplace))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("activation", TORCH_FN(forward_meta));

@@ -62,7 +62,7 @@ void check_tensor(const char* op, const char* name, const Tensor& t,
                     size);
 }
 
-Tensor run(AffineGridPass pass, const Tensor& theta, const Tensor& grid, bool align_corners,
+Tensor run(Pass pass, const Tensor& theta, const Tensor& grid, bool align_corners,
            OptionalPolicy policy) {
   AffineGridProblem p;
   p.pass = pass;
@@ -73,7 +73,7 @@ Tensor run(AffineGridPass pass, const Tensor& theta, const Tensor& grid, bool al
   p.canonicalise();
   p.alignment = alignment_of({&theta, &grid});
   Bindings bindings;
-  bool forward = pass == AffineGridPass::fwd;
+  bool forward = pass == Pass::fwd;
   bindings[forward ? Role::x : Role::dx] = theta;
   bindings[forward ? Role::grid : Role::dgrid] = grid;
   execute(p, resolve_policy(AffineGridProblem::kFamily, policy), device_of(theta.device()),
@@ -87,7 +87,7 @@ Tensor forward(const Tensor& theta, SymIntArrayRef size, bool align_corners,
   check_tensor("affine_grid", "theta", theta, theta_sizes(size), size);
   c10::OptionalDeviceGuard guard(theta.device());
   Tensor grid = at::empty_symint(grid_sizes(size), theta.options());
-  return run(AffineGridPass::fwd, theta.contiguous(), grid, align_corners, policy);
+  return run(Pass::fwd, theta.contiguous(), grid, align_corners, policy);
 }
 
 Tensor forward_meta(const Tensor& theta, SymIntArrayRef size, bool, OptionalPolicy) {
@@ -102,7 +102,7 @@ Tensor backward(const Tensor& grad_grid, SymIntArrayRef size, bool align_corners
   check_tensor("affine_grid_backward", "grad_grid", grad_grid, grid_sizes(size), size);
   c10::OptionalDeviceGuard guard(grad_grid.device());
   Tensor grad_theta = at::empty_symint(theta_sizes(size), grad_grid.options());
-  return run(AffineGridPass::bwd, grad_theta, grad_grid.contiguous(), align_corners, policy);
+  return run(Pass::bwd, grad_theta, grad_grid.contiguous(), align_corners, policy);
 }
 
 Tensor backward_meta(const Tensor& grad_grid, SymIntArrayRef size, bool, OptionalPolicy) {
@@ -145,15 +145,14 @@ Tensor autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntArrayRef si
   static auto op = find_op<Signature>(is_forward ? kForward : kBackward);
   return run_with_gradient<AffineGridGradient<is_forward>>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {
-            op.redispatch(keys & c10::after_autograd_keyset, input, size, align_corners, policy)};
+      [&] {
+        return op.redispatch(keys & c10::after_autograd_keyset, input, size, align_corners, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.size = size.vec();
         node.gradient.align_corners = align_corners;
         node.gradient.policy = policy_to_save(AffineGridProblem::kFamily, policy);
-      })[0];
+      });
 }
 
 // PyTorch's is a product of matrices, which autocast lowers.
@@ -169,10 +168,8 @@ Tensor forward_autocast(const Tensor& theta, SymIntArrayRef size, bool align_cor
 
 // --- what the core must know
 
-class AffineGridOperator : public Operator {
+class AffineGridOperator : public OperatorOf<AffineGridProblem> {
  public:
-  const char* family() const override { return AffineGridProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {
         "cudnnSpatialTfGridGeneratorForward, cudnnSpatialTfGridGeneratorBackward",
@@ -185,31 +182,24 @@ class AffineGridOperator : public Operator {
   // PyTorch's is a product of matrices.
   std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::MATMUL; }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<AffineGridProblem>(problem);
-    if (p.pass == AffineGridPass::fwd) {
+  std::vector<SlotSpec> slots(const AffineGridProblem& p) const override {
+    if (p.pass == Pass::fwd) {
       return {{Role::x, p.theta, false}, {Role::grid, p.grid, true}};
     }
     return {{Role::dgrid, p.grid, false}, {Role::dx, p.theta, true}};
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<AffineGridProblem>(problem);
+  Cost cost(const AffineGridProblem& p) const override {
     auto terms = static_cast<double>(p.theta.sizes[2]);
     auto coordinates = static_cast<double>(p.grid.numel());
     double points = coordinates / static_cast<double>(p.theta.numel()) * terms;
     return {2 * terms * coordinates, static_cast<double>(p.theta.nbytes() + p.grid.nbytes()),
-            p.pass == AffineGridPass::fwd ? terms : points};
+            p.pass == Pass::fwd ? terms : points};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<AffineGridProblem>(problem).alignment;
-  }
-
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<AffineGridProblem>(problem);
+  Bindings reference(const AffineGridProblem& p, const Bindings& bindings) const override {
     Bindings out;
-    bool forward = p.pass == AffineGridPass::fwd;
+    bool forward = p.pass == Pass::fwd;
     Tensor given = bindings[forward ? Role::x : Role::dgrid].to(at::kDouble);
     Dims size{p.grid.sizes[0], 1};
     for (int i = 1; i + 1 < p.grid.sizes.size(); ++i) size.push_back(p.grid.sizes[i]);
@@ -222,32 +212,30 @@ class AffineGridOperator : public Operator {
   }
 
   // Rounding of the regular grid, which PyTorch makes in the data's own type, and of the sums.
-  double tolerance(const Problem& problem, const Notes& notes) const override {
-    const auto& p = std::get<AffineGridProblem>(problem);
+  double tolerance(const AffineGridProblem& p, const Notes& notes) const override {
     auto sum_dtype = compute_dtype(p.theta.dtype);
     double tf32 = notes.has(Note::tf32) ? 2e-3 : 0;
     return tf32 + 4 * epsilon_of(p.theta.dtype) +
-           4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
+           4 * epsilon_of(sum_dtype) * std::sqrt(cost(p).reduction_length);
   }
 
   // PyTorch makes the regular grid and its product in half a dozen kernels, cuDNN in one.
-  std::vector<std::string> heuristic_order(const Problem&, const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const AffineGridProblem&) const override {
     return {"legacy", "aten"};
   }
 };
 
 const RegisterOperator<AffineGridOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("affine_grid", TORCH_FN(forward));
+  m.impl("affine_grid_backward", TORCH_FN(backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                          \
-  m.impl("affine_grid", TORCH_FN(forward)); \
-  m.impl("affine_grid_backward", TORCH_FN(backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("affine_grid", TORCH_FN(forward_meta));

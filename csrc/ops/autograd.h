@@ -205,27 +205,30 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   }
 };
 
-// The results of an operator that has several, as a list and back.
+// The results of an operator, one tensor or a tuple of them, as a list and back.
+inline std::array<Tensor, 1> as_list(Tensor result) { return {std::move(result)}; }
 template <class... T>
 std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
   return std::apply(
       [](auto&... t)->std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
 }
-template <size_t count>
-auto as_tuple(std::array<Tensor, count> list) {
-  return std::apply([](auto&... t) { return std::make_tuple(std::move(t)...); }, list);
+template <class Results, size_t count>
+Results from_list(std::array<Tensor, count> list) {
+  return std::apply([](auto&... t) { return Results(std::move(t)...); }, list);
 }
 
 // Runs an operator below autograd and records its node.
 //   inputs   tensors, in the order of the gradients; may be undefined
-//   run      () -> results: the kernels; called with autograd's keys excluded
+//   run      () -> a Tensor or a tuple of them, which is the result: the kernels; called with
+//            autograd's keys excluded
 //   record   (node, results) -> void: fills node->gradient and node->saved (use save_input and
-//            save_result); called only when a gradient is wanted, after `run`
+//            save_result) from a list of the results; called only when a gradient is wanted,
+//            after `run`
 //   differentiable  how many of the leading results have gradients
-// Results is a std::array of Tensor, or a std::vector.
 template <class Gradient, class Run, class Record>
 auto run_with_gradient(TensorList inputs, size_t differentiable, Run&& run, Record&& record) {
   using namespace torch::autograd;
+  using Results = decltype(run());
   using Node = GradientNode<Gradient>;
   TORCH_INTERNAL_ASSERT(Gradient::kInputs == kAny || inputs.size() == Gradient::kInputs);
   bool wanted = false;
@@ -244,16 +247,17 @@ auto run_with_gradient(TensorList inputs, size_t differentiable, Run&& run, Reco
     for (const Tensor& t : inputs) edges.push_back(t.defined() ? impl::gradient_edge(t) : Edge());
     node->set_next_edges(std::move(edges));
   }
-  auto results = [&] {
+  Results given = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;
     return run();
   }();
-  if (!node) return results;
+  if (!node) return given;
+  auto results = as_list(std::move(given));
   for (size_t i = 0; i < differentiable; ++i) {
     if (results[i].defined()) set_history(results[i], node);
   }
   record(*node, results);
-  return results;
+  return from_list<Results>(std::move(results));
 }
 
 template <class Node>

@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
@@ -85,8 +84,7 @@ void check_statistic(const char* name, const OptionalTensor& t, const Tensor& in
   TORCH_CHECK_VALUE(t->scalar_type() == wanted || t->scalar_type() == input.scalar_type(),
                     "torch_cudnn_ext::batch_norm: ", name, " is ", t->scalar_type(), ", wanted ",
                     wanted, " for input of ", input.scalar_type());
-  TORCH_CHECK_VALUE(t->device() == input.device(), "torch_cudnn_ext::batch_norm: ", name, " is on ",
-                    t->device(), ", wanted input's device ", input.device());
+  check_device("batch_norm", name, *t, "input", input);
 }
 
 // Checks that hold for whatever computes: also for Meta.
@@ -432,9 +430,8 @@ Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weigh
                                 const OptionalTensor& bias, double eps, std::string_view mode,
                                 const OptionalTensor& z, std::string_view activation,
                                 OptionalPolicy policy, Run&& run) {
-  auto results = run_with_gradient<BatchNormGradient>(
-      {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1,
-      [&] { return as_list(run()); },
+  return run_with_gradient<BatchNormGradient>(
+      {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1, run,
       [&](auto& node, const auto& results) {
         fill(node, weight, bias, eps, mode, activation, policy);
         node.gradient.training = true;
@@ -443,7 +440,6 @@ Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weigh
         for (int i : {1, 2, 3}) save_result(node, results[i]);
         save_result(node, node.gradient.relu ? results[0] : Tensor());
       });
-  return as_tuple(std::move(results));
 }
 
 Tensors4 train_alone_autograd(c10::DispatchKeySet keys, const Tensor& input,
@@ -485,9 +481,9 @@ Tensor infer_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tenso
   check_no_gradient("running_var", running_var);
   return run_with_gradient<BatchNormGradient>(
       {input, or_undefined(weight), or_undefined(bias), or_undefined(z)}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {infer_op().redispatch(keys & c10::after_autograd_keyset, input, running_mean,
-                                      running_var, weight, bias, eps, mode, z, activation, policy)};
+      [&] {
+        return infer_op().redispatch(keys & c10::after_autograd_keyset, input, running_mean,
+                                     running_var, weight, bias, eps, mode, z, activation, policy);
       },
       [&](auto& node, const auto& results) {
         fill(node, weight, bias, eps, mode, activation, policy);
@@ -497,7 +493,7 @@ Tensor infer_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tenso
         save_input(node, running_var);
         save_input(node, Tensor());
         save_result(node, node.gradient.relu ? results[0] : Tensor());
-      })[0];
+      });
 }
 
 struct BatchNormBackwardGradient {
@@ -548,12 +544,11 @@ Tensors3 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
                            const OptionalTensor& weight, const Tensor& mean, const Tensor& spread,
                            bool training, double eps, std::string_view mode,
                            const OptionalTensor& reserve, OptionalPolicy policy) {
-  auto results = run_with_gradient<BatchNormBackwardGradient>(
+  return run_with_gradient<BatchNormBackwardGradient>(
       {grad_output, input, or_undefined(weight)}, 3,
       [&] {
-        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
-                                                input, weight, mean, spread, training, eps, mode,
-                                                reserve, policy));
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                        weight, mean, spread, training, eps, mode, reserve, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.training = training;
@@ -563,14 +558,11 @@ Tensors3 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
           save_input(node, t);
         }
       });
-  return as_tuple(std::move(results));
 }
 
 // --- what the core must know
 
 Tensor broadcast(const Tensor& statistic) { return statistic.to(at::kDouble).view({1, -1, 1}); }
-Tensor sum_of(const Tensor& t) { return t.sum(at::IntArrayRef{0, 2}); }
-Tensor mean_of(const Tensor& t) { return t.mean(at::IntArrayRef{0, 2}); }
 
 // --- PyTorch's own, overridden
 
@@ -622,10 +614,8 @@ const RegisterOverrideOfComposite<
                           const OptionalTensor&, const OptionalTensor&, bool, double, double, bool)>
     overridden("batch_norm");
 
-class BatchNormOperator : public Operator {
+class BatchNormOperator : public OperatorOf<BatchNormProblem> {
  public:
-  const char* family() const override { return BatchNormProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "infer", "bwd"}; }
   OperatorDescription description() const override {
     return {
         "cudnnBackendExecute, cudnnBatchNormalizationForwardTraining, "
@@ -642,8 +632,7 @@ class BatchNormOperator : public Operator {
             {2, "CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "spatial_persistent", nullptr}};
   }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<BatchNormProblem>(problem);
+  std::vector<SlotSpec> slots(const BatchNormProblem& p) const override {
     TensorSpec statistic = p.statistic();
     if (p.pass == BatchNormPass::bwd) {
       return {{Role::x, p.x, false},
@@ -671,44 +660,36 @@ class BatchNormOperator : public Operator {
     return list;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<BatchNormProblem>(problem);
+  Cost cost(const BatchNormProblem& p) const override {
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = bytes_of(slots(problem));
+    double bytes = bytes_of(slots(p));
     // Sum, difference, square, sum; difference, two products, sum. Backward: two sums of products
     // with what they are made of, and the same over again to put them together.
     double flops = p.pass == BatchNormPass::infer ? 4 : p.pass == BatchNormPass::fwd ? 8 : 10;
     return {flops * elements, bytes, static_cast<double>(values_per_channel(p))};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<BatchNormProblem>(problem).alignment;
-  }
-
   // Data that is not centred, variances that are positive, and statistics that a forward left.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<BatchNormProblem>(problem);
+  void prepare_scratch(const BatchNormProblem& p, Bindings& bindings) const override {
     Tensor& x = bindings[Role::x];
     x.add_(0.5);
     if (bindings[Role::running_var].defined()) bindings[Role::running_var].abs_().add_(0.5);
     if (p.pass != BatchNormPass::bwd || !p.train) return;
-    Tensor values = x.to(at::kDouble), mean = mean_of(values);
+    Tensor values = x.to(at::kDouble), mean = mean_of_channels(values);
     bindings[Role::mean].copy_(mean);
     bindings[Role::invstd].copy_(
-        (mean_of((values - broadcast(mean)).square()) + bindings.epsilon).rsqrt());
+        (mean_of_channels((values - broadcast(mean)).square()) + bindings.epsilon).rsqrt());
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<BatchNormProblem>(problem);
+  Bindings reference(const BatchNormProblem& p, const Bindings& bindings) const override {
     return p.pass == BatchNormPass::bwd ? reference_backward(p, bindings)
                                         : reference_forward(p, bindings);
   }
 
   // Rounding of results, and of sums in float32 at least.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<BatchNormProblem>(problem);
-    double rounded = 4 * epsilon_of(p.x.dtype) + 4 * epsilon_of(p.statistic_dtype()) *
-                                                     std::sqrt(cost(problem).reduction_length);
+  double tolerance(const BatchNormProblem& p, const Notes&) const override {
+    double rounded = 4 * epsilon_of(p.x.dtype) +
+                     4 * epsilon_of(p.statistic_dtype()) * std::sqrt(cost(p).reduction_length);
     if (p.pass != BatchNormPass::bwd || !p.train) return rounded;
     return rounded * conditioning_of_norm(values_per_channel(p), 2);
   }
@@ -719,10 +700,7 @@ class BatchNormOperator : public Operator {
   // of ResNet-50 and MobileNet-V3 in training, but 0.44 to 1.45 for their backwards. For the 41
   // bfloat16 inferences of these the order below took 0.66 to 0.98 of PyTorch's time. In float32
   // nchw both take the same, but the classic API 5 to 10 us of the host, PyTorch 11 to 26.
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
-    const auto& p = std::get<BatchNormProblem>(problem);
+  std::vector<std::string> heuristic_order(const BatchNormProblem& p) const override {
     bool persistent =
         p.has_training_statistics() && !p.is_channels_last() && p.x.dtype != at::kDouble;
     bool half = c10::isReducedFloatingType(p.x.dtype);
@@ -758,8 +736,8 @@ class BatchNormOperator : public Operator {
       mean = b[Role::running_mean].to(at::kDouble);
       var = b[Role::running_var].to(at::kDouble);
     } else {
-      mean = mean_of(x);
-      var = mean_of((x - broadcast(mean)).square());
+      mean = mean_of_channels(x);
+      var = mean_of_channels((x - broadcast(mean)).square());
       out[Role::mean] = mean;
       out[Role::invstd] = (var + b.epsilon).rsqrt();
     }
@@ -784,8 +762,8 @@ class BatchNormOperator : public Operator {
                             : (broadcast(b[Role::running_var]) + b.epsilon).rsqrt();
     Tensor normal = (b[Role::x].to(at::kDouble) - mean) * invstd;
     Bindings out;
-    out[Role::dbias] = sum_of(dy);
-    out[Role::dw] = sum_of(dy * normal);
+    out[Role::dbias] = sum_of_channels(dy);
+    out[Role::dw] = sum_of_channels(dy * normal);
     Tensor dx = dy;
     if (p.train) {
       auto n = static_cast<double>(values_per_channel(p));
@@ -798,17 +776,17 @@ class BatchNormOperator : public Operator {
 
 const RegisterOperator<BatchNormOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("_batch_norm_train", TORCH_FN(train));
+  m.impl("_batch_norm_train_alone", TORCH_FN(train_alone));
+  m.impl("_batch_norm_infer", TORCH_FN(infer));
+  m.impl("batch_norm_backward", TORCH_FN(backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                                          \
-  m.impl("_batch_norm_train", TORCH_FN(train));             \
-  m.impl("_batch_norm_train_alone", TORCH_FN(train_alone)); \
-  m.impl("_batch_norm_infer", TORCH_FN(infer));             \
-  m.impl("batch_norm_backward", TORCH_FN(backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("_batch_norm_train", TORCH_FN(train_meta));

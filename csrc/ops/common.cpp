@@ -59,16 +59,26 @@ void check_dtype(const char* op, const char* name, const Tensor& t) {
                     ", wanted Float, Half, BFloat16 or Double");
 }
 
+void check_device(const char* op, const char* name, const Tensor& t, const char* like_name,
+                  const Tensor& like) {
+  TORCH_CHECK_VALUE(t.device() == like.device(), "torch_cudnn_ext::", op, ": ", name, " is on ",
+                    t.device(), ", wanted ", like_name, "'s device ", like.device());
+}
+
+void check_alike(const char* op, const char* name, const Tensor& t, const char* like_name,
+                 const Tensor& like) {
+  TORCH_CHECK_VALUE(t.scalar_type() == like.scalar_type(), "torch_cudnn_ext::", op, ": ", name,
+                    " is ", t.scalar_type(), ", wanted ", like_name, "'s dtype ",
+                    like.scalar_type());
+  check_device(op, name, t, like_name, like);
+}
+
 void check_same(const char* op, const char* name, const Tensor& t, const char* like_name,
                 const Tensor& like) {
   TORCH_CHECK_VALUE(t.sym_sizes() == like.sym_sizes(), "torch_cudnn_ext::", op, ": ", name,
                     " has sizes ", t.sym_sizes(), ", wanted ", like_name, "'s sizes ",
                     like.sym_sizes());
-  TORCH_CHECK_VALUE(t.scalar_type() == like.scalar_type(), "torch_cudnn_ext::", op, ": ", name,
-                    " is ", t.scalar_type(), ", wanted ", like_name, "'s dtype ",
-                    like.scalar_type());
-  TORCH_CHECK_VALUE(t.device() == like.device(), "torch_cudnn_ext::", op, ": ", name, " is on ",
-                    t.device(), ", wanted ", like_name, "'s device ", like.device());
+  check_alike(op, name, t, like_name, like);
 }
 
 double epsilon_of(c10::ScalarType dtype) {

@@ -65,7 +65,11 @@ bool is_dense(const Tensor& t);
 
 // Raises unless the dtype is float32, float16, bfloat16 or float64.
 void check_dtype(const char* op, const char* name, const Tensor& t);
-// Raises unless `t` has the sizes, dtype and device of `like`.
+// Raises unless `t` has the device of `like`; its dtype and device; its sizes, dtype and device.
+void check_device(const char* op, const char* name, const Tensor& t, const char* like_name,
+                  const Tensor& like);
+void check_alike(const char* op, const char* name, const Tensor& t, const char* like_name,
+                 const Tensor& like);
 void check_same(const char* op, const char* name, const Tensor& t, const char* like_name,
                 const Tensor& like);
 

@@ -339,11 +339,8 @@ constexpr LegacyName kBackwardFilterAlgorithms[] = {
      "winograd_non_fused"},
     {6, "CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING", "fft_tiling", nullptr}};
 
-class ConvolutionOperator : public Operator {
+class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
  public:
-  const char* family() const override { return ConvolutionProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd_data", "bwd_filter"}; }
-
   OperatorDescription description() const override {
     return {
         "cudnnBackendExecute, cudnnConvolutionForward, cudnnConvolutionBackwardData, "
@@ -365,8 +362,7 @@ class ConvolutionOperator : public Operator {
     return {std::begin(kBackwardFilterAlgorithms), std::end(kBackwardFilterAlgorithms)};
   }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<ConvolutionProblem>(problem);
+  std::vector<SlotSpec> slots(const ConvolutionProblem& p) const override {
     Role output = result_role(p.pass);
     std::vector<SlotSpec> slots{{Role::x, p.x, output == Role::x},
                                 {Role::w, p.w, output == Role::w},
@@ -375,8 +371,7 @@ class ConvolutionOperator : public Operator {
     return slots;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<ConvolutionProblem>(problem);
+  Cost cost(const ConvolutionProblem& p) const override {
     double taps = 1;
     for (int i = 1; i < p.w.sizes.size(); ++i) taps *= static_cast<double>(p.w.sizes[i]);
     auto outputs = static_cast<double>(p.y.numel());
@@ -387,47 +382,39 @@ class ConvolutionOperator : public Operator {
     } else if (p.pass == ConvolutionPass::bwd_filter) {
       terms = outputs / static_cast<double>(p.w.sizes[0]);
     }
-    double bytes = bytes_of(slots(problem));
+    double bytes = bytes_of(slots(p));
     return {2 * outputs * taps, bytes, terms};
   }
 
-  bool accumulates(const Problem& problem) const override {
-    return std::get<ConvolutionProblem>(problem).accumulate != Accumulate::none;
+  bool accumulates(const ConvolutionProblem& p) const override {
+    return p.accumulate != Accumulate::none;
   }
-  void set_scalars(const Problem& problem, Bindings& bindings) const override {
-    Accumulate accumulate = std::get<ConvolutionProblem>(problem).accumulate;
+  void set_scalars(const ConvolutionProblem& p, Bindings& bindings) const override {
+    Accumulate accumulate = p.accumulate;
     if (accumulate == Accumulate::none) return;
     bindings.alpha = accumulate == Accumulate::add ? 1 : 0.75;
     bindings.beta = accumulate == Accumulate::add ? 1 : 1.5;
   }
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<ConvolutionProblem>(problem).alignment;
-  }
-
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override;
+  Bindings reference(const ConvolutionProblem& p, const Bindings& bindings) const override;
 
   // Rounding of the output, once more before a bias is added, plus the error of a sum of that many
   // terms in the compute type. Filter gradients are long sums, split over blocks that may meet in
   // the data's type. Winograd and FFT transform their operands, which costs some more digits; TF32
   // keeps 10 bits of each factor.
-  double tolerance(const Problem& problem, const Notes& notes) const override {
-    const auto& p = std::get<ConvolutionProblem>(problem);
-    double sum = epsilon_of(p.compute) * std::sqrt(cost(problem).reduction_length);
+  double tolerance(const ConvolutionProblem& p, const Notes& notes) const override {
+    double sum = epsilon_of(p.compute) * std::sqrt(cost(p).reduction_length);
     double roundings = p.pass == ConvolutionPass::bwd_filter ? 6 : p.bias ? 3 : 2;
     double tolerance = roundings * epsilon_of(p.x.dtype) + 4 * sum;
     if (notes.has(Note::tf32)) tolerance += 2e-3;
     if (notes.has(Note::down_convert)) {
-      tolerance += 8e-3 + epsilon_of(at::kHalf) * std::sqrt(cost(problem).reduction_length);
+      tolerance += 8e-3 + epsilon_of(at::kHalf) * std::sqrt(cost(p).reduction_length);
     }
     if (notes.has(Note::low_accuracy)) tolerance += 1e-2;
     bool transforms = notes.has(Note::winograd) || notes.has(Note::fft);
     return transforms ? tolerance * 10 : tolerance;
   }
 
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    const auto& p = std::get<ConvolutionProblem>(problem);
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const ConvolutionProblem& p) const override {
     if (p.groups > 1 && p.w.sizes[1] == 1) return depthwise_order(p);
     // cuDNN pads the few channels of an image; where windows do not overlap, as of a vision
     // transformer's patches, the product of matrices took an eighth to a half of its time. Of
@@ -465,8 +452,8 @@ class ConvolutionOperator : public Operator {
 };
 
 // In float64 whatever the data; the sizes of x decide what stride leaves over.
-Bindings ConvolutionOperator::reference(const Problem& problem, const Bindings& bindings) const {
-  const auto& p = std::get<ConvolutionProblem>(problem);
+Bindings ConvolutionOperator::reference(const ConvolutionProblem& p,
+                                        const Bindings& bindings) const {
   auto in_double = [&](Role role) { return bindings[role].to(at::kDouble).contiguous(); };
   Dims spatial;
   for (int i = 2; i < p.w.sizes.size(); ++i) spatial.push_back(i);
@@ -492,7 +479,7 @@ Bindings ConvolutionOperator::reference(const Problem& problem, const Bindings& 
     if (flip && !data) result = result.flip(spatial);
   }
   const Tensor& before = bindings[result_role(p.pass)];
-  if (accumulates(problem)) {
+  if (accumulates(p)) {
     result = result.mul(bindings.alpha).add_(before.to(at::kDouble), bindings.beta);
   }
   if (p.bias) add_bias(result, in_double(Role::bias));

@@ -38,10 +38,7 @@ void check_arguments(const Request& r) {
                     b.sym_sizes(), ", wanted as many dimensions as ", a_name, ", which has sizes ",
                     a.sym_sizes());
   check_dtype(n.op, a_name, a);
-  TORCH_CHECK_VALUE(b.scalar_type() == a.scalar_type(), "torch_cudnn_ext::", n.op, ": ", b_name,
-                    " is ", b.scalar_type(), ", wanted ", a_name, "'s dtype ", a.scalar_type());
-  TORCH_CHECK_VALUE(b.device() == a.device(), "torch_cudnn_ext::", n.op, ": ", b_name, " is on ",
-                    b.device(), ", wanted ", a_name, "'s device ", a.device());
+  check_alike(n.op, b_name, b, a_name, a);
   check_list(r, "stride", r.stride, 1);
   check_list(r, "padding", r.padding, 0);
   check_list(r, "dilation", r.dilation, 1);

@@ -92,8 +92,7 @@ void check_targets(const Tensor& targets, const Tensor& log_probs) {
       targets.dim() == 1 || (targets.dim() == 2 && targets.sym_size(0) == log_probs.sym_size(1));
   TORCH_CHECK_VALUE(fits, kOp, ": targets has sizes ", targets.sym_sizes(),
                     ", wanted one dimension, or [N, S] with N = ", log_probs.sym_size(1));
-  TORCH_CHECK_VALUE(targets.device() == log_probs.device(), kOp, ": targets is on ",
-                    targets.device(), ", wanted log_probs's device ", log_probs.device());
+  check_device("ctc_loss", "targets", targets, "log_probs", log_probs);
 }
 
 CtcLengths kind_of(const Tensor& inputs, const Tensor& targets, int64_t steps) {
@@ -207,14 +206,13 @@ std::tuple<Tensor, Tensor> forward_with_gradient_autograd(
     const Tensor& input_lengths, const Tensor& target_lengths, int64_t blank, bool zero_infinity,
     OptionalPolicy policy) {
   static auto op = find_op<decltype(forward_with_gradient)>("torch_cudnn_ext::_ctc_loss");
-  auto results = run_with_gradient<CtcGradient>(
+  return run_with_gradient<CtcGradient>(
       {log_probs}, 2,
       [&] {
-        return as_list(op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets,
-                                     input_lengths, target_lengths, blank, zero_infinity, policy));
+        return op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
+                             target_lengths, blank, zero_infinity, policy);
       },
       [](auto& node, const auto& results) { save_result(node, results[1]); });
-  return as_tuple(std::move(results));
 }
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& log_probs, const Tensor& targets,
@@ -227,11 +225,11 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& log_probs, const
   }
   return run_with_gradient<CtcGradient>(
       {log_probs}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
-                              target_lengths, blank, zero_infinity, policy)};
+      [&] {
+        return op.redispatch(keys & c10::after_autograd_keyset, log_probs, targets, input_lengths,
+                             target_lengths, blank, zero_infinity, policy);
       },
-      [](auto&, const auto&) {})[0];
+      [](auto&, const auto&) {});
 }
 
 template <c10::DeviceType device>
@@ -247,10 +245,8 @@ Tensor forward_autocast(const Tensor& log_probs, const Tensor& targets, const Te
 
 // --- what the core must know
 
-class CtcOperator : public Operator {
+class CtcOperator : public OperatorOf<CtcProblem> {
  public:
-  const char* family() const override { return CtcProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
   OperatorDescription description() const override {
     return {"cudnnCTCLoss_v8",
             "contiguous [time, batch, classes]",
@@ -266,8 +262,7 @@ class CtcOperator : public Operator {
             {1, "CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC", "non_deterministic", nullptr}};
   }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<CtcProblem>(problem);
+  std::vector<SlotSpec> slots(const CtcProblem& p) const override {
     int64_t batch = p.log_probs.sizes[1];
     auto lengths = [batch](Role role) {
       SlotSpec slot{role, {at::kLong, {batch}, {1}}, false};
@@ -284,8 +279,7 @@ class CtcOperator : public Operator {
     return list;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<CtcProblem>(problem);
+  Cost cost(const CtcProblem& p) const override {
     auto steps = static_cast<double>(p.log_probs.sizes[0]);
     double states = 2 * static_cast<double>(p.target_length) + 1;
     double cells = steps * states * static_cast<double>(p.log_probs.sizes[1]);
@@ -293,12 +287,9 @@ class CtcOperator : public Operator {
     return {4 * passes * cells, passes * static_cast<double>(p.log_probs.nbytes()), steps};
   }
 
-  int64_t alignment(const Problem&) const override { return 16; }
-
   // Targets of several lengths with repetitions and without blanks, each short enough for its
   // input; lengths as the problem says.
-  void prepare_scratch(const Problem& problem, Bindings& b) const override {
-    const auto& p = std::get<CtcProblem>(problem);
+  void prepare_scratch(const CtcProblem& p, Bindings& b) const override {
     int64_t steps = p.log_probs.sizes[0], batch = p.log_probs.sizes[1];
     int64_t labels = p.log_probs.sizes[2] - 1;
     b[Role::x].copy_(b[Role::x].log_softmax(2));
@@ -317,8 +308,7 @@ class CtcOperator : public Operator {
     if (p.lengths == CtcLengths::irregular) targets.mutable_data_ptr<int64_t>()[0] = 0;
   }
 
-  Bindings reference(const Problem& problem, const Bindings& b) const override {
-    const auto& p = std::get<CtcProblem>(problem);
+  Bindings reference(const CtcProblem& p, const Bindings& b) const override {
     auto lengths = [&](Role role) {
       return at::IntArrayRef(b[role].const_data_ptr<int64_t>(), b[role].numel());
     };
@@ -336,31 +326,29 @@ class CtcOperator : public Operator {
 
   // Logarithms of probabilities grow with the steps, and their roundings with them; exponentials
   // make these relative errors of the gradient.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<CtcProblem>(problem);
+  double tolerance(const CtcProblem& p, const Notes&) const override {
     // A logarithm of that size is exponentiated.
     auto steps = static_cast<double>(p.log_probs.sizes[0]);
     auto classes = static_cast<double>(p.log_probs.sizes[2]);
     return epsilon_of(p.log_probs.dtype) * (16 + 64 * steps * std::log(classes + 2));
   }
 
-  std::vector<std::string> heuristic_order(const Problem&, const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const CtcProblem&) const override {
     return {"aten", "legacy"};
   }
 };
 
 const RegisterOperator<CtcOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("ctc_loss", TORCH_FN(forward));
+  m.impl("_ctc_loss", TORCH_FN(forward_with_gradient));
+}
+
 }  // namespace
 
-#define KERNELS(m)                       \
-  m.impl("ctc_loss", TORCH_FN(forward)); \
-  m.impl("_ctc_loss", TORCH_FN(forward_with_gradient))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("ctc_loss", TORCH_FN(forward_meta));

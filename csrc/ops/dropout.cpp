@@ -27,7 +27,7 @@ namespace {
 // that cannot run and may give way, PyTorch's generator serves what runs instead.
 RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
                        const Device& device) {
-  problem.pass = DropoutPass::fwd;  // whose rules, and those of its backward, hold for both
+  problem.pass = Pass::fwd;  // whose rules, and those of its backward, hold for both
   problem.canonicalise();
   const ResolvedPolicy& ruled = with_rules(problem, resolved);
   const Policy& policy = ruled.policy;
@@ -48,7 +48,7 @@ RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
 }
 
 // Runs a pass and gives its reserve.
-Tensor run(DropoutPass pass, Bindings& bindings, const Tensor& x, double p, bool train,
+Tensor run(Pass pass, Bindings& bindings, const Tensor& x, double p, bool train,
            OptionalPolicy policy) {
   const ResolvedPolicy& resolved = resolve_policy(DropoutProblem::kFamily, policy);
   DropoutProblem problem;
@@ -83,7 +83,7 @@ std::tuple<Tensor, Tensor> run_forward(const Tensor& input, double p, bool train
   bindings[Role::x] =
       flat(input.strides() == output.strides() ? input : at::empty_like(output).copy_(input));
   bindings[Role::y] = flat(output);
-  Tensor left = run(DropoutPass::fwd, bindings, input, p, train, policy);
+  Tensor left = run(Pass::fwd, bindings, input, p, train, policy);
   return {output, train ? left_for_backward(left) : reserve};
 }
 
@@ -119,7 +119,7 @@ Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymI
   bindings[Role::dy] = flat(same_order ? grad_output : at::empty_like(result).copy_(grad_output));
   bindings[Role::reserve] = reserve;
   bindings[Role::dx] = flat(result);
-  run(DropoutPass::bwd, bindings, grad_output, p, true, policy_of_backward(reserve, policy));
+  run(Pass::bwd, bindings, grad_output, p, true, policy_of_backward(reserve, policy));
   return result;
 }
 
@@ -169,18 +169,15 @@ struct DropoutGradient {
 // inner level, and the outer one sees nothing else.
 std::tuple<Tensor, Tensor> forward_train_autograd(c10::DispatchKeySet keys, const Tensor& input,
                                                   double p, OptionalPolicy policy) {
-  auto results = run_with_gradient<DropoutGradient<true>>(
+  return run_with_gradient<DropoutGradient<true>>(
       {input}, 1,
-      [&] {
-        return as_list(train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy));
-      },
+      [&] { return train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy); },
       [&](auto& node, const auto& results) {
         node.gradient.p = p;
         node.gradient.stride = results[0].sym_strides().vec();
         node.gradient.policy = coupled_policy_to_save(DropoutProblem::kFamily, policy);
         save_input(node, results[1]);
       });
-  return as_tuple(std::move(results));
 }
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
@@ -190,26 +187,24 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
   }
   return run_with_gradient<DropoutGradient<true>>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {forward_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy)};
-      },
-      [](auto&, const auto&) {})[0];
+      [&] { return forward_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy); },
+      [](auto&, const auto&) {});
 }
 
 Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& reserve,
                          double p, SymIntArrayRef stride, OptionalPolicy policy) {
   return run_with_gradient<DropoutGradient<false>>(
       {grad_output}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, reserve, p,
-                                         stride, policy)};
+      [&] {
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, reserve, p,
+                                        stride, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.p = p;
         node.gradient.stride = stride.vec();
         node.gradient.policy = policy_to_save(DropoutProblem::kFamily, policy);
         save_input(node, reserve);
-      })[0];
+      });
 }
 
 // --- vmap
@@ -254,10 +249,8 @@ std::tuple<Tensor, Tensor> forward_train_vmap(const Tensor& input, double p,
 
 // --- what the core must know
 
-class DropoutOperator : public Operator {
+class DropoutOperator : public OperatorOf<DropoutProblem> {
  public:
-  const char* family() const override { return DropoutProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {
         "cudnnDropoutForward, cudnnDropoutBackward",
@@ -267,12 +260,11 @@ class DropoutOperator : public Operator {
          "dropout_fwd x=f16[1048576]:nchw rng=cudnn"}};
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
-  bool is_random(const Problem&) const override { return true; }
+  bool is_random(const DropoutProblem&) const override { return true; }
   bool has_one_choice() const override { return true; }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<DropoutProblem>(problem);
-    bool forward = p.pass == DropoutPass::fwd;
+  std::vector<SlotSpec> slots(const DropoutProblem& p) const override {
+    bool forward = p.pass == Pass::fwd;
     TensorSpec mask{at::kByte, {0}, {1}};
     std::vector<SlotSpec> list{{forward ? Role::x : Role::dy, p.x, false}};
     if (p.train) list.push_back({Role::reserve, mask, forward});
@@ -280,50 +272,46 @@ class DropoutOperator : public Operator {
     return list;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<DropoutProblem>(problem);
+  Cost cost(const DropoutProblem& p) const override {
     auto elements = static_cast<double>(p.x.numel());
     double mask_bytes = p.train ? elements / 8 : 0;  // at least
     return {elements, 2 * static_cast<double>(p.x.nbytes()) + mask_bytes, 1};
   }
 
-  int64_t alignment(const Problem&) const override { return 16; }
-
-  std::vector<Problem> coupled(const Problem& problem) const override {
-    DropoutProblem p = std::get<DropoutProblem>(problem);
-    if (p.pass == DropoutPass::bwd || !p.train) return {};
-    p.pass = DropoutPass::bwd;
+  std::vector<Problem> coupled(const DropoutProblem& problem) const override {
+    DropoutProblem p = problem;
+    if (p.pass == Pass::bwd || !p.train) return {};
+    p.pass = Pass::bwd;
     return {p};
   }
-  std::optional<Problem> forward_of(const Problem& problem) const override {
-    DropoutProblem p = std::get<DropoutProblem>(problem);
-    if (p.pass == DropoutPass::fwd) return std::nullopt;
-    p.pass = DropoutPass::fwd;
+  std::optional<Problem> forward_of(const DropoutProblem& problem) const override {
+    DropoutProblem p = problem;
+    if (p.pass == Pass::fwd) return std::nullopt;
+    p.pass = Pass::fwd;
     return p;
   }
 
   // Zeros of x, which random numbers of few bits have, would pass for dropped.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    if (std::get<DropoutProblem>(problem).pass == DropoutPass::bwd) return;
+  void prepare_scratch(const DropoutProblem& p, Bindings& bindings) const override {
+    if (p.pass == Pass::bwd) return;
     bindings[Role::x].masked_fill_(bindings[Role::x] == 0, 1);
   }
 
   // Nothing foretells a mask: see fault().
-  Bindings reference(const Problem&, const Bindings&) const override { return {}; }
+  Bindings reference(const DropoutProblem&, const Bindings&) const override { return {}; }
 
   // The mask is read off the output: it must leave out a share p, and both passes must have
   // multiplied by it.
-  std::string fault(const Problem& problem, const Bindings& bindings) const override {
+  std::string fault(const DropoutProblem& p, const Bindings& bindings) const override {
     constexpr double kSigmas = 6;
-    const auto& p = std::get<DropoutProblem>(problem);
     const Tensor& y = bindings[Role::y];
     Tensor kept = (y != 0).to(at::kDouble);
-    bool forward = p.pass == DropoutPass::fwd;
+    bool forward = p.pass == Pass::fwd;
     Tensor expected = bindings[forward ? Role::x : Role::dy].to(at::kDouble) * kept / (1 - p.p);
     double error = relative_error(bindings[forward ? Role::y : Role::dx], expected);
     // cuDNN keeps 1 / (1 - p) in float32.
     double scale_error = p.rng == RandomStream::cudnn ? 1e-7 : 0;
-    if (!(error <= tolerance(problem, {}) + scale_error)) {
+    if (!(error <= tolerance(p, {}) + scale_error)) {
       return c10::str("relative error ", error,
                       forward ? " of what y keeps of x" : " of dx under y's mask");
     }
@@ -334,30 +322,28 @@ class DropoutOperator : public Operator {
     return c10::str("a share ", share, " is dropped, wanted ", p.p, " within ", allowed);
   }
 
-  double tolerance(const Problem& problem, const Notes&) const override {
-    return 4 * epsilon_of(std::get<DropoutProblem>(problem).x.dtype);
+  double tolerance(const DropoutProblem& p, const Notes&) const override {
+    return 4 * epsilon_of(p.x.dtype);
   }
 
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (std::get<DropoutProblem>(problem).rng == RandomStream::cudnn) return {"legacy"};
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const DropoutProblem& p) const override {
+    if (p.rng == RandomStream::cudnn) return {"legacy"};
     return {"aten"};
   }
 };
 
 const RegisterOperator<DropoutOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("dropout", TORCH_FN(forward));
+  m.impl("_dropout", TORCH_FN(forward_train));
+  m.impl("dropout_backward", TORCH_FN(backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                             \
-  m.impl("dropout", TORCH_FN(forward));        \
-  m.impl("_dropout", TORCH_FN(forward_train)); \
-  m.impl("dropout_backward", TORCH_FN(backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("dropout", TORCH_FN(forward_meta));

@@ -22,7 +22,7 @@ TensorSpec GridSampleProblem::output() const {
 
 void GridSampleProblem::canonicalise() {
   canonicalise_strides({&x});
-  input_gradient = input_gradient || pass == GridSamplePass::fwd;
+  input_gradient = input_gradient || pass == Pass::fwd;
 }
 
 void GridSampleProblem::validate() const {
@@ -61,11 +61,7 @@ void check_arguments(const char* op, const Tensor& input, const Tensor& grid, in
     TORCH_CHECK_VALUE(input.sym_size(i) > 0, "torch_cudnn_ext::", op, ": input has sizes ",
                       input.sym_sizes(), ", wanted non-empty spatial dimensions");
   }
-  TORCH_CHECK_VALUE(grid.scalar_type() == input.scalar_type(), "torch_cudnn_ext::", op,
-                    ": grid is ", grid.scalar_type(), ", wanted input's dtype ",
-                    input.scalar_type());
-  TORCH_CHECK_VALUE(grid.device() == input.device(), "torch_cudnn_ext::", op, ": grid is on ",
-                    grid.device(), ", wanted input's device ", input.device());
+  check_alike(op, "grid", grid, "input", input);
   TORCH_CHECK_VALUE(mode >= 0 && mode < kModes, "torch_cudnn_ext::", op, ": mode is ", mode,
                     ", wanted 0 (bilinear), 1 (nearest) or 2 (bicubic)");
   TORCH_CHECK_VALUE(mode != static_cast<int64_t>(SampleMode::bicubic) || input.dim() == 4,
@@ -88,9 +84,8 @@ bool can_be_read_as_is(const Tensor& input) {
   return input.is_contiguous() || input.is_contiguous(channels_last);
 }
 
-void run(GridSamplePass pass, Bindings& bindings, int64_t mode, int64_t padding_mode,
-         bool align_corners, bool input_gradient, std::initializer_list<const Tensor*> tensors,
-         OptionalPolicy policy) {
+void run(Pass pass, Bindings& bindings, int64_t mode, int64_t padding_mode, bool align_corners,
+         bool input_gradient, std::initializer_list<const Tensor*> tensors, OptionalPolicy policy) {
   GridSampleProblem p;
   p.pass = pass;
   p.x = spec_of(bindings[Role::x]);
@@ -117,8 +112,7 @@ Tensor forward(const Tensor& input, const Tensor& grid, int64_t mode, int64_t pa
   bindings[Role::x] = x;
   bindings[Role::grid] = points;
   bindings[Role::y] = output;
-  run(GridSamplePass::fwd, bindings, mode, padding_mode, align_corners, true,
-      {&x, &points, &output}, policy);
+  run(Pass::fwd, bindings, mode, padding_mode, align_corners, true, {&x, &points, &output}, policy);
   return output;
 }
 
@@ -163,7 +157,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& inp
   bindings[Role::dy] = dy;
   bindings[Role::dgrid] = grad_grid;
   if (input_gradient) bindings[Role::dx] = grad_input;
-  run(GridSamplePass::bwd, bindings, mode, padding_mode, align_corners, input_gradient,
+  run(Pass::bwd, bindings, mode, padding_mode, align_corners, input_gradient,
       {&x, &points, &dy, &grad_grid, input_gradient ? &grad_input : &none}, policy);
   return {grad_input, grad_grid};
 }
@@ -211,9 +205,9 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Ten
   static auto op = find_op<decltype(forward)>("torch_cudnn_ext::grid_sample");
   return run_with_gradient<GridSampleGradient>(
       {input, grid}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {op.redispatch(keys & c10::after_autograd_keyset, input, grid, mode, padding_mode,
-                              align_corners, policy)};
+      [&] {
+        return op.redispatch(keys & c10::after_autograd_keyset, input, grid, mode, padding_mode,
+                             align_corners, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.mode = mode;
@@ -222,7 +216,7 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Ten
         node.gradient.policy = policy_to_save(GridSampleProblem::kFamily, policy);
         save_input(node, input);
         save_input(node, grid);
-      })[0];
+      });
 }
 
 // PyTorch's has none either.
@@ -242,15 +236,13 @@ std::tuple<Tensor, Tensor> backward_autograd(c10::DispatchKeySet keys, const Ten
                                              const Tensor& input, const Tensor& grid, int64_t mode,
                                              int64_t padding_mode, bool align_corners,
                                              bool input_gradient, OptionalPolicy policy) {
-  auto results = run_with_gradient<GridSampleBackwardGradient>(
+  return run_with_gradient<GridSampleBackwardGradient>(
       {grad_output, input, grid}, 2,
       [&] {
-        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
-                                                input, grid, mode, padding_mode, align_corners,
-                                                input_gradient, policy));
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, grid,
+                                        mode, padding_mode, align_corners, input_gradient, policy);
       },
       [](auto&, const auto&) {});
-  return as_tuple(std::move(results));
 }
 
 // As PyTorch does: float32 on the CPU, on CUDA the wider dtype of the two.
@@ -273,10 +265,8 @@ Tensor forward_autocast(const Tensor& input, const Tensor& grid, int64_t mode, i
 
 // --- what the core must know
 
-class GridSampleOperator : public Operator {
+class GridSampleOperator : public OperatorOf<GridSampleProblem> {
  public:
-  const char* family() const override { return GridSampleProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {"cudnnSpatialTfSamplerForward, cudnnSpatialTfSamplerBackward",
             "x: nchw, nhwc (cuDNN: nchw); result contiguous",
@@ -290,10 +280,9 @@ class GridSampleOperator : public Operator {
     return {{0, "CUDNN_SAMPLER_BILINEAR", "bilinear", nullptr}};
   }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<GridSampleProblem>(problem);
+  std::vector<SlotSpec> slots(const GridSampleProblem& p) const override {
     std::vector<SlotSpec> list{{Role::x, p.x, false}, {Role::grid, p.grid, false}};
-    if (p.pass == GridSamplePass::fwd) {
+    if (p.pass == Pass::fwd) {
       list.push_back({Role::y, p.output(), true});
       return list;
     }
@@ -303,14 +292,13 @@ class GridSampleOperator : public Operator {
     return list;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<GridSampleProblem>(problem);
+  Cost cost(const GridSampleProblem& p) const override {
     double taps = 1;
     if (p.mode == SampleMode::bilinear) taps = 1 << p.spatial_dims();
     if (p.mode == SampleMode::bicubic) taps = 16;
     auto elements = static_cast<double>(p.output().numel());
     double bytes = static_cast<double>(p.x.nbytes() + p.grid.nbytes() + p.output().nbytes());
-    if (p.pass == GridSamplePass::fwd) return {2 * taps * elements, bytes, taps};
+    if (p.pass == Pass::fwd) return {2 * taps * elements, bytes, taps};
     bytes += static_cast<double>(p.grid.nbytes() + (p.input_gradient ? p.x.nbytes() : 0));
     // As many points fall on an element of dx as there are points to one; dgrid sums channels.
     double points = static_cast<double>(p.output().numel()) / static_cast<double>(p.x.numel());
@@ -318,14 +306,9 @@ class GridSampleOperator : public Operator {
             taps * std::max(points + 1, static_cast<double>(p.x.sizes[1]))};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<GridSampleProblem>(problem).alignment;
-  }
-
   // Points within the tensor and a pixel around it, three tenths of a pixel beyond one's centre:
   // where nothing jumps when a coordinate is rounded.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<GridSampleProblem>(problem);
+  void prepare_scratch(const GridSampleProblem& p, Bindings& bindings) const override {
     int dims = p.spatial_dims();
     for (int i = 0; i < dims; ++i) {
       Tensor coordinate = bindings[Role::grid].select(dims + 1, i);
@@ -337,13 +320,12 @@ class GridSampleOperator : public Operator {
     }
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<GridSampleProblem>(problem);
+  Bindings reference(const GridSampleProblem& p, const Bindings& bindings) const override {
     auto mode = static_cast<int64_t>(p.mode), padding = static_cast<int64_t>(p.padding);
     Tensor x = bindings[Role::x].to(at::kDouble), grid = bindings[Role::grid].to(at::kDouble);
     bool plane = p.spatial_dims() == 2;
     Bindings out;
-    if (p.pass == GridSamplePass::fwd) {
+    if (p.pass == Pass::fwd) {
       auto sample = plane ? at::grid_sampler_2d : at::grid_sampler_3d;
       out[Role::y] = sample(x, grid, mode, padding, p.align_corners);
       return out;
@@ -358,19 +340,16 @@ class GridSampleOperator : public Operator {
 
   // A coordinate in pixels is off by its rounding in the data's own type, in which PyTorch computes
   // it, and what is read by that times the differences of neighbours.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<GridSampleProblem>(problem);
+  double tolerance(const GridSampleProblem& p, const Notes&) const override {
     int64_t longest = *std::max_element(p.x.sizes.begin() + 2, p.x.sizes.end());
     auto sum_dtype = compute_dtype(p.x.dtype);
     return epsilon_of(p.x.dtype) * (8 + 2 * static_cast<double>(longest)) +
-           4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
+           4 * epsilon_of(sum_dtype) * std::sqrt(cost(p).reduction_length);
   }
 
   // PyTorch itself calls cuDNN where it can.
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
-    bool forward = std::get<GridSampleProblem>(problem).pass == GridSamplePass::fwd;
+  std::vector<std::string> heuristic_order(const GridSampleProblem& p) const override {
+    bool forward = p.pass == Pass::fwd;
     if (!forward) return {"aten", "legacy:bilinear"};
     return {"legacy:bilinear", "aten"};
   }
@@ -383,15 +362,15 @@ class GridSampleOperator : public Operator {
 
 const RegisterOperator<GridSampleOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("grid_sample", TORCH_FN(forward));
+  m.impl("grid_sample_backward", TORCH_FN(backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                          \
-  m.impl("grid_sample", TORCH_FN(forward)); \
-  m.impl("grid_sample_backward", TORCH_FN(backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("grid_sample", TORCH_FN(forward_meta));

@@ -55,7 +55,7 @@ void LayerNormProblem::validate() const {
   }
   TORCH_CHECK_VALUE(!w || !bias || *w == *bias, "layer_norm: w and bias have different dtypes");
   TORCH_CHECK_VALUE(!bias || has_mean(), "layer_norm: kind=rms has no bias");
-  TORCH_CHECK_VALUE(stats || pass == LayerNormPass::fwd, "layer_norm: a backward has stats");
+  TORCH_CHECK_VALUE(stats || pass == Pass::fwd, "layer_norm: a backward has stats");
   check_alignment("layer_norm", alignment, x.dtype);
 }
 
@@ -85,8 +85,7 @@ void check_parameter(const char* op, const char* name, const OptionalTensor& t,
   TORCH_CHECK_VALUE(dtype == input.scalar_type() || (narrow && dtype == at::kFloat),
                     "torch_cudnn_ext::", op, ": ", name, " is ", dtype, ", wanted input's dtype ",
                     input.scalar_type(), narrow ? " or Float" : "");
-  TORCH_CHECK_VALUE(t->device() == input.device(), "torch_cudnn_ext::", op, ": ", name, " is on ",
-                    t->device(), ", wanted input's device ", input.device());
+  check_device(op, name, *t, "input", input);
 }
 
 void check_arguments(LayerNormKind kind, const Tensor& input, const OptionalTensor& weight,
@@ -170,8 +169,8 @@ Tensor laid_out(const Tensor& t, bool nhwc) {
   return nhwc ? t.transpose(1, 2).contiguous().transpose(1, 2) : t.contiguous();
 }
 
-LayerNormProblem make_problem(LayerNormPass pass, LayerNormKind kind, const Tensor& x,
-                              int64_t groups, const Tensor& w) {
+LayerNormProblem make_problem(Pass pass, LayerNormKind kind, const Tensor& x, int64_t groups,
+                              const Tensor& w) {
   LayerNormProblem p;
   p.pass = pass;
   p.kind = kind;
@@ -194,7 +193,7 @@ Tensors3 run_normalize(const Tensor& input, const OptionalTensor& weight,
   c10::OptionalDeviceGuard guard(input.device());
   Tensor x = laid_out(input, is_nhwc(kind, input));
   Tensor w = contiguous_or_undefined(weight), b = contiguous_or_undefined(bias);
-  LayerNormProblem p = make_problem(LayerNormPass::fwd, kind, x, groups, w);
+  LayerNormProblem p = make_problem(Pass::fwd, kind, x, groups, w);
   if (b.defined()) p.bias = b.scalar_type();
   p.stats = statistics;
   Bindings bindings;
@@ -254,7 +253,7 @@ Tensors3 normalize_backward(const Tensor& grad_output, const Tensor& input,
   bool nhwc = is_nhwc(kind, input);
   Tensor x = laid_out(input, nhwc), dy = laid_out(grad_output, nhwc);
   Tensor w = contiguous_or_undefined(weight);
-  LayerNormProblem p = make_problem(LayerNormPass::bwd, kind, x, groups, w);
+  LayerNormProblem p = make_problem(Pass::bwd, kind, x, groups, w);
   if (has_bias) p.bias = p.w.value_or(p.x.dtype);
   Bindings bindings;
   if (input.numel() == 0) {
@@ -340,12 +339,11 @@ Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
   bool wanted =
       at::GradMode::is_enabled() && (input.requires_grad() || (w.defined() && w.requires_grad()) ||
                                      (b.defined() && b.requires_grad()));
-  auto results = run_with_gradient<NormGradient>(
+  return run_with_gradient<NormGradient>(
       {input, w, b}, 1,
       [&] {
-        return as_list(normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight,
-                                                 bias, kind, groups, epsilon, statistics || wanted,
-                                                 policy));
+        return normalize_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias,
+                                         kind, groups, epsilon, statistics || wanted, policy);
       },
       [&](auto& node, const auto& results) {
         node.gradient.kind = kind;
@@ -357,7 +355,6 @@ Tensors3 normalize_autograd(c10::DispatchKeySet keys, const Tensor& input,
         save_input(node, results[1]);
         save_input(node, results[2]);
       });
-  return as_tuple(std::move(results));
 }
 
 // The statistics are functions of the input, and enter as such.
@@ -393,12 +390,12 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
                                      std::string_view kind, int64_t groups, bool has_bias,
                                      double epsilon, OptionalPolicy policy) {
   const Tensor& w = or_undefined(weight);
-  auto results = run_with_gradient<NormBackwardGradient>(
+  return run_with_gradient<NormBackwardGradient>(
       {grad_output, input, w}, 3,
       [&] {
-        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
-                                                input, weight, mean, invstd, kind, groups, has_bias,
-                                                epsilon, policy));
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                        weight, mean, invstd, kind, groups, has_bias, epsilon,
+                                        policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.kind = kind;
@@ -408,7 +405,6 @@ Tensors3 normalize_backward_autograd(c10::DispatchKeySet keys, const Tensor& gra
         save_input(node, input);
         save_input(node, w);
       });
-  return as_tuple(std::move(results));
 }
 
 // --- the public operators: views of the one above
@@ -518,8 +514,7 @@ void check_running(const char* name, const OptionalTensor& t, const Tensor& inpu
   TORCH_CHECK_VALUE(t->dim() == 1 && t->sym_size(0) == input.sym_size(1), "torch_cudnn_ext::", kOp,
                     ": ", name, " has sizes ", t->sym_sizes(), ", wanted one for each of input's ",
                     input.sym_size(1), " channels");
-  TORCH_CHECK_VALUE(t->device() == input.device(), "torch_cudnn_ext::", kOp, ": ", name, " is on ",
-                    t->device(), ", wanted input's device ", input.device());
+  check_device(kOp, name, *t, "input", input);
   TORCH_CHECK_VALUE(!t->requires_grad() || !at::GradMode::is_enabled(), "torch_cudnn_ext::", kOp,
                     ": ", name, " requires a gradient, wanted a tensor without: ", kOp,
                     " is not differentiable with respect to it");
@@ -659,10 +654,8 @@ const RegisterOverrideOfComposite<AtenGroupNorm,
 
 // --- what the core must know
 
-class LayerNormOperator : public Operator {
+class LayerNormOperator : public OperatorOf<LayerNormProblem> {
  public:
-  const char* family() const override { return LayerNormProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {
         "cudnnBackendExecute, cudnnBatchNormalizationForwardTraining, "
@@ -680,9 +673,8 @@ class LayerNormOperator : public Operator {
             {2, "CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "spatial_persistent", nullptr}};
   }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<LayerNormProblem>(problem);
-    bool forward = p.pass == LayerNormPass::fwd;
+  std::vector<SlotSpec> slots(const LayerNormProblem& p) const override {
+    bool forward = p.pass == Pass::fwd;
     std::vector<SlotSpec> slots{{Role::x, p.x, false}};
     if (!forward) slots.push_back({Role::dy, p.x, false});
     if (p.w) slots.push_back({Role::w, p.parameters(*p.w), false});
@@ -695,35 +687,28 @@ class LayerNormOperator : public Operator {
     return slots;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<LayerNormProblem>(problem);
+  Cost cost(const LayerNormProblem& p) const override {
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = bytes_of(slots(problem));
-    bool forward = p.pass == LayerNormPass::fwd;
+    double bytes = bytes_of(slots(p));
+    bool forward = p.pass == Pass::fwd;
     // Sum, centred square, its sum, scale and shift; of a gradient about twice that.
     auto v = p.view();
     int64_t length = forward ? v.length() : std::max(v.length(), v.batch * v.space);
     return {(forward ? 6 : 12) * elements, bytes, static_cast<double>(length)};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<LayerNormProblem>(problem).alignment;
-  }
-
   // A gradient is taken with the statistics that a forward would have left.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<LayerNormProblem>(problem);
-    if (p.pass == LayerNormPass::fwd) return;
+  void prepare_scratch(const LayerNormProblem& p, Bindings& bindings) const override {
+    if (p.pass == Pass::fwd) return;
     Normalised n = normalised_in_double(p, bindings);
     if (p.has_mean()) bindings[Role::mean].copy_(n.mean.flatten());
     bindings[Role::invstd].copy_(n.invstd.flatten());
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<LayerNormProblem>(problem);
+  Bindings reference(const LayerNormProblem& p, const Bindings& bindings) const override {
     const Tensor &x = bindings[Role::x], &w = bindings[Role::w], &bias = bindings[Role::bias];
     Bindings out;
-    if (p.pass == LayerNormPass::bwd) {
+    if (p.pass == Pass::bwd) {
       auto results =
           gradients(p.kind, bindings[Role::dy], x, w, p.groups, bindings.epsilon, at::kDouble);
       out[Role::dx] = results[0];
@@ -744,22 +729,18 @@ class LayerNormOperator : public Operator {
 
   // Rounding of statistics that PyTorch keeps in the data's type on the CPU, of an affine step of
   // its own, and of sums in float32 at least.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<LayerNormProblem>(problem);
-    double rounded = 8 * epsilon_of(p.x.dtype) + 4 * epsilon_of(compute_dtype(p.x.dtype)) *
-                                                     std::sqrt(cost(problem).reduction_length);
-    if (p.pass == LayerNormPass::fwd) return rounded;
+  double tolerance(const LayerNormProblem& p, const Notes&) const override {
+    double rounded = 8 * epsilon_of(p.x.dtype) +
+                     4 * epsilon_of(compute_dtype(p.x.dtype)) * std::sqrt(cost(p).reduction_length);
+    if (p.pass == Pass::fwd) return rounded;
     return rounded * conditioning_of_norm(p.view().length(), p.has_mean() ? 2 : 1);
   }
 
   // PyTorch's own kernels read each row once. Its instance norm is cuDNN's batch norm, with copies,
   // or of few instances a kernel of its own, whose gradient took 0.75 of the time in float32.
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
-    const auto& p = std::get<LayerNormProblem>(problem);
+  std::vector<std::string> heuristic_order(const LayerNormProblem& p) const override {
     bool plain = p.kind == LayerNormKind::instance && p.x.strides == contiguous_strides(p.x.sizes);
-    bool single = p.pass == LayerNormPass::bwd && !c10::isReducedFloatingType(p.x.dtype);
+    bool single = p.pass == Pass::bwd && !c10::isReducedFloatingType(p.x.dtype);
     if (!plain || single) return {"aten", "graph", "legacy"};
     return {"legacy:spatial_persistent", "legacy:spatial", "aten"};
   }
@@ -774,15 +755,15 @@ class LayerNormOperator : public Operator {
 
 const RegisterOperator<LayerNormOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("_normalize", TORCH_FN(normalize));
+  m.impl("_normalize_backward", TORCH_FN(normalize_backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                           \
-  m.impl("_normalize", TORCH_FN(normalize)); \
-  m.impl("_normalize_backward", TORCH_FN(normalize_backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("_normalize", TORCH_FN(normalize_meta));

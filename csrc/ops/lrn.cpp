@@ -52,7 +52,7 @@ struct Form {
   }
 };
 
-LrnProblem make_problem(LrnPass pass, const Form& form, const Tensor& x, bool means) {
+LrnProblem make_problem(Pass pass, const Form& form, const Tensor& x, bool means) {
   LrnProblem p;
   p.pass = pass;
   p.x.dtype = x.scalar_type();
@@ -118,7 +118,7 @@ Tensor forward(const Tensor& input, const OptionalTensor& means, const Form& for
   c10::OptionalDeviceGuard guard(input.device());
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
   Tensor x = as_problems(form, input), m = contiguous_or_undefined(means);
-  LrnProblem p = make_problem(LrnPass::fwd, form, x, m.defined());
+  LrnProblem p = make_problem(Pass::fwd, form, x, m.defined());
   p.x = spec_of(x);
   p.canonicalise();
   p.alignment = alignment_of({&x, &m});
@@ -156,7 +156,7 @@ Tensors2 backward(const Tensor& grad_output, const Tensor& input, const Tensor& 
     Form form{std::string(kind), size, alpha, beta, k, std::string(window)};
     Tensor x = as_problems(form, input), dy = as_problems(form, grad_output),
            y = as_problems(form, output);
-    LrnProblem p = make_problem(LrnPass::bwd, form, x, m.defined());
+    LrnProblem p = make_problem(Pass::bwd, form, x, m.defined());
     p.x = spec_of(x);
     p.canonicalise();
     p.alignment = alignment_of({&x, &dy, &y, &m});
@@ -220,9 +220,9 @@ Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const Optiona
   Tensor m = or_undefined(means);
   return run_with_gradient<LrnGradient>(
       {input, m}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {run_op().redispatch(keys & c10::after_autograd_keyset, input, means, kind, size,
-                                    alpha, beta, k, window, policy)};
+      [&] {
+        return run_op().redispatch(keys & c10::after_autograd_keyset, input, means, kind, size,
+                                   alpha, beta, k, window, policy);
       },
       [&](auto& node, const auto& results) {
         node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
@@ -230,7 +230,7 @@ Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const Optiona
         save_input(node, input);
         save_input(node, m);
         save_result(node, results[0]);
-      })[0];
+      });
 }
 
 // The output is a function of the input, and enters as such.
@@ -245,7 +245,7 @@ struct LrnBackwardGradient {
   }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto of = [&](const std::vector<Tensor>& in) {
-      auto p = make_problem(LrnPass::bwd, form, in[1], in[2].defined());
+      auto p = make_problem(Pass::bwd, form, in[1], in[2].defined());
       p.canonicalise();
       variable_list results = gradients(in[0], in[1], in[2], p);
       if (!in[2].defined()) results.pop_back();  // of grads, an empty one is left over
@@ -260,12 +260,11 @@ Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
                            int64_t size, double alpha, double beta, double k,
                            std::string_view window, OptionalPolicy policy) {
   Tensor m = or_undefined(means);
-  auto results = run_with_gradient<LrnBackwardGradient>(
+  return run_with_gradient<LrnBackwardGradient>(
       {grad_output, input, m}, m.defined() ? 2 : 1,
       [&] {
-        return as_list(backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
-                                                input, output, means, kind, size, alpha, beta, k,
-                                                window, policy));
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                        output, means, kind, size, alpha, beta, k, window, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
@@ -273,7 +272,6 @@ Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
         save_input(node, input);
         save_input(node, m);
       });
-  return as_tuple(std::move(results));
 }
 
 // --- the public operators: calls of the one above
@@ -318,10 +316,8 @@ Tensor local_response_norm_autocast(const Tensor& input, int64_t size, double al
 
 // --- what the core must know
 
-class LrnOperator : public Operator {
+class LrnOperator : public OperatorOf<LrnProblem> {
  public:
-  const char* family() const override { return LrnProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {
         "cudnnLRNCrossChannelForward, cudnnLRNCrossChannelBackward, "
@@ -340,9 +336,8 @@ class LrnOperator : public Operator {
   }
 
   // The means have the roles z and dz.
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<LrnProblem>(problem);
-    bool forward = p.pass == LrnPass::fwd;
+  std::vector<SlotSpec> slots(const LrnProblem& p) const override {
+    bool forward = p.pass == Pass::fwd;
     std::vector<SlotSpec> slots{{Role::x, p.x, false}, {Role::y, p.x, forward}};
     if (p.means) slots.push_back({Role::z, p.x, false});
     if (forward) return slots;
@@ -352,28 +347,21 @@ class LrnOperator : public Operator {
     return slots;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<LrnProblem>(problem);
+  Cost cost(const LrnProblem& p) const override {
     auto elements = static_cast<double>(p.x.numel());
-    double bytes = bytes_of(slots(problem));
+    double bytes = bytes_of(slots(p));
     // Squares, their sums by running windows, scale, power, product; twice that for a gradient.
-    return {(p.pass == LrnPass::fwd ? 6 : 12) * elements, bytes, p.elements()};
-  }
-
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<LrnProblem>(problem).alignment;
+    return {(p.pass == Pass::fwd ? 6 : 12) * elements, bytes, p.elements()};
   }
 
   // A gradient is taken with the output that a forward would have given.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<LrnProblem>(problem);
-    if (p.pass == LrnPass::bwd) bindings[Role::y].copy_(output_in_double(p, bindings));
+  void prepare_scratch(const LrnProblem& p, Bindings& bindings) const override {
+    if (p.pass == Pass::bwd) bindings[Role::y].copy_(output_in_double(p, bindings));
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<LrnProblem>(problem);
+  Bindings reference(const LrnProblem& p, const Bindings& bindings) const override {
     Bindings out;
-    if (p.pass == LrnPass::fwd) {
+    if (p.pass == Pass::fwd) {
       out[Role::y] = output_in_double(p, bindings);
       return out;
     }
@@ -386,18 +374,15 @@ class LrnOperator : public Operator {
   }
 
   // Squares, their mean, and a power, each in the data's type with PyTorch.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<LrnProblem>(problem);
+  double tolerance(const LrnProblem& p, const Notes&) const override {
     return 8 * epsilon_of(p.x.dtype) +
            4 * epsilon_of(compute_dtype(p.x.dtype)) * std::sqrt(p.elements());
   }
 
   // PyTorch has several kernels for what cuDNN does in one.
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const LrnProblem& p) const override {
     // cuDNN's divisive normalisation took 20 to 400 times as long on an H200.
-    bool divisive = std::get<LrnProblem>(problem).kind == LrnKind::divisive;
+    bool divisive = p.kind == LrnKind::divisive;
     if (divisive) return {"aten", "legacy"};
     return {"legacy", "aten"};
   }
@@ -413,15 +398,15 @@ class LrnOperator : public Operator {
 
 const RegisterOperator<LrnOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("_lrn", TORCH_FN(run));
+  m.impl("_lrn_backward", TORCH_FN(backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)               \
-  m.impl("_lrn", TORCH_FN(run)); \
-  m.impl("_lrn_backward", TORCH_FN(backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("_lrn", TORCH_FN(run_meta));

@@ -52,13 +52,7 @@ Sizes check_arguments(const Tensor& a, const Tensor& b, const OptionalTensor& bi
                       bool transpose_a, bool transpose_b, double beta, const OptionalTensor& z) {
   const char* op = "matmul";
   check_dtype(op, "a", a);
-  auto check_like_a = [&](const char* name, const Tensor& t) {
-    TORCH_CHECK_VALUE(t.scalar_type() == a.scalar_type(), "torch_cudnn_ext::matmul: ", name, " is ",
-                      t.scalar_type(), ", wanted a's dtype ", a.scalar_type());
-    TORCH_CHECK_VALUE(t.device() == a.device(), "torch_cudnn_ext::matmul: ", name, " is on ",
-                      t.device(), ", wanted a's device ", a.device());
-  };
-  check_like_a("b", b);
+  check_alike(op, "b", b, "a", a);
   TORCH_CHECK_VALUE(a.dim() >= 2 && b.dim() >= 2,
                     "torch_cudnn_ext::matmul: ", a.dim() < 2 ? "a" : "b", " has sizes ",
                     (a.dim() < 2 ? a : b).sym_sizes(), ", wanted at least two dimensions");
@@ -77,17 +71,16 @@ Sizes check_arguments(const Tensor& a, const Tensor& b, const OptionalTensor& bi
   s.output = s.batch;
   s.output.push_back(s.m);
   s.output.push_back(s.n);
-  if (bias && bias->defined()) {
-    check_like_a("bias", *bias);
+  if (has(bias)) {
+    check_alike(op, "bias", *bias, "a", a);
     TORCH_CHECK_VALUE(bias->dim() == 1 && bias->sym_size(0) == s.n,
                       "torch_cudnn_ext::matmul: bias has sizes ", bias->sym_sizes(), ", wanted [",
                       s.n, "]");
   }
-  bool has_z = z && z->defined();
-  TORCH_CHECK_VALUE(has_z || beta == 0, "torch_cudnn_ext::matmul: beta is ", beta,
+  TORCH_CHECK_VALUE(has(z) || beta == 0, "torch_cudnn_ext::matmul: beta is ", beta,
                     ", wanted 0 where z is None");
-  if (has_z) {
-    check_like_a("z", *z);
+  if (has(z)) {
+    check_alike(op, "z", *z, "a", a);
     TORCH_CHECK_VALUE(at::is_expandable_to(z->sym_sizes(), s.output),
                       "torch_cudnn_ext::matmul: z has sizes ", z->sym_sizes(),
                       ", wanted sizes that broadcast to ", SymIntArrayRef(s.output));
@@ -143,7 +136,7 @@ Tensor forward(const Tensor& a, const Tensor& b, const OptionalTensor& bias, boo
   c10::OptionalDeviceGuard guard(a.device());
   auto sizes = C10_AS_INTARRAYREF_SLOW_ALLOC(s.output);
   at::IntArrayRef batch = at::IntArrayRef(sizes).slice(0, sizes.size() - 2);
-  bool has_bias = bias && bias->defined(), has_z = z && z->defined() && beta != 0;
+  bool has_bias = has(bias), has_z = has(z) && beta != 0;
   Tensor result = at::empty(sizes, a.options());
   if (result.numel() == 0) return result;
   if (s.k == 0) {  // a sum of nothing
@@ -253,9 +246,9 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
   Tensor added = z.value_or(Tensor());
   return run_with_gradient<MatmulGradient>(
       {a, b, bias.value_or(Tensor()), added}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {op().redispatch(keys & c10::after_autograd_keyset, a, b, bias, transpose_a,
-                                transpose_b, alpha, beta, z, activation, policy)};
+      [&] {
+        return op().redispatch(keys & c10::after_autograd_keyset, a, b, bias, transpose_a,
+                               transpose_b, alpha, beta, z, activation, policy);
       },
       [&](auto& node, const auto& results) {
         MatmulGradient& g = node.gradient;
@@ -271,7 +264,7 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
         save_input(node, node.should_compute_output(1) ? a : Tensor());
         save_input(node, node.should_compute_output(0) ? b : Tensor());
         if (g.relu) save_result(node, results[0]);
-      })[0];
+      });
 }
 
 // In the lower type, as PyTorch casts for its own products.
@@ -289,10 +282,8 @@ Tensor forward_autocast(const Tensor& a, const Tensor& b, const OptionalTensor& 
 
 // --- what the core must know
 
-class MatmulOperator : public Operator {
+class MatmulOperator : public OperatorOf<MatmulProblem> {
  public:
-  const char* family() const override { return MatmulProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
   OperatorDescription description() const override {
     return {"cudnnBackendExecute",
             "row-major, column-major; batches",
@@ -302,8 +293,7 @@ class MatmulOperator : public Operator {
   std::vector<BatchSize> batch_sizes() const override { return {}; }
   std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::MATMUL; }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<MatmulProblem>(problem);
+  std::vector<SlotSpec> slots(const MatmulProblem& p) const override {
     TensorSpec y = p.output();
     std::vector<SlotSpec> slots{{Role::x, p.x, false}, {Role::w, p.w, false}};
     if (p.bias) slots.push_back({Role::bias, {p.x.dtype, {y.sizes[2]}, {1}}, false});
@@ -312,27 +302,20 @@ class MatmulOperator : public Operator {
     return slots;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<MatmulProblem>(problem);
-    double bytes = bytes_of(slots(problem));
+  Cost cost(const MatmulProblem& p) const override {
+    double bytes = bytes_of(slots(p));
     auto k = static_cast<double>(p.x.sizes[2]);
     return {2 * k * static_cast<double>(p.output().numel()), bytes, k};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<MatmulProblem>(problem).alignment;
-  }
-
-  void set_scalars(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<MatmulProblem>(problem);
+  void set_scalars(const MatmulProblem& p, Bindings& bindings) const override {
     if (p.accumulate == Accumulate::add) bindings.beta = 1;
     if (p.accumulate != Accumulate::general) return;
     bindings.alpha = 0.75;
     bindings.beta = p.z ? 1.5 : 0;
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<MatmulProblem>(problem);
+  Bindings reference(const MatmulProblem& p, const Bindings& bindings) const override {
     auto in_double = [&](Role role) { return bindings[role].to(at::kDouble); };
     Tensor y = at::matmul(in_double(Role::x), in_double(Role::w));
     if (p.accumulate == Accumulate::general) y.mul_(bindings.alpha);
@@ -346,19 +329,17 @@ class MatmulOperator : public Operator {
 
   // Roundings of the output and the epilogue, plus the error of a sum of k terms; TF32 keeps 10
   // bits of each factor.
-  double tolerance(const Problem& problem, const Notes& notes) const override {
-    const auto& p = std::get<MatmulProblem>(problem);
-    double sum = epsilon_of(p.compute) * std::sqrt(cost(problem).reduction_length);
+  double tolerance(const MatmulProblem& p, const Notes& notes) const override {
+    double sum = epsilon_of(p.compute) * std::sqrt(cost(p).reduction_length);
     double tolerance = 4 * epsilon_of(p.x.dtype) + 4 * sum;
     if (notes.has(Note::tf32)) tolerance += 2e-3;
     if (notes.has(Note::down_convert)) {
-      tolerance += 8e-3 + epsilon_of(at::kHalf) * std::sqrt(cost(problem).reduction_length);
+      tolerance += 8e-3 + epsilon_of(at::kHalf) * std::sqrt(cost(p).reduction_length);
     }
     return tolerance;
   }
 
-  std::vector<std::string> heuristic_order(const Problem&, const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const MatmulProblem&) const override {
     return {"aten", "graph"};
   }
 };

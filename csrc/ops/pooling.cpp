@@ -94,7 +94,7 @@ void PoolingProblem::canonicalise() {
     mode = PoolingMode::avg_include;
     divisor = 1;
   }
-  if (pass == PoolingPass::bwd && mode == PoolingMode::max) train = true;
+  if (pass == Pass::bwd && mode == PoolingMode::max) train = true;
 }
 
 void PoolingProblem::validate() const {
@@ -359,8 +359,8 @@ Dims lifted(const SymInts& values, int64_t of_height) {
 }
 
 // `x` has the input's lifted sizes and its format.
-PoolingProblem make_problem(PoolingPass pass, PoolingMode mode, const Windows& w,
-                            const TensorSpec& x, int64_t alignment) {
+PoolingProblem make_problem(Pass pass, PoolingMode mode, const Windows& w, const TensorSpec& x,
+                            int64_t alignment) {
   PoolingProblem p;
   p.pass = pass;
   p.mode = mode;
@@ -410,7 +410,7 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   Tensor& x = bindings[Role::x];
   x = dense(input, w, format);
   if (train) align(bindings, {Role::x});
-  PoolingProblem p = make_problem(PoolingPass::fwd, mode, w, spec_of(x), alignment_of({&x}));
+  PoolingProblem p = make_problem(Pass::fwd, mode, w, spec_of(x), alignment_of({&x}));
   p.divisor = divisor;
   p.train = train;
   execute_pooling(p, policy, x, bindings);
@@ -503,7 +503,7 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
   dy = dense(grad_output, w, format);
   bindings[Role::reserve] = reserve;
   align(bindings, {Role::x, Role::y, Role::dy, Role::reserve});
-  PoolingProblem p = make_problem(PoolingPass::bwd, PoolingMode::max, w, spec_of(x), 16);
+  PoolingProblem p = make_problem(Pass::bwd, PoolingMode::max, w, spec_of(x), 16);
   execute_pooling(p, policy_of_backward(reserve, policy), x, bindings);
   return lower(bindings[Role::dx], w, input.dim());
 }
@@ -608,8 +608,8 @@ Tensor avg_pool_backward(const Tensor& grad_output, SymIntArrayRef input_size, b
   }
   TensorSpec x{dy.scalar_type(), sizes,
                channels_last ? channels_last_strides(sizes) : contiguous_strides(sizes)};
-  PoolingProblem p = make_problem(PoolingPass::bwd, mode_of(count_include_pad, divisor_override), w,
-                                  x, alignment_of({&dy}));
+  PoolingProblem p = make_problem(Pass::bwd, mode_of(count_include_pad, divisor_override), w, x,
+                                  alignment_of({&dy}));
   p.divisor = divisor_of(divisor_override, adaptive);
   execute_pooling(p, policy, dy, bindings);
   return lower(bindings[Role::dx], w, static_cast<int64_t>(input_size.size()));
@@ -675,12 +675,11 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
                                                    SymIntArrayRef stride, SymIntArrayRef padding,
                                                    SymIntArrayRef dilation, bool ceil,
                                                    bool adaptive, OptionalPolicy policy) {
-  auto results = run_with_gradient<MaxPoolGradient>(
+  return run_with_gradient<MaxPoolGradient>(
       {input}, 1,
       [&] {
-        return as_list(max_pool_train_op().redispatch(keys & c10::after_autograd_keyset, input,
-                                                      kernel_size, stride, padding, dilation, ceil,
-                                                      adaptive, policy));
+        return max_pool_train_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
+                                              stride, padding, dilation, ceil, adaptive, policy);
       },
       [&](auto& node, const auto& results) {
         auto& g = node.gradient;
@@ -691,7 +690,6 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
         save_result(node, results[0]);
         save_input(node, results[1]);
       });
-  return as_tuple(std::move(results));
 }
 
 Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntArrayRef kernel_size,
@@ -703,11 +701,11 @@ Tensor max_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntAr
   }
   return run_with_gradient<MaxPoolGradient>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {max_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
-                                         stride, padding, dilation, ceil, adaptive, policy)};
+      [&] {
+        return max_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
+                                        stride, padding, dilation, ceil, adaptive, policy);
       },
-      [](auto&, const auto&) {})[0];
+      [](auto&, const auto&) {});
 }
 
 // Linear in grad_output: every element of the result comes from where its maximum stands, so that
@@ -768,15 +766,15 @@ Tensor max_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
                                   bool adaptive, OptionalPolicy policy) {
   return run_with_gradient<MaxPoolBackwardGradient>(
       {grad_output, input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {max_pool_backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
-                                                  input, output, reserve, kernel_size, stride,
-                                                  padding, dilation, ceil, adaptive, policy)};
+      [&] {
+        return max_pool_backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
+                                                 input, output, reserve, kernel_size, stride,
+                                                 padding, dilation, ceil, adaptive, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
         save_input(node, input);
-      })[0];
+      });
 }
 
 // Forward and backward of an average are linear, and each is the gradient of the other.
@@ -832,10 +830,10 @@ Tensor avg_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntAr
                          OptionalPolicy policy) {
   return run_with_gradient<AvgPoolForwardGradient>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {avg_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
-                                         stride, padding, ceil, count_include_pad, divisor,
-                                         adaptive, policy)};
+      [&] {
+        return avg_pool_op().redispatch(keys & c10::after_autograd_keyset, input, kernel_size,
+                                        stride, padding, ceil, count_include_pad, divisor, adaptive,
+                                        policy);
       },
       [&](auto& node, const auto&) {
         auto& g = node.gradient;
@@ -846,7 +844,7 @@ Tensor avg_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntAr
         g.input_size = copied(input.sym_sizes());
         at::NoGradGuard no_grad;
         g.channels_last = is_channels_last(format_of(lift(input, g.w), g.w, false));
-      })[0];
+      });
 }
 
 Tensor avg_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
@@ -857,10 +855,10 @@ Tensor avg_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
                                   OptionalPolicy policy) {
   return run_with_gradient<AvgPoolBackwardGradient>(
       {grad_output}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {avg_pool_backward_op().redispatch(
+      [&] {
+        return avg_pool_backward_op().redispatch(
             keys & c10::after_autograd_keyset, grad_output, input_size, channels_last, kernel_size,
-            stride, padding, ceil, count_include_pad, divisor, adaptive, policy)};
+            stride, padding, ceil, count_include_pad, divisor, adaptive, policy);
       },
       [&](auto& node, const auto&) {
         auto& g = node.gradient;
@@ -868,7 +866,7 @@ Tensor avg_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
         g.count_include_pad = count_include_pad;
         g.divisor = divisor;
         g.policy = policy_to_save(PoolingProblem::kFamily, policy);
-      })[0];
+      });
 }
 
 // --- autocast: as PyTorch does, over volumes on the CPU alone, in float32
@@ -1028,10 +1026,8 @@ Numbers numbers_of(c10::ScalarType dtype) {
   return {16777213, 6700417, 1.0 / 2097152};
 }
 
-class PoolingOperator : public Operator {
+class PoolingOperator : public OperatorOf<PoolingProblem> {
  public:
-  const char* family() const override { return PoolingProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {
         "cudnnBackendExecute, cudnnPoolingForward, cudnnPoolingBackward",
@@ -1049,12 +1045,11 @@ class PoolingOperator : public Operator {
             {3, "CUDNN_POOLING_MAX_DETERMINISTIC", "max_deterministic", nullptr}};
   }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<PoolingProblem>(problem);
+  std::vector<SlotSpec> slots(const PoolingProblem& p) const override {
     TensorSpec y = p.y();
-    SlotSpec reserve{Role::reserve, {at::kByte, {0}, {1}}, p.pass == PoolingPass::fwd};
+    SlotSpec reserve{Role::reserve, {at::kByte, {0}, {1}}, p.pass == Pass::fwd};
     std::vector<SlotSpec> slots;
-    if (p.pass == PoolingPass::fwd) {
+    if (p.pass == Pass::fwd) {
       slots = {{Role::x, p.x, false}, {Role::y, y, true}};
       if (p.train) slots.push_back(reserve);
     } else if (p.mode == PoolingMode::max) {
@@ -1069,32 +1064,25 @@ class PoolingOperator : public Operator {
     return slots;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<PoolingProblem>(problem);
-    double bytes = bytes_of(slots(problem));
+  Cost cost(const PoolingProblem& p) const override {
+    double bytes = bytes_of(slots(p));
     double volume = window_elements(p);
     return {volume * static_cast<double>(p.y().numel()), bytes, volume};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<PoolingProblem>(problem).alignment;
-  }
-
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<PoolingProblem>(problem);
+  void prepare_scratch(const PoolingProblem& p, Bindings& bindings) const override {
     if (p.mode != PoolingMode::max) return;
     Tensor& x = bindings[Role::x];
     Numbers numbers = numbers_of(p.x.dtype);
     Tensor places = at::arange(p.x.numel(), x.options().dtype(at::kLong));
     Tensor values = places.mul_(numbers.factor).remainder_(numbers.count).sub_(numbers.count / 2);
     x.copy_(values.to(at::kDouble).mul_(numbers.step).view(p.x.sizes));
-    if (p.pass == PoolingPass::bwd) bindings[Role::y].copy_(forward_in_double(p, x));
+    if (p.pass == Pass::bwd) bindings[Role::y].copy_(forward_in_double(p, x));
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<PoolingProblem>(problem);
+  Bindings reference(const PoolingProblem& p, const Bindings& bindings) const override {
     Bindings out;
-    if (p.pass == PoolingPass::fwd) {
+    if (p.pass == Pass::fwd) {
       out[Role::y] = forward_in_double(p, bindings[Role::x]);
     } else {
       out[Role::dx] = backward_in_double(p, bindings);
@@ -1103,8 +1091,7 @@ class PoolingOperator : public Operator {
   }
 
   // A maximum is exact, its gradient a sum over the windows that overlap.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<PoolingProblem>(problem);
+  double tolerance(const PoolingProblem& p, const Notes&) const override {
     double overlaps = 1;
     for (int i = 0; i < p.spatial_dims() && !p.adaptive; ++i) {
       overlaps *= std::ceil(static_cast<double>(p.window[i]) / static_cast<double>(p.stride[i]));
@@ -1116,25 +1103,22 @@ class PoolingOperator : public Operator {
 
   // Measured on an H200 over 41 shapes of each type and layout. Where what leads depends on the
   // shape in no plain way, PyTorch's own kernel comes first.
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
-    const auto& p = std::get<PoolingProblem>(problem);
+  std::vector<std::string> heuristic_order(const PoolingProblem& p) const override {
     return torch_cudnn_ext::is_channels_last(p.x) ? order_of_channels_last(p)
                                                   : order_of_contiguous(p);
   }
 
-  std::vector<Problem> coupled(const Problem& problem) const override {
-    PoolingProblem p = std::get<PoolingProblem>(problem);
-    if (p.pass != PoolingPass::fwd || !p.train) return {};
-    p.pass = PoolingPass::bwd;
+  std::vector<Problem> coupled(const PoolingProblem& problem) const override {
+    PoolingProblem p = problem;
+    if (p.pass != Pass::fwd || !p.train) return {};
+    p.pass = Pass::bwd;
     return {p};
   }
 
-  std::optional<Problem> forward_of(const Problem& problem) const override {
-    PoolingProblem p = std::get<PoolingProblem>(problem);
-    if (p.pass != PoolingPass::bwd || p.mode != PoolingMode::max) return std::nullopt;
-    p.pass = PoolingPass::fwd;
+  std::optional<Problem> forward_of(const PoolingProblem& problem) const override {
+    PoolingProblem p = problem;
+    if (p.pass != Pass::bwd || p.mode != PoolingMode::max) return std::nullopt;
+    p.pass = Pass::fwd;
     return p;
   }
 
@@ -1156,7 +1140,7 @@ class PoolingOperator : public Operator {
       bool slow = volume || p.window_volume() > 16 || (half && overlaps(p));
       return slow ? pytorch : cudnn;
     }
-    if (p.pass == PoolingPass::bwd) return volume || p.has_one_window() ? pytorch : cudnn;
+    if (p.pass == Pass::bwd) return volume || p.has_one_window() ? pytorch : cudnn;
     if (!p.has_one_window()) return p.window[p.spatial_dims() - 1] < 4 ? cudnn : pytorch;
     bool many = p.x.sizes[0] * p.x.sizes[1] >= 1 << 14;
     return many && !volume && p.window_volume() <= 64 ? cudnn : pytorch;
@@ -1177,7 +1161,7 @@ class PoolingOperator : public Operator {
       if (large && !overlaps(p)) return {"graph:eng2", classic(p), "aten"};
       return {classic(p), "aten", "graph"};
     }
-    if (p.pass == PoolingPass::bwd) {
+    if (p.pass == Pass::bwd) {
       if (volume || p.has_one_window()) return {kTiled, "graph:eng2", "aten", classic(p)};
       return {kTiled, "graph:eng2", classic(p), "aten"};
     }
@@ -1229,18 +1213,18 @@ class PoolingOperator : public Operator {
 
 const RegisterOperator<PoolingOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("max_pool", TORCH_FN(max_pool));
+  m.impl("avg_pool", TORCH_FN(avg_pool));
+  m.impl("avg_pool_backward", TORCH_FN(avg_pool_backward));
+  m.impl("_max_pool_train", TORCH_FN(max_pool_train));
+  m.impl("_max_pool_backward", TORCH_FN(max_pool_backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                                          \
-  m.impl("max_pool", TORCH_FN(max_pool));                   \
-  m.impl("avg_pool", TORCH_FN(avg_pool));                   \
-  m.impl("avg_pool_backward", TORCH_FN(avg_pool_backward)); \
-  m.impl("_max_pool_train", TORCH_FN(max_pool_train));      \
-  m.impl("_max_pool_backward", TORCH_FN(max_pool_backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("max_pool", TORCH_FN(max_pool_meta));

@@ -348,9 +348,9 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::stri
                         at::OptionalIntArrayRef dim, bool keepdim, OptionalPolicy policy) {
   return run_with_gradient<ReduceGradient>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {
-            op().redispatch(keys & c10::after_autograd_keyset, input, kind, dim, keepdim, policy)};
+      [&] {
+        return op().redispatch(keys & c10::after_autograd_keyset, input, kind, dim, keepdim,
+                               policy);
       },
       [&](auto& node, const auto& results) {
         node.gradient.kind = kind;
@@ -360,7 +360,7 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::stri
         if (op == ReduceKind::add || op == ReduceKind::mean) return;
         save_input(node, input);
         save_result(node, results[0]);
-      })[0];
+      });
 }
 
 // To the element that the index names, alone.
@@ -404,18 +404,17 @@ struct ReduceWithIndicesGradient {
 
 Indexed with_indices_autograd(c10::DispatchKeySet keys, const Tensor& input, std::string_view kind,
                               at::OptionalIntArrayRef dim, bool keepdim, OptionalPolicy policy) {
-  auto results = run_with_gradient<ReduceWithIndicesGradient>(
+  return run_with_gradient<ReduceWithIndicesGradient>(
       {input}, 1,
       [&] {
-        return as_list(with_indices_op().redispatch(keys & c10::after_autograd_keyset, input, kind,
-                                                    dim, keepdim, policy));
+        return with_indices_op().redispatch(keys & c10::after_autograd_keyset, input, kind, dim,
+                                            keepdim, policy);
       },
       [&](auto& node, const auto& results) {
         node.gradient.dims = check_dims("reduce_with_indices", input, dim);
         node.gradient.sizes = input.sym_sizes().vec();
         save_input(node, results[1]);  // it has no history
       });
-  return as_tuple(std::move(results));
 }
 
 // --- autocast: PyTorch has products in float32, and on CUDA sums and norms too
@@ -435,10 +434,8 @@ Tensor forward_autocast(const Tensor& input, std::string_view kind, at::Optional
 
 // --- what the core must know
 
-class ReduceOperator : public Operator {
+class ReduceOperator : public OperatorOf<ReduceProblem> {
  public:
-  const char* family() const override { return ReduceProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
   OperatorDescription description() const override {
     return {"cudnnBackendExecute, cudnnReduceTensor",
             "contiguous; any dimensions",
@@ -448,47 +445,41 @@ class ReduceOperator : public Operator {
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<ReduceProblem>(problem);
+  std::vector<SlotSpec> slots(const ReduceProblem& p) const override {
     TensorSpec y = p.output();
     std::vector<SlotSpec> slots{{Role::x, p.x, false}, {Role::y, y, true}};
     if (p.indices) slots.push_back({Role::indices, {at::kLong, y.sizes, y.strides}, true});
     return slots;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<ReduceProblem>(problem);
-    double bytes = bytes_of(slots(problem));
+  Cost cost(const ReduceProblem& p) const override {
+    double bytes = bytes_of(slots(p));
     auto elements = static_cast<double>(p.x.numel());
     return {p.kind == ReduceKind::norm2 ? 2 * elements : elements, bytes,
             static_cast<double>(p.reduced_count())};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<ReduceProblem>(problem).alignment;
-  }
-
   // Products keep near to 1, and have no zeros but for those that are left out. Extremes are
   // unique: every algorithm must name the same index.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<ReduceProblem>(problem);
+  void prepare_scratch(const ReduceProblem& p, Bindings& bindings) const override {
     Tensor& x = bindings[Role::x];
     if (p.kind == ReduceKind::mul || p.kind == ReduceKind::mul_no_zeros) {
       Tensor zeros = x.abs() < 0.3;
       x.copy_((x.to(at::kDouble) / std::sqrt(2.0 * p.reduced_count())).exp());
       if (p.kind == ReduceKind::mul_no_zeros) x.masked_fill_(zeros, 0);
     } else if (p.indices) {
-      Tensor rows = ReduceRows(p, x).rows;
+      Tensor rows = reduced_rows(p, x);
       Tensor at = rows.slice(1, 0, 1).abs().mul(1e3).to(at::kLong).remainder(rows.size(1));
       rows.scatter_(1, at, p.kind == ReduceKind::max ? 100 : -100);
-      x.copy_(ReduceRows(p, x).unfold(rows));
+      Dims order = p.rows_order(), back = order;
+      for (int i = 0; i < order.size(); ++i) back[static_cast<int>(order[i])] = i;
+      x.copy_(rows.reshape(x.permute(order).sizes()).permute(back));
     }
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<ReduceProblem>(problem);
+  Bindings reference(const ReduceProblem& p, const Bindings& bindings) const override {
     Bindings out;
-    Tensor rows = ReduceRows(p, bindings[Role::x].to(at::kDouble)).rows;
+    Tensor rows = reduced_rows(p, bindings[Role::x].to(at::kDouble));
     Dims sizes = p.output().sizes;
     out[Role::y] = value_of(p.kind, rows).reshape(sizes);
     if (p.indices) {
@@ -501,36 +492,17 @@ class ReduceOperator : public Operator {
 
   // Rounding of the output, plus the error of a sum of that many terms; of a product each factor
   // adds its rounding.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<ReduceProblem>(problem);
+  double tolerance(const ReduceProblem& p, const Notes&) const override {
     auto compute = compute_dtype(p.x.dtype);
     return 2 * epsilon_of(p.x.dtype) +
            8 * epsilon_of(compute) * std::sqrt(static_cast<double>(p.reduced_count()));
   }
 
-  std::vector<std::string> heuristic_order(const Problem&, const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
+  std::vector<std::string> heuristic_order(const ReduceProblem&) const override {
     return {"aten", "legacy"};
   }
 
  private:
-  // x as [kept, reduced], and back.
-  struct ReduceRows {
-    ReduceRows(const ReduceProblem& p, const Tensor& x) : order(p.rows_order()) {
-      Tensor ordered = x.permute(order);
-      sizes = ordered.sizes().vec();
-      rows = ordered.reshape({-1, p.reduced_count()});
-    }
-    Tensor unfold(const Tensor& t) const {
-      Dims back = order;
-      for (int i = 0; i < order.size(); ++i) back[static_cast<int>(order[i])] = i;
-      return t.reshape(sizes).permute(back);
-    }
-    Dims order;
-    std::vector<int64_t> sizes;
-    Tensor rows;
-  };
-
   static Tensor value_of(ReduceKind kind, const Tensor& rows) {
     switch (kind) {
       case ReduceKind::add:
@@ -558,15 +530,15 @@ class ReduceOperator : public Operator {
 
 const RegisterOperator<ReduceOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("reduce", TORCH_FN(forward));
+  m.impl("reduce_with_indices", TORCH_FN(with_indices));
+}
+
 }  // namespace
 
-#define KERNELS(m)                     \
-  m.impl("reduce", TORCH_FN(forward)); \
-  m.impl("reduce_with_indices", TORCH_FN(with_indices))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("reduce", TORCH_FN(forward_meta));

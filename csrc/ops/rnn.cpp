@@ -43,7 +43,7 @@ void RnnProblem::validate() const {
   TORCH_CHECK_VALUE(!skip || x.sizes[2] == hidden, "rnn: x has ", x.sizes[2],
                     " features, wanted hidden=", hidden, " since its first layer skips the input");
   TORCH_CHECK_VALUE(dropout >= 0 && dropout <= 1, "rnn: dropout is ", dropout, ", wanted 0 to 1");
-  TORCH_CHECK_VALUE(train || pass == RnnPass::fwd, "rnn: a backward has train=true");
+  TORCH_CHECK_VALUE(train || pass == Pass::fwd, "rnn: a backward has train=true");
   bool is_double = x.dtype == c10::ScalarType::Double;
   bool narrow = x.dtype == c10::ScalarType::Float
                     ? compute == c10::ScalarType::Float
@@ -152,10 +152,7 @@ void check_tensor(const char* op, const char* name, const Tensor& t, IntArrayRef
                   const Tensor& input) {
   TORCH_CHECK_VALUE(t.sizes() == wanted, "torch_cudnn_ext::", op, ": ", name, " has sizes ",
                     t.sizes(), ", wanted ", wanted);
-  TORCH_CHECK_VALUE(t.scalar_type() == input.scalar_type(), "torch_cudnn_ext::", op, ": ", name,
-                    " is ", t.scalar_type(), ", wanted input's dtype ", input.scalar_type());
-  TORCH_CHECK_VALUE(t.device() == input.device(), "torch_cudnn_ext::", op, ": ", name, " is on ",
-                    t.device(), ", wanted input's device ", input.device());
+  check_alike(op, name, t, "input", input);
 }
 
 void check_optional(const char* op, const char* name, const Tensor& t, const TensorSpec& spec,
@@ -172,7 +169,7 @@ struct Call {
   Bindings bindings;
 };
 
-Call make_call(RnnPass pass, const Tensor& input, IntArrayRef batch_sizes, const Tensor& hx,
+Call make_call(Pass pass, const Tensor& input, IntArrayRef batch_sizes, const Tensor& hx,
                const Tensor& cx, TensorList params, const Settings& s, bool train) {
   const char* op = name_of(s);
   check_dtype(op, "input", input);
@@ -246,8 +243,8 @@ Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTens
                 bool for_backward, OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
   c10::OptionalDeviceGuard guard(input.device());
-  Call call = make_call(RnnPass::fwd, input, batch_sizes, or_undefined(hx), or_undefined(cx),
-                        params, s, for_backward);
+  Call call = make_call(Pass::fwd, input, batch_sizes, or_undefined(hx), or_undefined(cx), params,
+                        s, for_backward);
   const RnnProblem& p = call.problem;
   Bindings& b = call.bindings;
   auto y_sizes = input.sizes().vec();
@@ -291,8 +288,8 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
                  OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
   c10::OptionalDeviceGuard guard(input.device());
-  Call call = make_call(RnnPass::bwd, input, batch_sizes, or_undefined(hx), or_undefined(cx),
-                        params, s, true);
+  Call call =
+      make_call(Pass::bwd, input, batch_sizes, or_undefined(hx), or_undefined(cx), params, s, true);
   const RnnProblem& p = call.problem;
   Bindings& b = call.bindings;
   Tensor dy = or_undefined(grad_output), dhy = or_undefined(grad_hy), dcy = or_undefined(grad_cy);
@@ -522,21 +519,19 @@ Results backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_o
                              or_undefined(grad_cy),     input,
                              or_undefined(hx),          or_undefined(cx)};
   inputs.insert(inputs.end(), params.begin(), params.end());
-  auto results = run_with_gradient<RnnBackwardGradient>(
+  return run_with_gradient<RnnBackwardGradient>(
       inputs, 4,
-      [&]() -> std::vector<Tensor> {
-        auto [dx, dhx, dcx, dw] = backward_op().redispatch(
-            keys & c10::after_autograd_keyset, grad_output, grad_hy, grad_cy, input, batch_sizes,
-            hx, cx, params, output, reserve, cell, bias, num_layers, dropout, bidirectional,
-            skip_input, policy);
-        return {dx, dhx, dcx, dw};
+      [&] {
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, grad_hy,
+                                        grad_cy, input, batch_sizes, hx, cx, params, output,
+                                        reserve, cell, bias, num_layers, dropout, bidirectional,
+                                        skip_input, policy);
       },
-      [&](auto& node, const std::vector<Tensor>&) {
+      [&](auto& node, const auto&) {
         node.gradient.settings = s;
         node.gradient.batch_sizes = batch_sizes.vec();
         for (const Tensor& t : inputs) save_input(node, t);
       });
-  return {results[0], results[1], results[2], results[3]};
 }
 
 // Saved: input, hx, cx, the reserve, parameters, and the output.
@@ -609,15 +604,14 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
   bool wanted = false;
   for (const Tensor& t : inputs) wanted |= t.defined() && t.requires_grad();
   for_backward |= wanted && at::GradMode::is_enabled();
-  auto results = run_with_gradient<RnnGradient>(
+  return run_with_gradient<RnnGradient>(
       inputs, s.is_lstm() ? 3 : 2,
-      [&]() -> std::vector<Tensor> {
-        auto [y, hy, cy, reserve] = forward_op().redispatch(
-            keys & c10::after_autograd_keyset, input, batch_sizes, hx, cx, params, cell, bias,
-            num_layers, dropout, bidirectional, skip_input, for_backward, policy);
-        return {y, hy, cy, reserve};
+      [&] {
+        return forward_op().redispatch(keys & c10::after_autograd_keyset, input, batch_sizes, hx,
+                                       cx, params, cell, bias, num_layers, dropout, bidirectional,
+                                       skip_input, for_backward, policy);
       },
-      [&](auto& node, const std::vector<Tensor>& out) {
+      [&](auto& node, const auto& out) {
         node.gradient.settings = s;
         node.gradient.batch_sizes = batch_sizes.vec();
         node.gradient.policy = coupled_policy_to_save(RnnProblem::kFamily, policy);
@@ -626,7 +620,6 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
         for (const Tensor& t : params) save_input(node, t);
         save_result(node, out[0]);
       });
-  return {results[0], results[1], results[2], results[3]};
 }
 
 // As PyTorch's _cudnn_rnn: everything that is float32 is cast, cell states included.
@@ -858,10 +851,8 @@ const RegisterCell<RnnCell::relu> relu_overridden;
 
 // --- what the core must know
 
-class RnnOperator : public Operator {
+class RnnOperator : public OperatorOf<RnnProblem> {
  public:
-  const char* family() const override { return RnnProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {
         "cudnnRNNForward, cudnnRNNBackwardData_v8, cudnnRNNBackwardWeights_v8",
@@ -876,9 +867,7 @@ class RnnOperator : public Operator {
     return at::globalContext().userEnabledCuDNN() ? at::Float32Op::RNN : at::Float32Op::MATMUL;
   }
   bool has_math_types() const override { return true; }
-  bool is_random(const Problem& problem) const override {
-    return std::get<RnnProblem>(problem).dropout > 0;
-  }
+  bool is_random(const RnnProblem& p) const override { return p.dropout > 0; }
   bool has_one_choice() const override { return true; }
 
   std::vector<LegacyName> legacy_names(const std::string&) const override {
@@ -889,9 +878,8 @@ class RnnOperator : public Operator {
   }
 
   // Inputs of the forward come first in both passes, so that scratch draws the same for both.
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<RnnProblem>(problem);
-    bool lstm = p.cell == RnnCell::lstm, forward = p.pass == RnnPass::fwd;
+  std::vector<SlotSpec> slots(const RnnProblem& p) const override {
+    bool lstm = p.cell == RnnCell::lstm, forward = p.pass == Pass::fwd;
     std::vector<SlotSpec> list{{Role::x, rnn_x(p), false}};
     auto add = [&](Role role, const TensorSpec& spec, bool is_output) {
       list.push_back({role, spec, is_output});
@@ -917,23 +905,19 @@ class RnnOperator : public Operator {
     return list;
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<RnnProblem>(problem);
+  Cost cost(const RnnProblem& p) const override {
     double rows = static_cast<double>(p.steps()) * static_cast<double>(p.batch()), terms = 0;
     for (const RnnParameter& parameter : rnn_parameters(p)) {
       terms += static_cast<double>(parameter.numel());
     }
-    double bytes = bytes_of(slots(problem));
-    bool forward = p.pass == RnnPass::fwd;
+    double bytes = bytes_of(slots(p));
+    bool forward = p.pass == Pass::fwd;
     auto widest = std::max(p.input(), p.directions() * p.state());
     return {(forward ? 2 : 4) * rows * terms, bytes, static_cast<double>(widest + p.state())};
   }
 
-  int64_t alignment(const Problem&) const override { return 16; }
-
   // Parameters as large as PyTorch initialises them; sequences of many lengths.
-  void prepare_scratch(const Problem& problem, Bindings& b) const override {
-    const auto& p = std::get<RnnProblem>(problem);
+  void prepare_scratch(const RnnProblem& p, Bindings& b) const override {
     b[Role::w].mul_(1 / std::sqrt(3.0 * static_cast<double>(p.hidden)));
     if (p.lengths == RnnLengths::full) return;
     auto* sizes = b[Role::batch_sizes].mutable_data_ptr<int64_t>();
@@ -943,8 +927,7 @@ class RnnOperator : public Operator {
   }
 
   // None with dropout: every algorithm has masks of its own.
-  Bindings reference(const Problem& problem, const Bindings& b) const override {
-    const auto& p = std::get<RnnProblem>(problem);
+  Bindings reference(const RnnProblem& p, const Bindings& b) const override {
     Bindings out;
     if (p.dropout > 0) return out;
     auto wide = [&](Role role) { return b[role].defined() ? b[role].to(at::kDouble) : Tensor(); };
@@ -962,7 +945,7 @@ class RnnOperator : public Operator {
     std::vector<RnnParameter> parameters = rnn_parameters(p);
     std::vector<Tensor> params = rnn_views(parameters, wide(Role::w));
     Tensor x = used(Role::x), hx = wide(Role::hx), cx = wide(Role::cx);
-    if (p.pass == RnnPass::fwd) {
+    if (p.pass == Pass::fwd) {
       auto results = formula(p, lengths, x, hx, cx, rnn_cells(parameters, params));
       out[Role::y] = padded(results[0], rnn_y(p));
       out[Role::hy] = results[1];
@@ -986,8 +969,7 @@ class RnnOperator : public Operator {
   }
 
   // States are rounded at every step, and what a step gets wrong goes into the next.
-  double tolerance(const Problem& problem, const Notes& notes) const override {
-    const auto& p = std::get<RnnProblem>(problem);
+  double tolerance(const RnnProblem& p, const Notes& notes) const override {
     bool tf32 = notes.has(Note::tf32), down = notes.has(Note::down_convert);
     double stored = epsilon_of(p.x.dtype);
     double summed = epsilon_of(p.compute);
@@ -995,27 +977,24 @@ class RnnOperator : public Operator {
     double steps = p.cell == RnnCell::relu ? std::sqrt(static_cast<double>(p.steps())) : 1;
     double growth = std::max(1.0, steps / 2);
     // A state that is rounded across zero turns a gradient on or off.
-    if (p.pass == RnnPass::bwd && epsilon_of(p.x.dtype) >= epsilon_of(at::kHalf)) stored *= growth;
+    if (p.pass == Pass::bwd && epsilon_of(p.x.dtype) >= epsilon_of(at::kHalf)) stored *= growth;
     if (tf32) stored = std::max(stored, epsilon_of(at::kHalf) * growth);
     if (down) stored = std::max(stored, epsilon_of(at::kBFloat16));
     double depth = std::sqrt(static_cast<double>(p.layers));
     // The persistent algorithms compute tanh and sigmoid in fewer digits.
-    double rounded = (p.pass == RnnPass::fwd ? 8 : 32) * stored * depth +
-                     8 * summed * std::sqrt(cost(problem).reduction_length) +
+    double rounded = (p.pass == Pass::fwd ? 8 : 32) * stored * depth +
+                     8 * summed * std::sqrt(cost(p).reduction_length) +
                      (p.x.dtype == at::kFloat ? 1.5e-5 * depth : 0);
     // In float64 no state of a measurable problem comes that near to zero.
     constexpr double kOneGradient = 0.1;  // that is turned on or off, beside the others
-    bool kinked = p.cell == RnnCell::relu && p.pass == RnnPass::bwd && p.x.dtype != at::kDouble;
+    bool kinked = p.cell == RnnCell::relu && p.pass == Pass::bwd && p.x.dtype != at::kDouble;
     return kinked ? std::max(rounded, kOneGradient) : rounded;
   }
 
   // PyTorch itself, which knows where cuDNN's persistent kernels are good; without it, much the
   // same rule. The first math type may use TF32, and is passed over where that is not allowed. What
   // PyTorch computes wrongly comes last.
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
-    const auto& p = std::get<RnnProblem>(problem);
+  std::vector<std::string> heuristic_order(const RnnProblem& p) const override {
     std::vector<std::string> order{"aten"};
     bool half = c10::isReducedFloatingType(p.x.dtype);
     bool regular = p.layers == 1 && !p.bidirectional && p.proj == 0 && p.hidden <= 1024 &&
@@ -1033,31 +1012,31 @@ class RnnOperator : public Operator {
     return order;
   }
 
-  std::vector<Problem> coupled(const Problem& problem) const override {
-    RnnProblem p = std::get<RnnProblem>(problem);
-    if (p.pass != RnnPass::fwd || !p.train) return {};
-    p.pass = RnnPass::bwd;
+  std::vector<Problem> coupled(const RnnProblem& problem) const override {
+    RnnProblem p = problem;
+    if (p.pass != Pass::fwd || !p.train) return {};
+    p.pass = Pass::bwd;
     return {p};
   }
-  std::optional<Problem> forward_of(const Problem& problem) const override {
-    RnnProblem p = std::get<RnnProblem>(problem);
-    if (p.pass != RnnPass::bwd) return std::nullopt;
-    p.pass = RnnPass::fwd;
+  std::optional<Problem> forward_of(const RnnProblem& problem) const override {
+    RnnProblem p = problem;
+    if (p.pass != Pass::bwd) return std::nullopt;
+    p.pass = Pass::fwd;
     return p;
   }
 };
 
 const RegisterOperator<RnnOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("_rnn", TORCH_FN(forward));
+  m.impl("_rnn_backward", TORCH_FN(backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                   \
-  m.impl("_rnn", TORCH_FN(forward)); \
-  m.impl("_rnn_backward", TORCH_FN(backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("_rnn", TORCH_FN(forward_meta));

@@ -39,13 +39,13 @@ Tensor as_rows(const Tensor& t, int64_t dim) {
 }
 
 // `first` is x, or dy with y as `second`. As PyTorch's, the result is contiguous.
-Tensor run(SoftmaxPass pass, const Tensor& first, const Tensor& second, int64_t dim, bool log,
+Tensor run(Pass pass, const Tensor& first, const Tensor& second, int64_t dim, bool log,
            OptionalPolicy policy) {
   c10::OptionalDeviceGuard guard(first.device());
   if (first.numel() == 0) return at::empty(first.sizes(), first.options());
   Tensor a = first.contiguous(), b = second.defined() ? second.contiguous() : second;
   Bindings bindings;
-  bool forward = pass == SoftmaxPass::fwd;
+  bool forward = pass == Pass::fwd;
   bindings[forward ? Role::x : Role::dy] = as_rows(a, dim);
   if (!forward) bindings[Role::y] = as_rows(b, dim);
   SoftmaxProblem p;
@@ -84,8 +84,8 @@ Tensor forward(const Tensor& input, int64_t dim, std::optional<at::ScalarType> d
   Tensor x = dtype ? in_dtype(input, *dtype) : input;
   check_dtype(op, "input", x);
   if (x.dim() == 0)
-    return run(SoftmaxPass::fwd, x.reshape(kOne), {}, 0, log, policy).reshape(at::IntArrayRef());
-  return run(SoftmaxPass::fwd, x, {}, dim, log, policy);
+    return run(Pass::fwd, x.reshape(kOne), {}, 0, log, policy).reshape(at::IntArrayRef());
+  return run(Pass::fwd, x, {}, dim, log, policy);
 }
 
 template <bool log>
@@ -103,10 +103,10 @@ Tensor backward(const Tensor& grad_output, const Tensor& output, int64_t dim, bo
   check_dtype("softmax_backward", "grad_output", grad_output);
   check_same("softmax_backward", "output", output, "grad_output", grad_output);
   if (output.dim() == 0) {
-    return run(SoftmaxPass::bwd, grad_output.reshape(kOne), output.reshape(kOne), 0, log, policy)
+    return run(Pass::bwd, grad_output.reshape(kOne), output.reshape(kOne), 0, log, policy)
         .reshape(at::IntArrayRef());
   }
-  return run(SoftmaxPass::bwd, grad_output, output, dim, log, policy);
+  return run(Pass::bwd, grad_output, output, dim, log, policy);
 }
 
 Tensor backward_meta(const Tensor& grad_output, const Tensor& output, int64_t dim, bool,
@@ -152,16 +152,14 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t d
                                                        : "torch_cudnn_ext::softmax");
   return run_with_gradient<SoftmaxGradient>(
       {input}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {op.redispatch(keys & c10::after_autograd_keyset, input, dim, dtype, policy)};
-      },
+      [&] { return op.redispatch(keys & c10::after_autograd_keyset, input, dim, dtype, policy); },
       [&](auto& node, const auto& results) {
         node.gradient.dim = dim;
         node.gradient.log = log;
         node.gradient.input_dtype = input.scalar_type();
         node.gradient.policy = policy_to_save(SoftmaxProblem::kFamily, policy);
         save_result(node, results[0]);
-      })[0];
+      });
 }
 
 // softmax: dx = y (dy - sum(dy y)); log-softmax: dx = dy - exp(y) sum(dy).
@@ -199,9 +197,9 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, co
                          int64_t dim, bool log, OptionalPolicy policy) {
   return run_with_gradient<SoftmaxBackwardGradient>(
       {grad_output, output}, 1,
-      [&]() -> std::array<Tensor, 1> {
-        return {backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, output,
-                                         dim, log, policy)};
+      [&] {
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, output, dim,
+                                        log, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.dim = dim;
@@ -209,7 +207,7 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, co
         node.gradient.policy = policy_to_save(SoftmaxProblem::kFamily, policy);
         save_input(node, grad_output);
         save_input(node, output);
-      })[0];
+      });
 }
 
 // As PyTorch does, on CUDA alone: the result is float32 under autocast.
@@ -268,10 +266,8 @@ const RegisterOverride<AtenSoftmax<true>, Tensor(const Tensor&, int64_t, bool)>
 
 // --- what the core must know
 
-class SoftmaxOperator : public Operator {
+class SoftmaxOperator : public OperatorOf<SoftmaxProblem> {
  public:
-  const char* family() const override { return SoftmaxProblem::kFamily; }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   OperatorDescription description() const override {
     return {"cudnnSoftmaxForward, cudnnSoftmaxBackward",
             "contiguous; any dimension",
@@ -284,38 +280,30 @@ class SoftmaxOperator : public Operator {
             {1, "CUDNN_SOFTMAX_ACCURATE", "accurate", nullptr}};
   }
 
-  std::vector<SlotSpec> slots(const Problem& problem) const override {
-    const auto& p = std::get<SoftmaxProblem>(problem);
-    if (p.pass == SoftmaxPass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
+  std::vector<SlotSpec> slots(const SoftmaxProblem& p) const override {
+    if (p.pass == Pass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
     return {{Role::y, p.x, false}, {Role::dy, p.x, false}, {Role::dx, p.x, true}};
   }
 
-  Cost cost(const Problem& problem) const override {
-    const auto& p = std::get<SoftmaxProblem>(problem);
+  Cost cost(const SoftmaxProblem& p) const override {
     auto elements = static_cast<double>(p.x.numel());
     auto bytes = static_cast<double>(p.x.nbytes());
-    bool forward = p.pass == SoftmaxPass::fwd;
+    bool forward = p.pass == Pass::fwd;
     // Maximum, difference, exponential, sum, quotient; product, sum, difference, product.
     return {(forward ? 5 : 4) * elements, (forward ? 2 : 3) * bytes,
             static_cast<double>(p.x.sizes[1])};
   }
 
-  int64_t alignment(const Problem& problem) const override {
-    return std::get<SoftmaxProblem>(problem).alignment;
-  }
-
   // A gradient is taken at a point that a forward would have given.
-  void prepare_scratch(const Problem& problem, Bindings& bindings) const override {
-    const auto& p = std::get<SoftmaxProblem>(problem);
-    if (p.pass == SoftmaxPass::fwd) return;
+  void prepare_scratch(const SoftmaxProblem& p, Bindings& bindings) const override {
+    if (p.pass == Pass::fwd) return;
     Tensor y = bindings[Role::y].to(at::kFloat);
     bindings[Role::y].copy_(p.log ? y.log_softmax(1) : y.softmax(1));
   }
 
-  Bindings reference(const Problem& problem, const Bindings& bindings) const override {
-    const auto& p = std::get<SoftmaxProblem>(problem);
+  Bindings reference(const SoftmaxProblem& p, const Bindings& bindings) const override {
     Bindings out;
-    if (p.pass == SoftmaxPass::fwd) {
+    if (p.pass == Pass::fwd) {
       Tensor x = bindings[Role::x].to(at::kDouble);
       out[Role::y] = p.log ? x.log_softmax(1) : x.softmax(1);
       return out;
@@ -326,21 +314,17 @@ class SoftmaxOperator : public Operator {
   }
 
   // Rounding of exponential and quotient, and of a sum in float32 at least.
-  double tolerance(const Problem& problem, const Notes&) const override {
-    const auto& p = std::get<SoftmaxProblem>(problem);
+  double tolerance(const SoftmaxProblem& p, const Notes&) const override {
     auto sum_dtype = compute_dtype(p.x.dtype);
     return 4 * epsilon_of(p.x.dtype) +
-           4 * epsilon_of(sum_dtype) * std::sqrt(cost(problem).reduction_length);
+           4 * epsilon_of(sum_dtype) * std::sqrt(cost(p).reduction_length);
   }
 
   // Rows in memory order are what PyTorch's own kernel is best at, sums across channels are not,
   // nor the gradient of softmax, whose product it rounds and stores first: cuDNN's took 0.55 to
   // 0.76 of the time for rows of 10 to 1024 on an H200, 4 times for 50257.
-  std::vector<std::string> heuristic_order(const Problem& problem,
-                                           const Device& device) const override {
-    if (!device.has_gpu_backends()) return {"aten", "cpu"};
-    const auto& p = std::get<SoftmaxProblem>(problem);
-    bool gradient = p.pass == SoftmaxPass::bwd, rows = p.x.sizes[2] == 1;
+  std::vector<std::string> heuristic_order(const SoftmaxProblem& p) const override {
+    bool gradient = p.pass == Pass::bwd, rows = p.x.sizes[2] == 1;
     bool cudnn =
         rows ? gradient && !p.log && p.x.sizes[1] <= 1024 : !gradient || p.x.sizes[1] < 256;
     if (cudnn) return {"legacy:accurate", "aten"};
@@ -350,16 +334,16 @@ class SoftmaxOperator : public Operator {
 
 const RegisterOperator<SoftmaxOperator> registered;
 
+void register_kernels(torch::Library& m) {
+  m.impl("softmax", TORCH_FN(forward<false>));
+  m.impl("log_softmax", TORCH_FN(forward<true>));
+  m.impl("softmax_backward", TORCH_FN(backward));
+}
+
 }  // namespace
 
-#define KERNELS(m)                                \
-  m.impl("softmax", TORCH_FN(forward<false>));    \
-  m.impl("log_softmax", TORCH_FN(forward<true>)); \
-  m.impl("softmax_backward", TORCH_FN(backward))
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { KERNELS(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { KERNELS(m); }
-#undef KERNELS
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
   m.impl("softmax", TORCH_FN(forward_meta<false>));

@@ -277,7 +277,7 @@ std::vector<Candidate> dropout_candidates(const DropoutProblem&, const Device&) 
 
 BuildResult build_dropout(const DropoutProblem& p, const Algorithm& algorithm, const Device&) {
   Script script = scripts().next(algorithm.text(), &Script::builds);
-  bool backward = p.pass == DropoutPass::bwd;
+  bool backward = p.pass == Pass::bwd;
   return std::make_shared<FunctionPlan>(
       algorithm, backward ? notes_from_texts(script.notes) : Notes{}, 0, [=](Bindings& b) {
         give(b, backward ? Role::dx : Role::y, p.x, b[backward ? Role::dy : Role::x].clone());

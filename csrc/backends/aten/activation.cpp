@@ -66,7 +66,7 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
   return make_plan(algorithm, {}, [p](Bindings& b) {
-    bool is_forward = p.pass == ActivationPass::fwd;
+    bool is_forward = p.pass == Pass::fwd;
     Tensor& out =
         output_tensor(b, is_forward ? Role::y : Role::dx, p.x, b[is_forward ? Role::x : Role::dy]);
     if (is_forward) {

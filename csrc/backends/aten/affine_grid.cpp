@@ -19,7 +19,7 @@ BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
   bool tf32 = is_tf32(at::Float32Op::MATMUL);
   if (device.is_cuda() && p.theta.dtype == at::kFloat && tf32) notes.add(Note::tf32);
   return make_plan(algorithm, notes, [p, size, inside](Bindings& b) {
-    if (p.pass == AffineGridPass::fwd) {
+    if (p.pass == Pass::fwd) {
       at::Tensor grid = at::affine_grid_generator(b[Role::x].to(inside), size, p.align_corners);
       give(b, Role::grid, p.grid, grid.to(p.grid.dtype));
     } else {

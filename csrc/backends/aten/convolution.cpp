@@ -282,11 +282,10 @@ bool begins_in_padding(const ConvolutionProblem& p) {
 // types PyTorch 2.11 (oneDNN) may crash then on the CPU.
 bool meets_empty_windows(const ConvolutionProblem& p) {
   auto meets_image = [&](int i) {
-    for (int64_t out = 0; out < p.y.sizes[i + 2]; ++out) {
-      for (int64_t tap = 0; tap < p.w.sizes[i + 2]; ++tap) {
-        int64_t at = out * p.stride[i] - p.padding[i] + tap * p.dilation[i];
-        if (at >= 0 && at < p.x.sizes[i + 2]) return true;
-      }
+    for (int64_t tap = 0; tap < p.w.sizes[i + 2]; ++tap) {
+      int64_t before = p.padding[i] - tap * p.dilation[i];  // of a first window's, to the image
+      int64_t out = before <= 0 ? 0 : (before + p.stride[i] - 1) / p.stride[i];
+      if (out < p.y.sizes[i + 2] && out * p.stride[i] - before < p.x.sizes[i + 2]) return true;
     }
     return false;
   };

@@ -6,7 +6,7 @@ namespace torch_cudnn_ext::aten {
 namespace {
 
 void run_on_cuda(const DropoutProblem& p, Bindings& b) {
-  if (p.pass == DropoutPass::bwd) {
+  if (p.pass == Pass::bwd) {
     Tensor mask = b[Role::reserve].view(at::kBool);
     give(b, Role::dx, p.x, at::native_dropout_backward(b[Role::dy], mask, 1 / (1 - p.p)));
     return;
@@ -17,7 +17,7 @@ void run_on_cuda(const DropoutProblem& p, Bindings& b) {
 }
 
 void run_on_cpu(const DropoutProblem& p, Bindings& b) {
-  if (p.pass == DropoutPass::bwd) {
+  if (p.pass == Pass::bwd) {
     give(b, Role::dx, p.x, b[Role::dy] * b[Role::reserve].view(p.x.dtype));
     return;
   }

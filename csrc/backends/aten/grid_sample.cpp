@@ -7,7 +7,7 @@ namespace {
 BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  bool may_crash = !device.is_cuda() && p.pass == GridSamplePass::bwd && p.spatial_dims() == 2 &&
+  bool may_crash = !device.is_cuda() && p.pass == Pass::bwd && p.spatial_dims() == 2 &&
                    p.mode == SampleMode::bilinear && p.padding != SamplePadding::zeros;
   if (may_crash) {
     return Unsupported{
@@ -16,13 +16,13 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
   }
   Notes notes;
   // On CUDA dx is summed by atomic additions; dgrid is not.
-  bool atomic = p.pass == GridSamplePass::bwd && p.input_gradient && device.is_cuda();
+  bool atomic = p.pass == Pass::bwd && p.input_gradient && device.is_cuda();
   if (atomic) notes.add(Note::nondeterministic);
   TensorSpec y = p.output(), dx{p.x.dtype, p.x.sizes, contiguous_strides(p.x.sizes)};
   return make_plan(algorithm, notes, [p, y, dx](Bindings& b) {
     auto mode = static_cast<int64_t>(p.mode), padding = static_cast<int64_t>(p.padding);
     bool plane = p.spatial_dims() == 2;
-    if (p.pass == GridSamplePass::fwd) {
+    if (p.pass == Pass::fwd) {
       auto sample = plane ? at::grid_sampler_2d : at::grid_sampler_3d;
       give(b, Role::y, y, sample(b[Role::x], b[Role::grid], mode, padding, p.align_corners));
       return;

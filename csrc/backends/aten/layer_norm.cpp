@@ -137,9 +137,8 @@ void backward(const LayerNormProblem& p, Bindings& b) {
 BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  return make_plan(algorithm, {}, [p](Bindings& b) {
-    p.pass == LayerNormPass::fwd ? forward(p, b) : backward(p, b);
-  });
+  return make_plan(algorithm, {},
+                   [p](Bindings& b) { p.pass == Pass::fwd ? forward(p, b) : backward(p, b); });
 }
 
 const RegisterBackendOperator<LayerNormProblem> registered("aten", candidates<LayerNormProblem>,

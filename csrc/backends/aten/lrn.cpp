@@ -29,7 +29,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
     Tensor centred = p.means ? x - in(Role::z) : x;
     Tensor scale = at::add(at::scalar_tensor(p.k, at::kDouble),
                            window_means(centred.square(), p, p.behind(), p.ahead()), p.alpha);
-    if (p.pass == LrnPass::fwd) {
+    if (p.pass == Pass::fwd) {
       give(b, Role::y, p.x, x / scale.pow(p.beta));
       return;
     }

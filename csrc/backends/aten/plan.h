@@ -20,14 +20,14 @@ using at::Tensor;
 
 template <class P>
 std::vector<Candidate> candidates(const P&, const Device&) {
-  return {{{"aten", "default", {}}, "PyTorch"}};
+  return {{kBaseline, "PyTorch"}};
 }
 
 inline Unsupported needs_device() { return {"aten runs on a device that is there", true}; }
 
 // nullopt where aten:default can be had.
 inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device) {
-  if (algorithm.name != "default" || !algorithm.options.empty()) {
+  if (algorithm != kBaseline) {
     return Unsupported{c10::str("aten has no ", algorithm.text(), ", only aten:default")};
   }
   if (device.is_target()) return needs_device();

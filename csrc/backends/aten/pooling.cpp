@@ -85,7 +85,7 @@ void average_backward(const PoolingProblem& p, Bindings& b) {
 Notes notes_of(const PoolingProblem& p, const Device& device) {
   bool adds_in_order =
       is_global_average(p) || (p.mode != PoolingMode::max && !p.adaptive && p.spatial_dims() == 2);
-  if (p.pass == PoolingPass::fwd || !device.is_cuda() || adds_in_order) return {};
+  if (p.pass == Pass::fwd || !device.is_cuda() || adds_in_order) return {};
   return {Note::nondeterministic};
 }
 
@@ -118,7 +118,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
     return Unsupported{"PyTorch has no average over volumes in half precision on the CPU"};
   }
   return make_plan(algorithm, notes_of(p, device), [p, is_max](Bindings& b) {
-    if (p.pass == PoolingPass::fwd) {
+    if (p.pass == Pass::fwd) {
       const Tensor& x = b[Role::x];
       if (!is_max) {
         give(b, Role::y, p.y(), average(p, x));

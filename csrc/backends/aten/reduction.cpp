@@ -1,5 +1,6 @@
 // PyTorch's own reductions.
 #include "backends/aten/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -37,9 +38,8 @@ Tensor reduce(const ReduceProblem& p, const Tensor& x) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// The reduced dimensions become one, the last.
 std::tuple<Tensor, Tensor> reduce_with_indices(const ReduceProblem& p, const Tensor& x) {
-  Tensor rows = x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
+  Tensor rows = reduced_rows(p, x);
   auto [values, indices] = p.kind == ReduceKind::max ? at::max(rows, 1) : at::min(rows, 1);
   Dims sizes = p.output().sizes;
   return {values.view(sizes), indices.view(sizes)};

@@ -31,8 +31,8 @@ class AtenRnn : public Plan {
     // The backward goes the way that its forward went, whatever PyTorch's switch says by then.
     bool cudnn =
         p_.train && is_pytorchs() && call.x.is_cuda() &&
-        (p_.pass == RnnPass::fwd ? at::cudnn_is_acceptable(call.x) : b[Role::reserve].numel() > 0);
-    if (p_.pass == RnnPass::fwd) {
+        (p_.pass == Pass::fwd ? at::cudnn_is_acceptable(call.x) : b[Role::reserve].numel() > 0);
+    if (p_.pass == Pass::fwd) {
       give_forward(b, cudnn ? forward_by_cudnn(b, call) : forward(b, call));
     } else {
       give_backward(b, cudnn ? backward_by_cudnn(b, call) : backward(b, call));

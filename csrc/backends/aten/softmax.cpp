@@ -12,7 +12,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
     bool last = p.x.sizes[2] == 1;
     auto rows = [&](Role role) { return last ? without_unit_dim(b[role], 2) : b[role]; };
     auto result = [&](const Tensor& t) { return last ? with_unit_dim(t, 2) : t; };
-    if (p.pass == SoftmaxPass::fwd) {
+    if (p.pass == Pass::fwd) {
       Tensor x = rows(Role::x);
       give(b, Role::y, p.x,
            result(p.log ? at::_log_softmax(x, 1, false) : at::_softmax(x, 1, false)));

@@ -102,7 +102,7 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   bool hyperbolic = algorithm.name == "hyperbolic";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     auto input = [&](Role role) { return b[role].defined() ? b[role].to(compute) : Tensor(); };
-    if (p.pass == ActivationPass::fwd) {
+    if (p.pass == Pass::fwd) {
       give(b, Role::y, p.x, forward(p, input(Role::x), hyperbolic).to(p.x.dtype));
       return;
     }

@@ -83,7 +83,7 @@ BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
   auto compute = compute_dtype(p.theta.dtype);
   bool dense = algorithm.name == "dense";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
-    if (p.pass == AffineGridPass::fwd) {
+    if (p.pass == Pass::fwd) {
       Tensor theta = b[Role::x].to(compute);
       Tensor grid = dense ? at::matmul(regular_grid(p, theta.options()), theta.transpose(1, 2))
                                 .view(p.grid.sizes)

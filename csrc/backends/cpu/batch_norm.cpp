@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "backends/cpu/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -18,8 +19,6 @@ using at::Tensor;
 
 constexpr int64_t kChunks = 8;
 
-Tensor sum_of(const Tensor& t) { return t.sum(at::IntArrayRef{0, 2}); }
-Tensor mean_of(const Tensor& t) { return t.mean(at::IntArrayRef{0, 2}); }
 Tensor as_channel(const Tensor& statistic) { return statistic.view({1, -1, 1}); }
 
 // Slices along the samples, or along space where there is one sample.
@@ -74,8 +73,8 @@ class BatchNorm {
 
   // Mean and biased variance of each channel.
   std::tuple<Tensor, Tensor> statistics(const Tensor& input) const {
-    Tensor x = input.to(compute_), mean = mean_of(x);
-    return {mean, mean_of((x - as_channel(mean)).square_())};
+    Tensor x = input.to(compute_), mean = mean_of_channels(x);
+    return {mean, mean_of_channels((x - as_channel(mean)).square_())};
   }
 
   std::tuple<Tensor, Tensor> merged_statistics(const Tensor& input) const {
@@ -84,8 +83,8 @@ class BatchNorm {
     chunks_.each([&](auto slice) {
       Tensor x = slice(input).to(compute_);
       int64_t count = x.size(0) * x.size(2);
-      Tensor here = mean_of(x);
-      Tensor here_squares = sum_of((x - as_channel(here)).square_());
+      Tensor here = mean_of_channels(x);
+      Tensor here_squares = sum_of_channels((x - as_channel(here)).square_());
       if (seen == 0) {
         mean = here;
         squares = here_squares;
@@ -130,9 +129,9 @@ class BatchNorm {
     Tensor dw = at::zeros_like(dbias);
     auto add = [&](const Tensor& x, const Tensor& dy) {
       Tensor gradient = dy.to(compute_);
-      dbias.add_(sum_of(gradient));
+      dbias.add_(sum_of_channels(gradient));
       Tensor normal = (x.to(compute_) - as_channel(mean)).mul_(as_channel(invstd));
-      dw.add_(sum_of(normal.mul_(gradient)));
+      dw.add_(sum_of_channels(normal.mul_(gradient)));
     };
     if (chunked_) {
       chunks_.each([&](auto slice) { add(slice(b[Role::x]), slice(b[Role::dy])); });

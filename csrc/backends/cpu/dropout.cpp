@@ -46,7 +46,7 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, cons
   }
   bool geometric = algorithm.name == "geometric";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
-    bool forward = p.pass == DropoutPass::fwd;
+    bool forward = p.pass == Pass::fwd;
     Tensor mask = forward ? mask_of(p, geometric) : b[Role::reserve].view(at::kBool);
     Tensor scaled = b[forward ? Role::x : Role::dy] * (1 / (1 - p.p));
     give(b, forward ? Role::y : Role::dx, p.x, scaled * mask);

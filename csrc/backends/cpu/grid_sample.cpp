@@ -189,7 +189,7 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
   return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, [=](Bindings& b) {
     Tensor x = b[Role::x].to(compute).flatten(2);
     std::vector<Coordinate> at_pixels = coordinates(p, b[Role::grid].to(compute));
-    if (p.pass == GridSamplePass::fwd) {
+    if (p.pass == Pass::fwd) {
       Tensor result = dense ? dense_forward(p, x, at_pixels) : gather_forward(p, x, at_pixels);
       give(b, Role::y, y, result.view(y.sizes).to(p.x.dtype));
       return;

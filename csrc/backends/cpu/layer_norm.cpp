@@ -113,7 +113,7 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
   if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
   bool one_pass = algorithm.name == "one_pass";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
-    p.pass == LayerNormPass::fwd ? forward(p, b, one_pass) : backward(p, b, one_pass);
+    p.pass == Pass::fwd ? forward(p, b, one_pass) : backward(p, b, one_pass);
   });
 }
 

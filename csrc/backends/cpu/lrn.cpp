@@ -49,7 +49,7 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
   Tensor centred = p.means ? x - b[Role::z].to(compute) : x;
   Tensor scale = window_means(centred.square(), p, p.behind(), p.ahead(), prefix);
   scale = scale.mul_(p.alpha).add_(p.k);
-  if (p.pass == LrnPass::fwd) {
+  if (p.pass == Pass::fwd) {
     give(b, Role::y, p.x, (x * scale.pow(-p.beta)).to(p.x.dtype));
     return;
   }

@@ -78,7 +78,7 @@ void backward_unfolded(const PoolingProblem& p, Bindings& b, at::ScalarType comp
 }
 
 void run_by_taps(const PoolingProblem& p, Bindings& b, at::ScalarType compute) {
-  if (p.pass == PoolingPass::fwd) {
+  if (p.pass == Pass::fwd) {
     give(b, Role::y, p.y(), pooling::forward_by_taps(p, b[Role::x].to(compute)).to(p.x.dtype));
     return;
   }
@@ -106,7 +106,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
     if (taps) {
       run_by_taps(p, b, compute);
-    } else if (p.pass == PoolingPass::fwd) {
+    } else if (p.pass == Pass::fwd) {
       forward_unfolded(p, b, compute);
     } else {
       backward_unfolded(p, b, compute);

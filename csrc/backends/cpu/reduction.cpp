@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -86,11 +87,6 @@ Tensor make_ready(ReduceKind kind, const Tensor& x) {
   return x;
 }
 
-// The reduced dimensions become one, the last.
-Tensor as_rows(const ReduceProblem& p, const Tensor& x) {
-  return x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
-}
-
 constexpr const char* kNames[] = {"serial", "tree"};
 
 std::vector<Candidate> candidates(const ReduceProblem&, const Device&) {
@@ -102,7 +98,7 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
   auto compute = compute_dtype(p.x.dtype);
   bool by_tree = algorithm.name == "tree";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
-    Items items{make_ready(p.kind, as_rows(p, b[Role::x]).to(compute)), {}};
+    Items items{make_ready(p.kind, reduced_rows(p, b[Role::x]).to(compute)), {}};
     if (p.indices) {
       items.places =
           at::arange(items.count(), b[Role::x].options().dtype(at::kLong)).expand_as(items.values);

@@ -210,7 +210,7 @@ class CpuRnn : public Plan {
 
   void run(Bindings& b) override {
     Steps steps(rnn_batch_sizes(p_, b[Role::batch_sizes]));
-    if (p_.pass == RnnPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       forward(b, steps);
     } else {
       backward(b, steps);

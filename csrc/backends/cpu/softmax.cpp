@@ -55,7 +55,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   auto compute = compute_dtype(p.x.dtype);
   bool online = algorithm.name == "online";
   return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
-    if (p.pass == SoftmaxPass::fwd) {
+    if (p.pass == Pass::fwd) {
       Tensor x = b[Role::x].to(compute);
       Scale scale = scale_of(x, online);
       Tensor y = x - scale.largest;

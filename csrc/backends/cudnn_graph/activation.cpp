@@ -20,7 +20,7 @@ TensorSpec as_matrix(const TensorSpec& x) {
 }
 
 Descriptor make_activation(const ActivationProblem& p, c10::ScalarType compute) {
-  bool forward = p.pass == ActivationPass::fwd;
+  bool forward = p.pass == Pass::fwd;
   auto function = [&](cudnnPointwiseMode_t fwd, cudnnPointwiseMode_t bwd,
                       std::initializer_list<PointwiseAttribute> attributes) {
     return make_function(forward ? fwd : bwd, compute, attributes);
@@ -52,7 +52,7 @@ bool needs_products(const ActivationProblem& p) {
 
 // The tensors that the graph reads and writes.
 std::vector<SlotSpec> slots_of(const ActivationProblem& p) {
-  if (p.pass == ActivationPass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
+  if (p.pass == Pass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
   Role from = p.from_output ? Role::y : Role::x;
   return {{from, p.x, false}, {Role::dy, p.x, false}, {Role::dx, p.x, true}};
 }
@@ -79,7 +79,7 @@ OperationGraph make_operation_graph(const ActivationProblem& p, const Device& de
     }
   } else {
     Descriptor function = make_activation(p, compute);
-    operations.push_back(p.pass == ActivationPass::fwd
+    operations.push_back(p.pass == Pass::fwd
                              ? make_pointwise(function, parts[0], parts[1])
                              : make_pointwise_gradient(function, parts[1], parts[0], parts[2]));
     parts.push_back(std::move(function));

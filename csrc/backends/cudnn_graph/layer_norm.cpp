@@ -84,7 +84,7 @@ LayerNormProblem asked(const LayerNormProblem& p) {
 
 OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& device) {
   LayerNormProblem q = asked(p);
-  bool forward = q.pass == LayerNormPass::fwd;
+  bool forward = q.pass == Pass::fwd;
   Specs specs = specs_of(q);
   std::vector<Descriptor> parts;
   Descriptor operation(forward ? CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR
@@ -128,7 +128,7 @@ class NormPlan : public Plan {
   void run(Bindings& b) override {
     Bindings full = b;
     auto options = b[Role::x].options().dtype(*q_.w);
-    bool forward = p_.pass == LayerNormPass::fwd;
+    bool forward = p_.pass == Pass::fwd;
     if (!full[Role::w].defined()) full[Role::w] = at::ones({p_.view().channels}, options);
     if (!p_.bias && q_.bias && forward) full[Role::bias] = at::zeros({p_.view().channels}, options);
     engine_->run(full);
@@ -156,9 +156,8 @@ std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algo
   bool grouped = p.kind == LayerNormKind::group;
   LayerNormProblem instances = grouped ? instances_of_groups(p) : p, q = asked(p);
   // EPSILON is an input of the forward alone.
-  auto inner =
-      std::make_unique<EnginePlan>(algorithm, std::move(engine), operator_of(q).slots(q),
-                                   p.pass == LayerNormPass::fwd ? kScalars : std::vector<Scalar>{});
+  auto inner = std::make_unique<EnginePlan>(algorithm, std::move(engine), operator_of(q).slots(q),
+                                            p.pass == Pass::fwd ? kScalars : std::vector<Scalar>{});
   auto plan = std::make_shared<NormPlan>(instances, q, std::move(inner));
   if (!grouped) return plan;
   return std::make_shared<GroupNormPlan>(p, std::move(plan));

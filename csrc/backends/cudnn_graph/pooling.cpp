@@ -22,7 +22,7 @@ TensorSpec indices_of(const PoolingProblem& p) {
 std::vector<SlotSpec> slots_of(const PoolingProblem& p) {
   TensorSpec y = p.y();
   std::vector<SlotSpec> slots;
-  if (p.pass == PoolingPass::fwd) {
+  if (p.pass == Pass::fwd) {
     slots = {{Role::x, p.x, false}, {Role::y, y, true}};
   } else {
     slots = {{Role::dy, y, false}, {Role::dx, p.x, true}};
@@ -32,7 +32,7 @@ std::vector<SlotSpec> slots_of(const PoolingProblem& p) {
     }
   }
   if (keeps_indices(p)) {
-    slots.push_back({Role::reserve, indices_of(p), p.pass == PoolingPass::fwd});
+    slots.push_back({Role::reserve, indices_of(p), p.pass == Pass::fwd});
   }
   return slots;
 }
@@ -49,9 +49,9 @@ constexpr RoleAttribute kAttributes[] = {
     {Role::dy, {}, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DYDESC},
     {Role::dx, {}, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DXDESC}};
 
-cudnnBackendAttributeName_t attribute_of(Role role, PoolingPass pass) {
+cudnnBackendAttributeName_t attribute_of(Role role, Pass pass) {
   for (const RoleAttribute& entry : kAttributes) {
-    if (entry.role == role) return pass == PoolingPass::fwd ? entry.forward : entry.backward;
+    if (entry.role == role) return pass == Pass::fwd ? entry.forward : entry.backward;
   }
   TORCH_INTERNAL_ASSERT(false, "pooling has no ", role_text(role));
 }
@@ -92,7 +92,7 @@ Descriptor make_resampling(const PoolingProblem& p) {
 }
 
 OperationGraph make_operation_graph(const PoolingProblem& p, const Device& device) {
-  const bool forward = p.pass == PoolingPass::fwd;
+  const bool forward = p.pass == Pass::fwd;
   std::vector<Descriptor> parts;
   parts.push_back(make_resampling(p));
   Descriptor operation(forward ? CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR
@@ -135,12 +135,12 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
 std::string find_defect(const PoolingProblem& p, const Algorithm&, const Notes& notes) {
   bool average = p.mode != PoolingMode::max;
   if (!notes.has(Note::runtime_compilation)) {
-    bool fails = average && p.pass == PoolingPass::bwd;
+    bool fails = average && p.pass == Pass::bwd;
     return fails ? "cuDNN 9.19 asks at the run for tensors that its backward of an average does "
                    "not take"
                  : "";
   }
-  bool leaves_none = p.pass == PoolingPass::fwd && !keeps_indices(p);
+  bool leaves_none = p.pass == Pass::fwd && !keeps_indices(p);
   if (leaves_none && p.x.dtype == at::kBFloat16) {
     return "cuDNN 9.19's run-time compiled pooling of bfloat16 that leaves no indices writes "
            "outside of its result";
@@ -158,7 +158,7 @@ class PoolingPlan : public EnginePlan {
  public:
   PoolingPlan(const PoolingProblem& p, const Algorithm& algorithm, Engine engine)
       : EnginePlan(algorithm, std::move(engine), slots_of(p)),
-        reads_indices_(p.pass == PoolingPass::bwd && keeps_indices(p)),
+        reads_indices_(p.pass == Pass::bwd && keeps_indices(p)),
         indices_(indices_of(p)) {}
 
   void run(Bindings& b) override {

@@ -44,7 +44,7 @@ class ActivationPlan : public Plan {
 
   void run(Bindings& b) override {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
-    if (p_.pass == ActivationPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       const at::Tensor& x = b[Role::x];
       void* y = output(b, Role::y, p_.x, x);
       check_cudnn(cudnnActivationForward(cudnn_handle(), function_.get(), one.get(), x_.get(),
@@ -71,12 +71,12 @@ class ActivationPlan : public Plan {
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse_all_but_default(algorithm)) return *refused;
-  if (p.kind == ActivationKind::clipped_relu && p.pass == ActivationPass::bwd) {
+  if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd) {
     if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
     bool half = c10::isReducedFloatingType(p.x.dtype);
     if (half) return Unsupported{"cuDNN's gradient at the ceiling itself differs in half types"};
   }
-  if (p.kind == ActivationKind::elu && p.pass == ActivationPass::bwd && p.coefficient != 1) {
+  if (p.kind == ActivationKind::elu && p.pass == Pass::bwd && p.coefficient != 1) {
     return Unsupported{"cuDNN's gradient of ELU at zero itself is 1, and not alpha"};
   }
   if (p.x.sizes[0] > INT_MAX) {

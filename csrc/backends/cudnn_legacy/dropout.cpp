@@ -27,7 +27,7 @@ class DropoutPlan : public Plan {
 
   void run(Bindings& b) override {
     c10::DataPtr states = c10::cuda::CUDACachingAllocator::get()->allocate(states_bytes_);
-    if (p_.pass == DropoutPass::bwd) {
+    if (p_.pass == Pass::bwd) {
       const at::Tensor &dy = b[Role::dy], &reserve = b[Role::reserve];
       // Backward draws nothing: the states may hold anything.
       check_cudnn(

@@ -10,7 +10,7 @@ namespace {
 // The parameters of every channel, repeated for all instances, and their gradients.
 int64_t repeated_bytes(const LayerNormProblem& p) {
   auto element = static_cast<int64_t>(c10::elementSize(p.statistics().dtype));
-  return (p.pass == LayerNormPass::fwd ? 2 : 3) * p.view().count() * element;
+  return (p.pass == Pass::fwd ? 2 : 3) * p.view().count() * element;
 }
 
 class InstanceNormPlan : public Plan {
@@ -24,7 +24,7 @@ class InstanceNormPlan : public Plan {
     set(parameters_, {p.statistics().dtype, {1, channels, 1, 1}, {channels, 1, 1, 1}});
   }
 
-  void run(Bindings& b) override { p_.pass == LayerNormPass::fwd ? forward(b) : backward(b); }
+  void run(Bindings& b) override { p_.pass == Pass::fwd ? forward(b) : backward(b); }
 
  private:
   // In the statistics' dtype, which is what cuDNN takes parameters in.

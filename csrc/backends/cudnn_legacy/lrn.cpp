@@ -34,7 +34,7 @@ class LrnPlan : public Plan {
   void run_cross_channel(Bindings& b) const {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     const at::Tensor& x = b[Role::x];
-    if (p_.pass == LrnPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       void* y = output(b, Role::y, p_.x, x);
       check_cudnn(cudnnLRNCrossChannelForward(cudnn_handle(), lrn_.get(),
                                               CUDNN_LRN_CROSS_CHANNEL_DIM1, one.get(), x_.get(),
@@ -58,7 +58,7 @@ class LrnPlan : public Plan {
     auto workspace = c10::cuda::CUDACachingAllocator::get()->allocate(*workspace_bytes);
     void* first = workspace.get();
     void* second = static_cast<char*>(first) + *workspace_bytes / 2;
-    if (p_.pass == LrnPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       void* y = output(b, Role::y, p_.x, x);
       check_cudnn(cudnnDivisiveNormalizationForward(cudnn_handle(), lrn_.get(),
                                                     CUDNN_DIVNORM_PRECOMPUTED_MEANS, one.get(),
@@ -109,7 +109,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
                  ", cuDNN has the smaller half before its middle and PyTorch the larger one; "
                  "window=cudnn asks for the former")};
   }
-  if (even && p.kind == LrnKind::divisive && p.pass == LrnPass::bwd) {
+  if (even && p.kind == LrnKind::divisive && p.pass == Pass::bwd) {
     return Unsupported{"cuDNN's gradient of an even window is not that of its forward"};
   }
   if (p.means) {

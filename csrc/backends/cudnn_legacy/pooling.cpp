@@ -25,7 +25,7 @@ class PoolingPlan : public Plan {
 
   void run(Bindings& b) override {
     Scale alpha(factor_, p_.x.dtype), zero(0, p_.x.dtype);
-    if (p_.pass == PoolingPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       const at::Tensor& x = b[Role::x];
       void* y = output(b, Role::y, y_, x);
       check_cudnn(cudnnPoolingForward(cudnn_handle(), d_->pooling.get(), alpha.get(), d_->x.get(),
@@ -112,7 +112,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
     return Unsupported{c10::str("cuDNN's result would have sizes ", c10::Join(",", sizes))};
   }
   Notes notes;
-  if (p.pass == PoolingPass::bwd && algorithm.name == "max") notes.add(Note::nondeterministic);
+  if (p.pass == Pass::bwd && algorithm.name == "max") notes.add(Note::nondeterministic);
   return std::make_shared<PoolingPlan>(p, algorithm, notes, std::move(d));
 }
 

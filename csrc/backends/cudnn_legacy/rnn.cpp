@@ -138,7 +138,7 @@ struct Layout {
   }
   // What a run takes beside its results: cuDNN's workspace, and weight spaces.
   int64_t temporary_bytes(const RnnProblem& p) const {
-    int spaces = (reads_in_place() ? 0 : 1) + (p.pass == RnnPass::fwd || in_place ? 0 : 1);
+    int spaces = (reads_in_place() ? 0 : 1) + (p.pass == Pass::fwd || in_place ? 0 : 1);
     return static_cast<int64_t>(workspace_bytes) +
            spaces * static_cast<int64_t>(space_bytes(p.x.dtype));
   }
@@ -176,7 +176,7 @@ const void* address(const Tensor& t) { return t.defined() ? t.const_data_ptr() :
 // on tensor cores reads up to 464 bytes behind their matrices, where not all have as many biases.
 int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm) {
   constexpr int64_t kSlack = 1024;
-  bool reads_behind = is_cudnn_9_19() && p.pass == RnnPass::bwd && p.cell == RnnCell::lstm &&
+  bool reads_behind = is_cudnn_9_19() && p.pass == Pass::bwd && p.cell == RnnCell::lstm &&
                       p.x.dtype == at::kHalf && algorithm.name == "persist_static";
   int64_t biases = 0;
   for (const RnnParameter& parameter : rnn_parameters(p)) {
@@ -199,7 +199,7 @@ class RnnPlan : public Plan {
     if (p_.lengths == RnnLengths::packed) take_lengths(b[Role::batch_sizes]);
     auto* allocator = c10::cuda::CUDACachingAllocator::get();
     c10::DataPtr workspace = allocator->allocate(layout_.workspace_bytes);
-    if (p_.pass == RnnPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       forward(b, workspace.get());
     } else {
       backward(b, workspace.get());

@@ -19,7 +19,7 @@ class SoftmaxPlan : public Plan {
 
   void run(Bindings& b) override {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
-    if (p_.pass == SoftmaxPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       const at::Tensor& x = b[Role::x];
       void* y = output(b, Role::y, p_.x, x);
       check_cudnn(cudnnSoftmaxForward(cudnn_handle(), value_, mode_, one.get(), x_.get(),
@@ -58,7 +58,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   bool fast = algorithm.name == "fast";
   Notes notes;
   // Exponentials of what is not made small first overflow. Gradients take none.
-  if (fast && p.pass == SoftmaxPass::fwd) notes.add(Note::reduced_range);
+  if (fast && p.pass == Pass::fwd) notes.add(Note::reduced_range);
   return std::make_shared<SoftmaxPlan>(p, algorithm, notes,
                                        fast ? CUDNN_SOFTMAX_FAST : CUDNN_SOFTMAX_ACCURATE);
 }

@@ -30,13 +30,12 @@ class AffineGridPlan : public Plan {
  public:
   AffineGridPlan(const AffineGridProblem& p, const Algorithm& algorithm)
       // The gradient is summed atomically.
-      : Plan(algorithm, p.pass == AffineGridPass::bwd ? Notes{Note::nondeterministic} : Notes{}, 0),
-        p_(p) {
+      : Plan(algorithm, p.pass == Pass::bwd ? Notes{Note::nondeterministic} : Notes{}, 0), p_(p) {
     set(transformer_, p.grid.dtype, {p.grid.sizes[0], 1, p.grid.sizes[1], p.grid.sizes[2]});
   }
 
   void run(Bindings& b) override {
-    if (p_.pass == AffineGridPass::fwd) {
+    if (p_.pass == Pass::fwd) {
       const at::Tensor& theta = b[Role::x];
       void* grid = output(b, Role::grid, p_.grid, theta);
       check_cudnn(cudnnSpatialTfGridGeneratorForward(cudnn_handle(), transformer_.get(),
@@ -68,7 +67,7 @@ class GridSamplePlan : public Plan {
   void run(Bindings& b) override {
     const at::Tensor &x = b[Role::x], &grid = b[Role::grid];
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
-    if (p_.pass == GridSamplePass::fwd) {
+    if (p_.pass == Pass::fwd) {
       void* y = legacy::output(b, Role::y, output_, x);
       check_cudnn(cudnnSpatialTfSamplerForward(cudnn_handle(), transformer_.get(), one.get(),
                                                x_.get(), x.const_data_ptr(), grid.const_data_ptr(),
@@ -90,7 +89,7 @@ class GridSamplePlan : public Plan {
 
  private:
   static int64_t unwanted_bytes(const GridSampleProblem& p) {
-    return p.pass == GridSamplePass::bwd && !p.input_gradient ? p.x.nbytes() : 0;
+    return p.pass == Pass::bwd && !p.input_gradient ? p.x.nbytes() : 0;
   }
 
   const GridSampleProblem p_;
@@ -129,7 +128,7 @@ BuildResult build_grid_sample(const GridSampleProblem& p, const Algorithm& algor
   if (auto refused = refuse(device)) return *refused;
   Notes notes;
   // dx is summed by atomic additions, whether it is wanted or not; dgrid is not.
-  if (p.pass == GridSamplePass::bwd && p.input_gradient) notes.add(Note::nondeterministic);
+  if (p.pass == Pass::bwd && p.input_gradient) notes.add(Note::nondeterministic);
   return std::make_shared<GridSamplePlan>(p, algorithm, notes);
 }
 
