@@ -293,3 +293,11 @@ def test_a_loss_is_infinite_unless_asked_for() -> None:
     assert ops.ctc_loss(x, target, (2,), (3,)).isinf()
     assert ours.CTCLoss()(x, target, (2,), (3,)).isinf()
     assert ops.ctc_loss(x, target, (2,), (3,), zero_infinity=True) == 0
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_one_tensor_on_the_meta_device_is_refused(place: int, device: str) -> None:
+    arguments = list(_batch("full", device))
+    arguments[place] = torch.as_tensor(arguments[place]).to("meta")
+    with pytest.raises(ValueError, match="is on meta, wanted log_probs's device"):
+        ops.ctc_loss(*arguments)

@@ -986,6 +986,16 @@ def test_a_rule_matches_however_its_value_is_spelt() -> None:
         with when(f"conv_fwd {value}", use="cpu:im2col"):
             torch_cudnn_ext.ops.conv2d(x, w)
             assert ran("conv_fwd") == "cpu:im2col"
+    elu = "activation_fwd x=f32[64]:nchw kind=elu coefficient=0.5"
+    for rule, line, matches in (
+        ("activation_fwd coefficient=0.5", elu, True),
+        ("activation_fwd coefficient=0.50", elu, True),
+        ("activation_fwd coefficient=0.5", "activation_fwd x=f32[64]:nchw kind=relu", False),
+        ("lrn_fwd window=cudnn", "lrn_fwd x=f32[2,8,64]:nchw kind=cross_channel size=4 window=cudnn", True),
+        ("lrn_fwd window=cudnn", "lrn_fwd x=f32[2,8,64]:nchw kind=cross_channel size=4", False),
+    ):
+        with when(rule, use="deterministic"):
+            assert ("deterministic" in _C.policy_for(_C.canonical_problem(line), "")) == matches
     with when("lrn_fwd alpha=0.0001", use="cpu:shifted"):
         torch_cudnn_ext.ops.local_response_norm(x, 2, alpha=1e-4)
         assert ran("lrn_fwd") == "cpu:shifted"

@@ -422,6 +422,11 @@ def test_a_pass_s_own_field_outweighs_single_words_before_it() -> None:
     assert Policy.parse("fwd=cpu:fft;autotune").get("fwd") == "cpu:fft"
 
 
+def test_the_last_of_two_switches_holds() -> None:
+    assert Policy.parse("deterministic=false;deterministic").get("deterministic") == "true"
+    assert Policy.parse("allow_tf32;allow_tf32=false").get("allow_tf32") == "false"
+
+
 def test_the_largest_integer_is_a_cap() -> None:
     policy = Policy(max_workspace=2**63 - 1)
     assert policy.max_workspace == 2**63 - 1

@@ -636,7 +636,7 @@ def test_where_the_cpu_stands_in_all_of_a_network_is_measured_at_one_size() -> N
     assert all(layer.problem != layer.measured for layer in many.layers)
 
 
-def test_inputs_without_a_batch_in_common_stand_in_for_themselves() -> None:
+def test_inputs_without_a_batch_in_common() -> None:
     class Adds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -648,7 +648,12 @@ def test_inputs_without_a_batch_in_common_stand_in_for_themselves() -> None:
 
     inputs = (torch.randn(4, 3, 2, 2), torch.randn(2, 1, 1))
     result = profile_model(Adds(), inputs, target="h200", time_budget_s=0.02, train=False)
-    assert all(layer.measured == layer.problem for layer in result.layers)
+    # Those that have a batch are measured at one all the same.
+    assert [layer.measured == layer.problem for layer in result.layers] == [False, True]
+    lstm = profile_model(
+        nn.LSTM(3, 4), torch.randn(5, 6, 3), target="h200", time_budget_s=0.02, train=False
+    )
+    assert "x=f32[5,1,3]" in lstm.layers[0].measured
 
 
 def test_a_model_that_infers_is_profiled_in_eval_mode_without_its_backward() -> None:

@@ -729,3 +729,17 @@ def test_remembered_states_are_not_for_calls_that_run_again(use_reentrant: bool)
     with pytest.raises(RuntimeError, match="GRU: argument hx: got None in a backward"):
         y.sum().backward()
     checkpoint(lambda x: module(x, h)[0], x, use_reentrant=use_reentrant).sum().backward()
+
+
+@pytest.mark.parametrize("which", ["hx", "cx", "params"])
+def test_one_tensor_on_the_meta_device_is_refused(which: str, device: str) -> None:
+    x, h = torch.randn(3, 2, 4, device=device), torch.zeros(1, 2, 5, device=device)
+    sizes = ((20, 4), (20, 5), (20,), (20,))
+    weights = [torch.randn(size, device=device) for size in sizes]
+    states = [h, h]
+    if which == "params":
+        weights[1] = weights[1].to("meta")
+    else:
+        states[which == "cx"] = h.to("meta")
+    with pytest.raises(ValueError, match=f"{which} is on meta, wanted input's device {device}"):
+        ops.lstm(x, states, weights, True, 1, 0.0, False, False, False)

@@ -163,9 +163,18 @@ def test_a_stronger_level_s_choice_holds_for_what_shares_it(flags: Flags) -> Non
         # Of one level it is still a mistake.
         with pytest.raises(RuntimeError, match="these passes are coupled"):
             ops.max_pool2d(x, 2, policy="fwd=cpu:taps;bwd=cpu:unfold")
-    with enabled("pool_fwd=cpu:taps"), flags("pool_bwd=cpu:unfold"):
-        ops.max_pool2d(x, 2).sum().backward()
-        assert (_C.last_choice("pool_bwd") or {})["algorithm"] == "cpu:taps"
+
+
+def test_a_backward_keeps_to_what_its_forward_was_told(flags: Flags) -> None:
+    x, w = torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(3, 2, 3, 3)
+    for now in ("autotune", "conv_bwd_data=cpu:fft", "fastest"):
+        with enabled(), flags("bwd_data=cpu:im2col"):
+            y = F.conv2d(x, w)
+        with enabled(now):
+            y.sum().backward()
+        choice = _C.last_choice("conv_bwd_data")
+        assert choice is not None
+        assert (choice["algorithm"], choice["why"]) == ("cpu:im2col", "pinned")
 
 
 def test_fastest_is_a_choice_of_its_level(fake: Any, flags: Flags, x: Tensor, w: Tensor) -> None:
@@ -175,6 +184,13 @@ def test_fastest_is_a_choice_of_its_level(fake: Any, flags: Flags, x: Tensor, w:
         with flags(f"backends=fake;{weaker}"):
             assert _convolve(x, w, "fastest") == "fake:fast"
             assert _convolve(x, w, "fastest;fwd=fake:slow") == "fake:slow"
+    # As of every level, it is for all that weaker ones say, and a stronger one may take it back.
+    with flags("backends=fake;fwd=fake:slow"), flags("fastest"):
+        assert _convolve(x, w) == "fake:fast"
+    with enabled("fastest"), flags("backends=fake"):
+        assert _convolve(x, w) == "fake:fast"
+        OPS.conv2d.default(x, w, policy="fastest=false;benchmark=false")
+        assert _ran()["why"] == "heuristic"
 
 
 def test_every_backend_is_no_constraint(fake: Any, x: Tensor, w: Tensor) -> None:
@@ -953,12 +969,46 @@ def test_what_refuses_at_its_run_is_followed_by_the_next(
         with ThreadPoolExecutor(1) as elsewhere:
             assert elsewhere.submit(_convolve, x, w, policy).result() == "fake:b"
     assert fake.counts("fake:a")[1] == runs, "it is not asked again"
-    reason = "it refused the problem at its run: fake:a was told to refuse"
-    with pytest.raises(RuntimeError, match=f"fake:a cannot run: {reason}"):
-        _convolve(x, w, "fwd=fake:a")
+    with pytest.raises(RuntimeError, match="^fake:a was told to refuse"):
+        _convolve(x, w, "fwd=fake:a")  # a pin asks
     _C.plan_cache_clear()
     fake.script("fake:a")
     assert _convolve(x, w, policy) == "fake:a"
+
+
+def test_a_pin_that_may_fall_back_does_so_where_it_refuses(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", run_raises="refusal")
+    fake.script("fake:b")
+    policy = "fwd=fake:a;on_unsupported=fallback;backends=fake"
+    with pytest.warns(UserWarning, match="fake:a was told to refuse"):
+        assert _convolve(x, w, policy) == "fake:b"
+    assert _ran()["why"].startswith("fallback: fake:a cannot run: it refused the problem")
+    assert _convolve(x, w, policy) == "fake:b"
+
+
+@pytest.mark.filterwarnings("ignore:.*no memory for the workspace")
+def test_what_refuses_for_want_of_memory_for_another_is_passed_over(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    fake.script("fake:a", workspace_bytes=300, run_raises="out_of_memory")
+    fake.script("fake:b", workspace_bytes=200, run_raises="refusal")
+    fake.script("fake:c")
+    for _ in range(2):
+        assert _convolve(x, w, "heuristic;backends=fake") == "fake:c"
+    assert fake.counts("fake:b")[1] == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*was told to refuse")
+def test_what_refuses_is_tuned_once(fake: Any, x: Tensor, w: Tensor) -> None:
+    names = [f"fake:{letter}" for letter in "abcd"]
+    for name in names:
+        fake.script(name, run_raises="refusal")
+    with pytest.raises(RuntimeError, match="no algorithm can run"):
+        _convolve(x, w, TUNE)
+    assert [fake.counts(name)[1] for name in names] == [2] * 4  # tuned, and asked
+    with pytest.raises(RuntimeError, match="no algorithm can run"):
+        _convolve(x, w, TUNE)
+    assert [fake.counts(name)[1] for name in names] == [2] * 4
 
 
 def test_a_pin_that_refuses_at_its_run_is_an_error(fake: Any, x: Tensor, w: Tensor) -> None:

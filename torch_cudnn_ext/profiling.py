@@ -521,8 +521,8 @@ def profile(
         problem: A problem line.
         device: See `make_settings`, as for all that follow.
         target: A GPU that is not there.
-        policy: Constraints, and the choice that is marked in the table. A pass by itself (``fwd``) is
-            convolution's; of others ``softmax_fwd``, or a `Policy` of the family.
+        policy: Constraints, and the choice that is marked in the table. A pass by itself, ``fwd``,
+            is convolution's; of others ``softmax_fwd``, or a `Policy` of the family.
         time_budget_s: Seconds for the problem; 0 is no limit.
         min_samples: Least number of timed runs an algorithm.
         knob_search: Also search the knobs of the best engines.

@@ -382,16 +382,20 @@ def _with_stand_ins(
     passes: Sequence[str],
     policy: str | None,
 ) -> list[Layer]:
-    """With what each has over the first of the batch, or itself: then all times are of one size."""
+    """With what each has over the first of the batch, where that can be told."""
     batches = {t.shape[:1] for t in tensors_in(inputs)}
     small: list[Layer] = []
-    if len(batches) == 1 and max(batches) > (1,):
+    if batches == {(1,)}:
+        small = list(layers)
+    elif len(batches) == 1 and () not in batches:
         first = _with_each_tensor(
             lambda t: t[:1].detach().requires_grad_(t.requires_grad), detached(inputs)
         )
         # Over one image there may be nothing to normalise.
         with suppress(RuntimeError, ValueError):
             small = network_layers(model, first, passes, policy).layers
+    if any(layer.problem.startswith("rnn") for layer in small):  # the first may be a time step
+        small = []
     lines: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for layer in small:
         for name in layer.names:
@@ -399,7 +403,7 @@ def _with_stand_ins(
     found = []
     for layer in layers:
         ours = lines[layer.problem.split()[0], layer.names[0]]  # in the order of their calls
-        line = (ours.pop(0) if len(ours) > 1 else ours[0]) if ours else layer.problem
+        line = (ours.pop(0) if len(ours) > 1 else ours[0]) if ours else ""
         found.append(replace(layer, stand_in=line))
     return found
 

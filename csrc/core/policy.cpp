@@ -269,6 +269,12 @@ auto& interned() {
   return *map;
 }
 
+// One level over another, to whose choices `fastest` leaves nothing.
+Policy over(const Policy& stronger, Policy weaker) {
+  if (stronger.fastest.value_or(false)) weaker.choices.clear();
+  return merge(stronger, weaker);
+}
+
 // The flags that this thread opened, outermost first. The serial tells the caches apart.
 struct ThreadPolicies {
   struct Level {
@@ -280,7 +286,7 @@ struct ThreadPolicies {
 
   Policy merged() const {
     Policy all;
-    for (const Level& level : levels) all = merge(level.policy, all);
+    for (const Level& level : levels) all = over(level.policy, all);
     return all;
   }
 };
@@ -309,7 +315,7 @@ void hand_flags_on() {
   auto flags = std::make_shared<HandedFlags>();
   flags->received = received_flags();
   flags->policy = thread_policies.merged();
-  if (flags->received) flags->policy = merge(flags->policy, flags->received->policy);
+  if (flags->received) flags->policy = over(flags->policy, flags->received->policy);
   flags->serial = ++last_serial;
   HandedFlags::set(std::move(flags));
 }
@@ -352,8 +358,7 @@ const ResolvedPolicy& intern(std::string_view family, ResolvedPolicy made) {
   return *entry;
 }
 
-// Single words stand for all passes, and so weigh less than a pass's own field, wherever they
-// stand.
+// A word that chooses for all passes weighs less than a pass's own field, wherever they stand.
 Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
   std::vector<std::string_view> words, fields;
   bool more = !text.empty();
@@ -369,14 +374,18 @@ Policy parse(std::string_view text, const std::string& family, const std::string
     size_t equals = item.find('=');
     bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||
                         item.substr(0, equals).find('/') != std::string_view::npos;
-    bool is_word = equals == std::string_view::npos || is_algorithm;
+    bool is_switch = std::any_of(std::begin(kBooleanFields), std::end(kBooleanFields),
+                                 [&](const BooleanField& field) { return item == field.name; });
+    bool is_word = (equals == std::string_view::npos && !is_switch) || is_algorithm;
     (is_word ? words : fields).push_back(item);
   }
   Policy policy;
   for (std::string_view word : words) read_field(policy, word, std::nullopt, family, pass);
   for (std::string_view field : fields) {
     size_t equals = field.find('=');
-    read_field(policy, field.substr(0, equals), field.substr(equals + 1), family, pass);
+    std::optional<std::string_view> value;
+    if (equals != std::string_view::npos) value = field.substr(equals + 1);
+    read_field(policy, field.substr(0, equals), value, family, pass);
   }
   return policy;
 }
@@ -401,7 +410,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
   // A saved text holds all that was said at its time: what is said now can only be stricter.
   bool saved = below != std::string_view::npos;
   auto add = [&](const Policy& level) {
-    made.policy = merge(made.policy, saved ? constraints_that_add_up(level) : level);
+    made.policy = over(made.policy, saved ? constraints_that_add_up(level) : level);
   };
   bool spared_then = saved && text.back() == kSpared;
   if (spared_then) text.remove_suffix(1);
@@ -630,7 +639,7 @@ std::string saved_with(const ResolvedPolicy& resolved, const Policy& more,
 const ResolvedPolicy& add_level(const ResolvedPolicy& resolved, const Policy& rules,
                                 std::string_view family) {
   ResolvedPolicy made = resolved;
-  made.policy = merge(merge(resolved.argument, rules), resolved.policy);
+  made.policy = over(over(resolved.argument, rules), resolved.policy);
   if (rules.deterministic.value_or(false)) made.spares_baseline = false;
   return intern(family, std::move(made));
 }

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <charconv>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -54,23 +55,39 @@ bool matches(const Rule& rule, const std::string& op,
   });
 }
 
-// As problems spell a value that names one alone: "1,1" as "1". As it is where no example of the
-// operator takes it.
+std::vector<double> numbers_of(std::string_view text) {
+  std::vector<double> numbers;
+  while (true) {
+    std::string_view word = text.substr(0, text.find(','));
+    double value = 0;
+    auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc() || end != word.data() + word.size()) return {};
+    numbers.push_back(value);
+    if (word.size() == text.size()) return numbers;
+    text.remove_prefix(word.size() + 1);
+  }
+}
+
+// "1,1" and "1", "0.0001" and "1e-04".
+bool same_numbers(std::string_view a, std::string_view b) {
+  std::vector<double> first = numbers_of(a), second = numbers_of(b);
+  if (first.empty() || second.empty()) return false;
+  if (second.size() == 1) second.resize(first.size(), second[0]);
+  return first == second;
+}
+
+// Numbers as problems spell them, where an example of the operator takes them.
 std::string canonical_value(const std::string& op, const std::string& key, std::string value) {
-  if (value.find_first_of("*?") != std::string::npos) return value;
+  if (numbers_of(value).empty()) return value;
   for (const std::string& example : find_pass(op).first->description().examples) {
     std::string line = op;
-    bool replaced = false;
     std::istringstream words(example.substr(example.find(' ')));
     for (std::string word; words >> word;) {
-      bool same = word.rfind(key + "=", 0) == 0;
-      replaced |= same;
-      line += " " + (same ? key + "=" + value : word);
+      if (word.rfind(key + "=", 0) != 0) line += " " + word;
     }
-    if (!replaced) line += " " + key + "=" + value;
     try {
-      for (auto& [name, text] : problem_fields(parse_problem(line))) {
-        if (name == key) return text;
+      for (auto& [name, text] : problem_fields(parse_problem(line + " " + key + "=" + value))) {
+        if (name == key && same_numbers(value, text)) return text;
       }
     } catch (const c10::Error&) {  // not of this example's kind
     }

@@ -157,6 +157,20 @@ auto& refused_at_run() {
   static auto* map = new std::unordered_map<std::string, std::string>();
   return *map;
 }
+// While this thread chooses anew, since what it had chosen just refused.
+thread_local bool follows_refusal = false;
+
+void remember_refusal(const std::string& plan_key, const RefusedAtRun& error) {
+  std::lock_guard<std::mutex> lock(refused_at_run_mutex);
+  refused_at_run()[plan_key] =
+      c10::str("it refused the problem at its run: ", error.what_without_backtrace());
+}
+
+std::optional<std::string> find_refusal(const std::string& plan_key) {
+  std::lock_guard<std::mutex> lock(refused_at_run_mutex);
+  auto known = refused_at_run().find(plan_key);
+  return known == refused_at_run().end() ? std::nullopt : std::optional(known->second);
+}
 
 // A plan that this thread built before, where the constraints admit it.
 std::shared_ptr<Plan> admitted_known_plan(const Problem& problem, const Algorithm& algorithm,
@@ -255,36 +269,32 @@ class Decider {
     return find_heuristic("heuristic");
   }
 
-  bool argument_chooses() const { return asked_.argument.choices.count(op_of(problem_)) != 0; }
-  bool rule_chooses() const { return !rules_.source.empty() && !argument_chooses(); }
-
   // Whether it is the caller, or a knob, that wants this problem tuned; enable() and rules speak of
   // whatever problems come.
   bool asked_for_here() const {
-    return argument_chooses() ||
-           (rules_.source.empty() && asked_.enabled.choices.count(op_of(problem_)) == 0);
+    if (chosen_by_ == &rules_.policy) return false;
+    return chosen_by_ == &asked_.argument || asked_.enabled.choices.count(op_of(problem_)) == 0;
   }
 
   std::string pinned_by() const {
-    if (from_cudnn_) return "pinned by torch.backends.cudnn";
+    if (chosen_by_ == &cudnn_pins_) return "pinned by torch.backends.cudnn";
     // Such a pass is told by its forward's saved policy what ran there.
-    if (argument_chooses() && op_.forward_of(problem_)) return kCoupled;
-    return rule_chooses() ? c10::str("pinned by when(\"", rules_.source, "\")") : "pinned";
+    if (chosen_by_ == &asked_.argument && op_.forward_of(problem_)) return kCoupled;
+    bool by_rule = chosen_by_ == &rules_.policy;
+    return by_rule ? c10::str("pinned by when(\"", rules_.source, "\")") : "pinned";
   }
 
   // What the policy says of this problem, or of one that shares its algorithm; else what
   // torch.backends.cudnn says.
   const Choice* find_choice() {
-    // What a stronger level says of one of them holds for all, whatever weaker ones say of others.
-    const Policy* levels[] = {&asked_.argument, &rules_.policy, &asked_.enabled, &policy_.policy,
-                              &cudnn_pins_};
+    // What the call, or else a rule, says of one of them holds for all, whatever weaker levels say
+    // of others.
+    const Policy* levels[] = {&asked_.argument, &rules_.policy, &policy_.policy, &cudnn_pins_};
     for (const Policy* level : levels) {
-      static const Choice kTune{Choice::Kind::autotune, {}};
       const Choice* chosen = find_choice(*level);
       if (!decision_->error.empty()) return nullptr;
-      if (chosen == nullptr && level->fastest.value_or(false)) chosen = &kTune;
       if (chosen == nullptr) continue;
-      from_cudnn_ = level == &cudnn_pins_;
+      chosen_by_ = level;
       return chosen;
     }
     return nullptr;
@@ -321,6 +331,13 @@ class Decider {
 
   Found try_algorithm(const Algorithm& algorithm, const std::string& why,
                       const ResolvedPolicy& policy) {
+    // What refused once is not asked again, but for a pin of it.
+    bool asks = decision_->pinned && !follows_refusal;
+    if (auto refusal = find_refusal(plan_key(problem_, algorithm, policy, device_));
+        refusal && !asks) {
+      refused_.emplace_back(algorithm.text(), *refusal);
+      return {};
+    }
     auto result = usable_plan(problem_, algorithm, policy, device_);
     if (auto* unsupported = std::get_if<Unsupported>(&result)) {
       refused_.emplace_back(algorithm.text(), unsupported->reason);
@@ -429,6 +446,7 @@ class Decider {
     if (!known) {
       if (runtime.is_capturing(device_)) return under_capture(asked_for);
       if (must_not_wait_) return unkept("heuristic: met again while it is being tuned");
+      if (follows_refusal) return find_heuristic("heuristic: the first choice refused at its run");
       if (is_look()) return unkept("heuristic: a look at a network tunes nothing");
       MeasureOptions options;
       options.time_budget_s = autotune_budget_s();
@@ -583,7 +601,7 @@ class Decider {
   const Device device_;
   const Operator& op_;
   Policy cudnn_pins_;
-  bool from_cudnn_ = false;
+  const Policy* chosen_by_ = nullptr;  // the level
   const bool must_not_wait_;
   std::shared_ptr<Decision> decision_ = std::make_shared<Decision>();
   std::vector<std::pair<std::string, std::string>> refused_;  // algorithm or backend, and why
@@ -627,8 +645,13 @@ int64_t place_of(const Problem& problem, const Device& device) {
   return for_all ? device.code() : Device{device.kind, at::get_num_threads()}.code();
 }
 
+std::string decision_key(const Problem& problem, const ResolvedPolicy& policy,
+                         const Device& device) {
+  return c10::str(problem_text(problem), "|", policy.id, "|", place_of(problem, device));
+}
+
 Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Device& device) {
-  std::string key = c10::str(problem_text(problem), "|", policy.id, "|", place_of(problem, device));
+  std::string key = decision_key(problem, policy, device);
   std::shared_ptr<SharedSlot> slot;
   {
     std::lock_guard<std::mutex> lock(decisions_mutex);
@@ -729,19 +752,27 @@ void keep_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
   if (runtime_of(device).is_capturing(device)) keep_for_good(plan);
 }
 
-// Where no one chose this algorithm, another runs from now on, and it is said so.
-void refuse_from_now_on(const Problem& problem, const Call& call, const Device& device,
-                        const std::string& reason) {
+// Where no one insists on this algorithm, another runs from now on, and it is said so.
+void refuse_from_now_on(const Problem& problem, const ResolvedPolicy& policy, const Call& call,
+                        const Device& device, const RefusedAtRun& error) {
   const Algorithm& algorithm = call.plan->algorithm;
+  remember_refusal(plan_key(problem, algorithm, *call.decision->policy, device), error);
   {
-    std::lock_guard<std::mutex> lock(refused_at_run_mutex);
-    refused_at_run()[plan_key(problem, algorithm, *call.decision->policy, device)] =
-        c10::str("it refused the problem at its run: ", reason);
+    std::lock_guard<std::mutex> lock(decisions_mutex);
+    decisions().erase(decision_key(problem, policy, device));
   }
-  next_decision_generation();
+  thread_cache().calls.clear();
   warn(c10::str(op_of(problem), ": ", algorithm.text(), " was chosen (", call.decision->record->why,
-                ") and refused the problem at its run, so another runs from now on: ", reason,
-                ". Problem: ", problem_text(problem)));
+                ") and refused the problem at its run, so another runs from now on: ",
+                error.what_without_backtrace(), ". Problem: ", problem_text(problem)));
+}
+
+// A backward must run what its forward ran, and a pin says itself what follows.
+bool insists(const Problem& problem, const Decision& decision) {
+  if (!decision.pinned) return false;
+  bool falls_back =
+      decision.policy->policy.on_unsupported.value_or(OnUnsupported::error) != OnUnsupported::error;
+  return !falls_back || operator_of(problem).forward_of(problem).has_value();
 }
 
 // A workspace could not be had: the next plan in rank order that fits, and it is said so.
@@ -760,6 +791,7 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
     if (limit == 0) break;
     bool no_smaller = measured_bytes && *measured_bytes >= limit;
     if (algorithm == failed.plan->algorithm || no_smaller) continue;
+    if (find_refusal(plan_key(problem, algorithm, policy, device))) continue;
     auto result = usable_plan(problem, algorithm, policy, device);
     auto* usable = std::get_if<UsablePlan>(&result);
     if (usable == nullptr) continue;
@@ -770,6 +802,9 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
       usable->plan->run(bindings);
     } catch (const c10::OutOfMemoryError&) {
       limit = bytes.value_or(limit);
+      continue;
+    } catch (const RefusedAtRun& error) {
+      remember_refusal(plan_key(problem, algorithm, policy, device), error);
       continue;
     }
     keep_for_graph(usable->plan, device);
@@ -805,11 +840,6 @@ std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const Algorithm& algorithm,
                                                   const ResolvedPolicy& policy,
                                                   const Device& device) {
-  {
-    std::lock_guard<std::mutex> lock(refused_at_run_mutex);
-    auto known = refused_at_run().find(plan_key(problem, algorithm, policy, device));
-    if (known != refused_at_run().end()) return Unsupported{known->second};
-  }
   std::vector<Problem> coupled = operator_of(problem).coupled(problem);
   bool all_known = std::all_of(coupled.begin(), coupled.end(), [&](const Problem& next) {
     return admitted_known_plan(next, algorithm, policy, device) != nullptr;
@@ -839,6 +869,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     last_here = nullptr;
     return execute_dry(problem, device, bindings);
   }
+  auto done = c10::make_scope_exit([] { follows_refusal = false; });
   while (true) {
     Call call = find_call(problem, policy, device);
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
@@ -854,8 +885,9 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
                   error.what_without_backtrace());
       break;
     } catch (const RefusedAtRun& error) {
-      if (call.decision->pinned) throw;
-      refuse_from_now_on(problem, call, device, error.what_without_backtrace());
+      if (insists(problem, *call.decision)) throw;
+      follows_refusal = true;
+      refuse_from_now_on(problem, policy, call, device, error);
     }
   }
   record_call({last_here, {}});
@@ -868,8 +900,10 @@ const at::Tensor& left_for_backward(const at::Tensor& reserve) {
   return reserve;
 }
 
-std::optional<std::string_view> policy_of_backward(const at::Tensor& reserve,
+std::optional<std::string_view> policy_of_backward(std::string_view family,
+                                                   const at::Tensor& reserve,
                                                    std::optional<std::string_view> policy) {
+  resolve_policy(family, policy);  // raises where it is wrong
   auto* left = dynamic_cast<LeftBy*>(reserve.unsafeGetTensorImpl()->get_backend_meta());
   return left == nullptr ? policy : left->record->coupled_policy;
 }

@@ -37,7 +37,8 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
 const at::Tensor& left_for_backward(const at::Tensor& reserve);
 // The policy for a backward that reads it: that forward's, under whatever flags and rules the
 // backward runs. `policy` where it is not known, as of a copy.
-std::optional<std::string_view> policy_of_backward(const at::Tensor& reserve,
+std::optional<std::string_view> policy_of_backward(std::string_view family,
+                                                   const at::Tensor& reserve,
                                                    std::optional<std::string_view> policy);
 
 // Chooses and runs nothing but what choosing itself needs.

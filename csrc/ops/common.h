@@ -68,6 +68,11 @@ void check_dtype(const char* op, const char* name, const Tensor& t);
 // Raises unless `t` has the device of `like`; its dtype and device; its sizes, dtype and device.
 void check_device(const char* op, const char* name, const Tensor& t, const char* like_name,
                   const Tensor& like);
+// Where one tensor on the meta device is enough to get there.
+inline void check_not_meta(const char* op, const char* name, const Tensor& t, const char* like_name,
+                           const Tensor& like) {
+  if (t.is_meta()) check_device(op, name, t, like_name, like);
+}
 void check_alike(const char* op, const char* name, const Tensor& t, const char* like_name,
                  const Tensor& like);
 void check_same(const char* op, const char* name, const Tensor& t, const char* like_name,

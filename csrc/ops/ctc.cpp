@@ -165,10 +165,13 @@ std::tuple<Tensor, Tensor> forward_with_gradient(const Tensor& log_probs, const 
   return run(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, true, policy);
 }
 
-Tensor forward_meta(const Tensor& log_probs, const Tensor& targets, const Tensor&, const Tensor&,
-                    int64_t blank, bool, OptionalPolicy) {
+Tensor forward_meta(const Tensor& log_probs, const Tensor& targets, const Tensor& inputs,
+                    const Tensor& lengths, int64_t blank, bool, OptionalPolicy) {
   check_log_probs(log_probs, blank);
   check_targets(targets, log_probs);
+  check_not_meta("ctc_loss", "targets", targets, "log_probs", log_probs);
+  check_not_meta("ctc_loss", "input_lengths", inputs, "log_probs", log_probs);
+  check_not_meta("ctc_loss", "target_lengths", lengths, "log_probs", log_probs);
   return at::empty_symint({log_probs.sym_size(1)}, log_probs.options());
 }
 

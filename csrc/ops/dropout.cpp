@@ -119,7 +119,8 @@ Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymI
   bindings[Role::dy] = flat(same_order ? grad_output : at::empty_like(result).copy_(grad_output));
   bindings[Role::reserve] = reserve;
   bindings[Role::dx] = flat(result);
-  run(Pass::bwd, bindings, grad_output, p, true, policy_of_backward(reserve, policy));
+  run(Pass::bwd, bindings, grad_output, p, true,
+      policy_of_backward(DropoutProblem::kFamily, reserve, policy));
   return result;
 }
 

@@ -504,7 +504,7 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
   bindings[Role::reserve] = reserve;
   align(bindings, {Role::x, Role::y, Role::dy, Role::reserve});
   PoolingProblem p = make_problem(Pass::bwd, PoolingMode::max, w, spec_of(x), 16);
-  execute_pooling(p, policy_of_backward(reserve, policy), x, bindings);
+  execute_pooling(p, policy_of_backward(PoolingProblem::kFamily, reserve, policy), x, bindings);
   return lower(bindings[Role::dx], w, input.dim());
 }
 

@@ -263,11 +263,14 @@ Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTens
   return {rows_of(b[Role::y], y_sizes), b[Role::hy], cy, reserve};
 }
 
-Results forward_meta(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor&,
-                     const OptionalTensor&, TensorList params, int64_t cell, int64_t bias,
+Results forward_meta(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
+                     const OptionalTensor& cx, TensorList params, int64_t cell, int64_t bias,
                      int64_t num_layers, double dropout, bool bidirectional, bool skip_input, bool,
                      OptionalPolicy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
+  if (has(hx)) check_not_meta(name_of(s), "hx", *hx, "input", input);
+  if (has(cx)) check_not_meta(name_of(s), "cx", *cx, "input", input);
+  for (const Tensor& t : params) check_not_meta(name_of(s), "params", t, "input", input);
   Sizes sizes = sizes_of(input, batch_sizes, params, s);
   auto y_sizes = input.sym_sizes().vec();
   y_sizes.back() = sizes.state * s.directions();
@@ -311,7 +314,7 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
   b[Role::dhy] = contiguous_or_undefined(dhy);
   if (s.is_lstm()) b[Role::dcy] = contiguous_or_undefined(dcy);
   b[Role::reserve] = reserve;
-  run(call, input, policy_of_backward(reserve, policy));
+  run(call, input, policy_of_backward(RnnProblem::kFamily, reserve, policy));
   Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input, input.scalar_type());
   return {rows_of(b[Role::dx], input.sizes()), b[Role::dhx], dcx, b[Role::dw]};
 }
