@@ -991,7 +991,11 @@ def test_a_rule_matches_however_its_value_is_spelt() -> None:
         ("activation_fwd coefficient=0.5", elu, True),
         ("activation_fwd coefficient=0.50", elu, True),
         ("activation_fwd coefficient=0.5", "activation_fwd x=f32[64]:nchw kind=relu", False),
-        ("lrn_fwd window=cudnn", "lrn_fwd x=f32[2,8,64]:nchw kind=cross_channel size=4 window=cudnn", True),
+        (
+            "lrn_fwd window=cudnn",
+            "lrn_fwd x=f32[2,8,64]:nchw kind=cross_channel size=4 window=cudnn",
+            True,
+        ),
         ("lrn_fwd window=cudnn", "lrn_fwd x=f32[2,8,64]:nchw kind=cross_channel size=4", False),
     ):
         with when(rule, use="deterministic"):
@@ -1469,3 +1473,31 @@ def test_flags_leave_pins_that_they_do_not_name() -> None:
             cudnn.conv_bwd_data_algo = 1
         assert (cudnn.conv_fwd_algo, cudnn.conv_bwd_data_algo) == (-1, 1)
         cudnn.conv_bwd_data_algo = -1
+
+
+def test_every_number_of_a_rule_may_be_spelt_otherwise() -> None:
+    tried = 0
+    for operator in _C.operators():
+        for example in operator["examples"]:
+            for name in operator["passes"]:
+                line = " ".join([f"{operator['family']}_{name}", *example.split()[1:]])
+                try:
+                    canonical = _C.canonical_problem(line)
+                except ValueError:  # its fields are of the forward alone
+                    continue
+                for word in canonical.split()[1:]:
+                    key, _, value = word.partition("=")
+                    if not re.fullmatch(r"[0-9.e+-]+", value):
+                        continue
+                    spelt = [f"{float(value):.6f}"] if "." in value or "e" in value else []
+                    lists = ("pad", "stride", "dilation", "window")
+                    spelt += [f"{value},{value}"] if key in lists and "," not in value else []
+                    for other in (value, *spelt):
+                        with when(f"{canonical.split()[0]} {key}={other}", use="deterministic"):
+                            found = "deterministic" in _C.policy_for(canonical, "")
+                        one_dimension = (
+                            "," in other and len(canonical.split("x=")[1].split(",")) < 4
+                        )
+                        assert found or one_dimension, (canonical, key, other)
+                        tried += 1
+    assert tried > 100

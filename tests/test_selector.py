@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import cpp_extension
 
-from torch_cudnn_ext import _C, enabled, knobs, ops, tuning
+from torch_cudnn_ext import _C, enabled, knobs, ops, tuning, when
 
 ROOT = Path(__file__).parent.parent
 OPS = torch.ops.torch_cudnn_ext
@@ -191,6 +191,11 @@ def test_fastest_is_a_choice_of_its_level(fake: Any, flags: Flags, x: Tensor, w:
         assert _convolve(x, w) == "fake:fast"
         OPS.conv2d.default(x, w, policy="fastest=false;benchmark=false")
         assert _ran()["why"] == "heuristic"
+    with when("conv_fwd", use="fake:slow"), flags("backends=fake"):
+        assert _convolve(x, w) == "fake:slow"
+        assert _convolve(x, w, "fastest") == "fake:fast"
+        with when("conv_fwd", use="fastest"):
+            assert _convolve(x, w) == "fake:fast"
 
 
 def test_every_backend_is_no_constraint(fake: Any, x: Tensor, w: Tensor) -> None:
@@ -1009,6 +1014,57 @@ def test_what_refuses_is_tuned_once(fake: Any, x: Tensor, w: Tensor) -> None:
     with pytest.raises(RuntimeError, match="no algorithm can run"):
         _convolve(x, w, TUNE)
     assert [fake.counts(name)[1] for name in names] == [2] * 4
+
+
+def test_a_warning_s_hook_decides_for_itself(
+    fake: Any, x: Tensor, w: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.script("fake:a", run_raises="refusal")
+    fake.script("fake:b")
+    other, whys = torch.randn(1, 2, 7, 7), []
+
+    def show(*_: Any) -> None:
+        OPS.conv2d.default(other, w, policy="autotune;backends=aten")
+        whys.append(_ran()["why"])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        OPS.conv2d.default(x, w, policy="heuristic;backends=fake")
+    assert _ran()["algorithm"] == "fake:b" and whys == ["tuned"]
+
+
+def test_threads_that_knew_it_do_not_ask_again(fake: Any, x: Tensor, w: Tensor) -> None:
+    policy = "heuristic;backends=fake"
+    fake.script("fake:a")
+    fake.script("fake:b")
+    barrier = threading.Barrier(2)
+    with ThreadPoolExecutor(1) as elsewhere:
+
+        def knows() -> str:
+            OPS.conv2d.default(x, w, policy=policy)
+            barrier.wait()
+            barrier.wait()
+            OPS.conv2d.default(x, w, policy=policy)
+            return _ran()["algorithm"]
+
+        ran = elsewhere.submit(knows)
+        barrier.wait()
+        fake.script("fake:a", run_raises="refusal")
+        with pytest.warns(UserWarning, match="fake:a was told to refuse"):
+            assert _convolve(x, w, policy) == "fake:b"
+        runs = fake.counts("fake:a")[1]
+        barrier.wait()
+        assert ran.result() == "fake:b" and fake.counts("fake:a")[1] == runs
+
+
+def test_a_backward_does_not_fall_back_from_its_forward_s_algorithm(flags: Flags) -> None:
+    x, h = torch.randn(5, 2, 4, requires_grad=True), torch.zeros(1, 2, 4)
+    weights = [torch.randn(16, 4), torch.randn(16, 4)]
+    policy = "aten:default;on_unsupported=fallback"
+    y = ops.lstm(x, (h, h), weights, False, 1, 0.0, False, False, False, policy=policy)[0]
+    with flags("max_workspace=1KiB"), pytest.raises(RuntimeError, match="rnn_bwd.*max_workspace"):
+        y.sum().backward()
 
 
 def test_a_pin_that_refuses_at_its_run_is_an_error(fake: Any, x: Tensor, w: Tensor) -> None:

@@ -269,12 +269,6 @@ auto& interned() {
   return *map;
 }
 
-// One level over another, to whose choices `fastest` leaves nothing.
-Policy over(const Policy& stronger, Policy weaker) {
-  if (stronger.fastest.value_or(false)) weaker.choices.clear();
-  return merge(stronger, weaker);
-}
-
 // The flags that this thread opened, outermost first. The serial tells the caches apart.
 struct ThreadPolicies {
   struct Level {
@@ -570,6 +564,11 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
   take_if_unset(out.backends, weaker.backends);
   take_if_unset(out.compute, weaker.compute);
   return out;
+}
+
+Policy over(const Policy& stronger, Policy weaker) {
+  if (stronger.fastest.value_or(false)) weaker.choices.clear();
+  return merge(stronger, weaker);
 }
 
 bool is_tf32(at::Float32Op op) {

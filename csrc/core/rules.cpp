@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -80,13 +81,19 @@ bool same_numbers(std::string_view a, std::string_view b) {
 std::string canonical_value(const std::string& op, const std::string& key, std::string value) {
   if (numbers_of(value).empty()) return value;
   for (const std::string& example : find_pass(op).first->description().examples) {
-    std::string line = op;
+    std::map<std::string, std::string> fields;
     std::istringstream words(example.substr(example.find(' ')));
     for (std::string word; words >> word;) {
-      if (word.rfind(key + "=", 0) != 0) line += " " + word;
+      size_t equals = word.find('=');
+      fields[word.substr(0, equals)] = word.substr(equals + 1);
+    }
+    fields[key] = value;
+    std::string line = op;
+    for (const std::string& name : field_names(op)) {
+      if (fields.count(name) != 0) line += c10::str(" ", name, "=", fields[name]);
     }
     try {
-      for (auto& [name, text] : problem_fields(parse_problem(line + " " + key + "=" + value))) {
+      for (auto& [name, text] : problem_fields(parse_problem(line))) {
         if (name == key && same_numbers(value, text)) return text;
       }
     } catch (const c10::Error&) {  // not of this example's kind
@@ -170,8 +177,9 @@ RuledPolicy rules_for(const Problem& problem) {
   auto fields = problem_fields(problem);
   for (auto rule = rules().rbegin(); rule != rules().rend(); ++rule) {
     if (!matches(*rule, op, fields)) continue;
-    if (out.source.empty() && !rule->use.choices.empty()) out.source = rule->text;
-    out.policy = merge(out.policy, rule->use);
+    bool open = out.source.empty() && !out.policy.fastest.value_or(false);
+    if (open && !rule->use.choices.empty()) out.source = rule->text;
+    out.policy = over(out.policy, rule->use);
     out.any = true;
   }
   return out;

@@ -45,7 +45,12 @@ struct Decision {
   std::string error;            // why there is none: thrown at every call
   std::string warning;          // said once, when the decision was made
   const ChoiceRecord* record = nullptr;
-  const ResolvedPolicy* policy = nullptr;  // with the rules that match the problem
+  const ResolvedPolicy* policy = nullptr;   // with the rules that match the problem
+  std::shared_ptr<const Decision> forward;  // whose algorithm a backward alone runs
+  mutable std::atomic<bool> refused{
+      false};  // by its algorithm, at its run: decided again next time
+
+  bool stands() const { return !refused && (forward == nullptr || forward->stands()); }
 };
 
 // An algorithm with its plan, as found while deciding.
@@ -293,6 +298,7 @@ class Decider {
     for (const Policy* level : levels) {
       const Choice* chosen = find_choice(*level);
       if (!decision_->error.empty()) return nullptr;
+      if (chosen == nullptr && level->fastest.value_or(false)) return nullptr;  // it is tuned
       if (chosen == nullptr) continue;
       chosen_by_ = level;
       return chosen;
@@ -382,6 +388,7 @@ class Decider {
     }
     if (Found found = try_spared(algorithm, pinned_by()); found.plan != nullptr) return found;
     OnUnsupported action = policy_.policy.on_unsupported.value_or(OnUnsupported::error);
+    if (op_.forward_of(problem_)) action = OnUnsupported::error;  // what it reads is its forward's
     if (action == OnUnsupported::error) {
       decision_->error =
           c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
@@ -391,7 +398,7 @@ class Decider {
                    "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
       return {};
     }
-    if (action == OnUnsupported::warn) {
+    if (action == OnUnsupported::warn && !follows_refusal) {  // of which a warning told
       decision_->warning = c10::str(
           op_of(problem_), ": the pinned algorithm ", algorithm.text(), " cannot run: ", reason,
           "; the heuristic's choice runs instead. Problem: ", problem_text(problem_));
@@ -538,7 +545,8 @@ class Decider {
     static std::atomic<bool> warned{false};
     if (!warned.exchange(true)) {
       decision_->warning = c10::str(
-          "benchmark is on, but a problem was first met while a CUDA graph is captured: the "
+          "benchmark or fastest is on, but a problem was first met while a CUDA graph is captured: "
+          "the "
           "heuristic's choice is taken and not kept (said once). Problem: ",
           problem_text(problem_));
     }
@@ -645,13 +653,8 @@ int64_t place_of(const Problem& problem, const Device& device) {
   return for_all ? device.code() : Device{device.kind, at::get_num_threads()}.code();
 }
 
-std::string decision_key(const Problem& problem, const ResolvedPolicy& policy,
-                         const Device& device) {
-  return c10::str(problem_text(problem), "|", policy.id, "|", place_of(problem, device));
-}
-
 Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Device& device) {
-  std::string key = decision_key(problem, policy, device);
+  std::string key = c10::str(problem_text(problem), "|", policy.id, "|", place_of(problem, device));
   std::shared_ptr<SharedSlot> slot;
   {
     std::lock_guard<std::mutex> lock(decisions_mutex);
@@ -676,7 +679,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
     ++slots_held;
     auto released = c10::make_scope_exit([] { --slots_held; });
     uint64_t now = decision_generation();
-    if (slot->decision == nullptr || slot->generation != now) {
+    if (slot->decision == nullptr || slot->generation != now || !slot->decision->stands()) {
       made_here = true;
       slot->builder = std::this_thread::get_id();
       auto done = c10::make_scope_exit([&] { slot->builder = std::thread::id(); });
@@ -713,7 +716,7 @@ Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   key.push(policy.id);
   key.push(place_of(problem, device));
   key.finish();
-  if (Call* call = cache.calls.find(key)) return *call;
+  if (Call* call = cache.calls.find(key); call != nullptr && call->decision->stands()) return *call;
   Call call = make_call(problem, policy, device);
   // Rules or the table may have changed meanwhile, and the cache been emptied.
   if (call.decision->keep && cache.generation == now) cache.calls.insert(key, call);
@@ -727,6 +730,7 @@ Found Decider::find_as_forward(const Problem& forward) {
     return {};
   }
   decision_->keep = call.decision->keep;
+  decision_->forward = call.decision;
   decision_->pinned = true;  // nothing else can read what the forward left
   Found found = try_algorithm(*call.decision->algorithm, kCoupled);
   if (found.plan == nullptr) found = try_spared(*call.decision->algorithm, kCoupled);
@@ -753,15 +757,11 @@ void keep_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
 }
 
 // Where no one insists on this algorithm, another runs from now on, and it is said so.
-void refuse_from_now_on(const Problem& problem, const ResolvedPolicy& policy, const Call& call,
-                        const Device& device, const RefusedAtRun& error) {
+void refuse_from_now_on(const Problem& problem, const Call& call, const Device& device,
+                        const RefusedAtRun& error) {
   const Algorithm& algorithm = call.plan->algorithm;
   remember_refusal(plan_key(problem, algorithm, *call.decision->policy, device), error);
-  {
-    std::lock_guard<std::mutex> lock(decisions_mutex);
-    decisions().erase(decision_key(problem, policy, device));
-  }
-  thread_cache().calls.clear();
+  call.decision->refused = true;
   warn(c10::str(op_of(problem), ": ", algorithm.text(), " was chosen (", call.decision->record->why,
                 ") and refused the problem at its run, so another runs from now on: ",
                 error.what_without_backtrace(), ". Problem: ", problem_text(problem)));
@@ -836,6 +836,11 @@ const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& p
   return rules.any ? add_level(policy, rules.policy, family_of(problem)) : policy;
 }
 
+bool refused_before(const Problem& problem, const Algorithm& algorithm,
+                    const ResolvedPolicy& policy, const Device& device) {
+  return find_refusal(plan_key(problem, algorithm, policy, device)).has_value();
+}
+
 std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const Algorithm& algorithm,
                                                   const ResolvedPolicy& policy,
@@ -869,7 +874,8 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     last_here = nullptr;
     return execute_dry(problem, device, bindings);
   }
-  auto done = c10::make_scope_exit([] { follows_refusal = false; });
+  bool outer = std::exchange(follows_refusal, false);  // of a call around this one
+  auto done = c10::make_scope_exit([outer] { follows_refusal = outer; });
   while (true) {
     Call call = find_call(problem, policy, device);
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
@@ -886,8 +892,8 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
       break;
     } catch (const RefusedAtRun& error) {
       if (insists(problem, *call.decision)) throw;
+      refuse_from_now_on(problem, call, device, error);
       follows_refusal = true;
-      refuse_from_now_on(problem, policy, call, device, error);
     }
   }
   record_call({last_here, {}});

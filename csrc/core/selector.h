@@ -29,6 +29,10 @@ std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const ResolvedPolicy& policy,
                                                   const Device& device);
 
+// Whether it could be built, and refused the problem at its run.
+bool refused_before(const Problem& problem, const Algorithm& algorithm,
+                    const ResolvedPolicy& policy, const Device& device);
+
 // Chooses (or remembers) and runs, on the current stream of the bindings' device.
 void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings);

@@ -40,7 +40,8 @@ RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
     problem.rng = RandomStream::cudnn;
     problem.canonicalise();
     bool runs = !gives_way ||
-                std::holds_alternative<UsablePlan>(usable_plan(problem, pinned, ruled, device));
+                (!refused_before(problem, pinned, ruled, device) &&
+                 std::holds_alternative<UsablePlan>(usable_plan(problem, pinned, ruled, device)));
     return runs ? RandomStream::cudnn : RandomStream::philox;
   }
   bool pytorch = policy.admits_backend("aten") || policy.admits_backend("cpu");
