@@ -687,8 +687,8 @@ def test_sparse_buffers_and_rings_are_no_trouble(ask: Any) -> None:
     assert torch.equal(model.edges.to_dense(), torch.eye(4))
 
 
-def test_a_profile_of_the_users_own_goes_on(net: Net) -> None:
-    x = torch.randn(2, 3, 8, 8)
+def test_a_profile_of_the_users_own_goes_on(net: Net, device: str) -> None:
+    x = torch.randn(2, 3, 8, 8, device=device)
     with torch.profiler.profile() as profiler:
         explained = torch_cudnn_ext.explain(net, x)
     assert explained.calls and profiler.events()
