@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,6 +161,7 @@ def coverage(
     return Coverage(backends, families, elsewhere, dict(declined.most_common()), went_back)
 
 
+@cache
 def _names(backends: str) -> set[str]:
     """The backends that a policy's ``backends`` names."""
     try:
