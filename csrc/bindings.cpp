@@ -542,6 +542,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
   install_fast_calls(m);
+  py::module_::import("atexit").attr("register")(py::cpp_function(leave_plans));
 
   m.def(
       "canonical_problem",

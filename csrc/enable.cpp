@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "core/problem.h"
 #include "core/recording.h"
 #include "overrides.h"
 
@@ -106,6 +107,19 @@ void reset_declined() {
   declined_counts().clear();
 }
 
+namespace {
+
+// Whether a mode of PyTorch's own is on, whose tensors of such classes stand for plain ones.
+bool is_traced() {
+  using Key = c10::impl::TorchDispatchModeKey;
+  for (Key key : {Key::FAKE, Key::PROXY, Key::FUNCTIONAL}) {
+    if (c10::impl::TorchDispatchModeTLS::get_mode(key)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
                                       const at::Tensor& t) {
   if (!t.defined()) return std::nullopt;
@@ -126,9 +140,12 @@ std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name
   if (t.key_set().has_any(functorch)) {
     return "a transform of torch.func";
   }
-  // Such as DTensor, which knows how to split PyTorch's operators only.
-  if (keys.has(c10::DispatchKey::Python) && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
-    return "a tensor is of a class with __torch_dispatch__";
+  // Such as DTensor, which knows how to split PyTorch's operators only. A mode makes any call have
+  // the key.
+  if (keys.has(c10::DispatchKey::Python)) {
+    bool of_mode = c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+                   (is_traced() || !t.key_set().has(c10::DispatchKey::Python));
+    if (!of_mode) return "a tensor is of a class with __torch_dispatch__";
   }
   return std::nullopt;
 }
@@ -139,6 +156,17 @@ std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
     if (auto reason = refusal_of(keys, name, t)) return reason;
     if (t.defined() && t._fw_grad(/*level=*/0).defined()) {
       return c10::str(name, " has a tangent (forward-mode AD)");
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> refusal_of_dtypes(const at::Tensor& input,
+                                             std::initializer_list<NamedTensor> tensors) {
+  at::ScalarType dtype = input.scalar_type();
+  for (const auto& [name, t] : tensors) {
+    if (t.defined() && t.scalar_type() != dtype && t.scalar_type() != compute_dtype(dtype)) {
+      return c10::str(name, " is ", t.scalar_type(), " for input of ", dtype);
     }
   }
   return std::nullopt;

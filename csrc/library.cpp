@@ -14,19 +14,16 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
                                             at::Tag::nondeterministic_seeded};
 
   m.def(
-      "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] "
-      "padding=0, "
-      "SymInt[1] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
+      "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, "
+      "SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
       tags);
   m.def(
-      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] "
-      "padding=0, "
-      "SymInt[2] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
+      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
+      "SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
       tags);
   m.def(
-      "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] "
-      "padding=0, "
-      "SymInt[3] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
+      "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, "
+      "SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
       tags);
   m.def(
       "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, "

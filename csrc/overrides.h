@@ -51,6 +51,9 @@ struct NamedTensor {
 };
 std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
                                           std::initializer_list<NamedTensor> tensors);
+// Of a norm's parameters and statistics: in its input's dtype, or the one that it computes in.
+std::optional<std::string> refusal_of_dtypes(const at::Tensor& input,
+                                             std::initializer_list<NamedTensor> tensors);
 
 // The text of a ValueError; nullopt for all else. While a fake tensor mode is on (torch.compile)
 // ours come through Python, and what they refuse comes back as its exception.

@@ -705,8 +705,9 @@ def test_tune_prints_and_keeps_what_was_finished(
         patch.setattr(report.ProgressBar, "problem", stop)
         assert main(command) == 130
     shown = capsys.readouterr()
-    assert "interrupted: 1 of 3 problems were finished" in shown.err
-    assert lines[0] in shown.out and lines[1] not in shown.out
+    finished = "[123]" if jobs == "2" else "1"  # other jobs may have finished meanwhile
+    assert re.search(f"interrupted: {finished} of 3 problems were finished", shown.err)
+    assert lines[0] in shown.out and (jobs == "2" or lines[1] not in shown.out)
     assert lines[0] in choices.read_text()
     # Nor is it lost to a problem that no algorithm takes.
     small = "softmax_fwd x=f32[2,3,4]:nchw log=false"

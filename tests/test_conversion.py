@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -483,3 +484,23 @@ def test_what_every_operator_has_is_a_policy(ours: Any) -> None:
         for algorithm in algorithms_of(ours.family, name):
             assert ours._checked({name: algorithm}).get(name) == algorithm
         assert {"aten:default"} < set(algorithms_of(ours.family, name))
+
+
+@pytest.mark.parametrize("inside", [lambda: None, lambda: 1 / 0], ids=["ends", "raises"])
+def test_transformers_have_their_fast_paths_again_behind_a_look(inside: Any) -> None:
+    layer = tnn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = tnn.TransformerEncoder(layer, 1, enable_nested_tensor=True)
+    before = [{**vars(module)} for module in model.modules()]
+    with suppress(ZeroDivisionError), converted(model):
+        assert not model.use_nested_tensor
+        assert not model.layers[0].activation_relu_or_gelu
+        inside()
+    assert model.use_nested_tensor and model.layers[0].activation_relu_or_gelu
+    assert [{**vars(module)} for module in model.modules()] == before
+
+
+def test_a_policy_of_another_operator_is_checked_as_its_text_is() -> None:
+    wrong = Policy(fwd="cpu:im2col", family="softmax")
+    for policy in (wrong, "softmax_fwd=cpu:im2col"):
+        with pytest.raises(ValueError, match="cpu:im2col"):
+            convert(tnn.Sequential(tnn.Conv2d(3, 4, 3)), policy=policy)

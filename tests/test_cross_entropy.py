@@ -199,3 +199,17 @@ def test_what_is_no_tensor_is_refused() -> None:
     for arguments in (([1.0], torch.zeros(1)), (torch.zeros(2, 3), [0, 1])):
         with pytest.raises(TypeError, match="argument (input|target)"):
             ops.cross_entropy(*arguments)
+
+
+def test_smoothed_and_weighted_with_ignored_targets(device: str) -> None:
+    weight = torch.rand(5, dtype=torch.float64, device=device) + 0.5
+    for sizes, reduction in itertools.product(SIZES[1:3], ("mean", "sum", "none")):
+        x = torch.randn(sizes, dtype=torch.float64, device=device, requires_grad=True)
+        target = _target("indices", sizes, device)
+        target[0] = -100
+        losses = [
+            function(x, target, weight, reduction=reduction, label_smoothing=0.25)
+            for function in (ops.cross_entropy, F.cross_entropy)
+        ]
+        torch.testing.assert_close(*losses)
+        torch.testing.assert_close(*(torch.autograd.grad(one.sum(), x) for one in losses))

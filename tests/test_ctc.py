@@ -301,3 +301,11 @@ def test_one_tensor_on_the_meta_device_is_refused(place: int, device: str) -> No
     arguments[place] = torch.as_tensor(arguments[place]).to("meta")
     with pytest.raises(ValueError, match="is on meta, wanted log_probs's device"):
         ops.ctc_loss(*arguments)
+
+
+def test_targets_of_every_type_that_pytorch_takes(device: str) -> None:
+    log_probs = torch.randn(6, 1, 2, device=device).log_softmax(2)
+    targets = torch.ones(1, 2, dtype=torch.int64, device=device)
+    wanted = ops.ctc_loss(log_probs, targets, (6,), (2,))
+    for dtype in (torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32):
+        torch.testing.assert_close(ops.ctc_loss(log_probs, targets.to(dtype), (6,), (2,)), wanted)

@@ -343,3 +343,9 @@ def test_module(device: str) -> None:
     assert mine.eval()(x) is x
     mine.load_state_dict(theirs.state_dict())
     assert mine.set_mode("aten:default").policy == "fwd=aten:default"
+
+
+def test_nothing_to_drop_gives_the_input_itself(device: str) -> None:
+    full, empty = torch.randn(2, 3, device=device), torch.randn(0, 3, device=device)
+    for x, how in ((full, {"training": False}), (full, {"p": 0.0}), (empty, {}), (empty, {"p": 1})):
+        assert ops.dropout(x, **how) is x

@@ -14,6 +14,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -1501,3 +1502,107 @@ def test_every_number_of_a_rule_may_be_spelt_otherwise() -> None:
                         assert found or one_dimension, (canonical, key, other)
                         tried += 1
     assert tried > 100
+
+
+def test_a_deleted_attribute_is_there_again_once_set_or_enabled_anew() -> None:
+    cudnn: Any = torch.backends.cudnn
+    with enabled():
+        del cudnn.conv_fwd_algo
+        assert not hasattr(cudnn, "conv_fwd_algo")
+        cudnn.conv_fwd_algo = 0
+        assert cudnn.conv_fwd_algo == 0
+        del cudnn.conv_fwd_algo
+        with cudnn.flags(conv_fwd_algo=1):
+            assert cudnn.conv_fwd_algo == 1
+        del cudnn.conv_fwd_algo
+    with enabled():
+        assert cudnn.conv_fwd_algo == -1
+
+
+def test_flags_may_be_all_that_pytorchs_switches_are_set_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cudnn: Any = torch.backends.cudnn
+    forbid = torch.backends.disable_global_flags
+    with enabled():
+        with monkeypatch.context() as patch:
+            patch.setitem(forbid.__globals__, "__allow_nonbracketed_mutation_flag", False)
+            with pytest.raises(RuntimeError, match="flags"):
+                cudnn.benchmark = True
+            with cudnn.flags(conv_fwd_algo=1, benchmark=True):
+                assert (cudnn.conv_fwd_algo, cudnn.benchmark) == (1, True)
+        assert (cudnn.conv_fwd_algo, cudnn.benchmark) == (-1, False)
+
+
+def test_what_is_enabled_anew_goes_before_and_ends_with_its_block() -> None:
+    with enabled("fwd=cpu:direct;softmax=cpu:online;compute=f64"):
+        before = _C.enabled_policy()
+        with pytest.raises(KeyError), enabling.enabled_anew("heuristic"):
+            for family in ("conv", "softmax"):
+                text = _C.resolved_policy("", family)
+                assert Policy.parse(text, family).get("fwd") == "heuristic"
+                assert "compute=f64" in text
+            raise KeyError
+        assert _C.enabled_policy() == before and is_enabled()
+
+
+def test_of_rules_one_of_which_is_wrong_none_holds() -> None:
+    problem = _C.canonical_problem("conv_fwd x=f32[1,2,5,5]:nchw w=f32[3,2,3,3]:nchw")
+    before = _C.policy_for(problem, "")
+    rules = {"conv_fwd q=1": "autotune", "conv_fwd": "cpu:im2col"}  # the last is the first made
+    with pytest.raises(ValueError, match="rules: 'conv_fwd q=1' is 'autotune': .*no field"):
+        torch_cudnn_ext.apply_rules(rules)
+    assert _C.policy_for(problem, "") == before
+
+
+class Wrapped(Tensor):
+    """A tensor subclass that knows PyTorch's operators alone."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        make = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        made = make(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # noqa: D105
+        cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        if function.namespace == "torch_cudnn_ext":
+            raise NotImplementedError(f"{function} is not known")
+        opened = tree_map_only(Wrapped, lambda t: t.inner, (arguments, keywords or {}))
+        return tree_map_only(Tensor, Wrapped, function(*opened[0], **opened[1]))
+
+
+class Seeing(TorchDispatchMode):
+    """Lists the operators that it meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: list[str] = []
+
+    def __torch_dispatch__(  # noqa: D105
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        self.met.append(str(function))
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("whose", ["input", "weight"])
+def test_a_dispatch_mode_hands_our_operators_to_no_subclass(whose: str, device: str) -> None:
+    x, w = images(device), torch.randn(4, 3, 3, 3, device=device)
+    wanted = F.conv2d(x, w)
+    given = {"input": x, "weight": w}
+    given[whose] = Wrapped(given[whose])
+    with enabled():
+        for mode in (Seeing(), FlopCounterMode(display=False)):
+            with mode:
+                y = F.conv2d(**given)
+            assert isinstance(y, Wrapped)
+            torch.testing.assert_close(y.inner, wanted)
+        with Seeing() as mode:
+            F.conv2d(x, w)
+        assert any(name.startswith("torch_cudnn_ext.") for name in mode.met)

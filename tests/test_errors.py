@@ -529,3 +529,13 @@ def test_on_unsupported_warn_and_fallback(device: str) -> None:
 def test_sizes_beyond_all_counting_are_errors(problem: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _C.canonical_problem(problem)
+
+
+def test_a_number_with_a_gradient_is_refused_as_it_would_get_none() -> None:
+    x, number = torch.randn(2, 3), torch.tensor(1.0, requires_grad=True)
+    for call in (lambda: ops.elu(x, number), lambda: ops.gemm(x, x.T, alpha=number)):
+        with pytest.raises(TypeError, match=r"alpha: got tensor\(1., requires_grad=True\)"):
+            call()
+        number.detach_()
+        assert call().shape[0] == 2
+        number.requires_grad_()

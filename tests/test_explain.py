@@ -733,3 +733,44 @@ def test_every_call_that_pytorch_runs_counts() -> None:
         explanation = explain(Loop(), torch.randn(2, 4, 8), measure=False)
     assert explanation.share == 1 / 4
     assert "1 of 4 calls took our way" in str(explanation)
+
+
+def test_no_table_of_hooks_keeps_ours(net: Net, device: str) -> None:
+    of_all = vars(nn.modules.module)
+    names = [name for name in of_all if name.startswith("_global_") and "hooks" in name]
+    before = {name: {**of_all[name]} for name in names if isinstance(of_all[name], dict)}
+    assert len(before) > 4
+    explain(net, images(device), train=True, measure=False)
+    with pytest.raises(RuntimeError):
+        explain(net, torch.randn(1, 2, 3), measure=False)
+    assert {name: {**of_all[name]} for name in before} == before
+
+
+def test_all_hear_of_their_gradients_behind_a_look() -> None:
+    model, x = nn.Conv2d(3, 4, 3), images("cpu").requires_grad_()
+    heard: list[Tensor] = []
+    leaves = [x, *model.parameters()]
+    for leaf in leaves:
+        leaf.register_post_accumulate_grad_hook(heard.append)
+    network_layers(model, x)
+    coverage(model, x, backends="cpu")
+    assert heard == []
+    model(x).sum().backward()
+    assert {id(leaf) for leaf in heard} == {id(leaf) for leaf in leaves}
+
+
+def test_sparse_buffers_are_put_back() -> None:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.register_buffer("sparse", torch.eye(3).to_sparse())
+
+        def forward(self, x: Tensor) -> Any:
+            self.get_buffer("sparse").mul_(2)
+            return self.conv(x)
+
+    model = Doubling()
+    explain(model, images("cpu"), measure=False)
+    network_layers(model, images("cpu"))
+    assert torch.equal(model.get_buffer("sparse").to_dense(), torch.eye(3))

@@ -483,3 +483,39 @@ def test_users_code_passes_mypy(tmp_path: Path) -> None:
     said, _, _ = api.run(["--strict", "--no-error-summary", str(file)])
     # By its name: what mypy's cache holds of an equal file is told with that one's folder.
     assert [Path(line.split(": ")[0]).name for line in said.splitlines()] == ["user.py:11"], said
+
+
+def test_reset_brings_back_what_was_deleted() -> None:
+    knobs.max_workspace = 0
+    del knobs.max_workspace
+    knobs.reset()
+    assert knobs.max_workspace is None
+
+
+def test_environment_variables_are_read_in_any_case_and_with_blanks_around() -> None:
+    code = """
+print(knobs.deterministic, knobs.allow_tf32, knobs.conv_fwd_algo, Policy().text)
+knobs.conv_fwd_algo = "autotune"
+print(knobs)
+"""
+    done = run_with_environment(
+        code, DETERMINISTIC="TRUE", ALLOW_TF32=" Off ", CONV_FWD_ALGO=" fft\t"
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.strip() == "True False fft"
+    assert second.count("conv_fwd_algo") == 1 and "conv_fwd_algo='autotune'" in second
+    assert "deterministic=True (environment)" in second
+
+
+def test_verbose_of_the_environment_holds() -> None:
+    code = """
+import torch
+from torch_cudnn_ext import ops
+x, w = torch.zeros(1, 2, 5, 5), torch.zeros(3, 2, 3, 3)
+ops.conv2d(x, w)
+knobs.conv_fwd_algo = "cpu:im2col"  # which leaves it as it is
+ops.conv2d(x, w)
+"""
+    done = run_with_environment(code, VERBOSE="1")
+    assert done.returncode == 0 and done.stderr.count("conv_fwd x=f32[1,2,5,5]") == 2

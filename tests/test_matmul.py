@@ -402,3 +402,16 @@ def test_what_is_scaled_by_zero_is_written(dtype: torch.dtype, device: str) -> N
     spoil()
     (grad,) = torch.autograd.grad(y.sum(), sized)
     assert not grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_run_where_pytorch_wants_determinism(dtype: torch.dtype, device: str) -> None:
+    a, b = (
+        torch.randn(8, 16, dtype=dtype, device=device),
+        torch.randn(16, 4, device=device).to(dtype),
+    )
+    theta = torch.randn(2, 2, 3, dtype=dtype, device=device)
+    torch.use_deterministic_algorithms(True)
+    torch.testing.assert_close(ops.matmul(a, b), torch.matmul(a, b))
+    grid = F.affine_grid(theta, [2, 1, 4, 5], align_corners=False)
+    torch.testing.assert_close(ops.affine_grid(theta, (2, 1, 4, 5), align_corners=False), grid)

@@ -598,3 +598,41 @@ def test_an_export_settles_nothing(choice: str) -> None:
     exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.testing.assert_close(exported.module()(x), module(x))
     assert "aten:default" in str(module._running) or "cpu:" in str(module._running)  # that did
+
+
+def test_once_leaves_to_later_calls_what_this_one_does_not_run(device: str) -> None:
+    once, other = BACKENDS[device]
+    x, leaf = images(device), images(device).requires_grad_()
+    plain = conv(device, "bwd_data=guess_once;bwd_filter=guess_once")
+    back = ours.ConvTranspose2d(4, 6, 3, device=device, policy="fwd=guess_once")
+    with knobs.flags(backends=once):
+        with torch.no_grad():
+            plain(leaf)
+        plain(x)  # of which the weight alone has a gradient
+        back(x[0])
+    assert (plain._once, back._once) == (("bwd_data",), ("fwd",))
+    with knobs.flags(backends=other):
+        plain(leaf).sum().backward(inputs=[leaf])
+        assert ran("conv_bwd_data").algorithm.startswith(f"{other}:")
+        back(leaf[0]).sum().backward(inputs=[leaf])
+        assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+    assert (plain._once, back._once) == ((), ())
+
+
+IN_PLACE = [
+    cls for cls in counterparts().values() if "inplace" in inspect.signature(cls).parameters
+]
+
+
+@pytest.mark.parametrize("mine", IN_PLACE, ids=lambda cls: cls.__name__)
+def test_modules_write_in_place_where_they_are_told_to(mine: Any, device: str) -> None:
+    x = torch.randn(4, 5, device=device)
+    for inplace in (True, False):
+        torch.manual_seed(0)
+        wanted = mine.replaces(inplace=inplace)(x.clone())
+        given = x.clone()
+        torch.manual_seed(0)
+        got = mine(inplace=inplace, policy="aten:default")(given)
+        torch.testing.assert_close(got, wanted)
+        assert (got.data_ptr() == given.data_ptr()) == inplace
+        assert torch.equal(given, got if inplace else x)

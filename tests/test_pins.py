@@ -7,8 +7,10 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -913,3 +915,27 @@ def test_a_file_of_many_pins_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
     loads = tomllib.loads
     monkeypatch.setattr(tomllib, "loads", lambda text: read.append(text) or loads(text))
     assert len(load_pins(file)) == 200 and len(read) == 1
+
+
+def test_an_interrupted_save_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save_pins(tmp_path / "pins.toml", {"*": "autotune"})
+    assert not [*tmp_path.iterdir()]
+
+
+def test_threads_that_save_to_one_file_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, both = tmp_path / "pins.toml", threading.Barrier(2, timeout=20)
+    monkeypatch.setattr("os.fsync", lambda descriptor: both.wait())
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(save_pins, path, {name: "autotune"}) for name in "ab"]:
+            done.result()
+    assert list(load_pins(path)) in (["a"], ["b"])
+    assert [file.name for file in tmp_path.iterdir()] == ["pins.toml"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_cudnn_ext import _C, Policy
-from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
+from torch_cudnn_ext.policy import PolicyLike, as_policy, check_named_pins, check_pins, policy_text
 
 PASSES = ("fwd", "bwd_data", "bwd_filter")
 OPS = tuple(f"conv_{name}" for name in PASSES)
@@ -612,3 +612,15 @@ def test_every_cap_is_read_again_as_it_was_written(cap: str) -> None:
 def test_a_cap_beyond_all_memory_is_an_error() -> None:
     with pytest.raises(ValueError, match="10000000000GiB', wanted less than 2\\^63 bytes"):
         _C.canonical_policy("max_workspace=10000000000GiB")
+
+
+@pytest.mark.parametrize("action", ["warn", "fallback"])
+def test_what_falls_back_may_pin_what_there_is_not(action: str) -> None:
+    nothing = f"cpu:nonsense;on_unsupported={action}"
+    check_pins(Policy.parse(f"fwd={nothing}"))
+    for policy in (
+        f"softmax_fwd={nothing}",
+        {"softmax_fwd": "cpu:nonsense", "on_unsupported": action},
+        Policy.parse(f"fwd={nothing}", "softmax"),
+    ):
+        check_named_pins(policy)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from conftest import check_compiles
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cudnn_ext import _C, Policy, knobs, ops, when
+from torch_cudnn_ext import _C, Policy, convert, enabled, knobs, ops, when
 from torch_cudnn_ext import nn as ours
 
 Function = Callable[..., Any]
@@ -589,3 +591,58 @@ def test_indices_obey_what_a_policy_says_of_the_unsupported(device: str) -> None
         pytest.raises(ValueError, match="policy fwd=cpu:taps, wanted aten:default"),
     ):
         ops.max_pool2d(x, 2, return_indices=True)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_modules_hand_on_whether_the_last_window_may_reach_beyond(dims: int, device: str) -> None:
+    x = torch.randn(SIZES[dims], device=device)
+    for kind, made in (("MaxPool", (3,)), ("AvgPool", (3,)), ("LPPool", (2.0, 3))):
+        for ceil_mode in (False, True):
+            mine, theirs = (
+                getattr(side, f"{kind}{dims}d")(*made, stride=2, ceil_mode=ceil_mode)
+                for side in (ours, torch.nn)
+            )
+            torch.testing.assert_close(mine(x), theirs(x))
+
+
+def test_indices_of_a_window_larger_than_its_input(device: str) -> None:
+    x = torch.randn(2, 3, 1, 4, device=device)
+    how: dict[str, Any] = {"kernel_size": 2, "ceil_mode": True, "return_indices": True}
+    torch.testing.assert_close(ops.max_pool2d(x, **how), F.max_pool2d(x, **how))
+
+
+def test_indices_are_refused_where_their_backward_is_pinned() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    with pytest.raises(ValueError, match="under the policy bwd=cpu:taps, wanted aten:default"):
+        ops.max_pool2d(x, 2, return_indices=True, policy="bwd=cpu:taps")
+
+
+@pytest.mark.parametrize("how", ["enabled", "converted"])
+def test_no_list_of_a_pooling_is_empty(how: str) -> None:
+    """AOTInductor of PyTorch 2.11 calls a custom operator with None for such."""
+    lists: list[list[int]] = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+        ) -> Any:
+            if function.namespace == "torch_cudnn_ext":
+                lists.extend(argument for argument in arguments if isinstance(argument, list))
+            return function(*arguments, **(keywords or {}))
+
+    class Pools(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.largest = torch.nn.AdaptiveAvgPool2d(1), torch.nn.AdaptiveMaxPool2d(2)
+
+        def forward(self, x: Tensor) -> Any:
+            pooled = F.avg_pool2d(F.max_pool2d(x, 2), 2)
+            return pooled, self.mean(x), self.largest(x), F.adaptive_avg_pool2d(x, (2, 1))
+
+    model, x = Pools().eval(), torch.randn(2, 3, 8, 8)
+    wanted = model(x)
+    if how == "converted":
+        model = convert(model)
+    with enabled() if how == "enabled" else nullcontext(), Seeing():
+        torch.testing.assert_close(model(x), wanted)
+    assert len(lists) > 6 and all(lists)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import UserDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -71,6 +71,7 @@ from torch_cudnn_ext.workload import (
     detached,
     led_problems,
     load_model,
+    merge,
     network_layers,
     read_problems,
     recording,
@@ -1866,3 +1867,229 @@ def test_records_tell_constraints() -> None:
         tuning.tune([PROBLEM], device="cpu", policy=policy, time_budget_s=0.05)
     records = profile_of_choices(tuning.choices()).records()
     assert {bool(re.search("deterministic", record["note"])) for record in records} == {True, False}
+
+
+def test_a_look_takes_each_module_s_mode_back() -> None:
+    model = Network().train()
+    model.norm.eval()
+    before = [module.training for module in model.modules()]
+    x = torch.randn(2, 4, 8, 8)
+    explain(model, x, measure=False)
+    trace(model, x, train=False)
+    profile_model(model, x, train=False, device="cpu", time_budget_s=0.01)
+    assert [module.training for module in model.modules()] == before
+
+
+def test_layers_of_one_problem_keep_all_their_notes() -> None:
+    one, two = Layer(PROBLEM, ("a",), 2, "x"), Layer(PROBLEM, ("b", "a"), 3, "y")
+    (merged,) = merge([one, two, one])
+    assert (merged.names, merged.count, merged.note) == (("a", "b"), 7, "x; y")
+
+
+def test_channels_last_is_the_output_s_layout_too() -> None:
+    line = PROBLEM.replace(":nchw w", ":nhwc w") + " y=:nchw"
+    assert "y=:nchw" in _C.canonical_problem(line)
+    assert rewrite(line, channels_last=True) == rewrite(PROBLEM, channels_last=True)
+
+
+def test_what_cannot_run_on_the_first_of_a_batch_is_measured_otherwise() -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.linear(x.view(3, 6))
+            return out
+
+    result = profile_model(Three(), torch.randn(3, 6), target="h200", time_budget_s=0.01)
+    assert {layer.op for layer in result.layers} == {"matmul_fwd"}
+
+
+def test_what_is_a_buffer_has_no_gradient() -> None:
+    conv = nn.Conv2d(3, 4, 3, bias=False)
+    weight = conv.weight.detach()
+    del conv.weight
+    conv.register_buffer("weight", weight)
+    lines = [layer.problem for layer in convolutions(conv, torch.randn(1, 3, 8, 8))]
+    assert [line.split()[0] for line in lines] == ["conv_fwd", "conv_bwd_data"]
+
+
+def test_a_choice_of_no_such_algorithm_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    tuning.reset()
+    _C.measure(PROBLEM, "cpu", "", min_samples=1)
+    tuning.export_choices(path)
+    whole = path.read_text()
+    for wrong in ("nonsense", "legacy:nonsense", "legacy:fft/k=1"):
+        path.write_text(whole.replace('"cpu:direct"', json.dumps(wrong)))
+        assert path.read_text() != whole
+        with pytest.raises(ValueError, match=r"choices.jsonl, line 1: algorithm "):
+            tuning.import_choices(path)
+
+
+def test_a_choice_s_problem_may_be_spelt_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    tuning.reset()
+    _C.measure(PROBLEM, "cpu", "", min_samples=1)
+    tuning.export_choices(path)
+    path.write_text(path.read_text().replace("pad=1 ", "pad=1,1 "))
+    (entry,) = tuning.read_choices(path)
+    assert "pad=1,1" in path.read_text()
+    assert entry["problem"] == _C.canonical_problem(PROBLEM)
+    (layer,) = profile_of_choices([entry]).layers
+    assert layer.problem == entry["problem"]
+
+
+def test_what_a_budget_cut_is_not_tuned_again_within_it() -> None:
+    model, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)
+    tuning.reset()
+    found = [
+        len(tuning.tune_model(model, x, train=False, time_budget_s=budget))
+        for budget in (1e-9, 1e-9, 0.0, 0.0)
+    ]
+    assert found == [1, 0, 1, 0]
+
+
+def _made(**changes: Any) -> LayerProfile:
+    """A layer of two algorithms, of which the first has these values."""
+    row = {
+        **dict.fromkeys(("reason", "source"), ""), "backend": "cpu", "status": "ok",
+        "median_ms": 2.0, "spread_ms": 0.25, "host_ms": None, "samples": 9, "error": 0.0,
+        "workspace_bytes": 0, "notes": [], "deterministic": True, "build_ms": 0.0,
+    }  # fmt: skip
+    rows: Any = [
+        {**row, "algorithm": "cpu:im2col", **changes},
+        {**row, "algorithm": "aten:default", "backend": "aten", "median_ms": 4.0},
+    ]
+    layer = _layer(profile(PROBLEM, device="cpu", time_budget_s=0.01))
+    return dataclasses.replace(layer, rows=rows, current=None, heuristic=None)
+
+
+def test_what_is_not_known_keeps_no_constraint() -> None:
+    layer = _made(workspace_bytes=None, deterministic=None)
+    best = [layer.best(), layer.best(2**30), layer.best(deterministic=True)]
+    assert [row and row["algorithm"] for row in best] == [
+        "cpu:im2col", "aten:default", "aten:default",
+    ]  # fmt: skip
+
+
+def test_cells_say_what_was_measured() -> None:
+    layer = _made(notes=["a|b"], spread_ms=0.125, deterministic=None)
+    result = Profile([layer], make_settings("cpu"))
+    (line,) = [line for line in result.to_markdown().splitlines() if "cpu:im2col" in line]
+    cells = re.split(r"(?<!\\) \| ", line.removeprefix("| "))
+    assert cells[3:5] == ["2", "± 0.12"] and r"a\|b" in cells and "?" in cells
+    once = Profile([_made(samples=1, spread_ms=0.125)], make_settings("cpu"))
+    assert "0.12" not in once.to_markdown()
+
+
+def test_a_backend_of_which_one_works_is_not_refused_as_a_whole() -> None:
+    layer = _made()
+    refused: Any = {
+        **layer.rows[0], "status": "excluded", "reason": "so", "median_ms": None,
+        "workspace_bytes": None, "error": None,
+    }  # fmt: skip
+    layer.rows += [{**refused, "algorithm": f"cpu:{name}"} for name in ("direct", "fft")]
+    layer.rows += [{**refused, "backend": "legacy", "algorithm": f"legacy:{i}"} for i in range(3)]
+    (text,) = [
+        line
+        for line in Profile([layer], make_settings("cpu")).to_markdown(show_all=True).splitlines()
+        if line.startswith("excluded: so")
+    ]
+    assert text == "excluded: so: all 3 of legacy, cpu:direct, cpu:fft"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"knob_search": True}, {"min_samples": 3}, {"time_budget_s": 3.0}, {"target": "h200"}],
+)
+def test_each_setting_makes_another_measurement(change: dict[str, Any]) -> None:
+    settings = make_settings("cpu", min_samples=2, time_budget_s=2.0)
+    assert settings.key(PROBLEM) == dataclasses.replace(settings).key(PROBLEM)
+    assert dataclasses.replace(settings, **change).key(PROBLEM) != settings.key(PROBLEM)
+
+
+def test_another_device_is_another_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = make_settings("cpu")
+    before = settings.key(PROBLEM)
+    monkeypatch.setattr(_C, "device_fingerprint", lambda device: "another CPU")
+    assert settings.key(PROBLEM) != before
+
+
+def test_best_carries_the_type_of_accumulation() -> None:
+    best = profile(PROBLEM, device="cpu", policy="compute=f64", time_budget_s=0.01).best()
+    assert best.get("compute") == "f64"
+
+
+def _ops(layers: Iterable[Layer]) -> list[str]:
+    return [layer.problem.split()[0] for layer in layers]
+
+
+def test_of_a_network_s_passes_those_that_are_there_are_taken(tmp_path: Path) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)
+    )
+    x = torch.randn(2, 3, 8, 8)
+    trace(model, x, tmp_path / "train.txt")
+    met = read_problems(tmp_path / "train.txt")
+    for words, passes in (
+        (["fwd"], {"fwd"}),
+        (["bwd"], {"bwd", "bwd_filter"}),
+        (["bwd_filter"], {"bwd_filter"}),
+        (["fwd", "bwd"], {"fwd", "bwd", "bwd_filter"}),
+    ):
+        taken = with_passes(met, words)
+        assert {_C.problem_info(layer.problem)["pass_name"] for layer in taken} == passes
+        assert set(taken) <= set(met)
+    trace(model, x, tmp_path / "infer.txt", train=False)
+    inferred = read_problems(tmp_path / "infer.txt")
+    assert with_passes(inferred, ["fwd"]) == inferred
+    assert "batch_norm_infer" in _ops(inferred)
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        (
+            "batch_norm_fwd x=f32[4,8,16]:nchw running=true",
+            ["batch_norm_fwd x=f32[4,8,16]:nchw running=true", "batch_norm_bwd x=f32[4,8,16]:nchw"],
+        ),
+        ("batch_norm_infer x=f32[4,8,16]:nchw", ["batch_norm_infer x=f32[4,8,16]:nchw"]),
+        ("rnn_fwd cell=gru x=f32[5,2,4]:nchw hidden=4", None),
+    ],
+)
+def test_a_line_gets_the_passes_of_a_training_step(line: str, made: list[str] | None) -> None:
+    passes = with_passes([Layer(_C.canonical_problem(line))], ["fwd", "bwd"])
+    if made is None:
+        assert _ops(passes) == ["rnn_fwd", "rnn_bwd"] and "train=true" in passes[1].problem
+    else:
+        assert [layer.problem for layer in passes][: len(made)] == made
+
+
+@pytest.mark.parametrize(
+    ("line", "is_laid_out"),
+    [
+        ("matmul_fwd x=f32[1,2,512]:nchw w=f32[1,512,10]:nchw", False),
+        ("softmax_fwd x=f32[2,10,1]:nchw", False),
+        ("layer_norm_fwd x=f32[2,4]:nchw kind=layer", False),
+        ("layer_norm_fwd x=f32[2,4,6]:nchw kind=instance", True),
+        ("batch_norm_fwd x=f32[2,4,6]:nchw", True),
+        ("pool_fwd x=f32[2,4,6,6]:nchw window=2", True),
+        ("grid_sample_fwd x=f32[2,4,6,6]:nchw grid=f32[2,5,5,2]:nchw", True),
+    ],
+)
+def test_channels_last_is_of_images(line: str, is_laid_out: bool) -> None:
+    before = _C.canonical_problem(line)
+    after = rewrite(line, channels_last=True)
+    assert after == (before.replace("]:nchw", "]:nhwc", 1) if is_laid_out else before)
+
+
+def test_a_pin_that_cannot_run_hinders_no_look() -> None:
+    model, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)
+    knobs.conv_fwd_algo = "legacy:fft"
+    with pytest.raises(RuntimeError, match="pinned algorithm legacy:fft cannot run"):
+        ops.conv2d(x, model.weight)
+    (layer,) = profile_model(model, x, train=False, device="cpu", time_budget_s=0.01).layers
+    assert layer.current is None and layer.best() is not None
+    assert _ops(map(Layer, trace(model, x, train=False))) == ["conv_fwd"]

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from torch_cudnn_ext import _C, knobs, ops
+from torch_cudnn_ext import _C, knobs, last_choice, ops
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.workload import network_layers
 
@@ -743,3 +743,71 @@ def test_one_tensor_on_the_meta_device_is_refused(which: str, device: str) -> No
         states[which == "cx"] = h.to("meta")
     with pytest.raises(ValueError, match=f"{which} is on meta, wanted input's device {device}"):
         ops.lstm(x, states, weights, True, 1, 0.0, False, False, False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_batches_of_a_batch_first_module(kind: str, device: str) -> None:
+    mine, theirs = _pair(kind, 5, 4, batch_first=True, bidirectional=True, device=device)
+    x = torch.randn(3, 6, 5, dtype=torch.float64, device=device)
+    packed = pack_padded_sequence(x, torch.tensor([6, 4, 2]), batch_first=True)
+    torch.testing.assert_close(_flat(mine(packed)), _flat(theirs(packed)))
+
+
+def test_a_moved_or_cast_module_forgets_its_states() -> None:
+    x = torch.randn(3, 2, 4)
+    mine = ours.GRU(4, 4, remember_states=True)
+    wanted, _ = mine(x)
+    y, _ = mine.double()(x.double())
+    torch.testing.assert_close(y, wanted.double(), rtol=1e-4, atol=1e-6)
+    assert mine.to("meta")(x.double().to("meta"))[0].is_meta
+
+
+def test_parameters_of_a_functional_call_are_used(device: str) -> None:
+    mine, theirs = _pair("lstm", 5, 4, num_layers=2, device=device)
+    x = torch.randn(6, 3, 5, dtype=torch.float64, device=device)
+    others = {name: torch.randn_like(p) for name, p in theirs.named_parameters()}
+    wanted = torch.func.functional_call(theirs, others, (x,))
+    before, _ = mine(x)
+    torch.testing.assert_close(_flat(torch.func.functional_call(mine, others, (x,))), _flat(wanted))
+    assert torch.equal(mine(x)[0], before)
+
+
+def test_a_module_told_to_remember_no_longer_begins_with_zeros(device: str) -> None:
+    mine, theirs = _pair("gru", 5, 4, remember_states=True, device=device)
+    x = torch.randn(6, 3, 5, dtype=torch.float64, device=device)
+    mine(x)
+    mine.remember_states = False
+    torch.testing.assert_close(mine(x)[0], theirs(x)[0])
+
+
+@needs_cuda
+def test_a_reserve_that_is_dropped_counts_as_workspace() -> None:
+    module = ours.LSTM(64, 64, 2, dropout=0.5, policy="legacy:standard").cuda()
+    x = torch.randn(50, 8, 64, device="cuda")
+    with torch.no_grad():
+        module(x)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        module(x)
+        peak = torch.cuda.max_memory_allocated() - before
+    choice = last_choice("rnn_fwd")
+    assert choice is not None and choice.workspace_bytes is not None
+    own = 4 * (50 * 8 * 64 + 2 * 2 * 8 * 64)  # y, hy and cy
+    parameters = sum(p.nbytes for p in module.parameters())  # gathered by the operator
+    assert choice.workspace_bytes >= peak - own - parameters - (1 << 16)
+
+
+@needs_cuda
+def test_tuning_leaves_the_random_states_of_pytorchs_own_networks() -> None:
+    theirs = torch.nn.LSTM(4, 4, 2, dropout=0.5).cuda()
+    x = torch.randn(5, 2, 4, device="cuda")
+    theirs(x)
+    before = torch.get_rng_state()
+    theirs(x)
+    assert torch.equal(torch.get_rng_state(), before), "its states are drawn once"
+    gpu = torch.cuda.get_rng_state()
+    _C.measure("dropout_fwd x=f32[4096]:nchw rng=philox", "cuda", "", min_samples=2)
+    assert torch.equal(torch.cuda.get_rng_state(), gpu)
+    theirs(x)
+    assert torch.equal(torch.get_rng_state(), before)

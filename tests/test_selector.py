@@ -1149,6 +1149,15 @@ def test_a_shortage_of_memory_is_not_kept(fake: Any, x: Tensor, w: Tensor) -> No
     assert _convolve(x, w, "fwd=fake:a;max_workspace=1MiB") == "fake:a"
 
 
+def test_what_a_first_run_alone_allocates_is_no_workspace(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", states_workspace=False, workspace_bytes=1 << 12, first_bytes=1 << 24)
+    assert _convolve(x, w, "fwd=fake:a;max_workspace=64KiB") == "fake:a"
+    choice = _C.last_choice("conv_fwd")
+    assert choice is not None and 1 << 12 <= choice["workspace_bytes"] <= 1 << 16
+    with pytest.raises(RuntimeError, match="excluded by max_workspace=1024"):
+        _convolve(x, w, "fwd=fake:a;max_workspace=1KiB")
+
+
 def test_the_saved_policy_keeps_a_cap_beside_fastest(x: Tensor, w: Tensor) -> None:
     w = w.clone().requires_grad_()
     with knobs.flags(max_workspace="64KiB"):
@@ -1356,6 +1365,50 @@ def test_the_plan_cache_is_bounded_and_forgets_the_oldest(fake: Any) -> None:
     assert _C.plan_cache_info()["size"] == capacity
     _C.plan_cache_clear()
     assert _C.plan_cache_info()["size"] == 0
+
+
+LEAVING = """
+import atexit, importlib.util, os, sys, threading, time
+
+started, go = threading.Event(), threading.Event()
+
+def convolve():
+    ops.conv2d(x, w, policy="fwd=fake:a")
+    started.set()
+    go.wait()
+
+def end(thread):
+    go.set()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        time.sleep(0.01)
+    print(fake.plans_alive())
+
+def begin():
+    started.clear()
+    go.clear()
+    thread = threading.Thread(target=convolve, daemon=True)
+    thread.start()
+    started.wait()
+    return thread
+
+atexit.register(lambda: end(last))  # runs after what the package registers
+import torch
+from torch_cudnn_ext import ops
+spec = importlib.util.spec_from_file_location("fake_backend", sys.argv[1])
+fake = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fake)
+fake.script("fake:a")
+x, w = torch.randn(1, 2, 6, 6), torch.randn(4, 2, 3, 3)
+end(begin())
+last = begin()
+"""
+
+
+def test_a_thread_destroys_its_plans_unless_the_process_ends(fake: Any) -> None:
+    """Autograd's threads end behind the CUDA driver, which destroying a plan would call."""
+    program = [sys.executable, "-c", LEAVING, fake.__file__]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n1\n", "", 0)
 
 
 # A candidate may fail in any of its runs: the check of its result, or a later, timed one.

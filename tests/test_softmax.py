@@ -170,6 +170,20 @@ def test_errors_name_the_argument(arguments: tuple[Any, ...], message: str) -> N
         ops.softmax(tensor, dim, dtype, policy=policy)
 
 
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_meta_tensors_are_refused_alike(place: str) -> None:
+    x = torch.zeros(2, 3, device=place)
+    with pytest.raises((ValueError, RuntimeError), match="input is Long, wanted Float"):
+        ops.softmax(x.long(), 1)
+    backward = torch.ops.torch_cudnn_ext.softmax_backward
+    with pytest.raises(
+        (ValueError, RuntimeError), match="output has sizes .4, 3., wanted grad_out"
+    ):
+        backward(x, torch.zeros(4, 3, device=place), 1, False)
+    with pytest.raises((ValueError, RuntimeError), match="output is Double, wanted grad_output's"):
+        backward(x, x.double(), 1, False)
+
+
 def test_what_is_no_dtype_is_refused() -> None:
     for op in (torch.ops.torch_cudnn_ext.softmax, torch.ops.torch_cudnn_ext.log_softmax):
         for number in (-1, 1000):

@@ -79,7 +79,7 @@ def canonical_policy(text: str, family: str = "conv", written_for: str | None = 
     """Passes of the family `written_for` (default: `family`) are written without its name."""
 
 def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
-    """Keys: pass names or "" (all passes) -> text, and each constraint that is set."""
+    """Keys: pass names -> text, and each constraint that is set."""
 
 def merged_policy(stronger: str, weaker: str, family: str = "conv") -> str:
     """Field by field the stronger wins, but the strictest cap and determinism hold.
@@ -141,7 +141,7 @@ def measure(
     flush_l2: bool = True,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Measurement]:
-    """Times candidates on scratch memory; ranked best first, then excluded, refused, failed.
+    """Times candidates on scratch memory; ranked best first, then the others with reasons.
 
     ``time_budget_s`` 0 means no limit; ``record`` stores the ranking in the choice table.
     ``progress(done, total, algorithm)`` may raise (KeyboardInterrupt): then nothing is stored.

@@ -27,7 +27,7 @@ from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
 from .measuring import fp32_switches
-from .policy import CONSTRAINTS, operator_info, text_for_all
+from .policy import CONSTRAINTS, text_for_all
 from .processes import processes
 from .profiling import (
     Profile,
@@ -45,7 +45,9 @@ from .workload import (
     Journal,
     Layer,
     Workload,
+    batch_unknown,
     check_passes,
+    convolution_arguments,
     is_inference,
     is_wanted,
     led_problems,
@@ -585,10 +587,20 @@ def bench_command(
                 device,
             )
             layers = [layer for layer in work.layers if layer.problem.startswith("conv_")]
+            others = [one for one in work.layers if one not in layers]
+            ops = ", ".join(dict.fromkeys(one.problem.split()[0] for one in others))
+            source = "--model" if model else "--problems" if problems else "problem line"
             if not layers:
-                ops = ", ".join(dict.fromkeys(one.problem.split()[0] for one in work.layers))
-                source = "--model" if model else "--problems" if problems else "problem line"
                 raise typer.BadParameter(f"{source}: got {ops}, wanted a convolution")
+            with _naming(source):
+                for layer in layers:
+                    convolution_arguments(layer.problem)
+            if others:
+                typer.echo(
+                    f"left out {len(others)} of {len(work.layers)} problems, which are no "
+                    f"convolutions: {ops}; --modules compares such",
+                    err=True,
+                )
             settings = _settings(
                 layers,
                 device,
@@ -1171,18 +1183,17 @@ def _workload(
         changed.append(replace(layer, problem=line))
     layers = changed
     ops = ", ".join(dict.fromkeys(layer.problem.split()[0] for layer in layers))
-    if batch is not None and not any(map(_has_batch, layers)):
-        raise typer.BadParameter(f"--batch: got {batch} with {ops}, wanted problems with a batch")
+    if batch is not None and (unknown := batch_unknown(layers)):
+        raise typer.BadParameter(
+            f"--batch: got {batch} with {', '.join(unknown)}, whose sizes do not tell the batch; "
+            "wanted problems with a batch, or --model"
+        )
     if channels_last and not any(":nhwc" in layer.problem for layer in layers):
         raise typer.BadParameter(
             f"--channels-last: got True with {ops}, none of whose tensors it lays out"
         )
     with _naming("--passes"):
         return Workload(with_passes(layers, wanted) if wanted else merge(layers), {})
-
-
-def _has_batch(layer: Layer) -> bool:
-    return bool(operator_info(_C.problem_info(layer.problem)["family"])["batch_sizes"])
 
 
 def _shard(layers: list[Layer], text: str | None) -> list[Layer]:

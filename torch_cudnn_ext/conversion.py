@@ -406,8 +406,8 @@ def settle_fast_paths(modules: Iterable[torch.nn.Module]) -> None:
 
 
 @contextmanager
-def converted(model: torch.nn.Module) -> Iterator[None]:
-    """For a while, the layers of a model are this package's, without policies of their own.
+def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[None]:
+    """For a while, the layers of a model are this package's, with this policy.
 
     So are those of subclasses that compute as their parent in ``torch.nn`` does, and pinned ones:
     their pins, and what these have chosen, are set aside meanwhile.
@@ -421,6 +421,7 @@ def converted(model: torch.nn.Module) -> Iterator[None]:
     try:
         for module, ours in changes:
             done.append((module, type(module), exchange(module, ours)))
+            module.policy = policy  # type: ignore[assignment]
         settle_fast_paths(model.modules())
         yield
     finally:

@@ -334,8 +334,9 @@ def check_named_pins(policy: PolicyLike) -> None:
     if isinstance(policy, Mapping):
         parts = [f"{key}={value}" for key, value in policy.items() if not not_pinned(value)]
     else:
-        family = policy.family if isinstance(policy, Policy) else "conv"
-        parts = [part.strip() for part in (policy_text(policy, family) or "").split(";")]
+        if isinstance(policy, Policy):  # whose own operators are named by their pass alone
+            policy = _C.canonical_policy(policy.text, policy.family, "")
+        parts = [part.strip() for part in (policy_text(policy, "conv") or "").split(";")]
     falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)
     for part in parts:
         operator = operators().get(part.partition("=")[0])

@@ -400,7 +400,7 @@ def summary_table(profile: Profile) -> Table:
     if profile.is_mixed:
         notes.append("no totals: of several devices, or of one problem under several constraints")
     if any(layer.measured != layer.problem for layer in profile.layers):
-        notes.append("measured on the CPU at batch 1: not the target's times")
+        notes.append(f"measured on the CPU at batch {STAND_IN_BATCH}: not the target's times")
     if any(line.shares for line in profile.totals()):
         notes.append("in brackets: the share of all passes")
     columns = [Column(heading, right=i > 0) for i, heading in enumerate(headings)]

@@ -22,7 +22,6 @@ from torch import nn
 
 from . import _C
 from .conversion import eager_model
-from .enabling import enabled_anew
 from .explaining import trace
 from .files import check_path, naming, not_regular, read_lines, resolved, write_text
 from .knobs import pushed
@@ -181,7 +180,7 @@ def problems_met(
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient.
     """
-    with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
+    with pushed(keep(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
     problems = [line.partition("  #")[0] for line in lines]
     infos = [_C.problem_info(problem) for problem in problems]
@@ -314,7 +313,7 @@ def _entry(value: object) -> TableEntry:
             raise ValueError(f"got the unknown fields {', '.join(unknown)} of a measurement")
         for name, kinds in _MEASUREMENT_FIELDS.items():
             _check_field(name, row.get(name), kinds)
-        _C.canonical_algorithm(row["algorithm"], problem["op"])
+        row["algorithm"] = _C.canonical_algorithm(row["algorithm"], problem["op"])
         _C.check_measurement(row)
     return cast("TableEntry", value)
 

@@ -56,7 +56,10 @@ PROBLEM_FOLDER = Path(__file__).parent / "problems"
 T = TypeVar("T")
 _TORN = b'{"key": "'  # how a line of a journal begins
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
-_FUSED_FORWARD_ONLY = ("bias", "z", "act")
+_FORWARDS = ("fwd", "infer")  # in training, where the two differ, and in inference
+_FOLDED = ("softmax", "layer_norm")  # whose batch and what lies behind it are one size
+# What forwards alone have, by family.
+_FORWARD_ONLY = {"conv": ("bias", "z", "act"), "batch_norm": ("running", "z", "act")}
 
 
 _MOST_CALLS = 10**9  # of one problem
@@ -81,7 +84,7 @@ def merge(layers: Iterable[Layer]) -> list[Layer]:
         if known is None:
             merged[layer.problem] = layer
             continue
-        notes = dict.fromkeys(note for note in (known.note, layer.note) if note)
+        notes = dict.fromkeys(note for note in (*known.note.split("; "), layer.note) if note)
         merged[layer.problem] = replace(
             known,
             names=tuple(dict.fromkeys(known.names + layer.names)),
@@ -111,8 +114,9 @@ def rewrite(
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16`` for all tensors that had the dtype of the
             first; computed in f64 for f64, else in f32.
         batch: The batch size, of every tensor that has one.
-        channels_last: Lay all tensors out channels-last (``nhwc``); not those of a convolution over
-            one dimension of space, whose sequences PyTorch makes contiguous.
+        channels_last: Lay images and their filters out channels-last (``nhwc``); not matrices, rows
+            and sequences, which have no such layout. Those of a convolution over one dimension of
+            space PyTorch makes contiguous.
 
     Returns:
         The canonical line.
@@ -125,8 +129,7 @@ def rewrite(
     first, *words = info["text"].split()
     fields = dict(word.split("=", 1) for word in words)
     batch_sizes = operator_info(info["family"])["batch_sizes"] if batch is not None else {}
-    of_sequences = info["family"] == "conv" and len(info["slots"]["x"]["sizes"]) == 3
-    channels_last = channels_last and not of_sequences
+    images = _images(info, fields) if channels_last else set()
     for key, text in fields.items():
         match = _TENSOR.fullmatch(text)
         if match is None:
@@ -134,10 +137,10 @@ def rewrite(
         sizes = match["sizes"].split(",")
         if key in batch_sizes:
             sizes[batch_sizes[key]] = str(batch)
-        layout = ":nhwc" if channels_last else match["layout"] or ""
+        layout = ":nhwc" if key in images else match["layout"] or ""
         of_data = dtype is not None and match["dtype"] == info["dtype"]
         fields[key] = f"{dtype if of_data else match['dtype']}[{','.join(sizes)}]{layout}"
-    if channels_last:  # an output's own layout
+    if images:  # an output's own layout
         fields = {key: text for key, text in fields.items() if not text.startswith(":")}
     if dtype is not None:
         fields.update({key: dtype for key, text in fields.items() if text == info["dtype"]})
@@ -145,9 +148,20 @@ def rewrite(
             fields["compute"] = "f64" if dtype == "f64" else "f32"
     if op is not None and op != first:
         first = op
-        for key in _FUSED_FORWARD_ONLY if info["family"] == "conv" else ():
+        forward_only = _FORWARD_ONLY.get(info["family"], ())
+        for key in ("running",) if op == "batch_norm_infer" else forward_only:
             fields.pop(key, None)
+        if op == "rnn_bwd":
+            fields["train"] = "true"
     return _C.canonical_problem(" ".join([first, *(f"{k}={v}" for k, v in fields.items())]))
+
+
+def _images(info: Mapping[str, Any], fields: Mapping[str, str]) -> set[str]:
+    """The fields of a problem that are laid out channels-last where a network's images are."""
+    if info["family"] in ("pool", "batch_norm", "grid_sample") or fields.get("kind") == "instance":
+        return {"x"}
+    of_planes = info["family"] == "conv" and len(info["slots"]["x"]["sizes"]) > 3
+    return set(fields) if of_planes else set()
 
 
 class ConvolutionArguments(NamedTuple):
@@ -210,22 +224,57 @@ def is_wanted(pass_name: str, words: Sequence[str]) -> bool:
 def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
     """Every layer once for each pass, in the order of the layers.
 
+    Of a family that the layers hold several passes of, as those of a network do, the ones that are
+    wanted are taken, and no others are made; a forward is one in training or in inference.
+
     Raises:
         TypeError: ``passes`` is no list of texts.
         ValueError: ``passes`` holds a word that is none (see `check_passes`), or none that the
             family of a layer has.
     """
     check_passes(passes)
+    layers = [*layers]
+    met: dict[str, set[str]] = {}
+    for layer in layers:
+        info = _C.problem_info(layer.problem)
+        met.setdefault(info["family"], set()).add(info["pass_name"])
     made = []
     for layer in layers:
-        family = _C.problem_info(layer.problem)["family"]
-        names = passes_of(family)
-        order = [name for word in passes for name in names if is_wanted(name, [word])]
-        if not order:
-            raise ValueError(f"passes: {family} has {','.join(names)}, got {','.join(passes)!r}")
-        for name in dict.fromkeys(order):
+        info = _C.problem_info(layer.problem)
+        family, own = info["family"], info["pass_name"]
+        names = _names_of(passes, family, own if own in _FORWARDS else "fwd")
+        if len(met[family]) > 1:
+            names = [name for name in names if name == own]
+        for name in names:
             made.append(replace(layer, problem=rewrite(layer.problem, op=f"{family}_{name}")))
+    if not made:
+        known = "; ".join(f"{family} has {','.join(passes_of(family))}" for family in met)
+        raise ValueError(f"passes: {known}, got {','.join(passes)!r}")
     return merge(made)
+
+
+def _names_of(passes: Sequence[str], family: str, forward: str) -> list[str]:
+    """The passes that words name, of a family whose forward is ``fwd`` or ``infer``."""
+    every = passes_of(family)
+    named = {"fwd": [forward], "bwd": [name for name in every if name not in _FORWARDS]}
+    wanted = (named.get(word, [word] if word in every else []) for word in passes)
+    return [*dict.fromkeys(name for names in wanted for name in names)]
+
+
+def batch_unknown(layers: Sequence[Layer]) -> list[str]:
+    """The operators of lines whose batch their sizes do not tell.
+
+    Rows are the batch where there is nothing but rows; beside images, they are more than it.
+    """
+    families = {layer.problem: _C.problem_info(layer.problem)["family"] for layer in layers}
+    only_rows = set(families.values()) <= set(_FOLDED)
+    return list(
+        dict.fromkeys(
+            problem.split()[0]
+            for problem, family in families.items()
+            if not operator_info(family)["batch_sizes"] or (family in _FOLDED and not only_rows)
+        )
+    )
 
 
 def read_problems(source: str | Path) -> list[Layer]:
@@ -341,7 +390,7 @@ def network_layers(
     watch = Watch(model)
     backward = not is_inference(passes)
     with (
-        converted(model),
+        converted(model, "heuristic"),  # a pin may be what cannot run
         kept_as_it_was(model),
         looking(),
         watch.names(),

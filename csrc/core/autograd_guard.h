@@ -29,7 +29,6 @@ class NoSavedTensorHooks {
 };
 
 // Autograd as a user has it, for work that itself runs below autograd.
-
 class AutogradGuard {
  public:
   AutogradGuard() : keys_(with_autograd()) {}

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -174,6 +175,10 @@ const DeviceRuntime& runtime_of(const Device& device) {
 }
 
 std::string fingerprint_of(const Device& device) { return runtime_of(device).fingerprint(device); }
+
+std::function<void()> DeviceRuntime::restorer_of(at::Generator generator) const {
+  return [generator, state = generator.get_state()]() mutable { generator.set_state(state); };
+}
 
 std::unique_ptr<DeviceRuntime> register_runtime(Device::Kind kind,
                                                 std::unique_ptr<DeviceRuntime> runtime) {

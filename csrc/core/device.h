@@ -2,9 +2,11 @@
 // there). What differs between them at run time is behind DeviceRuntime. Knows nothing of CUDA.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +58,8 @@ class DeviceRuntime {
   virtual std::unique_ptr<Timer> make_timer(const Device& device) const = 0;
   // Evicts the last-level cache.
   virtual void flush_cache(const Device& device) const = 0;
+  // Puts a generator back to where it is now.
+  virtual std::function<void()> restorer_of(at::Generator generator) const;
   // Gives the device what the allocator keeps of freed memory, for other processes.
   virtual void release_cached_memory(const Device&) const {}
 };

@@ -108,13 +108,13 @@ class GeneratorGuard {
     if (device.is_target() || runtime_of(device).is_capturing(device)) return;
     generator_ = at::globalContext().defaultGenerator(device.torch_device());
     std::lock_guard<std::mutex> lock(generator_.mutex());
-    state_ = generator_.get_state();
+    put_back_ = runtime_of(device).restorer_of(generator_);
   }
   ~GeneratorGuard() {
-    if (!state_.defined()) return;
+    if (put_back_ == nullptr) return;
     std::lock_guard<std::mutex> lock(generator_.mutex());
     try {
-      generator_.set_state(state_);
+      put_back_();
     } catch (const c10::Error& error) {  // of a GPU that was lost meanwhile
       TORCH_WARN("the generator's state could not be put back: ", error.what_without_backtrace());
     }
@@ -124,7 +124,7 @@ class GeneratorGuard {
 
  private:
   at::Generator generator_;
-  at::Tensor state_;
+  std::function<void()> put_back_;
 };
 
 // Scratch work must not be recorded, cast or traced, and runs on the problem's device.
@@ -973,13 +973,12 @@ std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPol
 namespace {
 
 // On scratch tensors; a backward that reads what its forward left is given that.
-int64_t measured_workspace(const Problem& problem, const Algorithm& algorithm, Plan& plan,
-                           const Device& device) {
+int64_t workspace_on_scratch(const Problem& problem, Plan& plan, const Device& device) {
   ScratchGuard guard(problem, device);
   Bindings bindings = make_scratch(problem, device, 0);
   const Operator& op = operator_of(problem);
   if (auto forward = op.forward_of(problem)) {
-    BuildResult built = build(*forward, algorithm, device);
+    BuildResult built = build(*forward, plan.algorithm, device);
     if (auto* unsupported = std::get_if<Unsupported>(&built)) {
       TORCH_CHECK(false, "its forward cannot be built: ", unsupported->reason);
     }
@@ -989,7 +988,7 @@ int64_t measured_workspace(const Problem& problem, const Algorithm& algorithm, P
       if (!slot.is_output && made[slot.role].defined()) bindings[slot.role] = made[slot.role];
     }
   }
-  return torch_cudnn_ext::measured_workspace(problem, plan, std::move(bindings), device);
+  return measured_workspace(problem, plan, std::move(bindings), device);
 }
 
 // The workspace that a plan states, or where it states none and there is a cap, that of a run. Of a
@@ -1008,7 +1007,9 @@ std::variant<std::optional<int64_t>, Unsupported> workspace_for_cap(const Proble
         kDriver, /*transient=*/true};
   }
   try {
-    return measured_workspace(problem, plan.algorithm, plan, device);
+    // A first run may allocate what stays, such as this thread's workspace of cuBLAS.
+    workspace_on_scratch(problem, plan, device);
+    return workspace_on_scratch(problem, plan, device);
   } catch (const c10::Error& error) {
     bool memory = is_out_of_memory(error);
     return Unsupported{c10::str("its memory could not be measured, since it failed to run: ",
@@ -1086,6 +1087,7 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
                                          const Device& device) {
   std::vector<Measurement> list;
   std::set<std::string> seen;
+  std::vector<Problem> sequence = sequence_of(problem);
   for (const std::string& name : backend_names()) {
     const BackendOperator* op = find_backend(name)->find(family_of(problem));
     if (op == nullptr) continue;
@@ -1101,7 +1103,6 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
         continue;
       }
       auto start = Clock::now();
-      std::vector<Problem> sequence = sequence_of(problem);
       m.status = Status::ok;
       for (size_t i = 0; i < sequence.size() && m.status == Status::ok; ++i) {
         list_step(m, sequence[i], i == 0, policy, device);

@@ -61,7 +61,7 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
 std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
                                          const Device& device);
 
-// Ranked: best first, then what was excluded, refused, wrong or failed.
+// Ranked: best first, then what was rejected, failed, excluded or cannot be built.
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
                                  const Device& device, const MeasureOptions& options);
 

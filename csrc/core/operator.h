@@ -127,6 +127,26 @@ class OperatorOf : public Operator {
   bool is_random(const Problem& p) const final { return is_random(std::get<P>(p)); }
 };
 
+// Of one whose forward, where it trains, leaves what only its own algorithm's backward reads.
+template <class P>
+class CoupledOperatorOf : public OperatorOf<P> {
+ public:
+  std::vector<Problem> coupled(const P& p) const final {
+    if (p.pass == Pass::bwd || !p.train) return {};
+    return {of_pass(p, Pass::bwd)};
+  }
+  std::optional<Problem> forward_of(const P& p) const final {
+    if (p.pass == Pass::fwd || !p.train) return std::nullopt;
+    return of_pass(p, Pass::fwd);
+  }
+
+ private:
+  static P of_pass(P p, Pass pass) {
+    p.pass = pass;
+    return p;
+  }
+};
+
 const Operator& operator_of(const Problem& problem);
 const Operator& find_operator(std::string_view family);  // throws ValueError
 // "conv_fwd": its family and pass; throws ValueError.

@@ -1,60 +1,59 @@
 #include "core/plan.h"
 
 #include <ATen/ops/empty_strided.h>
-#include <c10/util/ArrayRef.h>
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <mutex>
 #include <set>
 
+#include "core/words.h"
+
 namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr const char* kRoles[] = {"x",
-                                  "w",
-                                  "y",
-                                  "bias",
-                                  "z",
-                                  "dx",
-                                  "dw",
-                                  "dy",
-                                  "dbias",
-                                  "dz",
-                                  "mean",
-                                  "invstd",
-                                  "running_mean",
-                                  "running_var",
-                                  "hx",
-                                  "cx",
-                                  "hy",
-                                  "cy",
-                                  "dhx",
-                                  "dcx",
-                                  "dhy",
-                                  "dcy",
-                                  "batch_sizes",
-                                  "reserve",
-                                  "indices",
-                                  "grid",
-                                  "dgrid",
-                                  "targets",
-                                  "input_lengths",
-                                  "target_lengths"};
+constexpr Word<Role> kRoles[] = {{Role::x, "x"},
+                                 {Role::w, "w"},
+                                 {Role::y, "y"},
+                                 {Role::bias, "bias"},
+                                 {Role::z, "z"},
+                                 {Role::dx, "dx"},
+                                 {Role::dw, "dw"},
+                                 {Role::dy, "dy"},
+                                 {Role::dbias, "dbias"},
+                                 {Role::dz, "dz"},
+                                 {Role::mean, "mean"},
+                                 {Role::invstd, "invstd"},
+                                 {Role::running_mean, "running_mean"},
+                                 {Role::running_var, "running_var"},
+                                 {Role::hx, "hx"},
+                                 {Role::cx, "cx"},
+                                 {Role::hy, "hy"},
+                                 {Role::cy, "cy"},
+                                 {Role::dhx, "dhx"},
+                                 {Role::dcx, "dcx"},
+                                 {Role::dhy, "dhy"},
+                                 {Role::dcy, "dcy"},
+                                 {Role::batch_sizes, "batch_sizes"},
+                                 {Role::reserve, "reserve"},
+                                 {Role::indices, "indices"},
+                                 {Role::grid, "grid"},
+                                 {Role::dgrid, "dgrid"},
+                                 {Role::targets, "targets"},
+                                 {Role::input_lengths, "input_lengths"},
+                                 {Role::target_lengths, "target_lengths"}};
 static_assert(std::size(kRoles) == static_cast<size_t>(Role::kCount));
-constexpr const char* kNotes[] = {"tensor_core",         "tf32", "down_convert", "reduced_range",
-                                  "low_accuracy",        "fft",  "winograd",     "nondeterministic",
-                                  "runtime_compilation", "fused"};
-
-template <class Enum, size_t Count>
-Enum from_text(const char* what, const char* const (&texts)[Count], const std::string& text) {
-  for (size_t i = 0; i < Count; ++i) {
-    if (text == texts[i]) return static_cast<Enum>(i);
-  }
-  TORCH_CHECK_VALUE(false, what, " is '", text, "', wanted one of ",
-                    c10::Join(", ", c10::ArrayRef<const char*>(texts)));
-}
+constexpr Word<Note> kNotes[] = {{Note::tensor_core, "tensor_core"},
+                                 {Note::tf32, "tf32"},
+                                 {Note::down_convert, "down_convert"},
+                                 {Note::reduced_range, "reduced_range"},
+                                 {Note::low_accuracy, "low_accuracy"},
+                                 {Note::fft, "fft"},
+                                 {Note::winograd, "winograd"},
+                                 {Note::nondeterministic, "nondeterministic"},
+                                 {Note::runtime_compilation, "runtime_compilation"},
+                                 {Note::fused, "fused"}};
+static_assert(std::size(kNotes) == static_cast<size_t>(Note::kCount));
 
 }  // namespace
 
@@ -101,20 +100,20 @@ void add_bias(at::Tensor& result, const at::Tensor& bias) {
   result.add_(bias.view(shape));
 }
 
-const char* role_text(Role role) { return kRoles[static_cast<int>(role)]; }
-Role role_from_text(const std::string& text) { return from_text<Role>("role", kRoles, text); }
+const char* role_text(Role role) { return word_text(kRoles, role); }
+Role role_from_text(const std::string& text) { return word_value(kRoles, "role", text); }
 
 std::vector<std::string> Notes::texts() const {
   std::vector<std::string> out;
-  for (size_t i = 0; i < std::size(kNotes); ++i) {
-    if (bits_ >> i & 1) out.emplace_back(kNotes[i]);
+  for (const auto& word : kNotes) {
+    if (has(word.value)) out.emplace_back(word.text);
   }
   return out;
 }
 
 Notes notes_from_texts(const std::vector<std::string>& texts) {
   Notes notes;
-  for (const std::string& text : texts) notes.add(from_text<Note>("note", kNotes, text));
+  for (const std::string& text : texts) notes.add(word_value(kNotes, "note", text));
   return notes;
 }
 

@@ -92,6 +92,7 @@ enum class Note : uint8_t {
   nondeterministic,
   runtime_compilation,
   fused,  // one engine computes the convolution and adds the bias
+  kCount
 };
 
 class Notes {
@@ -137,6 +138,12 @@ class FunctionPlan : public Plan {
  private:
   const Body body_;
 };
+
+// A plan whose workspace is not known before a run.
+inline std::shared_ptr<Plan> make_plan(const Algorithm& algorithm, Notes notes,
+                                       FunctionPlan::Body body) {
+  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, std::move(body));
+}
 
 // Makes a computed tensor the output of a role: copied into the tensor that is bound there, or
 // bound itself, in the layout that the problem says.

@@ -576,12 +576,6 @@ bool is_tf32(at::Float32Op op) {
          at::Float32Precision::TF32;
 }
 
-bool cublas_repeats() {
-  const char* config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
-  std::string_view text = config == nullptr ? "" : config;
-  return text == ":4096:8" || text == ":16:8";
-}
-
 Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The per-operator switch: reading the old allow_tf32 can raise once the new one is set.
@@ -595,7 +589,6 @@ Switches read_switches(std::string_view family) {
   set(Switches::kTf32Products, is_tf32(at::Float32Op::MATMUL));
   bool strict = context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly();
   set(Switches::kStrict, strict);
-  set(Switches::kCublasRepeats, strict && cublas_repeats());
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   return switches;

@@ -74,15 +74,12 @@ Policy over(const Policy& stronger, Policy weaker);
 // What PyTorch's own switches say at this moment, as bits.
 struct Switches {
   static constexpr uint8_t kDeterministic = 1, kAllowTf32 = 2, kBenchmark = 4, kCudnnEnabled = 8;
-  // Of products of matrices, which convolutions may be; PyTorch refuses what is not deterministic;
-  // and of products cuBLAS's environment says that they are, which is asked in that case alone.
-  static constexpr uint8_t kTf32Products = 16, kStrict = 32, kCublasRepeats = 64;
+  // Of products of matrices, which convolutions may be; PyTorch refuses what is not deterministic.
+  static constexpr uint8_t kTf32Products = 16, kStrict = 32;
   uint8_t bits = 0;
   bool has(uint8_t bit) const { return (bits & bit) != 0; }
 };
 Switches read_switches(std::string_view family);
-// Whether cuBLAS's products are deterministic, as the environment has it now.
-bool cublas_repeats();
 // Whether PyTorch's switch lets this kind of operation use TF32 on CUDA.
 bool is_tf32(at::Float32Op op);
 

@@ -47,8 +47,8 @@ struct Decision {
   const ChoiceRecord* record = nullptr;
   const ResolvedPolicy* policy = nullptr;   // with the rules that match the problem
   std::shared_ptr<const Decision> forward;  // whose algorithm a backward alone runs
-  mutable std::atomic<bool> refused{
-      false};  // by its algorithm, at its run: decided again next time
+  // By its algorithm, at its run: decided again next time.
+  mutable std::atomic<bool> refused{false};
 
   bool stands() const { return !refused && (forward == nullptr || forward->stands()); }
 };
@@ -81,9 +81,17 @@ struct ThreadCache {
   uint64_t generation = 0;
 };
 
+std::atomic<bool> plans_are_left{false};
+
 ThreadCache& thread_cache() {
-  static thread_local ThreadCache cache;
-  return cache;
+  struct Owner {
+    ThreadCache* const cache = new ThreadCache();
+    ~Owner() {
+      if (!plans_are_left) delete cache;
+    }
+  };
+  static thread_local Owner owner;
+  return *owner.cache;
 }
 
 // --- what ran last
@@ -545,9 +553,8 @@ class Decider {
     static std::atomic<bool> warned{false};
     if (!warned.exchange(true)) {
       decision_->warning = c10::str(
-          "benchmark or fastest is on, but a problem was first met while a CUDA graph is captured: "
-          "the "
-          "heuristic's choice is taken and not kept (said once). Problem: ",
+          "benchmark or fastest is on, but a problem was first met while a CUDA graph is "
+          "captured: the heuristic's choice is taken and not kept (said once). Problem: ",
           problem_text(problem_));
     }
     return unkept("heuristic: first met under stream capture");
@@ -941,6 +948,8 @@ const ChoiceRecord* last_choice(const std::optional<std::string>& op) {
 
 const ChoiceRecord* last_choice_here() { return last_here; }
 void forget_last_choice_here() { last_here = nullptr; }
+
+void leave_plans() { plans_are_left = true; }
 
 PlanCacheInfo plan_cache_info() {
   ThreadCache& cache = thread_cache();

@@ -56,6 +56,10 @@ const ChoiceRecord* last_choice(const std::optional<std::string>& op);
 const ChoiceRecord* last_choice_here();
 void forget_last_choice_here();
 
+// From now on threads that end leave their plans behind: the process ends, and autograd's threads
+// end after the CUDA driver, which destroying a plan would call.
+void leave_plans();
+
 struct PlanCacheInfo {
   int64_t size, capacity, hits, misses;
 };

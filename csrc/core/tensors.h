@@ -28,6 +28,9 @@ inline at::Tensor reduced_rows(const ReduceProblem& p, const at::Tensor& x) {
   return x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
 }
 
+// The weight that cross-correlates as `w` does in the problem's mode, and the other way round.
+at::Tensor crossing(const ConvolutionProblem& p, const at::Tensor& w);
+
 // Of each channel of [N, C, S].
 inline at::Tensor sum_of_channels(const at::Tensor& t) { return t.sum(at::IntArrayRef{0, 2}); }
 inline at::Tensor mean_of_channels(const at::Tensor& t) { return t.mean(at::IntArrayRef{0, 2}); }

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -59,6 +60,15 @@ class CudaRuntime : public DeviceRuntime {
   int64_t total_memory_bytes(const Device& device) const override {
     return static_cast<int64_t>(
         at::cuda::getDeviceProperties(static_cast<int8_t>(device.index))->totalGlobalMem);
+  }
+
+  // As PyTorch's own kernels move it: set_state() makes PyTorch draw the random states of its own
+  // recurrent networks anew.
+  std::function<void()> restorer_of(at::Generator generator) const override {
+    auto* own = at::check_generator<at::CUDAGeneratorImpl>(generator);
+    return [generator, own, offset = own->philox_offset_per_thread()] {
+      own->set_philox_offset_per_thread(offset);
+    };
   }
 
   bool is_capturing(const Device& device) const override {

@@ -23,7 +23,7 @@
 
 #include "core/autograd_guard.h"
 #include "core/selector.h"
-#include "ops/common.h"
+#include "ops/arguments.h"
 
 namespace torch_cudnn_ext {
 

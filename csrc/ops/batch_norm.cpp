@@ -560,10 +560,6 @@ Tensors3 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
       });
 }
 
-// --- what the core must know
-
-Tensor broadcast(const Tensor& statistic) { return statistic.to(at::kDouble).view({1, -1, 1}); }
-
 // --- PyTorch's own, overridden
 
 struct AtenBatchNorm {
@@ -577,18 +573,16 @@ struct AtenBatchNorm {
                                             double, double, bool) {
     const Tensor &w = or_undefined(weight), &b = or_undefined(bias),
                  &mean = or_undefined(running_mean), &var = or_undefined(running_var);
-    const NamedTensor statistics[] = {
-        {"weight", w}, {"bias", b}, {"running_mean", mean}, {"running_var", var}};
     if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
       return reason;
     }
-    for (const auto& [name, t] : statistics) {
+    for (const auto& [name, t] :
+         {NamedTensor{"running_mean", mean}, NamedTensor{"running_var", var}}) {
       if (auto reason = refusal_of(keys, name, t)) return reason;
-      if (!t.defined() || t.scalar_type() == input.scalar_type() ||
-          t.scalar_type() == compute_dtype(input.scalar_type())) {
-        continue;
-      }
-      return c10::str(name, " is ", t.scalar_type(), " for input of ", input.scalar_type());
+    }
+    if (auto reason = refusal_of_dtypes(
+            input, {{"weight", w}, {"bias", b}, {"running_mean", mean}, {"running_var", var}})) {
+      return reason;
     }
     if (mean.defined() != var.defined()) return "one of the running statistics is missing";
     if (training && input.dim() >= 2 && input.sym_numel() == input.sym_size(1)) {
@@ -613,6 +607,10 @@ const RegisterOverrideOfComposite<
     AtenBatchNorm, Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&,
                           const OptionalTensor&, const OptionalTensor&, bool, double, double, bool)>
     overridden("batch_norm");
+
+// --- what the core must know
+
+Tensor broadcast(const Tensor& statistic) { return statistic.to(at::kDouble).view({1, -1, 1}); }
 
 class BatchNormOperator : public OperatorOf<BatchNormProblem> {
  public:

@@ -460,28 +460,22 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
 Bindings ConvolutionOperator::reference(const ConvolutionProblem& p,
                                         const Bindings& bindings) const {
   auto in_double = [&](Role role) { return bindings[role].to(at::kDouble).contiguous(); };
-  Dims spatial;
-  for (int i = 2; i < p.w.sizes.size(); ++i) spatial.push_back(i);
-  bool flip = p.mode == ConvolutionMode::conv;
   Tensor w = p.pass == ConvolutionPass::bwd_filter
                  ? at::empty(p.w.sizes, bindings[Role::x].options().dtype(at::kDouble))
-                 : in_double(Role::w);
-  if (flip) w = w.flip(spatial);
+                 : crossing(p, in_double(Role::w));
+  Dims none(p.spatial_dims(), 0);
   Tensor result;
   if (p.pass == ConvolutionPass::fwd) {
-    Dims none(p.spatial_dims(), 0);
     result = at::convolution(in_double(Role::x), w, {}, p.stride, p.padding, p.dilation, false,
                              none, p.groups);
   } else {
     bool data = p.pass == ConvolutionPass::bwd_data;
     Tensor x = data ? at::empty(p.x.sizes, bindings[Role::y].options().dtype(at::kDouble))
                     : in_double(Role::x);
-    Dims none(p.spatial_dims(), 0);
     auto gradients =
         at::convolution_backward(in_double(Role::y), x, w, c10::nullopt, p.stride, p.padding,
                                  p.dilation, false, none, p.groups, {data, !data, false});
-    result = data ? std::get<0>(gradients) : std::get<1>(gradients);
-    if (flip && !data) result = result.flip(spatial);
+    result = data ? std::get<0>(gradients) : crossing(p, std::get<1>(gradients));
   }
   const Tensor& before = bindings[result_role(p.pass)];
   if (accumulates(p)) {

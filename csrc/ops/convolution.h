@@ -1,7 +1,7 @@
 // The convolution operator family below the dispatcher: what its registrations share.
 #pragma once
 
-#include "ops/common.h"
+#include "ops/arguments.h"
 
 namespace torch_cudnn_ext::convolution {
 

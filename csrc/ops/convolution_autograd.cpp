@@ -343,15 +343,24 @@ Tensor backward_weight_autograd(c10::DispatchKeySet keys, const Tensor& grad_out
   });
 }
 
-void refuse_gradient(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
-  bool wanted = torch::autograd::compute_requires_grad(a, b, out);
-  TORCH_CHECK_VALUE(!wanted, "torch_cudnn_ext::", op,
-                    ": an argument requires a gradient, but writing into out= is not "
-                    "differentiable; use the function without out=, with z=");
-  bool tangent = torch::autograd::isFwGradDefined(a) || torch::autograd::isFwGradDefined(b) ||
-                 torch::autograd::isFwGradDefined(out);
-  TORCH_CHECK_VALUE(!tangent, "torch_cudnn_ext::", op,
-                    ": an argument has a tangent, but writing into out= is not differentiable");
+// Calls an operator that writes into `out`; neither it nor `tensors` have gradients.
+template <class Op, class... Args>
+void write_into(const Op& op, const char* name, c10::DispatchKeySet keys, Tensor& out,
+                std::initializer_list<Tensor> tensors, Args&&... args) {
+  auto check = [&](const Tensor& t) {
+    TORCH_CHECK_VALUE(!torch::autograd::compute_requires_grad(t), "torch_cudnn_ext::", name,
+                      ": an argument requires a gradient, but writing into out= is not "
+                      "differentiable; use the function without out=, with z=");
+    TORCH_CHECK_VALUE(!torch::autograd::isFwGradDefined(t), "torch_cudnn_ext::", name,
+                      ": an argument has a tangent, but writing into out= is not differentiable");
+  };
+  for (const Tensor& t : tensors) check(t);
+  check(out);
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    op.redispatch(keys & c10::after_ADInplaceOrView_keyset, std::forward<Args>(args)...);
+  }
+  torch::autograd::increment_version(out);
 }
 
 void forward_out_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
@@ -360,30 +369,9 @@ void forward_out_autograd(c10::DispatchKeySet keys, const Tensor& input, const T
                           SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
                           OptionalPolicy policy) {
   static auto op = find_op<decltype(forward_out)>("torch_cudnn_ext::convolution_out");
-  refuse_gradient("convolution_out", input, weight, out);
-  if (bias) refuse_gradient("convolution_out", *bias, weight, out);
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    op.redispatch(keys & c10::after_ADInplaceOrView_keyset, input, weight, bias, stride, padding,
-                  dilation, transposed, output_padding, groups, out, alpha, beta, flip_kernel,
-                  policy);
-  }
-  torch::autograd::increment_version(out);
-}
-
-template <class Op>
-void run_backward_out(const Op& op, const char* name, c10::DispatchKeySet keys,
-                      const Tensor& grad_output, const Tensor& other, SymIntArrayRef sizes,
-                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                      const SymInt& groups, Tensor& out, double alpha, double beta,
-                      bool flip_kernel, OptionalPolicy policy) {
-  refuse_gradient(name, grad_output, other, out);
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    op.redispatch(keys & c10::after_ADInplaceOrView_keyset, grad_output, other, sizes, stride,
-                  padding, dilation, groups, out, alpha, beta, flip_kernel, policy);
-  }
-  torch::autograd::increment_version(out);
+  write_into(op, "convolution_out", keys, out, {input, weight, or_undefined(bias)}, input, weight,
+             bias, stride, padding, dilation, transposed, output_padding, groups, out, alpha, beta,
+             flip_kernel, policy);
 }
 
 void backward_input_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
@@ -393,8 +381,9 @@ void backward_input_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_ou
                                  double beta, bool flip_kernel, OptionalPolicy policy) {
   static auto op =
       find_op<decltype(backward_input_out)>("torch_cudnn_ext::convolution_backward_input_out");
-  run_backward_out(op, "convolution_backward_input_out", keys, grad_output, weight, input_size,
-                   stride, padding, dilation, groups, out, alpha, beta, flip_kernel, policy);
+  write_into(op, "convolution_backward_input_out", keys, out, {grad_output, weight}, grad_output,
+             weight, input_size, stride, padding, dilation, groups, out, alpha, beta, flip_kernel,
+             policy);
 }
 
 void backward_weight_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
@@ -404,8 +393,9 @@ void backward_weight_out_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
                                   double beta, bool flip_kernel, OptionalPolicy policy) {
   static auto op =
       find_op<decltype(backward_weight_out)>("torch_cudnn_ext::convolution_backward_weight_out");
-  run_backward_out(op, "convolution_backward_weight_out", keys, grad_output, input, weight_size,
-                   stride, padding, dilation, groups, out, alpha, beta, flip_kernel, policy);
+  write_into(op, "convolution_backward_weight_out", keys, out, {grad_output, input}, grad_output,
+             input, weight_size, stride, padding, dilation, groups, out, alpha, beta, flip_kernel,
+             policy);
 }
 
 // A list in which one value stands for all dimensions: padding="valid" makes such in aten.

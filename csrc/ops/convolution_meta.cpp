@@ -250,9 +250,8 @@ namespace {
 // type.
 template <c10::DeviceType device>
 struct Cast {
-  static constexpr c10::DispatchKey kKey =
-      device == c10::kCUDA ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
-  c10::impl::ExcludeDispatchKeyGuard below{kKey};
+  c10::impl::ExcludeDispatchKeyGuard below{
+      at::autocast::get_autocast_dispatch_key_from_device_type(device)};
   c10::ScalarType to = at::autocast::get_lower_precision_fp_from_device_type(device);
 
   template <class T>

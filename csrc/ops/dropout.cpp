@@ -251,7 +251,7 @@ std::tuple<Tensor, Tensor> forward_train_vmap(const Tensor& input, double p,
 
 // --- what the core must know
 
-class DropoutOperator : public OperatorOf<DropoutProblem> {
+class DropoutOperator : public CoupledOperatorOf<DropoutProblem> {
  public:
   OperatorDescription description() const override {
     return {
@@ -278,19 +278,6 @@ class DropoutOperator : public OperatorOf<DropoutProblem> {
     auto elements = static_cast<double>(p.x.numel());
     double mask_bytes = p.train ? elements / 8 : 0;  // at least
     return {elements, 2 * static_cast<double>(p.x.nbytes()) + mask_bytes, 1};
-  }
-
-  std::vector<Problem> coupled(const DropoutProblem& problem) const override {
-    DropoutProblem p = problem;
-    if (p.pass == Pass::bwd || !p.train) return {};
-    p.pass = Pass::bwd;
-    return {p};
-  }
-  std::optional<Problem> forward_of(const DropoutProblem& problem) const override {
-    DropoutProblem p = problem;
-    if (p.pass == Pass::fwd) return std::nullopt;
-    p.pass = Pass::fwd;
-    return p;
   }
 
   // Zeros of x, which random numbers of few bits have, would pass for dropped.

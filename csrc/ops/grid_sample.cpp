@@ -135,9 +135,7 @@ void check_backward(const Tensor& grad_output, const Tensor& input, const Tensor
   TORCH_CHECK_VALUE(grad_output.sym_sizes() == SymIntArrayRef(wanted),
                     "torch_cudnn_ext::grid_sample_backward: grad_output has sizes ",
                     grad_output.sym_sizes(), ", wanted ", SymIntArrayRef(wanted));
-  TORCH_CHECK_VALUE(grad_output.scalar_type() == input.scalar_type(),
-                    "torch_cudnn_ext::grid_sample_backward: grad_output is ",
-                    grad_output.scalar_type(), ", wanted input's dtype ", input.scalar_type());
+  check_alike("grid_sample_backward", "grad_output", grad_output, "input", input);
 }
 
 std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& input,

@@ -600,13 +600,7 @@ std::optional<std::string> refusal_of_norm(c10::DispatchKeySet keys, const Tenso
   if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
     return reason;
   }
-  for (const auto& [name, t] : {NamedTensor{"weight", w}, NamedTensor{"bias", b}}) {
-    if (!t.defined() || t.scalar_type() == input.scalar_type() ||
-        t.scalar_type() == compute_dtype(input.scalar_type())) {
-      continue;
-    }
-    return c10::str(name, " is ", t.scalar_type(), " for input of ", input.scalar_type());
-  }
+  if (auto reason = refusal_of_dtypes(input, {{"weight", w}, {"bias", b}})) return reason;
   if (w.defined() && b.defined() && w.scalar_type() != b.scalar_type()) {
     return "weight and bias have different dtypes";
   }

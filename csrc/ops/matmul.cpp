@@ -268,12 +268,13 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
 }
 
 // In the lower type, as PyTorch casts for its own products.
-template <c10::DispatchKey key, c10::DeviceType device>
+template <c10::DeviceType device>
 Tensor forward_autocast(const Tensor& a, const Tensor& b, const OptionalTensor& bias,
                         bool transpose_a, bool transpose_b, double alpha, double beta,
                         const OptionalTensor& z, std::string_view activation,
                         OptionalPolicy policy) {
-  c10::impl::ExcludeDispatchKeyGuard below(key);
+  c10::impl::ExcludeDispatchKeyGuard below(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
   auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
   auto cast = [&](const auto& t) { return at::autocast::cached_cast(dtype, t, device); };
   return op().call(cast(a), cast(b), cast(bias), transpose_a, transpose_b, alpha, beta, cast(z),
@@ -353,10 +354,10 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { m.impl("matmul", TORCH_FN(forward
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) { m.impl("matmul", TORCH_FN(forward_meta)); }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) { m.impl("matmul", TORCH_FN(forward_autograd)); }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("matmul", TORCH_FN((forward_autocast<c10::DispatchKey::AutocastCPU, at::kCPU>)));
+  m.impl("matmul", TORCH_FN(forward_autocast<at::kCPU>));
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("matmul", TORCH_FN((forward_autocast<c10::DispatchKey::AutocastCUDA, at::kCUDA>)));
+  m.impl("matmul", TORCH_FN(forward_autocast<at::kCUDA>));
 }
 
 }  // namespace matmul

@@ -913,6 +913,12 @@ std::optional<std::string> refusal_of_pooling(c10::DispatchKeySet keys, const Te
   return std::nullopt;
 }
 
+// PyTorch's empty stride, the window's own, written out: AOTInductor calls with None for a list
+// that is empty.
+SymInts steps_of(at::IntArrayRef stride, at::IntArrayRef kernel_size, size_t dims) {
+  return for_each(stride.empty() ? kernel_size : stride, dims);
+}
+
 template <size_t dims>
 struct AtenMaxPool {
   static constexpr const char* kOps[] = {"max_pool1d", "max_pool2d", "max_pool3d"};
@@ -927,7 +933,7 @@ struct AtenMaxPool {
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
                               at::IntArrayRef kernel_size, at::IntArrayRef stride,
                               at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil) {
-    SymInts window = for_each(kernel_size, dims), steps = for_each(stride, dims),
+    SymInts window = for_each(kernel_size, dims), steps = steps_of(stride, kernel_size, dims),
             border = for_each(padding, dims), gaps = for_each(dilation, dims);
     // PyTorch's own kernel for sequences on the CPU, where nothing is recorded, gives such.
     bool contiguous =
@@ -959,13 +965,14 @@ struct AtenAvgPool {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       return run(input, kernel_size, stride, padding, ceil, count_include_pad, divisor);
     }
-    return avg_pool_autograd(keys, input, for_each(kernel_size, dims), for_each(stride, dims),
-                             for_each(padding, dims), ceil, count_include_pad, divisor, false, {});
+    return avg_pool_autograd(keys, input, for_each(kernel_size, dims),
+                             steps_of(stride, kernel_size, dims), for_each(padding, dims), ceil,
+                             count_include_pad, divisor, false, {});
   }
   static Tensor run(const Tensor& input, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                     at::IntArrayRef padding, bool ceil, bool count_include_pad,
                     std::optional<int64_t> divisor) {
-    return avg_pool(input, for_each(kernel_size, dims), for_each(stride, dims),
+    return avg_pool(input, for_each(kernel_size, dims), steps_of(stride, kernel_size, dims),
                     for_each(padding, dims), ceil, count_include_pad, divisor, false, {});
   }
   template <c10::DispatchKey key>
@@ -993,7 +1000,8 @@ struct AtenAdaptiveAvgPool {
   }
   static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input,
                               SymIntArrayRef output_size) {
-    return avg_pool_op().call(input, output_size, {}, {}, false, true, {}, true, {});
+    SymInts none(dims, 0);
+    return avg_pool_op().call(input, output_size, output_size, none, false, true, {}, true, {});
   }
 };
 
@@ -1026,7 +1034,7 @@ Numbers numbers_of(c10::ScalarType dtype) {
   return {16777213, 6700417, 1.0 / 2097152};
 }
 
-class PoolingOperator : public OperatorOf<PoolingProblem> {
+class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
  public:
   OperatorDescription description() const override {
     return {
@@ -1106,20 +1114,6 @@ class PoolingOperator : public OperatorOf<PoolingProblem> {
   std::vector<std::string> heuristic_order(const PoolingProblem& p) const override {
     return torch_cudnn_ext::is_channels_last(p.x) ? order_of_channels_last(p)
                                                   : order_of_contiguous(p);
-  }
-
-  std::vector<Problem> coupled(const PoolingProblem& problem) const override {
-    PoolingProblem p = problem;
-    if (p.pass != Pass::fwd || !p.train) return {};
-    p.pass = Pass::bwd;
-    return {p};
-  }
-
-  std::optional<Problem> forward_of(const PoolingProblem& problem) const override {
-    PoolingProblem p = problem;
-    if (p.pass != Pass::bwd || p.mode != PoolingMode::max) return std::nullopt;
-    p.pass = Pass::fwd;
-    return p;
   }
 
  private:

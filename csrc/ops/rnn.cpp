@@ -69,6 +69,16 @@ struct Settings {
   int64_t directions() const { return bidirectional ? 2 : 1; }
   RnnCell cell_kind() const { return static_cast<RnnCell>(cell); }
   bool is_lstm() const { return cell_kind() == RnnCell::lstm; }
+  RnnProblem problem() const {  // without sizes
+    RnnProblem p;
+    p.cell = cell_kind();
+    p.bias = static_cast<RnnBias>(bias);
+    p.layers = num_layers;
+    p.bidirectional = bidirectional;
+    p.skip = skip_input;
+    p.dropout = dropout;
+    return p;
+  }
 };
 
 constexpr const char* kNames[] = {"rnn_relu", "rnn_tanh", "lstm", "gru"};
@@ -87,6 +97,13 @@ struct Sizes {
   SymInt rows;  // steps of all sequences together
   SymInt steps, batch, hidden, state;
   bool packed = false;
+
+  void set(RnnProblem& p, const Tensor& input) const {
+    p.hidden = hidden.expect_int();
+    p.proj = state == hidden ? 0 : state.expect_int();
+    Dims x{steps.expect_int(), batch.expect_int(), input.size(-1)};
+    p.x = {input.scalar_type(), x, contiguous_strides(x)};
+  }
 };
 
 Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, const Settings& s) {
@@ -100,9 +117,7 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
   constexpr auto kLastBias = static_cast<int64_t>(RnnBias::twice);
   TORCH_CHECK_VALUE(s.bias >= 0 && s.bias <= kLastBias, "torch_cudnn_ext::", op, ": bias is ",
                     s.bias, ", wanted 0 to ", kLastBias);
-  RnnProblem shape;  // of the list of parameters
-  shape.cell = s.cell_kind();
-  shape.bias = static_cast<RnnBias>(s.bias);
+  RnnProblem shape = s.problem();  // of the list of parameters
   TORCH_CHECK_VALUE(s.num_layers >= 1 && s.num_layers <= 10000, "torch_cudnn_ext::", op,
                     ": num_layers is ", s.num_layers, ", wanted 1 to 10000");
   size_t recurrent = s.skip_input ? 0 : 1;
@@ -114,9 +129,6 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
   TORCH_CHECK_VALUE(!s.skip_input || input.sym_size(-1) == sizes.hidden, "torch_cudnn_ext::", op,
                     ": input has sizes ", input.sym_sizes(), ", wanted hidden_size=", sizes.hidden,
                     " features since skip_input is True");
-  shape.layers = s.num_layers;
-  shape.bidirectional = s.bidirectional;
-  shape.skip = s.skip_input;
   shape.hidden = 2;
   shape.proj = sizes.state == sizes.hidden ? 0 : 1;
   shape.x.sizes = {1, 1, 2};
@@ -179,18 +191,10 @@ Call make_call(Pass pass, const Tensor& input, IntArrayRef batch_sizes, const Te
   Sizes sizes = sizes_of(input, batch_sizes, params, s);
   Call call;
   RnnProblem& p = call.problem;
+  p = s.problem();
+  sizes.set(p, input);
   p.pass = pass;
-  p.cell = s.cell_kind();
-  p.hidden = sizes.hidden.expect_int();
-  p.proj = sizes.state == sizes.hidden ? 0 : sizes.state.expect_int();
-  p.layers = s.num_layers;
-  p.bidirectional = s.bidirectional;
-  p.bias = static_cast<RnnBias>(s.bias);
-  p.skip = s.skip_input;
-  p.dropout = s.dropout;
   p.train = train;
-  Dims x_sizes{sizes.steps.expect_int(), sizes.batch.expect_int(), input.size(-1)};
-  p.x = {input.scalar_type(), x_sizes, contiguous_strides(x_sizes)};
   p.compute = p.default_compute();
   // Sequences of one length are a plain batch, however they came.
   bool packed = !batch_sizes.empty() && batch_sizes.back() != batch_sizes.front();
@@ -208,7 +212,7 @@ Call make_call(Pass pass, const Tensor& input, IntArrayRef batch_sizes, const Te
   check_optional(op, "hx", hx, rnn_h(p), input);
   check_optional(op, "cx", cx, rnn_c(p), input);
   Bindings& b = call.bindings;
-  b[Role::x] = packed ? input.contiguous() : input.contiguous().view(x_sizes);
+  b[Role::x] = packed ? input.contiguous() : input.contiguous().view(p.x.sizes);
   if (packed) b[Role::batch_sizes] = at::tensor(batch_sizes, at::kLong);
   if (hx.defined()) b[Role::hx] = hx.contiguous();
   if (cx.defined()) b[Role::cx] = cx.contiguous();
@@ -481,18 +485,8 @@ struct RnnBackwardGradient {
                                 "dropout=0, got ",
                                 settings.dropout);
     std::vector<Tensor> inputs = saved.vec();
-    RnnProblem p;
-    Sizes sizes = sizes_of(saved[3], batch_sizes, saved.slice(6), settings);
-    p.cell = settings.cell_kind();
-    p.bias = static_cast<RnnBias>(settings.bias);
-    p.layers = settings.num_layers;
-    p.bidirectional = settings.bidirectional;
-    p.skip = settings.skip_input;
-    p.hidden = sizes.hidden.expect_int();
-    p.proj = sizes.state == sizes.hidden ? 0 : sizes.state.expect_int();
-    p.x = {saved[3].scalar_type(),
-           {sizes.steps.expect_int(), sizes.batch.expect_int(), saved[3].size(-1)},
-           {}};
+    RnnProblem p = settings.problem();
+    sizes_of(saved[3], batch_sizes, saved.slice(6), settings).set(p, saved[3]);
     std::vector<int64_t> lengths = batch_sizes;
     if (lengths.empty()) {
       lengths.assign(static_cast<size_t>(p.steps()), p.batch());
@@ -626,12 +620,13 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
 }
 
 // As PyTorch's _cudnn_rnn: everything that is float32 is cast, cell states included.
-template <c10::DispatchKey key, c10::DeviceType device>
+template <c10::DeviceType device>
 Results forward_autocast(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
                          const OptionalTensor& cx, TensorList params, int64_t cell, int64_t bias,
                          int64_t num_layers, double dropout, bool bidirectional, bool skip_input,
                          bool for_backward, OptionalPolicy policy) {
-  c10::impl::ExcludeDispatchKeyGuard below(key);
+  c10::impl::ExcludeDispatchKeyGuard below(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
   auto dtype = at::autocast::get_autocast_dtype(device);
   auto cast = [&](const auto& value) { return at::autocast::cached_cast(dtype, value, device); };
   return forward_op().call(cast(input), batch_sizes, cast(hx), cast(cx), cast(params), cell, bias,
@@ -854,7 +849,7 @@ const RegisterCell<RnnCell::relu> relu_overridden;
 
 // --- what the core must know
 
-class RnnOperator : public OperatorOf<RnnProblem> {
+class RnnOperator : public CoupledOperatorOf<RnnProblem> {
  public:
   OperatorDescription description() const override {
     return {
@@ -1014,19 +1009,6 @@ class RnnOperator : public OperatorOf<RnnProblem> {
     }
     return order;
   }
-
-  std::vector<Problem> coupled(const RnnProblem& problem) const override {
-    RnnProblem p = problem;
-    if (p.pass != Pass::fwd || !p.train) return {};
-    p.pass = Pass::bwd;
-    return {p};
-  }
-  std::optional<Problem> forward_of(const RnnProblem& problem) const override {
-    RnnProblem p = problem;
-    if (p.pass != Pass::bwd) return std::nullopt;
-    p.pass = Pass::fwd;
-    return p;
-  }
 };
 
 const RegisterOperator<RnnOperator> registered;
@@ -1052,10 +1034,10 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("_rnn", TORCH_FN((forward_autocast<c10::DispatchKey::AutocastCPU, at::kCPU>)));
+  m.impl("_rnn", TORCH_FN(forward_autocast<at::kCPU>));
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("_rnn", TORCH_FN((forward_autocast<c10::DispatchKey::AutocastCUDA, at::kCUDA>)));
+  m.impl("_rnn", TORCH_FN(forward_autocast<at::kCUDA>));
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {

@@ -93,15 +93,21 @@ Tensor forward_meta(const Tensor& input, int64_t dim, std::optional<at::ScalarTy
                     OptionalPolicy) {
   check_is_dtype(op_name(log), dtype);
   check_dim(op_name(log), input, dim);
-  return at::empty_symint(input.sym_sizes(),
-                          input.options().dtype(dtype.value_or(input.scalar_type())));
+  Tensor y = at::empty_symint(input.sym_sizes(),
+                              input.options().dtype(dtype.value_or(input.scalar_type())));
+  check_dtype(op_name(log), "input", y);
+  return y;
+}
+
+int64_t check_backward(const Tensor& grad_output, const Tensor& output, int64_t dim) {
+  check_dtype("softmax_backward", "grad_output", grad_output);
+  check_same("softmax_backward", "output", output, "grad_output", grad_output);
+  return check_dim("softmax_backward", output, dim);
 }
 
 Tensor backward(const Tensor& grad_output, const Tensor& output, int64_t dim, bool log,
                 OptionalPolicy policy) {
-  dim = check_dim("softmax_backward", output, dim);
-  check_dtype("softmax_backward", "grad_output", grad_output);
-  check_same("softmax_backward", "output", output, "grad_output", grad_output);
+  dim = check_backward(grad_output, output, dim);
   if (output.dim() == 0) {
     return run(Pass::bwd, grad_output.reshape(kOne), output.reshape(kOne), 0, log, policy)
         .reshape(at::IntArrayRef());
@@ -111,7 +117,7 @@ Tensor backward(const Tensor& grad_output, const Tensor& output, int64_t dim, bo
 
 Tensor backward_meta(const Tensor& grad_output, const Tensor& output, int64_t dim, bool,
                      OptionalPolicy) {
-  check_dim("softmax_backward", output, dim);
+  check_backward(grad_output, output, dim);
   return at::empty_symint(output.sym_sizes(), grad_output.options());
 }
 

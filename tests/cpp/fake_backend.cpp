@@ -10,6 +10,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -34,6 +35,7 @@ struct Script {
   double elsewhere_ms = 0;              // the same where its input lies elsewhere than at first
   double sleep_ms = 0;                  // of a run, in truth
   int64_t workspace_bytes = 0;
+  int64_t first_bytes = 0;       // that the first run allocates beyond it
   bool states_workspace = true;  // false: it shows in a run only
   std::vector<std::string> notes;
   std::string unsupported;   // the reason; empty when it can be built
@@ -184,12 +186,17 @@ void raise(const std::string& kind, const std::string& algorithm) {
   TORCH_CHECK(false, algorithm, " was told to fail");
 }
 
+std::atomic<int64_t> alive{0};  // plans
+
 class FakeConvolution : public Plan {
  public:
   FakeConvolution(const ConvolutionProblem& p, const Algorithm& algorithm, const Script& script)
       : Plan(algorithm, notes_from_texts(script.notes),
              script.states_workspace ? std::optional(script.workspace_bytes) : std::nullopt),
-        p_(p) {}
+        p_(p) {
+    ++alive;
+  }
+  ~FakeConvolution() override { --alive; }
 
   void run(Bindings& b) override {
     Script script = scripts().next(algorithm.text(), &Script::runs);
@@ -204,7 +211,8 @@ class FakeConvolution : public Plan {
     if (script.raises_at == 0 || script.raises_at == script.runs) {
       raise(script.run_raises, algorithm.text());
     }
-    Tensor workspace = at::empty({script.workspace_bytes}, at::kByte);
+    int64_t more_bytes = script.runs == 1 ? script.first_bytes : 0;
+    Tensor workspace = at::empty({script.workspace_bytes + more_bytes}, at::kByte);
     store(b, script);
   }
 
@@ -295,27 +303,29 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "script",
       [](const std::string& algorithm, double milliseconds, std::optional<double> host_ms,
          std::optional<double> first_host_ms, double first_stall_ms, double swing_ms,
-         double elsewhere_ms, double sleep_ms, int64_t workspace_bytes, bool states_workspace,
-         std::vector<std::string> notes, std::string unsupported, std::string build_raises,
-         std::string run_raises, int64_t raises_at, double relative_error, double written,
-         std::string neighbour_of) {
+         double elsewhere_ms, double sleep_ms, int64_t workspace_bytes, int64_t first_bytes,
+         bool states_workspace, std::vector<std::string> notes, std::string unsupported,
+         std::string build_raises, std::string run_raises, int64_t raises_at, double relative_error,
+         double written, std::string neighbour_of) {
         scripts().set(parse_algorithm(algorithm).text(),
                       {milliseconds, host_ms, first_host_ms, first_stall_ms, swing_ms, elsewhere_ms,
-                       sleep_ms, workspace_bytes, states_workspace, std::move(notes),
+                       sleep_ms, workspace_bytes, first_bytes, states_workspace, std::move(notes),
                        std::move(unsupported), std::move(build_raises), std::move(run_raises),
                        raises_at, relative_error, written, std::move(neighbour_of)});
       },
       py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
       py::arg("host_ms") = py::none(), py::arg("first_host_ms") = py::none(),
       py::arg("first_stall_ms") = 0.0, py::arg("swing_ms") = 0.0, py::arg("elsewhere_ms") = 0.0,
-      py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0, py::arg("states_workspace") = true,
-      py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
-      py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,
-      py::arg("relative_error") = 0.0, py::arg("written") = 1.0, py::arg("neighbour_of") = "",
+      py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0, py::arg("first_bytes") = 0,
+      py::arg("states_workspace") = true, py::arg("notes") = std::vector<std::string>(),
+      py::arg("unsupported") = "", py::arg("build_raises") = "", py::arg("run_raises") = "",
+      py::arg("raises_at") = 0, py::arg("relative_error") = 0.0, py::arg("written") = 1.0,
+      py::arg("neighbour_of") = "",
       "Sets how an algorithm behaves from now on, also in plans that are built; counts go on.");
   m.def(
       "counts", [](const std::string& algorithm) { return scripts().counts(algorithm); },
       py::arg("algorithm"), "How often an algorithm was built (or tried to be) and run.");
+  m.def("plans_alive", [] { return alive.load(); }, "How many plans were built and not destroyed.");
   m.def(
       "script_others",
       [](double milliseconds, double host_ms) { time_of_others = {milliseconds, host_ms}; },

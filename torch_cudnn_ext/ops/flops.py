@@ -1,4 +1,8 @@
-"""What ``torch.utils.flop_counter`` counts for our operators: as much as for PyTorch's own."""
+"""What ``torch.utils.flop_counter`` counts for our operators: as much as for PyTorch's own.
+
+But for the filter gradients of grouped convolutions, which PyTorch 2.11 counts once a group too
+often.
+"""
 
 from collections.abc import Sequence
 from math import prod

@@ -471,8 +471,7 @@ def _adaptive_avg_pool(
 ) -> Tensor:
     name = f"adaptive_avg_pool{dims}d"
     sizes = _output_sizes(name, input, output_size, dims)
-    empty: list[int] = []
-    return call("avg_pool", input, sizes, empty, empty, adaptive=True, policy=_text(policy))
+    return call("avg_pool", input, sizes, sizes, [0] * dims, adaptive=True, policy=_text(policy))
 
 
 def _adaptive_max_pool(
@@ -484,13 +483,13 @@ def _adaptive_max_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     name = f"adaptive_max_pool{dims}d"
     sizes = _output_sizes(name, input, output_size, dims)
-    empty: list[int] = []
+    arguments = (sizes, sizes, [0] * dims, [1] * dims)  # none is empty: AOTInductor has None then
     if return_indices:
         _check_indices(name, _text(policy))
-        _check_as_without_indices(input, sizes, empty, empty, empty, adaptive=True)
+        _check_as_without_indices(input, *arguments, adaptive=True)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, sizes)
         return found
-    return call("max_pool", input, sizes, empty, empty, empty, adaptive=True, policy=_text(policy))
+    return call("max_pool", input, *arguments, adaptive=True, policy=_text(policy))
 
 
 def _check_as_without_indices(input: Tensor, *arguments: Any, **keywords: Any) -> None:

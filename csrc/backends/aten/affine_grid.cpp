@@ -9,15 +9,13 @@ namespace {
 BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  if (auto refused = refuse_products(device)) return *refused;
   Dims size{p.grid.sizes[0], 1};
   for (int i = 1; i + 1 < p.grid.sizes.size(); ++i) size.push_back(p.grid.sizes[i]);
   // PyTorch 2.11 has no f16 and bf16 for a dimension of one point.
   bool one_point = std::find(size.begin() + 2, size.end(), 1) != size.end();
   at::ScalarType inside = one_point ? compute_dtype(p.theta.dtype) : p.theta.dtype;
   Notes notes;
-  bool tf32 = is_tf32(at::Float32Op::MATMUL);
-  if (device.is_cuda() && p.theta.dtype == at::kFloat && tf32) notes.add(Note::tf32);
+  if (uses_tf32(at::Float32Op::MATMUL, p.theta.dtype, device)) notes.add(Note::tf32);
   return make_plan(algorithm, notes, [p, size, inside](Bindings& b) {
     if (p.pass == Pass::fwd) {
       at::Tensor grid = at::affine_grid_generator(b[Role::x].to(inside), size, p.align_corners);

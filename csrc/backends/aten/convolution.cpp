@@ -7,7 +7,6 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 
 #include "backends/aten/plan.h"
@@ -69,7 +68,7 @@ constexpr const char* kTurned = "turned";
 // what was measured under one setting of PyTorch's switch is no measurement of the other.
 Algorithm matmul_algorithm(const ConvolutionProblem& p, const Device& device) {
   Algorithm algorithm{"aten", kMatmul, {}};
-  bool tf32 = device.is_cuda() && p.x.dtype == at::kFloat && is_tf32(at::Float32Op::MATMUL);
+  bool tf32 = uses_tf32(at::Float32Op::MATMUL, p.x.dtype, device);
   return tf32 ? algorithm.with("math", "tf32") : algorithm;
 }
 
@@ -357,7 +356,7 @@ std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const D
 Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& device) {
   Notes notes;
   if (!device.is_cuda()) return notes;
-  if (p.x.dtype == at::kFloat && is_tf32(at::Float32Op::CONV)) notes.add(Note::tf32);
+  if (uses_tf32(at::Float32Op::CONV, p.x.dtype, device)) notes.add(Note::tf32);
   const at::Context& context = at::globalContext();
   bool deterministic = context.deterministicCuDNN() || context.deterministicAlgorithms();
   if (!deterministic && pass != ConvolutionPass::fwd) notes.add(Note::nondeterministic);
@@ -422,7 +421,6 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
   bool sums = *matrices == Matrices::planes && p.pass == ConvolutionPass::bwd_filter;
   if (auto refused = sums ? refuse_scaled(p) : std::nullopt) return *refused;
   if (device.is_target()) return needs_device();
-  if (auto refused = refuse_products(device)) return *refused;
   Notes notes;
   if (!offered.options.empty()) notes.add(Note::tf32);
   bool halves = c10::isReducedFloatingType(p.x.dtype) && p.x.sizes[0] > 1;

@@ -115,7 +115,7 @@ void backward(const LayerNormProblem& p, Bindings& b) {
       std::tie(dx, dw, dbias) =
           at::native_group_norm_backward(dy, x, m.view(sizes), r.view(sizes), optional_of(w),
                                          v.batch, v.channels, v.space, v.groups, mask);
-      if (p.bias && !p.w) dbias = dy.sum(at::IntArrayRef{0, 2});
+      if (p.bias && !p.w) dbias = sum_of_channels(dy);
       break;
     }
     case LayerNormKind::instance: {

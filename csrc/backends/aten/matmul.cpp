@@ -35,10 +35,8 @@ Tensor product(const MatmulProblem& p, const Bindings& b) {
 
 BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  if (auto refused = refuse_products(device)) return *refused;
   Notes notes;
-  bool tf32 = is_tf32(at::Float32Op::MATMUL);
-  if (device.is_cuda() && p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
+  if (uses_tf32(at::Float32Op::MATMUL, p.x.dtype, device)) notes.add(Note::tf32);
   return make_plan(algorithm, notes, [p](Bindings& b) {
     Tensor y = product(p, b);
     if (p.activation == Activation::relu) y.relu_();

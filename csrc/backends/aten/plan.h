@@ -6,9 +6,7 @@
 #include <ATen/Context.h>
 #include <c10/util/StringUtil.h>
 
-#include <cstdlib>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "core/backend.h"
@@ -34,21 +32,9 @@ inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Devic
   return std::nullopt;
 }
 
-// nullopt where PyTorch lets products of matrices run. cuBLAS is deterministic only where its
-// environment says so, and PyTorch raises elsewhere, when it was asked for deterministic
-// algorithms.
-inline std::optional<Unsupported> refuse_products(const Device& device) {
-  const at::Context& context = at::globalContext();
-  bool demands = device.is_cuda() && context.deterministicAlgorithms() &&
-                 !context.deterministicAlgorithmsWarnOnly();
-  if (!demands || cublas_repeats()) return std::nullopt;
-  return Unsupported{
-      "torch.use_deterministic_algorithms lets products run on CUDA where the environment has "
-      "CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"};
-}
-
-inline BuildResult make_plan(const Algorithm& algorithm, Notes notes, FunctionPlan::Body body) {
-  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, std::move(body));
+// Whether PyTorch's kernels for this kind of operation use TF32 on data of this type.
+inline bool uses_tf32(at::Float32Op op, at::ScalarType data, const Device& device) {
+  return device.is_cuda() && data == at::kFloat && is_tf32(op);
 }
 
 }  // namespace torch_cudnn_ext::aten

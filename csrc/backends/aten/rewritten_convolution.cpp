@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/tensors.h"
+
 namespace torch_cudnn_ext::aten {
 namespace {
 
@@ -22,13 +24,6 @@ int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 bool is_one(int64_t n) { return n == 1; }
 
 }  // namespace
-
-Tensor crossing(const ConvolutionProblem& p, const Tensor& w) {
-  if (p.mode == ConvolutionMode::cross) return w;
-  Dims axes;
-  for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);
-  return w.flip(axes);
-}
 
 // --- folded
 

@@ -8,9 +8,6 @@
 
 namespace torch_cudnn_ext::aten {
 
-// The weight that cross-correlates as `w` does in the problem's mode, and the other way round.
-Tensor crossing(const ConvolutionProblem& p, const Tensor& w);
-
 // A forward over few channels, as of an image, which leave most of a tensor core idle, or its
 // filter gradient. Folded, all that a window sees of a row is one pixel: windows of 7x7 over 3
 // channels become windows of 7x1 over 8 columns of 4 channels.

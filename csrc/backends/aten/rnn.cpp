@@ -274,8 +274,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
         "so its backward cannot be run apart from its forward"};
   }
   Notes notes;
-  bool tf32 = is_tf32(*operator_of(p).float32_op());
-  if (device.is_cuda() && p.x.dtype == at::kFloat && tf32) notes.add(Note::tf32);
+  if (uses_tf32(*operator_of(p).float32_op(), p.x.dtype, device)) notes.add(Note::tf32);
   return std::make_shared<AtenRnn>(p, algorithm, notes);
 }
 

@@ -91,16 +91,10 @@ Tensor backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, c
 
 constexpr const char* kNames[] = {"exponential", "hyperbolic"};
 
-std::vector<Candidate> candidates(const ActivationProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.x.dtype);
   bool hyperbolic = algorithm.name == "hyperbolic";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     auto input = [&](Role role) { return b[role].defined() ? b[role].to(compute) : Tensor(); };
     if (p.pass == Pass::fwd) {
       give(b, Role::y, p.x, forward(p, input(Role::x), hyperbolic).to(p.x.dtype));
@@ -111,7 +105,7 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   });
 }
 
-const RegisterBackendOperator<ActivationProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<ActivationProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -73,16 +73,10 @@ Tensor separable_backward(const AffineGridProblem& p, const Tensor& dgrid) {
 
 constexpr const char* kNames[] = {"dense", "separable"};
 
-std::vector<Candidate> candidates(const AffineGridProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.theta.dtype);
   bool dense = algorithm.name == "dense";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     if (p.pass == Pass::fwd) {
       Tensor theta = b[Role::x].to(compute);
       Tensor grid = dense ? at::matmul(regular_grid(p, theta.options()), theta.transpose(1, 2))
@@ -99,7 +93,7 @@ BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
   });
 }
 
-const RegisterBackendOperator<AffineGridProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<AffineGridProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -176,18 +176,12 @@ class BatchNorm {
 
 constexpr const char* kNames[] = {"two_pass", "chunked"};
 
-std::vector<Candidate> candidates(const BatchNormProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm) {
   bool chunked = algorithm.name == "chunked";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, BatchNorm(p, chunked));
+  return make_plan(algorithm, {}, BatchNorm(p, chunked));
 }
 
-const RegisterBackendOperator<BatchNormProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<BatchNormProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

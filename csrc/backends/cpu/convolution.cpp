@@ -15,6 +15,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "backends/cpu/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -41,7 +42,7 @@ class CpuConvolution : public Plan {
         break;
       case ConvolutionPass::bwd_filter:
         result = backward_filter(input(b, Role::x), input(b, Role::y)).reshape(p_.w.sizes);
-        result = unflip(result);
+        result = crossing(p_, result);
         break;
     }
     store(b, result);
@@ -117,24 +118,13 @@ class CpuConvolution : public Plan {
 
  private:
   Tensor input(const Bindings& b, Role role) const { return b[role].to(p_.compute).contiguous(); }
-  Dims axes() const {
-    Dims list;
-    for (int i = 0; i < spatial(); ++i) list.push_back(i + 2);
-    return list;
-  }
-  Tensor unflip(const Tensor& w) const {
-    return p_.mode == ConvolutionMode::conv ? w.flip(axes()) : w;
-  }
-  Tensor kernel(const Bindings& b) const { return unflip(input(b, Role::w)).contiguous(); }
+  Tensor kernel(const Bindings& b) const { return crossing(p_, input(b, Role::w)).contiguous(); }
 
   void store(Bindings& b, const Tensor& result) const {
     Role role = result_role(p_.pass);
-    const TensorSpec& spec = role == Role::y ? p_.y : role == Role::x ? p_.x : p_.w;
-    Tensor& out = b[role];
-    bool fresh = !out.defined();
-    if (fresh)
-      out = at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype));
-    Tensor value = result.reshape(spec.sizes);
+    bool fresh = !b[role].defined();
+    Tensor& out = output_tensor(b, role, p_.result(), result);
+    Tensor value = result.reshape(p_.result().sizes);
     if (p_.bias) add_bias(value, b[Role::bias].to(p_.compute));
     if (p_.accumulate == Accumulate::none) {
       out.copy_(value);
@@ -329,15 +319,9 @@ int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
   return planes * room * element;
 }
 
-constexpr const char* kAlgorithms[] = {"im2col", "direct", "fft"};
+constexpr const char* kNames[] = {"im2col", "direct", "fft"};
 
-std::vector<Candidate> candidates(const ConvolutionProblem&, const Device&) {
-  return cpu::candidates_of(kAlgorithms);
-}
-
-BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kAlgorithms)) return *refused;
+BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"the cpu backend has no fused convolution but with a bias"};
   }
@@ -351,7 +335,7 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
   return std::make_shared<Fft>(p, algorithm, workspace);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<ConvolutionProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

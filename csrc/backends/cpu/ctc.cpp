@@ -152,19 +152,14 @@ Tensor gradient_of(const States& s, const Tensor& log_probs, const Result& resul
 
 constexpr const char* kNames[] = {"forward_backward", "rescaled"};
 
-std::vector<Candidate> candidates(const CtcProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm) {
   Notes notes;
   auto compute = forward_backward;
   if (algorithm.name == "rescaled") {
     notes.add(Note::reduced_range);
     compute = rescaled;
   }
-  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, notes, [=](Bindings& b) {
     const Tensor& log_probs = b[Role::x];
     States states = states_of(p, b);
     Result result = compute(p, states, log_probs);
@@ -174,7 +169,7 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
   });
 }
 
-const RegisterBackendOperator<CtcProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<CtcProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -35,17 +35,12 @@ Tensor mask_of(const DropoutProblem& p, bool geometric) {
 
 constexpr const char* kNames[] = {"threshold", "geometric"};
 
-std::vector<Candidate> candidates(const DropoutProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm) {
   if (p.rng == RandomStream::cudnn) {
     return Unsupported{"the mask is to come from cuDNN's generator (rng=cudnn)"};
   }
   bool geometric = algorithm.name == "geometric";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     bool forward = p.pass == Pass::fwd;
     Tensor mask = forward ? mask_of(p, geometric) : b[Role::reserve].view(at::kBool);
     Tensor scaled = b[forward ? Role::x : Role::dy] * (1 / (1 - p.p));
@@ -54,7 +49,7 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, cons
   });
 }
 
-const RegisterBackendOperator<DropoutProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<DropoutProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -164,13 +164,7 @@ Gradients dense_backward(const GridSampleProblem& p, const Tensor& x, const Tens
 
 constexpr const char* kNames[] = {"gather", "dense"};
 
-std::vector<Candidate> candidates(const GridSampleProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm) {
   if (p.mode != SampleMode::bilinear) return Unsupported{"cpu samples bilinearly"};
   auto compute = compute_dtype(p.x.dtype);
   bool dense = algorithm.name == "dense";
@@ -186,7 +180,7 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
   // One infinity or NaN, times a weight of zero, spoils every point.
   Notes notes;
   if (dense) notes.add(Note::reduced_range);
-  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, notes, [=](Bindings& b) {
     Tensor x = b[Role::x].to(compute).flatten(2);
     std::vector<Coordinate> at_pixels = coordinates(p, b[Role::grid].to(compute));
     if (p.pass == Pass::fwd) {
@@ -202,7 +196,7 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
   });
 }
 
-const RegisterBackendOperator<GridSampleProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<GridSampleProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

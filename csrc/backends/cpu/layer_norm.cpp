@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -71,7 +72,7 @@ void forward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
 // Sums of a per-row tensor over all that shares a parameter.
 Tensor per_channel(const Tensor& rows, const LayerNormProblem& p) {
   auto v = p.view();
-  return rows.view({v.batch, v.channels, v.space}).sum(at::IntArrayRef{0, 2});
+  return sum_of_channels(rows.view({v.batch, v.channels, v.space}));
 }
 
 void backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
@@ -104,20 +105,14 @@ void backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
 
 constexpr const char* kNames[] = {"two_pass", "one_pass"};
 
-std::vector<Candidate> candidates(const LayerNormProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm) {
   bool one_pass = algorithm.name == "one_pass";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     p.pass == Pass::fwd ? forward(p, b, one_pass) : backward(p, b, one_pass);
   });
 }
 
-const RegisterBackendOperator<LayerNormProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<LayerNormProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

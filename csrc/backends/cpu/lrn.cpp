@@ -63,21 +63,15 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
 
 constexpr const char* kNames[] = {"shifted", "prefix"};
 
-std::vector<Candidate> candidates(const LrnProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm) {
   bool prefix = algorithm.name == "prefix";
   // One infinity or NaN spoils all running sums behind it.
   Notes notes;
   if (prefix) notes.add(Note::reduced_range);
-  return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt,
-                                        [=](Bindings& b) { run(p, b, prefix); });
+  return make_plan(algorithm, notes, [=](Bindings& b) { run(p, b, prefix); });
 }
 
-const RegisterBackendOperator<LrnProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<LrnProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -36,14 +36,9 @@ Tensor dots(const Tensor& x, const Tensor& w) {
 
 constexpr const char* kNames[] = {"blocked", "dot"};
 
-std::vector<Candidate> candidates(const MatmulProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm) {
   bool by_blocks = algorithm.name == "blocked";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     auto input = [&](Role role) { return b[role].to(p.compute); };
     Tensor x = input(Role::x), w = input(Role::w);
     Tensor y = by_blocks ? blocked(x, w) : dots(x, w);
@@ -56,7 +51,7 @@ BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm, const
   });
 }
 
-const RegisterBackendOperator<MatmulProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<MatmulProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

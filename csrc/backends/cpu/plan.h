@@ -14,12 +14,6 @@ namespace torch_cudnn_ext::cpu {
 
 using Names = c10::ArrayRef<const char*>;  // in the order in which they are to be tried
 
-inline std::vector<Candidate> candidates_of(Names names) {
-  std::vector<Candidate> list;
-  for (const char* name : names) list.push_back({{"cpu", name, {}}, "enumeration"});
-  return list;
-}
-
 // nullopt where the algorithm can be had.
 inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device,
                                          Names names) {
@@ -30,6 +24,23 @@ inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Devic
     known += c10::str(known.empty() ? "" : " and ", "cpu:", name);
   }
   return Unsupported{c10::str("cpu has no ", algorithm.text(), ", only ", known)};
+}
+
+// Registers what the cpu backend does of one operator, by its names and a function of its problems:
+//   build  (p, algorithm) -> its plan, or why it cannot be had; the algorithm is one of the names
+template <class P, const auto& names, auto build>
+RegisterBackendOperator<P> register_named() {
+  auto candidates = [](const P&, const Device&) {
+    std::vector<Candidate> list;
+    for (const char* name : names) list.push_back({{"cpu", name, {}}, "enumeration"});
+    return list;
+  };
+  auto build_plan = [](const P& p, const Algorithm& algorithm,
+                       const Device& device) -> BuildResult {
+    if (auto refused = refuse(algorithm, device, names)) return *refused;
+    return build(p, algorithm);
+  };
+  return {"cpu", candidates, build_plan};
 }
 
 }  // namespace torch_cudnn_ext::cpu

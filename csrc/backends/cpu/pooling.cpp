@@ -92,18 +92,13 @@ void run_by_taps(const PoolingProblem& p, Bindings& b, at::ScalarType compute) {
 
 constexpr const char* kNames[] = {"taps", "unfold"};
 
-std::vector<Candidate> candidates(const PoolingProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm) {
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }
   auto compute = compute_dtype(p.x.dtype);
   bool taps = algorithm.name == "taps";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     if (taps) {
       run_by_taps(p, b, compute);
     } else if (p.pass == Pass::fwd) {
@@ -114,7 +109,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   });
 }
 
-const RegisterBackendOperator<PoolingProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<PoolingProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -89,15 +89,10 @@ Tensor make_ready(ReduceKind kind, const Tensor& x) {
 
 constexpr const char* kNames[] = {"serial", "tree"};
 
-std::vector<Candidate> candidates(const ReduceProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.x.dtype);
   bool by_tree = algorithm.name == "tree";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     Items items{make_ready(p.kind, reduced_rows(p, b[Role::x]).to(compute)), {}};
     if (p.indices) {
       items.places =
@@ -115,7 +110,7 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
   });
 }
 
-const RegisterBackendOperator<ReduceProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<ReduceProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

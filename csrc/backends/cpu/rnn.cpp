@@ -356,12 +356,7 @@ class CpuRnn : public Plan {
 
 constexpr const char* kNames[] = {"fused", "unrolled"};
 
-std::vector<Candidate> candidates(const RnnProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm) {
   if (p.compute != p.default_compute()) {
     return Unsupported{c10::str("cpu computes ", dtype_text(p.x.dtype), " data in ",
                                 dtype_text(p.default_compute()), ", not ", dtype_text(p.compute))};
@@ -369,7 +364,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   return std::make_shared<CpuRnn>(p, algorithm);
 }
 
-const RegisterBackendOperator<RnnProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<RnnProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

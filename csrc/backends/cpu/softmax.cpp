@@ -46,15 +46,10 @@ Scale scale_of(const Tensor& x, bool online) {
 
 constexpr const char* kNames[] = {"three_pass", "online"};
 
-std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
-  return cpu::candidates_of(kNames);
-}
-
-BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = cpu::refuse(algorithm, device, kNames)) return *refused;
+BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.x.dtype);
   bool online = algorithm.name == "online";
-  return std::make_shared<FunctionPlan>(algorithm, Notes{}, std::nullopt, [=](Bindings& b) {
+  return make_plan(algorithm, {}, [=](Bindings& b) {
     if (p.pass == Pass::fwd) {
       Tensor x = b[Role::x].to(compute);
       Scale scale = scale_of(x, online);
@@ -80,7 +75,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   });
 }
 
-const RegisterBackendOperator<SoftmaxProblem> registered("cpu", candidates, build_plan);
+const auto registered = cpu::register_named<SoftmaxProblem, kNames, build_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

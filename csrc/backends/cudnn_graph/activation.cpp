@@ -2,8 +2,8 @@
 // computed from the output.
 #include <numeric>
 
+#include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/cudnn_graph/pointwise.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
@@ -60,31 +60,27 @@ std::vector<SlotSpec> slots_of(const ActivationProblem& p) {
 OperationGraph make_operation_graph(const ActivationProblem& p, const Device& device) {
   auto compute = compute_dtype(p.x.dtype);
   TensorSpec spec = as_matrix(p.x);
-  std::vector<Descriptor> parts, operations;
+  Builder graph;
   for (const SlotSpec& slot : slots_of(p)) {
-    parts.push_back(make_tensor(spec, slot.role, p.alignment));
+    graph.keep(make_tensor(spec, slot.role, p.alignment));
   }
+  constexpr size_t x = 0, y = 1, from = 0, dy = 1, dx = 2;  // the slots' places
   if (needs_products(p)) {
-    Descriptor product = make_function(CUDNN_POINTWISE_MUL, compute);
-    Descriptor difference = make_function(CUDNN_POINTWISE_SUB, compute);
+    size_t product = graph.keep(make_function(CUDNN_POINTWISE_MUL, compute));
+    size_t difference = graph.keep(make_function(CUDNN_POINTWISE_SUB, compute));
     TensorSpec wide{compute, spec.sizes, spec.strides};
-    Descriptor first = make_intermediate(wide, 0), second = make_intermediate(wide, 1);
-    const Descriptor &y = parts[0], &dy = parts[1], &dx = parts[2];
+    size_t first = graph.keep(make_intermediate(wide, 0));
+    size_t second = graph.keep(make_intermediate(wide, 1));
     bool tanh = p.kind == ActivationKind::tanh;
-    operations.push_back(make_pointwise(product, dy, y, first));
-    operations.push_back(make_pointwise(product, first, y, second));
-    operations.push_back(make_pointwise(difference, tanh ? dy : first, second, dx));
-    for (Descriptor* part : {&product, &difference, &first, &second}) {
-      parts.push_back(std::move(*part));
-    }
+    graph.pointwise(product, dy, from, first);
+    graph.pointwise(product, first, from, second);
+    graph.pointwise(difference, tanh ? dy : first, second, dx);
   } else {
-    Descriptor function = make_activation(p, compute);
-    operations.push_back(p.pass == Pass::fwd
-                             ? make_pointwise(function, parts[0], parts[1])
-                             : make_pointwise_gradient(function, parts[1], parts[0], parts[2]));
-    parts.push_back(std::move(function));
+    size_t function = graph.keep(make_activation(p, compute));
+    p.pass == Pass::fwd ? graph.pointwise(function, x, std::nullopt, y)
+                        : graph.gradient(function, dy, from, dx);
   }
-  return make_graph(device, std::move(parts), std::move(operations));
+  return graph.make(device);
 }
 
 // nullopt where a graph can be made.

@@ -2,142 +2,15 @@
 // ones for inference, and the addition and activation behind them.
 #include <ATen/ATen.h>
 
+#include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/cudnn_graph/pointwise.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
 
-constexpr int kDims = 4;
-
 TensorSpec statistic_image(const BatchNormProblem& p) {
   return {p.statistic_dtype(), {1, p.x.sizes[1], 1, 1}, {p.x.sizes[1], 1, 1, 1}};
-}
-
-// Collects the tensors and operations of one graph.
-class Builder {
- public:
-  explicit Builder(const BatchNormProblem& p) : p_(p) { parts_.reserve(32); }
-
-  const Descriptor& data(Role role) {
-    return keep(make_tensor(p_.image(p_.x.dtype), role, p_.alignment));
-  }
-  const Descriptor& statistic(Role role) {
-    return keep(make_tensor(statistic_image(p_), role, statistic_alignment()));
-  }
-  const Descriptor& updated(Role role) {
-    return keep(make_updated(statistic_image(p_), role, statistic_alignment()));
-  }
-  const Descriptor& scalar(Scalar which) { return keep(make_scalar(scalars, which, kDims)); }
-
-  // Where the next operation writes: y behind the last one, else an intermediate in float32.
-  const Descriptor& result(bool is_last) {
-    if (is_last) return data(Role::y);
-    return keep(make_intermediate(p_.image(at::kFloat), ++intermediates_));
-  }
-
-  void pointwise(cudnnPointwiseMode_t mode, const Descriptor& x, const Descriptor* other,
-                 const Descriptor& y) {
-    const Descriptor& function = keep(make_function(mode, at::kFloat));
-    operations_.push_back(other == nullptr ? make_pointwise(function, x, y)
-                                           : make_pointwise(function, x, *other, y));
-  }
-
-  // The addition and the activation, from what was normalised.
-  void finish(const Descriptor* y) {
-    bool relu = p_.activation == Activation::relu;
-    if (p_.z) {
-      const Descriptor& sum = result(!relu);
-      pointwise(CUDNN_POINTWISE_ADD, *y, &data(Role::z), sum);
-      y = &sum;
-    }
-    if (relu) pointwise(CUDNN_POINTWISE_RELU_FWD, *y, nullptr, result(true));
-  }
-  bool is_plain() const { return !p_.z && p_.activation == Activation::none; }
-
-  void add(Descriptor operation, const char* what) {
-    operation.finalise(what);
-    operations_.push_back(std::move(operation));
-  }
-
-  OperationGraph make(const Device& device) {
-    return make_graph(device, std::move(parts_), std::move(operations_));
-  }
-
-  std::vector<Scalar> scalars;
-
- private:
-  // A float32 is aligned to itself whatever the data is.
-  int64_t statistic_alignment() const { return std::max<int64_t>(p_.alignment, 4); }
-
-  const Descriptor& keep(Descriptor descriptor) {
-    TORCH_INTERNAL_ASSERT(parts_.size() < parts_.capacity());  // references must stay valid
-    parts_.push_back(std::move(descriptor));
-    return parts_.back();
-  }
-
-  const BatchNormProblem& p_;
-  std::vector<Descriptor> parts_, operations_;
-  int intermediates_ = 0;
-};
-
-constexpr cudnnBackendNormMode_t kMode = CUDNN_BATCH_NORM;
-
-void add_training(Builder& graph, const BatchNormProblem& p) {
-  cudnnBackendNormFwdPhase_t phase = CUDNN_NORM_FWD_TRAINING;
-  const Descriptor& y = graph.result(graph.is_plain());
-  Descriptor norm(CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
-  norm.set(CUDNN_ATTR_OPERATION_NORM_FWD_MODE, CUDNN_TYPE_NORM_MODE, 1, &kMode)
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, CUDNN_TYPE_NORM_FWD_PHASE, 1, &phase)
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, graph.data(Role::x))
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, graph.statistic(Role::w))
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, graph.statistic(Role::bias))
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, graph.statistic(Role::mean))
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, graph.statistic(Role::invstd))
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, graph.scalar(&Bindings::epsilon))
-      .set(CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, y);
-  if (p.running) {
-    norm.set(CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC, graph.scalar(&Bindings::momentum))
-        .set(CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC,
-             graph.statistic(Role::running_mean))
-        .set(CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC,
-             graph.statistic(Role::running_var))
-        .set(CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC,
-             graph.updated(Role::running_mean))
-        .set(CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC,
-             graph.updated(Role::running_var));
-  }
-  graph.add(std::move(norm), "cuDNN has no such normalisation");
-  graph.finish(&y);
-}
-
-void add_backward(Builder& graph) {
-  Descriptor norm(CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
-  norm.set(CUDNN_ATTR_OPERATION_NORM_BWD_MODE, CUDNN_TYPE_NORM_MODE, 1, &kMode)
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, graph.data(Role::x))
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, graph.data(Role::dy))
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, graph.statistic(Role::w))
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, graph.statistic(Role::mean))
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, graph.statistic(Role::invstd))
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, graph.data(Role::dx))
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, graph.statistic(Role::dw))
-      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, graph.statistic(Role::dbias));
-  graph.add(std::move(norm), "cuDNN has no such gradient of a normalisation");
-}
-
-// The norm operation has no engine for inference. The square root is taken before the graph runs.
-void add_inference(Builder& graph) {
-  const Descriptor& centred = graph.result(false);
-  graph.pointwise(CUDNN_POINTWISE_SUB, graph.data(Role::x), &graph.statistic(Role::running_mean),
-                  centred);
-  const Descriptor& normal = graph.result(false);
-  graph.pointwise(CUDNN_POINTWISE_MUL, centred, &graph.statistic(Role::invstd), normal);
-  const Descriptor& scaled = graph.result(false);
-  graph.pointwise(CUDNN_POINTWISE_MUL, normal, &graph.statistic(Role::w), scaled);
-  const Descriptor& y = graph.result(graph.is_plain());
-  graph.pointwise(CUDNN_POINTWISE_ADD, scaled, &graph.statistic(Role::bias), y);
-  graph.finish(&y);
 }
 
 std::vector<Scalar> scalars_of(const BatchNormProblem& p) {
@@ -146,9 +19,95 @@ std::vector<Scalar> scalars_of(const BatchNormProblem& p) {
   return {&Bindings::epsilon, &Bindings::momentum};
 }
 
+// The operations that lead to y.
+int steps_of(const BatchNormProblem& p) {
+  return (p.pass == BatchNormPass::infer ? 4 : 1) + p.z + (p.activation == Activation::relu);
+}
+
+// The tensors of one graph, and what follows a normalisation.
+class Norm : public Chain {
+ public:
+  explicit Norm(const BatchNormProblem& p)
+      : Chain(steps_of(p), p.image(p.x.dtype), at::kFloat, p.alignment, scalars_of(p)), p_(p) {}
+
+  size_t data(Role role) { return tensor(p_.image(p_.x.dtype), role); }
+  size_t statistic(Role role) {
+    return keep(make_tensor(statistic_image(p_), role, statistic_alignment()));
+  }
+  size_t updated(Role role) {
+    return keep(make_updated(statistic_image(p_), role, statistic_alignment()));
+  }
+
+  // The addition and the activation, from what was normalised.
+  void finish(size_t y) {
+    if (p_.z) y = follow(CUDNN_POINTWISE_ADD, y, data(Role::z));
+    if (p_.activation == Activation::relu) follow(CUDNN_POINTWISE_RELU_FWD, y);
+  }
+
+ private:
+  // A float32 is aligned to itself whatever the data is.
+  int64_t statistic_alignment() const { return std::max<int64_t>(p_.alignment, 4); }
+
+  const BatchNormProblem& p_;
+};
+
+constexpr cudnnBackendNormMode_t kMode = CUDNN_BATCH_NORM;
+
+void add_training(Norm& graph, const BatchNormProblem& p) {
+  cudnnBackendNormFwdPhase_t phase = CUDNN_NORM_FWD_TRAINING;
+  size_t y = graph.result();
+  Descriptor norm(CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+  norm.set(CUDNN_ATTR_OPERATION_NORM_FWD_MODE, CUDNN_TYPE_NORM_MODE, 1, &kMode)
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, CUDNN_TYPE_NORM_FWD_PHASE, 1, &phase)
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, graph[graph.data(Role::x)])
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, graph[graph.statistic(Role::w)])
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, graph[graph.statistic(Role::bias)])
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, graph[graph.statistic(Role::mean)])
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, graph[graph.statistic(Role::invstd)])
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, graph[graph.scalar(&Bindings::epsilon)])
+      .set(CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, graph[y]);
+  if (p.running) {
+    norm.set(CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC,
+             graph[graph.scalar(&Bindings::momentum)])
+        .set(CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC,
+             graph[graph.statistic(Role::running_mean)])
+        .set(CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC,
+             graph[graph.statistic(Role::running_var)])
+        .set(CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC,
+             graph[graph.updated(Role::running_mean)])
+        .set(CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC,
+             graph[graph.updated(Role::running_var)]);
+  }
+  graph.add(std::move(norm), "cuDNN has no such normalisation");
+  graph.finish(y);
+}
+
+void add_backward(Norm& graph) {
+  Descriptor norm(CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
+  norm.set(CUDNN_ATTR_OPERATION_NORM_BWD_MODE, CUDNN_TYPE_NORM_MODE, 1, &kMode)
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, graph[graph.data(Role::x)])
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, graph[graph.data(Role::dy)])
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, graph[graph.statistic(Role::w)])
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, graph[graph.statistic(Role::mean)])
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, graph[graph.statistic(Role::invstd)])
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, graph[graph.data(Role::dx)])
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, graph[graph.statistic(Role::dw)])
+      .set(CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, graph[graph.statistic(Role::dbias)]);
+  graph.add(std::move(norm), "cuDNN has no such gradient of a normalisation");
+}
+
+// The norm operation has no engine for inference. The square root is taken before the graph runs.
+void add_inference(Norm& graph) {
+  size_t y = graph.data(Role::x);
+  y = graph.follow(CUDNN_POINTWISE_SUB, y, graph.statistic(Role::running_mean));
+  y = graph.follow(CUDNN_POINTWISE_MUL, y, graph.statistic(Role::invstd));
+  y = graph.follow(CUDNN_POINTWISE_MUL, y, graph.statistic(Role::w));
+  y = graph.follow(CUDNN_POINTWISE_ADD, y, graph.statistic(Role::bias));
+  graph.finish(y);
+}
+
 OperationGraph make_operation_graph(const BatchNormProblem& p, const Device& device) {
-  Builder graph(p);
-  graph.scalars = scalars_of(p);
+  Norm graph(p);
   switch (p.pass) {
     case BatchNormPass::fwd:
       add_training(graph, p);
@@ -173,13 +132,19 @@ std::vector<SlotSpec> slots_of(const BatchNormProblem& p) {
   return slots;
 }
 
-class InferencePlan : public EnginePlan {
+class InferencePlan : public Plan {
  public:
-  using EnginePlan::EnginePlan;
+  InferencePlan(const BatchNormProblem& p, std::unique_ptr<EnginePlan> engine)
+      : Plan(engine->algorithm, engine->notes, *engine->workspace_bytes + p.statistic().nbytes()),
+        engine_(std::move(engine)) {}
+
   void run(Bindings& b) override {
     b[Role::invstd] = (b[Role::running_var] + b.epsilon).rsqrt_();
-    EnginePlan::run(b);
+    engine_->run(b);
   }
+
+ private:
+  const std::unique_ptr<EnginePlan> engine_;
 };
 
 // nullopt where a graph can be made.
@@ -195,7 +160,8 @@ std::optional<Unsupported> refuse(const BatchNormProblem& p) {
 std::shared_ptr<Plan> make_plan(const BatchNormProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
   if (p.pass == BatchNormPass::infer) {
-    return std::make_shared<InferencePlan>(algorithm, std::move(engine), slots_of(p));
+    return std::make_shared<InferencePlan>(
+        p, std::make_unique<EnginePlan>(algorithm, std::move(engine), slots_of(p)));
   }
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p), scalars_of(p));
 }

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <set>
 
+#include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/cudnn_graph/pointwise.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
@@ -68,18 +68,15 @@ TensorSpec bias_of(const ConvolutionProblem& p) {
 OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Device& device) {
   ConvolutionProblem p = lift_to_plane(problem);
   const PassAttributes& names = attributes_of(p.pass);
-  std::vector<Descriptor> parts;
-  parts.push_back(make_tensor(p.x, Role::x, p.alignment));
-  parts.push_back(make_tensor(p.w, Role::w, p.alignment));
-  TensorSpec sum = p.y;
-  sum.dtype = p.compute;
-  parts.push_back(p.bias ? make_intermediate(sum, 1) : make_tensor(p.y, Role::y, p.alignment));
-  parts.push_back(make_convolution(p));
+  Chain graph(p.bias ? 2 : 1, p.y, p.compute, p.alignment);
+  size_t x = graph.tensor(p.x, Role::x), w = graph.tensor(p.w, Role::w);
+  size_t y = graph.result();  // in a gradient what it reads
+  size_t convolution = graph.keep(make_convolution(p));
   Descriptor operation(names.operation);
-  operation.set(names.x, parts[0])
-      .set(names.w, parts[1])
-      .set(names.y, parts[2])
-      .set(names.convolution, parts[3]);
+  operation.set(names.x, graph[x])
+      .set(names.w, graph[w])
+      .set(names.y, graph[y])
+      .set(names.convolution, graph[convolution]);
   float beta = p.accumulate == Accumulate::add ? 1 : 0;
   if (p.x.dtype == at::kDouble) {
     double one = 1, beta_double = beta;
@@ -90,19 +87,11 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
     operation.set(names.alpha, CUDNN_TYPE_FLOAT, 1, &one)
         .set(names.beta, CUDNN_TYPE_FLOAT, 1, &beta);
   }
-  operation.finalise("cuDNN has no such convolution");
-  std::vector<Descriptor> operations;
-  operations.push_back(std::move(operation));
-  if (p.bias) {
-    Descriptor bias = make_tensor(bias_of(p), Role::bias, p.alignment);
-    Descriptor y = make_tensor(p.y, Role::y, p.alignment);
-    Descriptor add = make_function(CUDNN_POINTWISE_ADD, p.compute);
-    operations.push_back(make_pointwise(add, parts[2], bias, y));
-    for (Descriptor* part : {&bias, &y, &add}) parts.push_back(std::move(*part));
-  }
-  OperationGraph graph = make_graph(device, std::move(parts), std::move(operations));
-  graph.float32_products = p.x.dtype == at::kFloat;
-  return graph;
+  graph.add(std::move(operation), "cuDNN has no such convolution");
+  if (p.bias) graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(bias_of(p), Role::bias));
+  OperationGraph made = graph.make(device);
+  made.float32_products = p.x.dtype == at::kFloat;
+  return made;
 }
 
 // nullopt where a graph can be made.

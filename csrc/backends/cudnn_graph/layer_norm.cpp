@@ -1,5 +1,6 @@
 // Layer, RMS and instance norm as an operation graph; group norm, for which cuDNN has no engine, as
 // an instance norm of groups, with the scale and shift of each channel after it.
+#include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
 #include "backends/group_norm.h"
 #include "core/operator.h"
@@ -86,7 +87,7 @@ OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& dev
   LayerNormProblem q = asked(p);
   bool forward = q.pass == Pass::fwd;
   Specs specs = specs_of(q);
-  std::vector<Descriptor> parts;
+  Builder graph;
   Descriptor operation(forward ? CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR
                                : CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
   auto mode = mode_of(q.kind);
@@ -95,8 +96,8 @@ OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& dev
   if (forward) {
     auto phase = q.stats ? CUDNN_NORM_FWD_TRAINING : CUDNN_NORM_FWD_INFERENCE;
     operation.set(CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, CUDNN_TYPE_NORM_FWD_PHASE, 1, &phase);
-    parts.push_back(make_scalar(kScalars, kScalars[0], 4));
-    operation.set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, parts.back());
+    size_t epsilon = graph.keep(make_scalar(kScalars, kScalars[0], 4));
+    operation.set(CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, graph[epsilon]);
   }
   auto slots = operator_of(q).slots(q);
   for (const SlotSpec& slot : slots) {
@@ -105,21 +106,19 @@ OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& dev
       if (attribute.role != slot.role) continue;
       TensorSpec spec = spec_of_role(specs, slot.role);
       auto element = static_cast<int64_t>(c10::elementSize(spec.dtype));
-      parts.push_back(make_tensor(spec, slot.role, std::max(q.alignment, element)));
-      operation.set(attribute.name, parts.back());
+      size_t tensor = graph.keep(make_tensor(spec, slot.role, std::max(q.alignment, element)));
+      operation.set(attribute.name, graph[tensor]);
     }
   }
-  operation.finalise("cuDNN has no such norm");
-  std::vector<Descriptor> operations;
-  operations.push_back(std::move(operation));
-  return make_graph(device, std::move(parts), std::move(operations));
+  graph.add(std::move(operation), "cuDNN has no such norm");
+  return graph.make(device);
 }
 
 // An engine's plan with parameters made where the problem has none.
 class NormPlan : public Plan {
  public:
   NormPlan(const LayerNormProblem& p, const LayerNormProblem& q, std::unique_ptr<EnginePlan> engine)
-      : Plan(engine->algorithm, engine->notes, engine->workspace_bytes),
+      : Plan(engine->algorithm, engine->notes, *engine->workspace_bytes + stand_in_bytes(p, q)),
         p_(p),
         q_(q),
         slots_(operator_of(p).slots(p)),
@@ -136,6 +135,13 @@ class NormPlan : public Plan {
   }
 
  private:
+  // Of parameters that the problem has not, and in a backward of their gradients.
+  static int64_t stand_in_bytes(const LayerNormProblem& p, const LayerNormProblem& q) {
+    bool forward = p.pass == Pass::fwd;
+    int64_t count = (p.w ? 0 : forward ? 1 : 2) + (q.bias && !p.bias ? 1 : 0);
+    return count * p.view().channels * static_cast<int64_t>(c10::elementSize(*q.w));
+  }
+
   const LayerNormProblem p_, q_;
   const std::vector<SlotSpec> slots_;
   const std::unique_ptr<EnginePlan> engine_;

@@ -1,6 +1,6 @@
 // Matrix products as an operation graph, with the epilogue in it: alpha, beta z, bias, relu.
+#include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/cudnn_graph/pointwise.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
@@ -12,85 +12,42 @@ std::vector<Scalar> scalars_of(const MatmulProblem& p) {
   return {&Bindings::alpha, &Bindings::beta};
 }
 
-// The product and what follows it, one operation after the other. The last one writes y.
-class GraphBuilder {
- public:
-  explicit GraphBuilder(const MatmulProblem& p) : p_(p), scalars_(scalars_of(p)) {}
+size_t add_product(Chain& graph, const MatmulProblem& p) {
+  size_t x = graph.tensor(p.x, Role::x), w = graph.tensor(p.w, Role::w), y = graph.result();
+  Descriptor matmul(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+  matmul.set(CUDNN_ATTR_MATMUL_COMP_TYPE, cudnn_type(p.compute))
+      .finalise("the product is not valid");
+  Descriptor operation(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+  operation.set(CUDNN_ATTR_OPERATION_MATMUL_ADESC, graph[x])
+      .set(CUDNN_ATTR_OPERATION_MATMUL_BDESC, graph[w])
+      .set(CUDNN_ATTR_OPERATION_MATMUL_CDESC, graph[y])
+      .set(CUDNN_ATTR_OPERATION_MATMUL_DESC, graph[graph.keep(std::move(matmul))]);
+  graph.add(std::move(operation), "cuDNN has no such product");
+  return y;
+}
 
-  OperationGraph make(const Device& device) {
-    bool general = p_.accumulate == Accumulate::general, relu = p_.activation == Activation::relu;
-    bool scaled_z = general && p_.z;
-    steps_ = 1 + general + scaled_z + p_.z + p_.bias + relu;
-    size_t x = tensor(p_.x, Role::x), w = tensor(p_.w, Role::w);
-    size_t value = result();
-    multiply(x, w, value);
-    if (general) value = follow(CUDNN_POINTWISE_MUL, value, scalar(&Bindings::alpha));
-    if (p_.z) {
-      size_t z = tensor(p_.output(), Role::z);
-      if (general) z = follow(CUDNN_POINTWISE_MUL, z, scalar(&Bindings::beta));
-      value = follow(CUDNN_POINTWISE_ADD, value, z);
-    }
-    if (p_.bias) {
-      int64_t n = p_.output().sizes[2];
-      size_t bias = tensor({p_.x.dtype, {1, 1, n}, {n, n, 1}}, Role::bias);
-      value = follow(CUDNN_POINTWISE_ADD, value, bias);
-    }
-    if (relu) {
-      size_t y = result();
-      Descriptor function = make_function(CUDNN_POINTWISE_RELU_FWD, p_.compute);
-      operations_.push_back(make_pointwise(function, parts_[value], parts_[y]));
-      parts_.push_back(std::move(function));
-    }
-    OperationGraph graph = make_graph(device, std::move(parts_), std::move(operations_));
-    graph.float32_products = p_.x.dtype == at::kFloat;
-    return graph;
-  }
-
- private:
-  // Each gives the place in parts_ of what it makes.
-  size_t keep(Descriptor part) {
-    parts_.push_back(std::move(part));
-    return parts_.size() - 1;
-  }
-  size_t tensor(const TensorSpec& spec, Role role) {
-    return keep(make_tensor(spec, role, p_.alignment));
-  }
-  size_t scalar(Scalar which) { return keep(make_scalar(scalars_, which, 3)); }
-  size_t result() {
-    if (++made_ == steps_) return tensor(p_.output(), Role::y);
-    TensorSpec wide = p_.output();
-    wide.dtype = p_.compute;
-    return keep(make_intermediate(wide, made_));
-  }
-  void multiply(size_t x, size_t w, size_t y) {
-    Descriptor matmul(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    matmul.set(CUDNN_ATTR_MATMUL_COMP_TYPE, cudnn_type(p_.compute))
-        .finalise("the product is not valid");
-    Descriptor operation(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    operation.set(CUDNN_ATTR_OPERATION_MATMUL_ADESC, parts_[x])
-        .set(CUDNN_ATTR_OPERATION_MATMUL_BDESC, parts_[w])
-        .set(CUDNN_ATTR_OPERATION_MATMUL_CDESC, parts_[y])
-        .set(CUDNN_ATTR_OPERATION_MATMUL_DESC, matmul)
-        .finalise("cuDNN has no such product");
-    operations_.push_back(std::move(operation));
-    parts_.push_back(std::move(matmul));
-  }
-  size_t follow(cudnnPointwiseMode_t mode, size_t value, size_t with) {
-    size_t made = result();
-    Descriptor function = make_function(mode, p_.compute);
-    operations_.push_back(make_pointwise(function, parts_[value], parts_[with], parts_[made]));
-    parts_.push_back(std::move(function));
-    return made;
-  }
-
-  const MatmulProblem& p_;
-  const std::vector<Scalar> scalars_;
-  std::vector<Descriptor> parts_, operations_;
-  int steps_ = 0, made_ = 0;
-};
-
+// The product and what follows it.
 OperationGraph make_operation_graph(const MatmulProblem& p, const Device& device) {
-  return GraphBuilder(p).make(device);
+  bool general = p.accumulate == Accumulate::general, relu = p.activation == Activation::relu;
+  bool scaled_z = general && p.z;
+  int steps = 1 + general + scaled_z + p.z + p.bias + relu;
+  Chain graph(steps, p.output(), p.compute, p.alignment, scalars_of(p));
+  size_t value = add_product(graph, p);
+  if (general) value = graph.follow(CUDNN_POINTWISE_MUL, value, graph.scalar(&Bindings::alpha));
+  if (p.z) {
+    size_t z = graph.tensor(p.output(), Role::z);
+    if (general) z = graph.follow(CUDNN_POINTWISE_MUL, z, graph.scalar(&Bindings::beta));
+    value = graph.follow(CUDNN_POINTWISE_ADD, value, z);
+  }
+  if (p.bias) {
+    int64_t n = p.output().sizes[2];
+    size_t bias = graph.tensor({p.x.dtype, {1, 1, n}, {n, n, 1}}, Role::bias);
+    value = graph.follow(CUDNN_POINTWISE_ADD, value, bias);
+  }
+  if (relu) graph.follow(CUDNN_POINTWISE_RELU_FWD, value);
+  OperationGraph made = graph.make(device);
+  made.float32_products = p.x.dtype == at::kFloat;
+  return made;
 }
 
 // nullopt where a graph can be made.

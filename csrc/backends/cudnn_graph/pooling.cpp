@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
+#include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
 
 namespace torch_cudnn_ext::graph {
@@ -93,21 +94,19 @@ Descriptor make_resampling(const PoolingProblem& p) {
 
 OperationGraph make_operation_graph(const PoolingProblem& p, const Device& device) {
   const bool forward = p.pass == Pass::fwd;
-  std::vector<Descriptor> parts;
-  parts.push_back(make_resampling(p));
+  Builder graph;
+  size_t resampling = graph.keep(make_resampling(p));
   Descriptor operation(forward ? CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR
                                : CUDNN_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR);
   operation.set(
       forward ? CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC : CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DESC,
-      parts.front());
+      graph[resampling]);
   for (const SlotSpec& slot : slots_of(p)) {
-    parts.push_back(make_tensor(slot.spec, slot.role, p.alignment));
-    operation.set(attribute_of(slot.role, p.pass), parts.back());
+    size_t tensor = graph.keep(make_tensor(slot.spec, slot.role, p.alignment));
+    operation.set(attribute_of(slot.role, p.pass), graph[tensor]);
   }
-  operation.finalise("cuDNN has no such resampling");
-  std::vector<Descriptor> operations;
-  operations.push_back(std::move(operation));
-  return make_graph(device, std::move(parts), std::move(operations));
+  graph.add(std::move(operation), "cuDNN has no such resampling");
+  return graph.make(device);
 }
 
 // nullopt where a graph can be made.

@@ -2,6 +2,7 @@
 // are all reduced: of a folded problem, leading dimensions or all of them.
 #include <numeric>
 
+#include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
 #include "core/operator.h"
 
@@ -19,25 +20,21 @@ OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device
   int64_t channels = to_scalar ? std::gcd(p.x.sizes[0], kChannels) : p.x.sizes[1];
   Dims sizes{1, channels, 1, p.x.numel() / channels};
   Dims kept{1, to_scalar ? 1 : channels, 1, 1};
-  auto compute = cudnn_type(compute_dtype(p.x.dtype));
-  auto operation = cudnn_reduction(p.kind);
-  std::vector<Descriptor> parts, operations;
-  parts.push_back(
-      make_tensor({p.x.dtype, sizes, channels_last_strides(sizes)}, Role::x, p.alignment));
-  parts.push_back(
-      make_tensor({p.x.dtype, kept, channels_last_strides(kept)}, Role::y, p.alignment));
-  parts.emplace_back(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-  parts[2]
-      .set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &operation)
-      .set(CUDNN_ATTR_REDUCTION_COMP_TYPE, compute)
+  auto compute = compute_dtype(p.x.dtype);
+  auto kind = cudnn_reduction(p.kind);
+  Chain graph(1, {p.x.dtype, kept, channels_last_strides(kept)}, compute, p.alignment);
+  size_t x = graph.tensor({p.x.dtype, sizes, channels_last_strides(sizes)}, Role::x);
+  size_t y = graph.result();
+  Descriptor reduction(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+  reduction.set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &kind)
+      .set(CUDNN_ATTR_REDUCTION_COMP_TYPE, cudnn_type(compute))
       .finalise("the reduction is not valid");
-  operations.emplace_back(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-  operations[0]
-      .set(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, parts[0])
-      .set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, parts[1])
-      .set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, parts[2])
-      .finalise("cuDNN has no such reduction");
-  return make_graph(device, std::move(parts), std::move(operations));
+  Descriptor operation(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+  operation.set(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, graph[x])
+      .set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, graph[y])
+      .set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, graph[graph.keep(std::move(reduction))]);
+  graph.add(std::move(operation), "cuDNN has no such reduction");
+  return graph.make(device);
 }
 
 // nullopt where a graph can be made.

@@ -84,14 +84,6 @@ class BatchNormPlan : public Plan {
   TensorDescriptor x_, statistic_;
 };
 
-std::vector<Candidate> candidates(const BatchNormProblem& p, const Device&) {
-  std::vector<Candidate> list;
-  for (const LegacyName& name : operator_of(p).legacy_names("")) {
-    list.push_back({{"legacy", name.name, {}}, "enumeration"});
-  }
-  return list;
-}
-
 // Launches whose grids would not fit; PyTorch found these bounds.
 std::string over_the_limit(const BatchNormProblem& p, bool per_activation) {
   bool infer = p.pass == BatchNormPass::infer;
@@ -112,30 +104,29 @@ BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
     return Unsupported{
         "cuDNN's backward is that of training; no entry takes statistics that were kept"};
   }
-  for (const LegacyName& name : operator_of(p).legacy_names("")) {
-    if (algorithm.name != name.name) continue;
-    auto mode = static_cast<cudnnBatchNormMode_t>(name.value);
-    bool persistent = mode == CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
-    bool per_activation = mode == CUDNN_BATCHNORM_PER_ACTIVATION;
-    if (per_activation && p.x.sizes[2] > 1) {
-      return Unsupported{"the statistics of this problem are over space too"};
-    }
-    if (persistent && p.pass == BatchNormPass::infer) {
-      return Unsupported{"inference computes no statistics, there it is legacy:spatial"};
-    }
-    if (persistent && p.x.dtype == at::kDouble) {
-      return Unsupported{"cuDNN has it for float32 and smaller; for float64 it is legacy:spatial"};
-    }
-    if (std::string reason = over_the_limit(p, per_activation); !reason.empty()) {
-      return Unsupported{reason};
-    }
-    if (auto refused = refuse(device)) return *refused;
-    return std::make_shared<BatchNormPlan>(p, algorithm, mode);
+  std::optional<int> value = find_value(p, algorithm);
+  if (!value) return Unsupported{c10::str("batch_norm has no ", algorithm.text())};
+  auto mode = static_cast<cudnnBatchNormMode_t>(*value);
+  bool persistent = mode == CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
+  bool per_activation = mode == CUDNN_BATCHNORM_PER_ACTIVATION;
+  if (per_activation && p.x.sizes[2] > 1) {
+    return Unsupported{"the statistics of this problem are over space too"};
   }
-  return Unsupported{c10::str("batch_norm has no ", algorithm.text())};
+  if (persistent && p.pass == BatchNormPass::infer) {
+    return Unsupported{"inference computes no statistics, there it is legacy:spatial"};
+  }
+  if (persistent && p.x.dtype == at::kDouble) {
+    return Unsupported{"cuDNN has it for float32 and smaller; for float64 it is legacy:spatial"};
+  }
+  if (std::string reason = over_the_limit(p, per_activation); !reason.empty()) {
+    return Unsupported{reason};
+  }
+  if (auto refused = refuse(device)) return *refused;
+  return std::make_shared<BatchNormPlan>(p, algorithm, mode);
 }
 
-const RegisterBackendOperator<BatchNormProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<BatchNormProblem> registered("legacy", every_name<BatchNormProblem>,
+                                                           build_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -85,11 +85,6 @@ class CtcPlan : public Plan {
   const std::unique_ptr<Descriptors> d_;
 };
 
-std::vector<Candidate> candidates(const CtcProblem&, const Device&) {
-  return {{{"legacy", "deterministic", {}}, "enumeration"},
-          {{"legacy", "non_deterministic", {}}, "enumeration"}};
-}
-
 BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"ctc has no options"};
   if (p.log_probs.dtype != c10::ScalarType::Float) return Unsupported{"cuDNN's CTC loss is f32"};
@@ -110,7 +105,7 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
       deterministic ? CUDNN_CTC_LOSS_ALGO_DETERMINISTIC : CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC);
 }
 
-const RegisterBackendOperator<CtcProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<CtcProblem> registered("legacy", every_name<CtcProblem>, build_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

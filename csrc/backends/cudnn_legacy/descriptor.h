@@ -99,6 +99,16 @@ inline std::optional<int> find_value(const Problem& problem, const Algorithm& al
   return std::nullopt;
 }
 
+// Every name of the pass, where the order of the enumeration is that to try them in.
+template <class P>
+std::vector<Candidate> every_name(const P& p, const Device&) {
+  std::vector<Candidate> list;
+  for (const LegacyName& name : operator_of(p).legacy_names(pass_of(p))) {
+    list.push_back({{"legacy", name.name, {}}, "enumeration"});
+  }
+  return list;
+}
+
 // Of operators for which the classic API has one call.
 template <class P>
 std::vector<Candidate> only_default(const P&, const Device&) {

@@ -125,6 +125,10 @@ struct Descriptors {
   TensorDescriptor h, c;
 };
 
+cudnnForwardMode_t forward_mode(const RnnProblem& p) {
+  return p.train || p.dropout > 0 ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE;
+}
+
 // What is found out while a plan is built.
 struct Layout {
   size_t weight_bytes = 0, workspace_bytes = 0, reserve_bytes = 0;
@@ -136,17 +140,15 @@ struct Layout {
   size_t space_bytes(c10::ScalarType dtype) const {
     return weight_bytes + static_cast<size_t>(slack) * c10::elementSize(dtype);
   }
-  // What a run takes beside its results: cuDNN's workspace, and weight spaces.
+  // What a run takes beside its results: cuDNN's workspace, weight spaces, and a reserve that is
+  // not kept.
   int64_t temporary_bytes(const RnnProblem& p) const {
     int spaces = (reads_in_place() ? 0 : 1) + (p.pass == Pass::fwd || in_place ? 0 : 1);
-    return static_cast<int64_t>(workspace_bytes) +
+    bool drops_reserve = !p.train && forward_mode(p) == CUDNN_FWD_MODE_TRAINING;
+    return static_cast<int64_t>(workspace_bytes + (drops_reserve ? reserve_bytes : 0)) +
            spaces * static_cast<int64_t>(space_bytes(p.x.dtype));
   }
 };
-
-cudnnForwardMode_t forward_mode(const RnnProblem& p) {
-  return p.train || p.dropout > 0 ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE;
-}
 
 cudnnStatus_t set_data(const RnnDataDescriptor& descriptor, const RnnProblem& p, int64_t features,
                        const std::vector<int>& lengths) {

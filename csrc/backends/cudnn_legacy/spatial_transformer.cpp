@@ -110,10 +110,6 @@ BuildResult build_affine_grid(const AffineGridProblem& p, const Algorithm& algor
   return std::make_shared<AffineGridPlan>(p, algorithm);
 }
 
-std::vector<Candidate> grid_sample_candidates(const GridSampleProblem&, const Device&) {
-  return {{{"legacy", "bilinear", {}}, "enumeration"}};
-}
-
 BuildResult build_grid_sample(const GridSampleProblem& p, const Algorithm& algorithm,
                               const Device& device) {
   constexpr int64_t kMaxChannels = 1024;  // PyTorch's own limit for calling cuDNN
@@ -135,7 +131,8 @@ BuildResult build_grid_sample(const GridSampleProblem& p, const Algorithm& algor
 const RegisterBackendOperator<AffineGridProblem> registered_grid("legacy",
                                                                  only_default<AffineGridProblem>,
                                                                  build_affine_grid);
-const RegisterBackendOperator<GridSampleProblem> registered_sample("legacy", grid_sample_candidates,
+const RegisterBackendOperator<GridSampleProblem> registered_sample("legacy",
+                                                                   every_name<GridSampleProblem>,
                                                                    build_grid_sample);
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "ops/common.h"
+#include "ops/arguments.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>

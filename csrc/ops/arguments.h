@@ -1,4 +1,4 @@
-// What the operators share below the dispatcher: arguments, alignment, accuracy.
+// What all operators do with their arguments, and how exact results of theirs can be.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
