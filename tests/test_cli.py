@@ -938,7 +938,8 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["bench", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),
         (["profile", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),
         (["tune", PROBLEM, "--choices", "x", "--knob-search"], "--knob-search: got True on cpu"),
-        (["list", ACTIVATION, "--batch", "3"], "--batch: got 3 with activation_fwd, wanted prob"),
+        (["list", ACTIVATION, "--batch", "3"], "--batch: got 3 with activation_fwd, whose sizes"),
+        (["bench", f"{PROBLEM} mode=conv"], "problem line: got mode in conv_fwd"),
         (["list", ACTIVATION, "--channels-last"], "--channels-last: got True with activation_fwd"),
         (["list", SEQUENCE, "--channels-last"], "--channels-last: got True with conv_fwd, none"),
         (["bench", PROBLEM, "--jobs", "0"], "--jobs: got '0', wanted a whole number, 1 or more"),
@@ -1384,3 +1385,37 @@ def test_comparing_modules_leaves_random_numbers_alone() -> None:
     compared = list(bench_modules.compare_modules([case], ["f32"], False, "cpu", "aten:default"))
     assert [one.pass_name for one in compared] == ["fwd", "bwd"]
     assert torch.equal(torch.rand(2), wanted)
+
+
+def test_of_a_file_bench_says_what_it_leaves_out(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text(
+        f"softmax_fwd x=f32[2,3,4]:nchw\n{LINE}\npool_fwd x=f32[1,2,4,4]:nchw window=2\n"
+    )
+    command = ["bench", "--problems", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    assert main([*command, "--format", "csv"]) == 0
+    shown = capsys.readouterr()
+    assert "left out 2 of 3 problems, which are no convolutions: softmax_fwd, pool_fwd" in shown.err
+    assert LINE in shown.out and "softmax" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("lines", "unknown"),
+    [
+        ((LINE, "softmax_fwd x=f32[24,3,4]:nchw"), "softmax_fwd"),
+        ((LINE, "matmul_fwd x=f32[1,2,4]:nchw w=f32[1,4,3]:nchw"), "matmul_fwd"),
+        (("softmax_fwd x=f32[24,3,4]:nchw", "layer_norm_fwd x=f32[24,3]:nchw kind=layer"), ""),
+    ],
+)
+def test_a_batch_wants_lines_that_tell_theirs(
+    capsys: Capture, tmp_path: Path, lines: tuple[str, ...], unknown: str
+) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("\n".join(lines))
+    command = ["list", "--problems", str(file), "--batch", "7", "--device", "cpu"]
+    assert main(command) == (2 if unknown else 0)
+    shown = capsys.readouterr()
+    if unknown:
+        assert f"--batch: got 7 with {unknown}, whose sizes do not tell the batch" in shown.err
+    else:
+        assert shown.out.count("x=f32[7,3") >= 2

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize, weight_norm
 from torch.utils._pytree import tree_leaves
 
-from torch_cudnn_ext import _C, convert, last_choice, nn
+from torch_cudnn_ext import _C, Policy, convert, last_choice, nn
 from torch_cudnn_ext.conversion import (
     conversion_steps,
     converted,
