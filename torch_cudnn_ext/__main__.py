@@ -1175,18 +1175,21 @@ def _workload(
     changes = {"--dtype": dtype, "--batch": batch, "--channels-last": channels_last or None}
     options = ", ".join(name for name, value in changes.items() if value is not None)
     changed = []
+    unknown = batch_unknown(layers) if batch is not None else []
     for layer in layers:
+        told = None if layer.problem.split()[0] in unknown else batch
         try:
-            line = rewrite(layer.problem, dtype=dtype, batch=batch, channels_last=channels_last)
+            line = rewrite(layer.problem, dtype=dtype, batch=told, channels_last=channels_last)
         except ValueError as error:
             raise typer.BadParameter(f"{options}: got {layer.problem!r}: {error}") from error
         changed.append(replace(layer, problem=line))
     layers = changed
     ops = ", ".join(dict.fromkeys(layer.problem.split()[0] for layer in layers))
-    if batch is not None and (unknown := batch_unknown(layers)):
-        raise typer.BadParameter(
-            f"--batch: got {batch} with {', '.join(unknown)}, whose sizes do not tell the batch; "
-            "wanted problems with a batch, or --model"
+    if unknown and ops == ", ".join(unknown):
+        raise typer.BadParameter(f"--batch: got {batch} with {ops}, wanted problems with a batch")
+    if unknown:
+        typer.echo(
+            f"--batch: left as they are, since sizes tell none: {', '.join(unknown)}", err=True
         )
     if channels_last and not any(":nhwc" in layer.problem for layer in layers):
         raise typer.BadParameter(
