@@ -166,24 +166,6 @@ _TUNED_COLUMNS = (
     report.Column("ms", lambda r: report.milliseconds(r["median_ms"]), True),
     report.Column("workspace", lambda r: report.bytes_text(r["workspace_bytes"]), True),
 )
-# And of each, as CSV.
-_TUNED_FIELDS = (
-    "problem",
-    "algorithm",
-    "backend",
-    "status",
-    "reason",
-    "workspace_bytes",
-    "notes",
-    "deterministic",
-    "source",
-    "median_ms",
-    "spread_ms",
-    "host_ms",
-    "samples",
-    "error",
-    "build_ms",
-)
 
 # Options that several commands take.
 ProblemArgument = Annotated[
@@ -586,21 +568,8 @@ def bench_command(
                 policy,
                 device,
             )
-            layers = [layer for layer in work.layers if layer.problem.startswith("conv_")]
-            others = [one for one in work.layers if one not in layers]
-            ops = ", ".join(dict.fromkeys(one.problem.split()[0] for one in others))
             source = "--model" if model else "--problems" if problems else "problem line"
-            if not layers:
-                raise typer.BadParameter(f"{source}: got {ops}, wanted a convolution")
-            with _naming(source):
-                for layer in layers:
-                    convolution_arguments(layer.problem)
-            if others:
-                typer.echo(
-                    f"left out {len(others)} of {len(work.layers)} problems, which are no "
-                    f"convolutions: {ops}; --modules compares such",
-                    err=True,
-                )
+            layers = _convolutions(work.layers, source)
             settings = _settings(
                 layers,
                 device,
@@ -627,6 +596,25 @@ def _print(output: str | list[report.Table]) -> None:
         typer.echo(output.removesuffix("\n"))
     else:
         report.print_tables(output)
+
+
+def _convolutions(layers: list[Layer], source: str) -> list[Layer]:
+    """Those that PyTorch's convolutions pose; what else there is is told."""
+    found = [layer for layer in layers if layer.problem.startswith("conv_")]
+    others = [layer for layer in layers if layer not in found]
+    ops = ", ".join(dict.fromkeys(layer.problem.split()[0] for layer in others))
+    if not found:
+        raise typer.BadParameter(f"{source}: got {ops}, wanted a convolution")
+    with _naming(source):
+        for layer in found:
+            convolution_arguments(layer.problem)
+    if others:
+        typer.echo(
+            f"left out {len(others)} of {len(layers)} problems, which are no convolutions: {ops}; "
+            "--modules compares such",
+            err=True,
+        )
+    return found
 
 
 def _refuse_others(context: typer.Context, mode: str, *taken: str) -> None:
@@ -757,7 +745,13 @@ def tune_command(
         finally:
             _print(
                 bench.formatted(
-                    format.value, data, title, _TUNED_COLUMNS, records, _TUNED_FIELDS, footer
+                    format.value,
+                    data,
+                    title,
+                    _TUNED_COLUMNS,
+                    records,
+                    ("problem", *tuning.MEASUREMENT_FIELDS),
+                    footer,
                 )
             )
     _finish(end, len(records), len(lines))
@@ -1188,9 +1182,7 @@ def _workload(
     if unknown and ops == ", ".join(unknown):
         raise typer.BadParameter(f"--batch: got {batch} with {ops}, wanted problems with a batch")
     if unknown:
-        typer.echo(
-            f"--batch: left as they are, since sizes tell none: {', '.join(unknown)}", err=True
-        )
+        typer.echo(f"--batch: sizes tell none, left as it is: {', '.join(unknown)}", err=True)
     if channels_last and not any(":nhwc" in layer.problem for layer in layers):
         raise typer.BadParameter(
             f"--channels-last: got True with {ops}, none of whose tensors it lays out"

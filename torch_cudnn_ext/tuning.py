@@ -36,20 +36,21 @@ if TYPE_CHECKING:
 _ENTRY_FIELDS = {"problem": str, "device": str, "constraints": str, "measurements": list}
 _MOST = 2**63 - 1  # of a count
 _NUMBER, _NONE = (int, float), type(None)
-_MEASUREMENT_FIELDS: dict[str, tuple[type, ...]] = {
+# In the order in which they are written.
+MEASUREMENT_FIELDS: dict[str, tuple[type, ...]] = {
     "algorithm": (str,),
     "backend": (str,),
     "status": (str,),
     "reason": (str,),
+    "workspace_bytes": (int, _NONE),
+    "notes": (list,),
+    "deterministic": (bool, _NONE),
+    "source": (str,),
     "median_ms": (*_NUMBER, _NONE),
     "spread_ms": (*_NUMBER, _NONE),
     "host_ms": (*_NUMBER, _NONE),  # which earlier versions did not write
     "samples": (int,),
-    "workspace_bytes": (int, _NONE),
-    "notes": (list,),
-    "deterministic": (bool, _NONE),
     "error": (*_NUMBER, _NONE),
-    "source": (str,),
     "build_ms": _NUMBER,
 }
 
@@ -306,12 +307,12 @@ def _entry(value: object) -> TableEntry:
     if not value["measurements"]:
         raise ValueError("measurements is [], wanted at least one")
     for row in value["measurements"]:
-        if not isinstance(row, dict) or not _MEASUREMENT_FIELDS.keys() - {"host_ms"} <= row.keys():
-            wanted = ", ".join(_MEASUREMENT_FIELDS)
+        if not isinstance(row, dict) or not MEASUREMENT_FIELDS.keys() - {"host_ms"} <= row.keys():
+            wanted = ", ".join(MEASUREMENT_FIELDS)
             raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
-        if unknown := sorted(row.keys() - _MEASUREMENT_FIELDS.keys()):
+        if unknown := sorted(row.keys() - MEASUREMENT_FIELDS.keys()):
             raise ValueError(f"got the unknown fields {', '.join(unknown)} of a measurement")
-        for name, kinds in _MEASUREMENT_FIELDS.items():
+        for name, kinds in MEASUREMENT_FIELDS.items():
             _check_field(name, row.get(name), kinds)
         row["algorithm"] = _C.canonical_algorithm(row["algorithm"], problem["op"])
         _C.check_measurement(row)
