@@ -629,7 +629,7 @@ def test_modules_write_in_place_where_they_are_told_to(mine: Any, device: str) -
     x = torch.randn(4, 5, device=device)
     for inplace in (True, False):
         torch.manual_seed(0)
-        wanted = mine.replaces(inplace=inplace)(x.clone())
+        wanted = mine.replaces(inplace=False)(x)  # dropout in place draws otherwise on a GPU
         given = x.clone()
         torch.manual_seed(0)
         got = mine(inplace=inplace, policy="aten:default")(given)

@@ -2092,4 +2092,8 @@ def test_a_pin_that_cannot_run_hinders_no_look() -> None:
         ops.conv2d(x, model.weight)
     (layer,) = profile_model(model, x, train=False, device="cpu", time_budget_s=0.01).layers
     assert layer.current is None and layer.best() is not None
-    assert _ops(map(Layer, trace(model, x, train=False))) == ["conv_fwd"]
+    with pytest.raises(RuntimeError, match="pinned algorithm legacy:fft cannot run"):
+        trace(model, x, train=False)
+    knobs.dropout_algo = "legacy:default"  # which says of what random numbers the problem is
+    drops = network_layers(nn.Dropout(), x.to("meta").requires_grad_()).layers
+    assert all("rng=cudnn" in layer.problem for layer in drops)

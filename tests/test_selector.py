@@ -1156,6 +1156,9 @@ def test_what_a_first_run_alone_allocates_is_no_workspace(fake: Any, x: Tensor, 
     assert choice is not None and 1 << 12 <= choice["workspace_bytes"] <= 1 << 16
     with pytest.raises(RuntimeError, match="excluded by max_workspace=1024"):
         _convolve(x, w, "fwd=fake:a;max_workspace=1KiB")
+    fake.script("fake:b", states_workspace=False, workspace_bytes=1 << 12, first_bytes=1 << 24)
+    for row in _C.measure(_problem(x, w), "cpu", "backends=fake;max_workspace=64KiB"):
+        assert row["backend"] != "fake" or row["status"] == "ok", row["reason"]
 
 
 def test_the_saved_policy_keeps_a_cap_beside_fastest(x: Tensor, w: Tensor) -> None:

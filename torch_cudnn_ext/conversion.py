@@ -407,10 +407,11 @@ def settle_fast_paths(modules: Iterable[torch.nn.Module]) -> None:
 
 @contextmanager
 def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[None]:
-    """For a while, the layers of a model are this package's, with this policy.
+    """For a while, the layers of a model are this package's.
 
     So are those of subclasses that compute as their parent in ``torch.nn`` does, and pinned ones:
-    their pins, and what these have chosen, are set aside meanwhile.
+    their pins, and what these have chosen, are set aside meanwhile. What changes has the policy;
+    but dropouts have none, since an algorithm says which random numbers they draw.
     """
     changes = [
         (step.module, ours)
@@ -421,7 +422,8 @@ def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[Non
     try:
         for module, ours in changes:
             done.append((module, type(module), exchange(module, ours)))
-            module.policy = policy  # type: ignore[assignment]
+            if isinstance(module, nn.Tunable) and module.family != "dropout":
+                module.policy = policy
         settle_fast_paths(model.modules())
         yield
     finally:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch_cudnn_ext import _C, knobs, report
 from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import eager_model
-from torch_cudnn_ext.enabling import enabled, enabled_anew, is_enabled
+from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.files import write_text
 from torch_cudnn_ext.measuring import BASELINE
 from torch_cudnn_ext.nn import Tunable
@@ -192,10 +192,11 @@ def trace(
         TypeError: ``model`` is no module.
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient.
+        RuntimeError: A pin cannot run, among other errors of the model.
         OSError: The file cannot be written.
     """
     model = eager_model("trace", model)
-    with looking(), enabled_anew("heuristic"):  # a pin may be what cannot run
+    with looking():
         calls = explain(model, inputs, train=train, measure=False).calls
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
     lines = [f"{one.problem}  # {', '.join(one.names)} x{one.count}" for one in layers]

@@ -22,6 +22,7 @@ from torch import nn
 
 from . import _C
 from .conversion import eager_model
+from .enabling import enabled_anew
 from .explaining import trace
 from .files import check_path, naming, not_regular, read_lines, resolved, write_text
 from .knobs import pushed
@@ -181,7 +182,7 @@ def problems_met(
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient.
     """
-    with pushed(keep(policy, ("compute",))):
+    with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
     problems = [line.partition("  #")[0] for line in lines]
     infos = [_C.problem_info(problem) for problem in problems]

@@ -84,7 +84,9 @@ def merge(layers: Iterable[Layer]) -> list[Layer]:
         if known is None:
             merged[layer.problem] = layer
             continue
-        notes = dict.fromkeys(note for note in (*known.note.split("; "), layer.note) if note)
+        notes = dict.fromkeys(
+            note for note in known.note.split("; ") + layer.note.split("; ") if note
+        )
         merged[layer.problem] = replace(
             known,
             names=tuple(dict.fromkeys(known.names + layer.names)),
@@ -225,19 +227,20 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
     """Every layer once for each pass, in the order of the layers.
 
     Of a family that the layers hold several passes of, as those of a network do, the ones that are
-    wanted are taken, and no others are made; a forward is one in training or in inference.
+    wanted are taken, and no others are made; a forward is one in training or in inference. A family
+    that has none of them is left out.
 
     Raises:
         TypeError: ``passes`` is no list of texts.
-        ValueError: ``passes`` holds a word that is none (see `check_passes`), or none that the
-            family of a layer has.
+        ValueError: ``passes`` holds a word that is none (see `check_passes`), or nothing is left.
     """
     check_passes(passes)
     layers = [*layers]
     met: dict[str, set[str]] = {}
     for layer in layers:
         info = _C.problem_info(layer.problem)
-        met.setdefault(info["family"], set()).add(info["pass_name"])
+        own = info["pass_name"]
+        met.setdefault(info["family"], set()).add("fwd" if own in _FORWARDS else own)
     made = []
     for layer in layers:
         info = _C.problem_info(layer.problem)
@@ -248,7 +251,12 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
         for name in names:
             made.append(replace(layer, problem=rewrite(layer.problem, op=f"{family}_{name}")))
     if not made:
-        known = "; ".join(f"{family} has {','.join(passes_of(family))}" for family in met)
+        known = "; ".join(
+            f"the lines of {family} are {','.join(sorted(names))}"
+            if len(names) > 1
+            else f"{family} has {','.join(passes_of(family))}"
+            for family, names in met.items()
+        )
         raise ValueError(f"passes: {known}, got {','.join(passes)!r}")
     return merge(made)
 
@@ -390,7 +398,7 @@ def network_layers(
     watch = Watch(model)
     backward = not is_inference(passes)
     with (
-        converted(model, "heuristic"),  # a pin may be what cannot run
+        converted(model, "heuristic"),  # a knob may pin what cannot run
         kept_as_it_was(model),
         looking(),
         watch.names(),

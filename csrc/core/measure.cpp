@@ -578,13 +578,18 @@ class Session {
   }
 
   // The allocator's peak over a run beyond its outputs, for plans that cannot tell their workspace.
-  int64_t measured_workspace(const Step& step, Plan& plan, Bindings bindings) {
-    restore(step);
-    op_.set_scalars(step.problem, bindings);
-    // A backward may use up what its forward left.
-    at::Tensor& reserve = bindings[Role::reserve];
-    if (reserve.defined()) reserve = reserve.clone();
-    return torch_cudnn_ext::measured_workspace(step.problem, plan, bindings, device_);
+  int64_t measured_workspace(const Step& step, Plan& plan, const Bindings& bindings) {
+    auto measured = [&] {
+      Bindings own = bindings;
+      restore(step);
+      op_.set_scalars(step.problem, own);
+      // A backward may use up what its forward left.
+      at::Tensor& reserve = own[Role::reserve];
+      if (reserve.defined()) reserve = reserve.clone();
+      return torch_cudnn_ext::measured_workspace(step.problem, plan, own, device_);
+    };
+    measured();  // a first run may allocate what stays, such as this thread's workspace of cuBLAS
+    return measured();
   }
 
   // Once more, with longer head starts, where the device may have waited for the host: its first
@@ -1007,8 +1012,7 @@ std::variant<std::optional<int64_t>, Unsupported> workspace_for_cap(const Proble
         kDriver, /*transient=*/true};
   }
   try {
-    // A first run may allocate what stays, such as this thread's workspace of cuBLAS.
-    workspace_on_scratch(problem, plan, device);
+    workspace_on_scratch(problem, plan, device);  // as of tuning, the second run tells
     return workspace_on_scratch(problem, plan, device);
   } catch (const c10::Error& error) {
     bool memory = is_out_of_memory(error);
