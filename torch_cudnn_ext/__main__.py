@@ -45,7 +45,6 @@ from .workload import (
     Journal,
     Layer,
     Workload,
-    batch_unknown,
     check_passes,
     convolution_arguments,
     is_inference,
@@ -60,6 +59,7 @@ from .workload import (
     shard,
     tensors_in,
     with_passes,
+    without_batch,
 )
 
 if TYPE_CHECKING:
@@ -1169,9 +1169,9 @@ def _workload(
     changes = {"--dtype": dtype, "--batch": batch, "--channels-last": channels_last or None}
     options = ", ".join(name for name, value in changes.items() if value is not None)
     changed = []
-    unknown = batch_unknown(layers) if batch is not None else []
+    untold = without_batch([layer.problem for layer in layers]) if batch is not None else []
     for layer in layers:
-        told = None if layer.problem.split()[0] in unknown else batch
+        told = None if layer.problem in untold else batch
         try:
             line = rewrite(layer.problem, dtype=dtype, batch=told, channels_last=channels_last)
         except ValueError as error:
@@ -1179,10 +1179,11 @@ def _workload(
         changed.append(replace(layer, problem=line))
     layers = changed
     ops = ", ".join(dict.fromkeys(layer.problem.split()[0] for layer in layers))
-    if unknown and ops == ", ".join(unknown):
+    if len(untold) == len(layers):
         raise typer.BadParameter(f"--batch: got {batch} with {ops}, wanted problems with a batch")
-    if unknown:
-        typer.echo(f"--batch: sizes tell none, left as it is: {', '.join(unknown)}", err=True)
+    if untold:
+        left = ", ".join(dict.fromkeys(problem.split()[0] for problem in untold))
+        typer.echo(f"--batch: sizes tell none, left as it is: {left}", err=True)
     if channels_last and not any(":nhwc" in layer.problem for layer in layers):
         raise typer.BadParameter(
             f"--channels-last: got True with {ops}, none of whose tensors it lays out"

@@ -334,9 +334,8 @@ def check_named_pins(policy: PolicyLike) -> None:
     if isinstance(policy, Mapping):
         parts = [f"{key}={value}" for key, value in policy.items() if not not_pinned(value)]
     else:
-        if (
-            isinstance(policy, Policy) and policy.family != "conv"
-        ):  # which writes no names of its own
+        # Its own operator's passes are written without the operator's name.
+        if isinstance(policy, Policy) and policy.family != "conv":
             policy = _C.canonical_policy(policy.text, policy.family, "")
         parts = [part.strip() for part in (policy_text(policy, "conv") or "").split(";")]
     falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)

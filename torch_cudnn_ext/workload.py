@@ -57,7 +57,6 @@ T = TypeVar("T")
 _TORN = b'{"key": "'  # how a line of a journal begins
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
 _FORWARDS = ("fwd", "infer")  # in training, where the two differ, and in inference
-_FOLDED = ("softmax", "layer_norm")  # whose batch and what lies behind it are one size
 # What forwards alone have, by family.
 _FORWARD_ONLY = {"conv": ("bias", "z", "act"), "batch_norm": ("running", "z", "act")}
 
@@ -269,20 +268,24 @@ def _names_of(passes: Sequence[str], family: str, forward: str) -> list[str]:
     return [*dict.fromkeys(name for names in wanted for name in names)]
 
 
-def batch_unknown(layers: Sequence[Layer]) -> list[str]:
-    """The operators of lines whose batch their sizes do not tell.
+def without_batch(problems: Sequence[str]) -> list[str]:
+    """The problems whose sizes do not tell their batch.
 
     Rows are the batch where there is nothing but rows; beside images, they are more than it.
     """
-    families = {layer.problem: _C.problem_info(layer.problem)["family"] for layer in layers}
-    only_rows = set(families.values()) <= set(_FOLDED)
-    return list(
-        dict.fromkeys(
-            problem.split()[0]
-            for problem, family in families.items()
-            if not operator_info(family)["batch_sizes"] or (family in _FOLDED and not only_rows)
-        )
-    )
+
+    def is_of_rows(problem: str) -> bool:
+        return problem.startswith("softmax_") or " kind=layer" in problem or " kind=rms" in problem
+
+    def has_batch(problem: str) -> bool:
+        return bool(operator_info(_C.problem_info(problem)["family"])["batch_sizes"])
+
+    only_rows = all(map(is_of_rows, problems))
+    return [
+        problem
+        for problem in problems
+        if not has_batch(problem) or (is_of_rows(problem) and not only_rows)
+    ]
 
 
 def read_problems(source: str | Path) -> list[Layer]:

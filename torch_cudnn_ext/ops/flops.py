@@ -1,7 +1,6 @@
 """What ``torch.utils.flop_counter`` counts for our operators: as much as for PyTorch's own.
 
-But for the filter gradients of grouped convolutions, which PyTorch 2.11 counts once a group too
-often.
+But for the filter gradients of grouped convolutions, which PyTorch 2.11 counts once for each group.
 """
 
 from collections.abc import Sequence
