@@ -5,10 +5,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, knobs
 
@@ -99,6 +100,21 @@ def check_compiles(
     torch.compiler.reset()
     compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=dynamic)
     torch.testing.assert_close(torch.autograd.grad(compiled(*arguments), inputs), wanted)
+
+
+class Seeing(TorchDispatchMode):
+    """Lists the operators that it meets, with their arguments."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__()
+        self.met: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(  # noqa: D105
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        self.met.append((function, arguments))
+        return function(*arguments, **(keywords or {}))
 
 
 def misaligned(t: torch.Tensor) -> torch.Tensor:

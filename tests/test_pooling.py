@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import check_compiles
+from conftest import Seeing, check_compiles
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, Policy, convert, enabled, knobs, ops, when
 from torch_cudnn_ext import nn as ours
@@ -620,15 +619,6 @@ def test_indices_are_refused_where_their_backward_is_pinned() -> None:
 @pytest.mark.parametrize("how", ["enabled", "converted"])
 def test_no_list_of_a_pooling_is_empty(how: str) -> None:
     """AOTInductor of PyTorch 2.11 calls a custom operator with None for such."""
-    lists: list[list[int]] = []
-
-    class Seeing(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
-        ) -> Any:
-            if function.namespace == "torch_cudnn_ext":
-                lists.extend(argument for argument in arguments if isinstance(argument, list))
-            return function(*arguments, **(keywords or {}))
 
     class Pools(torch.nn.Module):
         def __init__(self) -> None:
@@ -643,6 +633,8 @@ def test_no_list_of_a_pooling_is_empty(how: str) -> None:
     wanted = model(x)
     if how == "converted":
         model = convert(model)
-    with enabled() if how == "enabled" else nullcontext(), Seeing():
+    with enabled() if how == "enabled" else nullcontext(), Seeing() as seeing:
         torch.testing.assert_close(model(x), wanted)
+    ours = [given for function, given in seeing.met if function.namespace == "torch_cudnn_ext"]
+    lists = [argument for given in ours for argument in given if isinstance(argument, list)]
     assert len(lists) > 6 and all(lists)

@@ -152,8 +152,8 @@ def rewrite(
         forward_only = _FORWARD_ONLY.get(info["family"], ())
         for key in ("running",) if op == "batch_norm_infer" else forward_only:
             fields.pop(key, None)
-        if op == "rnn_bwd":
-            fields["train"] = "true"
+        if not op.endswith(_FORWARDS):  # which trains, whatever the forward did
+            fields.pop("train", None)
     return _C.canonical_problem(" ".join([first, *(f"{k}={v}" for k, v in fields.items())]))
 
 
@@ -234,16 +234,13 @@ def with_passes(layers: Iterable[Layer], passes: Sequence[str]) -> list[Layer]:
         ValueError: ``passes`` holds a word that is none (see `check_passes`), or nothing is left.
     """
     check_passes(passes)
-    layers = [*layers]
+    infos = [(layer, _C.problem_info(layer.problem)) for layer in layers]
+    posed = [(layer, info["family"], info["pass_name"]) for layer, info in infos]
     met: dict[str, set[str]] = {}
-    for layer in layers:
-        info = _C.problem_info(layer.problem)
-        own = info["pass_name"]
-        met.setdefault(info["family"], set()).add("fwd" if own in _FORWARDS else own)
+    for _, family, own in posed:
+        met.setdefault(family, set()).add("fwd" if own in _FORWARDS else own)
     made = []
-    for layer in layers:
-        info = _C.problem_info(layer.problem)
-        family, own = info["family"], info["pass_name"]
+    for layer, family, own in posed:
         names = _names_of(passes, family, own if own in _FORWARDS else "fwd")
         if len(met[family]) > 1:
             names = [name for name in names if name == own]
