@@ -842,7 +842,7 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         times = [
             f"{side}{part}_us"
             for side in ("ours", "pytorch", "enabled")
-            for part in ("", "_training")
+            for part in ("", "_training", "_one_thread")
         ]
         assert all(float(str(row[key])) > 0 for key in ("bare_us", *times))
     assert main(["bench", "--overhead", "--device", "cpu"]) == 0

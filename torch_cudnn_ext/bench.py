@@ -103,6 +103,10 @@ class Overhead:
     ours_training_us: float
     pytorch_training_us: float
     enabled_training_us: float
+    # The same where autograd runs the backward pass on the calling thread.
+    ours_one_thread_us: float
+    pytorch_one_thread_us: float
+    enabled_one_thread_us: float
 
     @property
     def forward_ratio(self) -> float | None:
@@ -127,6 +131,16 @@ class Overhead:
     def enabled_training_ratio(self) -> float:
         """Likewise, forward and backward."""
         return self.enabled_training_us / self.pytorch_training_us
+
+    @property
+    def one_thread_ratio(self) -> float:
+        """Our forward and backward by PyTorch's, without autograd's hand-over to its thread."""
+        return self.ours_one_thread_us / self.pytorch_one_thread_us
+
+    @property
+    def enabled_one_thread_ratio(self) -> float:
+        """Likewise, ``F.conv2d`` under `enable` by ``F.conv2d`` as it is."""
+        return self.enabled_one_thread_us / self.pytorch_one_thread_us
 
 
 # Tuned against PyTorch's best.
@@ -494,7 +508,9 @@ def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[
     """Host time per call, with warm caches, of small channels-last problems.
 
     Four loops: bare executes of the plan, our ``conv2d``, and ``F.conv2d`` as it is and under
-    `enable`; then forward and backward of the last three. On a GPU our side runs the first engine
+    `enable`; then forward and backward of the last three, as autograd runs them by default, on a
+    GPU with a hand-over to its thread and back, and all on the calling thread
+    (``torch.autograd.set_multithreading_enabled(False)``). On a GPU our side runs the first engine
     of cuDNN's heuristic, as PyTorch does, and nothing waits for the GPU. On the CPU it runs
     PyTorch's own convolution, in f32 only, and all times hold the arithmetic.
 
@@ -568,13 +584,14 @@ def _overhead(problem: str, device: str) -> Overhead:
         y = F.conv2d(leaf_x, leaf_w, None, *arguments)
         torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
 
-    training = _interleaved(
-        [
-            _loop_us(ours_training, device),
-            _loop_us(pytorch_training, device),
-            with_ours(pytorch_training),
-        ]
-    )
+    trainings = [
+        _loop_us(ours_training, device),
+        _loop_us(pytorch_training, device),
+        with_ours(pytorch_training),
+    ]
+    training = _interleaved(trainings)
+    with torch.autograd.set_multithreading_enabled(False):
+        one_thread = _interleaved(trainings)
     same = None
     if device.startswith("cuda"):
         # Kernels of the backward pass run on autograd's thread; the profiler sees them all.
@@ -582,7 +599,7 @@ def _overhead(problem: str, device: str) -> Overhead:
             sorted(kernel_names(mine, call, device)) == sorted(kernel_names(theirs, call, device))
             for mine, theirs in ((ours, pytorch), (ours_training, pytorch_training))
         )
-    return Overhead(problem, pins["fwd"], pinned, same, *forward, *training)
+    return Overhead(problem, pins["fwd"], pinned, same, *forward, *training, *one_thread)
 
 
 def _wait(device: str) -> None:
@@ -657,6 +674,11 @@ OVERHEAD_COLUMNS = (
     report.Column("ratio", lambda r: _ratio(r["enabled_ratio"]), True),
     report.Column("fwd+bwd enable()", lambda r: f"{r['enabled_training_us']:.2f}", True),
     report.Column("ratio", lambda r: _ratio(r["enabled_training_ratio"]), True),
+    report.Column("one thread ours", lambda r: f"{r['ours_one_thread_us']:.2f}", True),
+    report.Column("PyTorch", lambda r: f"{r['pytorch_one_thread_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["one_thread_ratio"]), True),
+    report.Column("enable()", lambda r: f"{r['enabled_one_thread_us']:.2f}", True),
+    report.Column("ratio", lambda r: _ratio(r["enabled_one_thread_ratio"]), True),
 )
 
 
@@ -685,19 +707,24 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
 
 def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report.Table]:
     """Host times in a format, as `comparison_text`."""
-    shown = ["forward_ratio", "training_ratio", "enabled_ratio", "enabled_training_ratio"]
+    names = {
+        "forward": "forward_ratio",
+        "forward+backward": "training_ratio",
+        "enable() forward": "enabled_ratio",
+        "enable() forward+backward": "enabled_training_ratio",
+        "forward+backward on one thread": "one_thread_ratio",
+        "enable() on one thread": "enabled_one_thread_ratio",
+    }
+    shown = names.values()
     records = [dataclasses.asdict(r) | {name: getattr(r, name) for name in shown} for r in results]
     ratios = {
-        "forward": [r.forward_ratio for r in results if r.forward_ratio is not None],
-        "forward+backward": [r.training_ratio for r in results],
-        "enable() forward": [r.enabled_ratio for r in results],
-        "enable() forward+backward": [r.enabled_training_ratio for r in results],
+        label: [r[name] for r in records if r[name] is not None] for label, name in names.items()
     }
     words = [f"{name} {statistics.median(values):.3f}" for name, values in ratios.items() if values]
     footer = f"medians of the ratios: {', '.join(words)}" if words else ""
     data = {"overhead": records}
-    names = [*report.field_names(Overhead), *shown]
-    return formatted(format, data, "host time per call", OVERHEAD_COLUMNS, records, names, footer)
+    fields = [*report.field_names(Overhead), *shown]
+    return formatted(format, data, "host time per call", OVERHEAD_COLUMNS, records, fields, footer)
 
 
 def formatted(
