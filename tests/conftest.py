@@ -4,14 +4,16 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cudnn_ext import _C, knobs
+from torch_cudnn_ext import _C, knobs, ops
+from torch_cudnn_ext.measuring import fp32_switches
 
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
@@ -20,6 +22,14 @@ CUDA_MARKS = (
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 )
 DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_MARKS))
+# Of one tensor of four dimensions.
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(1, 3),
+    "sliced": lambda t: t[:, :, ::2],
+    "expanded": lambda t: t[:1].expand(3, -1, -1, -1),
+}
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -143,7 +153,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def fresh_state() -> Iterator[None]:
     """Fixed seeds; afterwards no knob, choice, plan or switch of PyTorch's is left behind."""
     torch.manual_seed(0)
-    switches = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
+    switches = fp32_switches()
     precisions = [switch.fp32_precision for switch in switches]
     cudnn = torch.backends.cudnn
     flags = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
@@ -159,7 +169,8 @@ def fresh_state() -> Iterator[None]:
     torch.use_deterministic_algorithms(deterministic)
 
 
-@pytest.fixture
-def flags() -> Callable[[str], AbstractContextManager[None]]:
-    """``with flags("bwd_data=cpu:fft"):`` holds a policy text on this thread."""
-    return knobs.pushed
+def newest(op: str | None = None) -> ops.Choice:
+    """What the newest call of an operator ran, and why."""
+    choice = ops.last_choice(op)
+    assert choice is not None
+    return choice

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import check_compiles
+from conftest import VIEWS, check_compiles, newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -37,13 +37,6 @@ ALL: dict[str, Pair] = {
         lambda x: x * torch.sigmoid(1.5 * x),
         "kind=swish coefficient=1.5",
     ),
-}
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda t: t,
-    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
-    "transposed": lambda t: t.transpose(1, 3),
-    "sliced": lambda t: t[:, :, ::2],
-    "expanded": lambda t: t[:1].expand(3, -1, -1, -1),
 }
 
 
@@ -227,8 +220,7 @@ def test_pins_are_obeyed(name: str, inplace: bool, device: str) -> None:
         (grad,) = torch.autograd.grad(y.sum(), x)
         torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=2e-5)  # cuDNN's tanh
         for op in ("activation_fwd", "activation_bwd"):
-            choice = ops.last_choice(op)
-            assert choice is not None
+            choice = newest(op)
             assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 

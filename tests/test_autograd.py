@@ -1,14 +1,14 @@
 """Derivatives of every operator, to every order and in every mode, and the policies they obey."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_cuda
+from conftest import needs_cuda, newest
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, jvp, vjp, vmap
@@ -21,9 +21,10 @@ from torch.utils.checkpoint import (
 
 from torch_cudnn_ext import _C, ops
 from torch_cudnn_ext import nn as ours
+from torch_cudnn_ext.knobs import pushed
+from torch_cudnn_ext.measuring import fp32_switches
 
 OPS = torch.ops.torch_cudnn_ext
-Flags = Callable[[str], AbstractContextManager[None]]
 
 
 # Whose gradients are made of PyTorch's operations: ours and PyTorch's.
@@ -406,33 +407,32 @@ def _three_pins(device: str) -> dict[str, str]:
 
 def _assert_ran(pins: dict[str, str]) -> None:
     for pass_name, algorithm in pins.items():
-        choice = _C.last_choice(f"conv_{pass_name}")
-        assert choice is not None and choice["algorithm"] == algorithm, choice
+        assert newest(f"conv_{pass_name}").algorithm == algorithm
 
 
 @pytest.mark.parametrize("level", ["argument", "flags"])
-def test_backward_honours_the_forwards_policy(level: str, device: str, flags: Flags) -> None:
+def test_backward_honours_the_forwards_policy(level: str, device: str) -> None:
     x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
     pins = _three_pins(device)
     policy = ";".join(f"{pass_name}={algorithm}" for pass_name, algorithm in pins.items())
     if level == "argument":
         y = OPS.conv2d.default(x, w, padding=[1, 1], policy=policy)
     else:
-        with flags(policy):
+        with pushed(policy):
             y = OPS.conv2d.default(x, w, padding=[1, 1])
     # Neither what holds now nor the thread that backward runs on matters.
-    with flags("heuristic"):
+    with pushed("heuristic"):
         y.square().sum().backward()
     _assert_ran(pins)
     expected = torch.autograd.grad(F.conv2d(x, w, padding=1).square().sum(), (x, w))
     torch.testing.assert_close((x.grad, w.grad), expected)
 
 
-def test_what_is_set_after_the_forward_is_not_backwards(device: str, flags: Flags) -> None:
+def test_what_is_set_after_the_forward_is_not_backwards(device: str) -> None:
     x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
     y = OPS.conv2d.default(x, w, policy="backends=aten")
     _C.set_knobs("bwd_data=legacy:algo_0;bwd_filter=cpu:direct", False)
-    with flags("max_workspace=1024GiB;backends=legacy"):
+    with pushed("max_workspace=1024GiB;backends=legacy"):
         y.sum().backward()
     _assert_ran({"bwd_data": "aten:default", "bwd_filter": "aten:default"})
     # Only constraints add up.
@@ -440,15 +440,14 @@ def test_what_is_set_after_the_forward_is_not_backwards(device: str, flags: Flag
     y = OPS.conv2d.default(x, w, policy="backends=aten")
     _C.set_knobs("max_workspace=512GiB", False)
     y.sum().backward()
-    choice = _C.last_choice("conv_bwd_data")
-    assert choice is not None and "max_workspace=512GiB" in choice["policy"]
+    assert "max_workspace=512GiB" in newest("conv_bwd_data").policy
 
 
 @needs_cuda
-def test_backward_honours_the_policy_on_autograds_threads(flags: Flags) -> None:
+def test_backward_honours_the_policy_on_autograds_threads() -> None:
     x, w = _random((2, 8, 8, 8), "cuda"), _random((8, 8, 3, 3), "cuda")
     pins = _three_pins("cuda")
-    with flags(";".join(f"{name}={algorithm}" for name, algorithm in pins.items())):
+    with pushed(";".join(f"{name}={algorithm}" for name, algorithm in pins.items())):
         y = OPS.conv2d.default(x, w, padding=[1, 1])
     # Kept on the device thread: backward of a CUDA node never runs on the caller's.
     torch.autograd.backward(y, torch.ones_like(y))
@@ -497,9 +496,7 @@ def _pooled_and_dropped(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["watched", "watched_from_within", "saved", "recomputed"])
-def test_backward_honours_the_policy_of_a_forward_in_a_mode(
-    kind: str, device: str, flags: Flags
-) -> None:
+def test_backward_honours_the_policy_of_a_forward_in_a_mode(kind: str, device: str) -> None:
     x = _random((2, 2, 8, 8), device).float().detach().requires_grad_()
     what = CheckpointPolicy.MUST_SAVE if kind == "saved" else CheckpointPolicy.PREFER_RECOMPUTE
     contexts = partial(create_selective_checkpoint_contexts, lambda *_, **__: what)
@@ -510,7 +507,7 @@ def test_backward_honours_the_policy_of_a_forward_in_a_mode(
         "bwd_data": "cpu:direct" if on_cpu else "legacy:algo_1",
     }
     policy = ";".join(f"{name}={pin}" for name, pin in pins.items())
-    with flags(policy):
+    with pushed(policy):
         if kind.startswith("watched"):
             with Watching():
                 y = _pooled_and_dropped(x)
@@ -521,15 +518,14 @@ def test_backward_honours_the_policy_of_a_forward_in_a_mode(
         if kind == "watched_from_within":
             stack.enter_context(Watching())
         if kind == "recomputed":  # a forward once more, which on CUDA autograd's own thread runs
-            stack.enter_context(flags(policy))
+            stack.enter_context(pushed(policy))
         (dx,) = torch.autograd.grad(y.sum(), x)
     for op, name in (
         ("pool_bwd", "pool"),
         ("dropout_bwd", "dropout"),
         ("conv_bwd_data", "bwd_data"),
     ):
-        choice = ops.last_choice(op)
-        assert choice is not None and choice.algorithm.partition("/")[0] == pins[name], choice
+        assert newest(op).algorithm.partition("/")[0] == pins[name]
     wanted = 2 * kept * F.max_pool2d(F.conv2d(x, x[:, :, :1, :1]), 2)
     torch.testing.assert_close(dx, torch.autograd.grad(wanted.sum(), x)[0])
 
@@ -566,12 +562,9 @@ def test_gradients_of_a_batch_of_gradients_may_be_tuned(device: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["conv", "transposed", "softmax", "layer_norm", "lstm"])
-def test_gradients_inside_autocast_have_their_forwards_types(
-    kind: str, device: str, flags: Flags
-) -> None:
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = "ieee"  # type: ignore[attr-defined]
+def test_gradients_inside_autocast_have_their_forwards_types(kind: str, device: str) -> None:
+    for switch in fp32_switches():
+        switch.fp32_precision = "ieee"
     x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
     w = torch.randn(3, 3, 3, 3, device=device)
     lstm = ours.LSTM(8, 4).to(device)
@@ -593,7 +586,7 @@ def test_gradients_inside_autocast_have_their_forwards_types(
     assert len(pins) >= 2, problems
     for pin in pins:
         policy = f"{pin};on_unsupported=fallback"
-        with flags(policy), torch.autocast(device, torch.bfloat16):
+        with pushed(policy), torch.autocast(device, torch.bfloat16):
             with torch.autocast(device, enabled=False):
                 y = call(x)
             (got,) = torch.autograd.grad(y.square().sum(), x)
@@ -614,29 +607,25 @@ def test_no_graph_is_left_of_second_derivatives(device: str) -> None:
         assert not hessian.requires_grad and not pull(torch.ones_like(x))[0].requires_grad
 
 
-def test_flags_around_a_backward_hold_on_its_threads_and_end_there(
-    device: str, flags: Flags
-) -> None:
+def test_flags_around_a_backward_hold_on_its_threads_and_end_there(device: str) -> None:
     x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
     pins = _three_pins(device)
     ran: list[str] = []
 
     def block(x: Tensor) -> Tensor:
         y = ops.conv2d(x, w, padding=1)
-        choice = ops.last_choice("conv_fwd")
-        assert choice is not None
-        ran.append(choice.why)
+        ran.append(newest("conv_fwd").why)
         return y.relu()
 
     for policy in (f"fwd={pins['fwd']}", "heuristic"):
         y = checkpoint(block, x, use_reentrant=False).sum()
-        with flags(policy):
+        with pushed(policy):
             y.backward()
     assert ran == ["heuristic", "pinned", "heuristic", "heuristic"]
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["not_reentrant", "reentrant"])
-def test_checkpoint(use_reentrant: bool, device: str, flags: Flags) -> None:
+def test_checkpoint(use_reentrant: bool, device: str) -> None:
     x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
     pins = _three_pins(device)
     policy = ";".join(f"{pass_name}={algorithm}" for pass_name, algorithm in pins.items())

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import misaligned
+from conftest import misaligned, newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
 from torch_cudnn_ext import nn as ours
+from torch_cudnn_ext.ops.batch_norm import NormMode
 
 OPS = torch.ops.torch_cudnn_ext
 State = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -113,8 +114,7 @@ def test_training_on_misaligned_tensors(
     (wanted_dx,) = torch.autograd.grad(wanted, double, dy.double())
     (dx,) = torch.autograd.grad(got, x, dy)
     torch.testing.assert_close(dx.double(), wanted_dx, rtol=1e-2, atol=1e-2)
-    choice = _C.last_choice("batch_norm_bwd")
-    assert choice is not None and "align=" not in choice["problem"]
+    assert "align=" not in newest("batch_norm_bwd").problem
 
 
 def test_parameters_in_half_precision(device: str) -> None:
@@ -301,8 +301,7 @@ def test_pins_are_obeyed(training: bool, device: str) -> None:
             torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
             (grad,) = torch.autograd.grad(y.pow(2).sum(), x)
             torch.testing.assert_close(grad, wanted_grad, rtol=1e-3, atol=1e-3)
-            choice = ops.last_choice(name)
-            assert choice is not None
+            choice = newest(name)
             assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 
@@ -319,12 +318,10 @@ def test_tuning_leaves_running_statistics_alone(device: str) -> None:
 def test_spaces_of_one_size_are_one_problem(device: str) -> None:
     for sizes in ((2, 3, 24), (2, 3, 4, 6), (2, 3, 2, 3, 4)):
         ops.batch_norm(torch.randn(sizes, device=device), None, None, training=True)
-        choice = ops.last_choice("batch_norm_fwd")
-        assert choice is not None and choice.problem == "batch_norm_fwd x=f32[2,3,24]:nchw"
+        assert newest("batch_norm_fwd").problem == "batch_norm_fwd x=f32[2,3,24]:nchw"
     x = torch.randn(5, 3, 4, 6, device=device)
     ops.batch_norm(x, None, None, training=True, mode="per_activation")
-    choice = ops.last_choice("batch_norm_fwd")
-    assert choice is not None and choice.problem == "batch_norm_fwd x=f32[5,72,1]:nchw"
+    assert newest("batch_norm_fwd").problem == "batch_norm_fwd x=f32[5,72,1]:nchw"
 
 
 def test_an_evaluation_notices_that_its_statistics_changed(device: str) -> None:
@@ -405,6 +402,25 @@ def test_errors_name_the_argument(
         ops.batch_norm(*arguments, **keywords)
 
 
+@pytest.mark.parametrize("mode", ["spatial", "per_activation"])
+@pytest.mark.parametrize("where", ["real", "meta", "export"])
+def test_one_value_a_statistic_is_refused_in_training(where: str, mode: NormMode) -> None:
+    x = torch.randn(1, 3, 1 if mode == "spatial" else 4, device="meta" if where == "meta" else None)
+
+    class Trained(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ops.batch_norm(x, None, None, training=True, mode=mode)
+
+    with pytest.raises(ValueError, match="batch_norm: .*wanted more than 1 value per channel"):
+        if where == "export":
+            torch.export.export(Trained(), (x,))
+        else:
+            Trained()(x)
+    with pytest.raises(ValueError, match="batch_norm_train: .*wanted more than 1 value"):
+        ops.batch_norm_train(x, mode=mode)
+    assert ops.batch_norm_train(torch.cat([x, x]), mode=mode).output.shape == (2, *x.shape[1:])
+
+
 def test_cudnns_refusals_say_why() -> None:
     def reasons(line: str) -> dict[str, str]:
         return {c["algorithm"]: c["reason"] for c in _C.candidates(line, "target:h200", "")}
@@ -453,8 +469,7 @@ def test_modules(name: str, sizes: tuple[int, ...], arguments: Any, device: str)
 def test_modules_take_a_policy() -> None:
     module = cast(ours.Tunable, ours.BatchNorm2d(3, policy="fwd=cpu:chunked"))
     module(torch.randn(2, 3, 4, 4))
-    choice = ops.last_choice("batch_norm_fwd")
-    assert choice is not None and choice.algorithm == "cpu:chunked"
+    assert newest("batch_norm_fwd").algorithm == "cpu:chunked"
     module.set_mode("spatial_persistent", infer=1, bwd=0)
     assert (
         module.policy

@@ -143,6 +143,35 @@ def test_top_and_all(capsys: Capture) -> None:
     assert {"ok", "excluded"} <= states
 
 
+def test_a_networks_own_autocast_is_seen(capsys: Capture, networks: str) -> None:
+    command = ["list", "--model", f"{networks}:autocast", "--device", "cpu", "--passes", "fwd"]
+    (layer,) = _json(capsys, *command)["layers"]
+    assert str(layer["problem"]).startswith("conv_fwd x=bf16[2,3,5,5]")
+
+
+def test_a_network_need_not_take_a_batch_of_one(capsys: Capture, networks: str) -> None:
+    command = ["profile", "--model", f"{networks}:pairs", "--target", "h200", "--passes", "fwd"]
+    (layer,) = _json(capsys, *command)["layers"]
+    assert "x=f32[2,3,5,5]" in str(layer["problem"]) and "x=f32[1,3,5,5]" in str(layer["measured"])
+
+
+def test_a_stand_in_of_another_network_is_not_resumed(
+    capsys: Capture, networks: str, tmp_path: Path
+) -> None:
+    options = ["--target", "h200", "--passes", "fwd", "--resume", str(tmp_path / "finished.jsonl")]
+    results = [
+        _json(capsys, "profile", "--model", f"{networks}:{name}", *options)["layers"]
+        for name in ("of_8_and_4", "of_4_and_8", "of_8_and_4")
+    ]
+    assert len({str(layer["problem"]) for (layer,) in results}) == 1
+    assert [str(layer["measured"]).split()[1][:12] for (layer,) in results] == [
+        "x=f32[1,4,5]",
+        "x=f32[1,8,5]",
+        "x=f32[1,4,5]",
+    ]
+    assert results[0] == results[2]
+
+
 def test_list_of_a_network(capsys: Capture, networks: str) -> None:
     command = ["list", "--model", f"{networks}:conv", "--device", "cpu", "--passes", "fwd"]
     (layer,) = _json(capsys, *command)["layers"]
@@ -1022,6 +1051,22 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return torch.nn.BatchNorm2d(3), torch.randn(2, 3, 5, 5)\n\n"
         "def softmax():\n"
         "    return torch.nn.Softmax(1), torch.randn(2, 3)\n\n"
+        "class Autocast(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        with torch.autocast('cpu', torch.bfloat16):\n"
+        "            return super().forward(x)\n\n"
+        "def autocast():\n"
+        "    return Autocast(conv()[0]), conv()[1]\n\n"
+        "class Pairs(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        assert len(x) % 2 == 0\n"
+        "        return super().forward(x)\n\n"
+        "def pairs():\n"
+        "    return Pairs(conv()[0]), conv()[1]\n\n"
+        "def of_8_and_4():\n"
+        "    return torch.nn.Linear(5, 5), torch.randn(8, 4, 5)\n\n"
+        "def of_4_and_8():\n"
+        "    return torch.nn.Linear(5, 5), torch.randn(4, 8, 5)\n\n"
         "class Functions(torch.nn.Conv2d):\n"
         "    def forward(self, x):\n"
         "        x = torch.nn.functional.conv2d(x, self.weight)\n"

@@ -1,12 +1,13 @@
 """torch.compile keeps the operators whole, with their policies, in every pass."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import newest
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
@@ -17,9 +18,9 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, convert, declined, enabled, ops
+from torch_cudnn_ext.knobs import pushed
 
 OPS = torch.ops.torch_cudnn_ext
-Flags = Callable[[str], AbstractContextManager[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +125,7 @@ def test_a_policy_may_be_a_mapping(device: str) -> None:
     x, w = _random((2, 4, 7, 7), device), _random((6, 4, 3, 3), device)
     policy = {"fwd": pin}
     torch.compile(lambda a: ops.conv2d(a, w, policy=policy), fullgraph=True, backend="eager")(x)
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["algorithm"].startswith(pin)
+    assert newest("conv_fwd").algorithm.startswith(pin)
 
 
 def test_primitives_with_accumulation(device: str) -> None:
@@ -170,7 +170,7 @@ def test_dynamic_shapes_compile_once(device: str) -> None:
     assert counter.frame_count == 1
 
 
-def test_pins_take_effect_in_a_compiled_function(device: str, flags: Flags) -> None:
+def test_pins_take_effect_in_a_compiled_function(device: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     x, w = _random((2, 8, 8, 8), device).detach(), _random((8, 8, 3, 3), device).detach()
     problem = _C.convolution_problem("conv_fwd", x, w, [1, 1], [1, 1], [1, 1], 1)
@@ -184,13 +184,11 @@ def test_pins_take_effect_in_a_compiled_function(device: str, flags: Flags) -> N
 
     def ran(policy: str | None) -> str:
         torch.testing.assert_close(compiled(x, w, policy), F.conv2d(x, w, padding=1))
-        choice = _C.last_choice("conv_fwd")
-        assert choice is not None
-        return choice["algorithm"]
+        return newest("conv_fwd").algorithm
 
     # Knobs are read when the graph runs.
     for algorithm in [*algorithms, algorithms[0]]:
-        with flags(f"fwd={algorithm}"):
+        with pushed(f"fwd={algorithm}"):
             assert ran(None) == algorithm
     assert counter.frame_count == 1
     # An argument is part of the graph.
@@ -212,8 +210,7 @@ def test_inductor(dynamic: bool, device: str) -> None:
         last = x.detach().float().to(memory_format=torch.channels_last)
         got = compiled(last, w.float(), bias.float())
         assert got.stride() == _expected(last, w.float(), bias.float()).stride()
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["algorithm"] == "aten:default"
+    assert newest("conv_fwd").algorithm == "aten:default"
 
 
 def _calls_of_each_node(device: str) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
@@ -360,22 +357,20 @@ def _pool(x: Tensor) -> Tensor:
     [("", "pool_bwd=cpu:unfold"), ("pool=cpu:unfold", ""), ("pool=cpu:taps", "")],
 )
 def test_a_compiled_backward_runs_the_algorithm_of_its_forward(
-    flags: Flags, backend: str, around_forward: str, around_backward: str
+    backend: str, around_forward: str, around_backward: str
 ) -> None:
     x = torch.randn(2, 3, 6, 6, requires_grad=True)
     (wanted,) = torch.autograd.grad(F.max_pool2d(x, 3, 1).square().sum(), x)
     compiled = torch.compile(_pool, backend=backend)
     for _ in range(2):
-        with flags(around_forward):
+        with pushed(around_forward):
             y = compiled(x).square().sum()
-        with flags(around_backward):
+        with pushed(around_backward):
             (got,) = torch.autograd.grad(y, x)
         torch.testing.assert_close(got, wanted)
 
 
-def test_a_compiled_backward_of_masks_and_states_runs_the_algorithm_of_its_forward(
-    flags: Flags,
-) -> None:
+def test_a_compiled_backward_of_masks_and_states_runs_the_algorithm_of_its_forward() -> None:
     x = torch.randn(4, 5, 6, requires_grad=True)
     weights = [torch.randn(24, 6), torch.randn(24, 6), torch.randn(24), torch.randn(24)]
     states = (torch.zeros(1, 5, 6), torch.zeros(1, 5, 6))
@@ -387,13 +382,13 @@ def test_a_compiled_backward_of_masks_and_states_runs_the_algorithm_of_its_forwa
         y: Tensor = ops.lstm(x, states, weights, True, 1, 0.0, False, False, False)[0]
         return y
 
-    with flags("dropout=cpu:threshold"):
+    with pushed("dropout=cpu:threshold"):
         y = torch.compile(masked, backend="aot_eager")(x)
     (got,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(got * x, y)
     (wanted,) = torch.autograd.grad(recurrent(x).sum(), x)
-    with flags("rnn=cpu:fused"):
+    with pushed("rnn=cpu:fused"):
         y = torch.compile(recurrent, backend="aot_eager")(x)
-    with flags("rnn=cpu:unrolled"):
+    with pushed("rnn=cpu:unrolled"):
         (got,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(got, wanted)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_cuda
+from conftest import needs_cuda, newest
 from networks import MODELS, SMALL, LanguageModel, Tagger, images, vision_model
 from torch import nn as tnn
 from torch.nn import functional as F
@@ -133,8 +133,7 @@ def test_a_policy_is_given_and_dropped() -> None:
     convert(model, policy="backends=cpu")
     assert [m.policy for m in model.modules() if isinstance(m, nn.Tunable)] == ["backends=cpu"] * 3
     model(torch.randn(1, 3, 6, 6))
-    choice = last_choice("softmax_fwd")
-    assert choice is not None and choice.algorithm.startswith("cpu:")
+    assert newest("softmax_fwd").algorithm.startswith("cpu:")
     convert(model, to="torch")
     assert [set(vars(module)) for module in model.modules()] == attributes
 
@@ -165,8 +164,7 @@ def test_a_pin_of_one_family_is_for_its_layers_alone() -> None:
     assert conv.policy == nn.Conv2d(1, 1, 1, policy="cpu:fft").policy
     model(torch.randn(1, 1, 3, 3))
     for op, algorithm in (("conv_fwd", "cpu:fft"), ("activation_fwd", "aten:default")):
-        choice = last_choice(op)
-        assert choice is not None and choice.algorithm == algorithm
+        assert newest(op).algorithm == algorithm
     assert isinstance(relu, nn.ReLU)
 
 

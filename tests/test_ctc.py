@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import check_compiles, misaligned, needs_cuda, refused_capture
+from conftest import check_compiles, misaligned, needs_cuda, newest, refused_capture
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -158,20 +158,17 @@ def test_pins_are_obeyed(device: str) -> None:
     for pin in ALGORITHMS[device]:
         policy = f"fwd={pin};{RANGE}"
         ops.ctc_loss(logits.log_softmax(2), targets, inputs, labels, policy=policy).backward()
-        choice = ops.last_choice("ctc_fwd")
-        assert choice is not None
+        choice = newest("ctc_fwd")
         assert (choice.algorithm, choice.why) == (pin, "pinned")
         assert "gradient=true" in choice.problem
     ops.ctc_loss(logits.detach().log_softmax(2), targets, inputs, labels)
-    choice = ops.last_choice("ctc_fwd")
-    assert choice is not None and "gradient" not in choice.problem
+    assert "gradient" not in newest("ctc_fwd").problem
 
 
 def test_autotune(device: str) -> None:
     logits, targets, inputs, labels = _batch("full", device)
     got = ops.ctc_loss(logits.log_softmax(2), targets, inputs, labels, policy="autotune")
-    choice = ops.last_choice("ctc_fwd")
-    assert choice is not None and choice.why == "tuned"
+    assert newest("ctc_fwd").why == "tuned"
     wanted = ops.ctc_loss(logits.log_softmax(2), targets, inputs, labels)
     torch.testing.assert_close(got, wanted)
 
@@ -284,8 +281,7 @@ def test_tuning_where_pytorchs_own_gradient_refuses_to_run() -> None:
     torch.use_deterministic_algorithms(True)
     loss = ops.ctc_loss(logits.log_softmax(2), targets, inputs, labels, policy=f"autotune;{RANGE}")
     loss.backward()
-    choice = _C.last_choice("ctc_fwd")
-    assert choice is not None and choice["algorithm"] == "legacy:deterministic", choice
+    assert newest("ctc_fwd").algorithm == "legacy:deterministic"
 
 
 def test_a_loss_is_infinite_unless_asked_for() -> None:

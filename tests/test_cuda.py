@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, Case
-from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward, refused_capture
+from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward, newest, refused_capture
 from torch import Tensor
 from torch.autograd import DeviceType
 
-from torch_cudnn_ext import _C, enabled, knobs, last_choice, ops
+from torch_cudnn_ext import _C, enabled, knobs, ops
 from torch_cudnn_ext.bench_modules import Case as ModuleCase
 from torch_cudnn_ext.bench_modules import compare_modules
 from torch_cudnn_ext.peaks import measured_peaks
@@ -180,8 +180,7 @@ def test_pins_reach_the_kernels_through_the_operator() -> None:
     assert re.search("wino", names, re.IGNORECASE), names
     assert re.search("fft", names, re.IGNORECASE), names
     for pass_name, name in (("bwd_data", "winograd_nonfused"), ("bwd_filter", "fft")):
-        choice = _C.last_choice(f"conv_{pass_name}")
-        assert choice is not None and choice["algorithm"].startswith(f"legacy:{name}")
+        assert newest(f"conv_{pass_name}").algorithm.startswith(f"legacy:{name}")
 
 
 def test_repinning_a_seen_shape_takes_effect() -> None:
@@ -193,15 +192,12 @@ def test_repinning_a_seen_shape_takes_effect() -> None:
             _C.set_knobs(f"fwd={pin}", False)
             with torch.no_grad():
                 y = _conv(F32_NCHW, x, w)
-            choice = _C.last_choice("conv_fwd")
-            assert choice is not None
-            assert choice["algorithm"].split("/")[0] == pin
+            assert newest("conv_fwd").algorithm.split("/")[0] == pin
             torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-2)
     _C.set_knobs("", False)
     with torch.no_grad():
         _conv(F32_NCHW, x, w)
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["why"] != "pinned"
+    assert newest("conv_fwd").why != "pinned"
 
 
 # Memory.
@@ -266,10 +262,9 @@ def test_a_cap_of_no_workspace_is_never_exceeded(case: Case, op: str, how: str) 
     policy = f"{how};max_workspace=0"
     _primitive(case, op, operands, policy)  # chooses, on scratch memory
     beyond = _peak_beyond(output_bytes, lambda: _primitive(case, op, operands, policy))
-    choice = _C.last_choice(op)
-    assert choice is not None
-    assert beyond == 0, f"{choice['algorithm']} took {beyond} bytes"
-    assert choice["workspace_bytes"] == 0
+    choice = newest(op)
+    assert beyond == 0, f"{choice.algorithm} took {beyond} bytes"
+    assert choice.workspace_bytes == 0
 
 
 @pytest.mark.parametrize("op", PASSES)
@@ -393,21 +388,19 @@ def test_out_of_memory_for_a_workspace_takes_the_next_plan(
     assert workspace > 4 * output_bytes, f"{hungry} needs too little for this test: {workspace}"
 
     y = _conv(F32_NCHW, x, w, "autotune")
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["algorithm"] == hungry
+    assert newest("conv_fwd").algorithm == hungry
     del y
     little_memory(2 * output_bytes)
     y = _conv(F32_NCHW, x, w, "autotune")
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["algorithm"] != hungry
-    assert choice["why"].startswith("fallback") and "memory" in choice["why"]
+    choice = newest("conv_fwd")
+    assert choice.algorithm != hungry
+    assert choice.why.startswith("fallback") and "memory" in choice.why
     # It is a matter of that moment: with memory again, the first choice is back.
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.testing.assert_close(y, expected, rtol=1e-3, atol=TF32_ATOL)
     del y
     _conv(F32_NCHW, x, w, "autotune")
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["algorithm"] == hungry
+    assert newest("conv_fwd").algorithm == hungry
 
 
 def test_out_of_memory_under_a_pin_is_an_error(little_memory: Callable[[int], None]) -> None:
@@ -541,8 +534,7 @@ def test_explicit_autotune_on_a_miss_under_capture_is_an_error() -> None:
         _conv(SMALL_CASE, x, w, "autotune")
     # The device is as it was, and outside of a capture the same call tunes.
     _conv(SMALL_CASE, x, w, "autotune")
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["why"] == "tuned"
+    assert newest("conv_fwd").why == "tuned"
 
 
 def test_benchmark_under_capture_takes_the_heuristic_with_one_warning() -> None:
@@ -564,8 +556,7 @@ def test_benchmark_under_capture_takes_the_heuristic_with_one_warning() -> None:
     torch.testing.assert_close(captured, y)
     assert _C.table_export() == []
     _conv(SMALL_CASE, x, w, "benchmark")
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and choice["why"] == "tuned"
+    assert newest("conv_fwd").why == "tuned"
     assert len(_C.table_export()) == 1
 
 
@@ -747,17 +738,8 @@ SPARED = {
 }
 
 
-@pytest.fixture
-def switches() -> Iterator[None]:
-    """PyTorch's, which are as they were afterwards."""
-    yield
-    torch.backends.cudnn.deterministic = False
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize("name", SPARED)
 @pytest.mark.parametrize("warns", [False, True], ids=["cudnn", "warn_only"])
-@pytest.mark.usefixtures("switches")
 def test_pytorchs_switches_spare_its_own_kernels(name: str, warns: bool) -> None:
     x = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
     (wanted,) = torch.autograd.grad(SPARED[name](x).square().sum(), x)
@@ -774,8 +756,7 @@ def test_pytorchs_switches_spare_its_own_kernels(name: str, warns: bool) -> None
     else:
         torch.backends.cudnn.deterministic = True
     torch.testing.assert_close(step(), wanted)
-    choice = last_choice()
-    assert choice is not None and choice.algorithm == "aten:default"
+    assert newest().algorithm == "aten:default"
     with knobs.flags(deterministic=True), pytest.raises(RuntimeError, match="by deterministic"):
         step()
     torch.use_deterministic_algorithms(True)
@@ -783,13 +764,11 @@ def test_pytorchs_switches_spare_its_own_kernels(name: str, warns: bool) -> None
         step()
 
 
-@pytest.mark.usefixtures("switches")
 def test_what_has_deterministic_algorithms_runs_them() -> None:
     torch.backends.cudnn.deterministic = True
     x = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
     ops.max_pool2d(x, 2).sum().backward()
-    choice = last_choice("pool_bwd")
-    assert choice is not None and choice.algorithm != "aten:default"
+    assert newest("pool_bwd").algorithm != "aten:default"
 
 
 # --- what a plan takes and what it cannot do ----------------------------------------------------
@@ -831,3 +810,79 @@ def test_workspaces_hold_all_that_is_made_beside_results(
         for row in _C.candidates(problem, "cuda", f"{EVERY_NUMERICS};max_workspace={least - 1}")
     }
     assert "excluded by max_workspace" in rows[algorithm]["reason"]
+
+
+# --- more elements than an int counts -----------------------------------------------------------
+
+LARGE_MEMORY = 40 << 30
+LARGE_POOLING = [
+    f"x=f16[33,64,1024,1024]:{layout} window=2 stride=2 mode={mode}"
+    for layout in ("nhwc", "nchw")
+    for mode in ("avg_include", "max")
+]
+
+
+@pytest.fixture
+def large_memory() -> None:
+    """Skips on a GPU that is too small."""
+    free, _ = torch.cuda.mem_get_info()
+    if free < LARGE_MEMORY:
+        pytest.skip(f"wants 40 GiB of free GPU memory, there are {free / 2**30:.0f}")
+
+
+@pytest.mark.big
+@pytest.mark.usefixtures("large_memory")
+@pytest.mark.parametrize("line", LARGE_POOLING)
+def test_pooling_of_more_elements_than_an_int_counts(line: str) -> None:
+    last = torch.channels_last if "nhwc" in line else torch.contiguous_format
+    x = torch.empty(33, 64, 1024, 1024, dtype=torch.half, device="cuda", memory_format=last)
+    x.normal_()
+    average = "avg" in line
+    pooled = (F.avg_pool2d if average else F.max_pool2d)(x[-2:], 2)
+    ran = ops.avg_pool2d(x, 2) if average else ops.max_pool2d(x, 2)
+    torch.testing.assert_close(ran[-2:], pooled)
+    for candidate in _C.candidates(f"pool_fwd {line}", "cuda"):
+        if candidate["status"] == "ok":
+            y = _C.run(f"pool_fwd {line}", candidate["algorithm"], {"x": x})["y"]
+            torch.testing.assert_close(y[-2:], pooled)
+
+
+@pytest.mark.big
+@pytest.mark.usefixtures("large_memory")
+def test_data_gradients_of_more_elements_than_an_int_counts() -> None:
+    line = "conv_bwd_data x=f16[33,64,1024,1024]:nhwc w=f16[32,64,3,3]:nhwc pad=1"
+    w = torch.randn(32, 64, 3, 3, dtype=torch.half, device="cuda")
+    w = w.to(memory_format=torch.channels_last)
+    dy = torch.empty(
+        (33, 32, 1024, 1024),
+        dtype=torch.half,
+        device="cuda",
+        memory_format=torch.channels_last,
+    ).normal_()
+    wanted = torch.nn.grad.conv2d_input((2, 64, 1024, 1024), w, dy[-2:], padding=1)
+    firsts: dict[str, str] = {}
+    for candidate in _C.candidates(line, "cuda", "backends=graph;max_workspace=8GiB"):
+        if candidate["status"] == "ok":
+            firsts.setdefault(candidate["algorithm"].partition("/")[0], candidate["algorithm"])
+    assert len(firsts) > 5 and not {"graph:eng1", "graph:eng2"} & firsts.keys()
+    for algorithm in firsts.values():
+        dx = _C.run(line, algorithm, {"y": dy, "w": w})["x"]
+        torch.testing.assert_close(dx[-2:], wanted, rtol=1e-2, atol=0.2)
+
+
+@pytest.mark.big
+@pytest.mark.usefixtures("large_memory")
+def test_filter_gradients_of_images_that_large() -> None:
+    shape = (12, 64, 2048, 2048)
+    last = torch.channels_last
+    x, dy = (
+        torch.empty(shape, dtype=torch.half, device="cuda", memory_format=last).normal_()
+        for _ in range(2)
+    )
+    sizes = (64, 1, 3, 3)
+    halves = [
+        torch.nn.grad.conv2d_weight(x[part], sizes, dy[part], padding=1, groups=64).float()
+        for part in (slice(0, 6), slice(6, 12))
+    ]
+    dw = OPS.convolution_backward_weight.default(dy, x, sizes, [1, 1], [1, 1], [1, 1], 64)
+    torch.testing.assert_close(dw.float(), sum(halves), rtol=1e-2, atol=1e3)

@@ -18,6 +18,7 @@ PROBLEM = (
     "compute=f32"
 )
 DEFAULT_PLANS = {"conv_fwd": 17, "conv_bwd_data": 27, "conv_bwd_filter": 26}
+RUNS = ("ok", "needs a driver")  # there
 EVERYTHING = "allow_down_convert;allow_reduced_range"
 OPS = sorted(DEFAULT_PLANS)
 
@@ -225,3 +226,46 @@ def test_products_of_planes_are_the_plain_graphs() -> None:
         for layout in ("nchw", "nhwc")
     ]
     assert fused == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("whole", "too_large", "names"),
+    [
+        (
+            "pool_fwd x=f16[31,64,1024,1024]:nhwc window=2 stride=2 mode=avg_include",
+            "pool_fwd x=f16[32,64,1024,1024]:nhwc window=2 stride=2 mode=avg_include",
+            {"eng3"},
+        ),
+        (
+            "pool_bwd x=f16[31,64,1024,1024]:nchw window=2 stride=2 mode=max train=true",
+            "pool_bwd x=f16[32,64,1024,1024]:nchw window=2 stride=2 mode=max train=true",
+            {"eng1"},
+        ),
+        (
+            "pool_fwd x=f32[1,1,32,262144]:nchw window=3,2049 pad=1,1024 stride=1 mode=max",
+            "pool_fwd x=f32[1,1,32,262145]:nchw window=3,2049 pad=1,1024 stride=1 mode=max",
+            {"eng1"},
+        ),
+        (
+            "conv_bwd_data x=f16[31,64,1024,1024]:nhwc w=f16[32,64,3,3]:nhwc pad=1",
+            "conv_bwd_data x=f16[32,64,1024,1024]:nhwc w=f16[32,64,3,3]:nhwc pad=1",
+            {"eng1", "eng2"},
+        ),
+        (
+            "conv_bwd_filter x=f16[8,64,2048,2048]:nhwc w=f16[32,64,3,3]:nhwc pad=1",
+            "conv_bwd_filter x=f16[9,64,2048,2048]:nhwc w=f16[32,64,3,3]:nhwc pad=1",
+            {"eng19"},
+        ),
+    ],
+)
+def test_engines_that_count_in_32_bits_are_refused(
+    whole: str, too_large: str, names: set[str]
+) -> None:
+    def offered(problem: str) -> set[str]:
+        return {
+            candidate["algorithm"].partition("/")[0].removeprefix("graph:")
+            for candidate in _C.candidates(problem, TARGET, EVERYTHING)
+            if candidate["backend"] == "graph" and candidate["status"] in RUNS
+        }
+
+    assert names <= offered(whole) - offered(too_large)

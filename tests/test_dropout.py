@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import DROPOUT
-from conftest import misaligned, needs_cuda
+from conftest import misaligned, needs_cuda, newest
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -83,8 +83,8 @@ def test_tuning_does_not_move_the_generator(device: str) -> None:
     x = torch.ones(100, device=device, requires_grad=True)
     torch.manual_seed(1)
     ops.dropout(x, 0.5, policy="fwd=autotune")
-    choice = ops.last_choice("dropout_fwd")
-    assert choice is not None and choice.why == "tuned"
+    choice = newest("dropout_fwd")
+    assert choice.why == "tuned"
     after = torch.rand(5, device=device)
     torch.manual_seed(1)
     ops.dropout(x, 0.5, policy=f"fwd={choice.algorithm}")
@@ -227,8 +227,7 @@ def test_both_passes_run_one_algorithm(device: str) -> None:
             ops.dropout(x, 0.5, policy=policy).sum().backward()
             coupled = "coupled with its forward"
             for op, why in (("dropout_fwd", "pinned"), ("dropout_bwd", coupled)):
-                choice = ops.last_choice(op)
-                assert choice is not None
+                choice = newest(op)
                 assert (choice.algorithm, choice.why) == (pin, why)
     pins = ALGORITHMS[device]
     with pytest.raises(RuntimeError, match="these passes are coupled, wanted one choice for both"):
@@ -242,8 +241,7 @@ def test_backward_keeps_the_algorithm_when_knobs_change(device: str) -> None:
     y = ops.dropout(x, 0.5)
     _C.set_knobs(f"dropout_fwd={second}", False)
     y.sum().backward()
-    choice = ops.last_choice("dropout_bwd")
-    assert choice is not None and choice.algorithm == first
+    assert newest("dropout_bwd").algorithm == first
     torch.testing.assert_close(x.grad, 2.0 * (y != 0))
 
 
@@ -292,8 +290,8 @@ def test_where_cudnns_numbers_cannot_be_had_a_pin_may_give_way(action: str, devi
     y = ops.dropout(x, 0.5, policy=f"fwd=legacy:default;on_unsupported={action}")
     y.sum().backward()
     torch.testing.assert_close(x.grad, 2 * (y != 0).bfloat16())
-    choice = ops.last_choice("dropout_fwd")
-    assert choice is not None and choice.algorithm == "aten:default"
+    choice = newest("dropout_fwd")
+    assert choice.algorithm == "aten:default"
     assert choice.why.startswith("fallback: legacy:default cannot run")
 
 
@@ -313,8 +311,7 @@ def test_cudnns_numbers_are_had_by_a_rule(ruled: str) -> None:
         for policy, wanted in ((None, "legacy:default"), ("aten:default", "aten:default")):
             ops.dropout(x, 0.5, policy=policy).sum().backward()
             for op in ("dropout_fwd", "dropout_bwd"):
-                choice = ops.last_choice(op)
-                assert choice is not None and choice.algorithm == wanted, choice
+                assert newest(op).algorithm == wanted
 
 
 @needs_cuda
@@ -323,8 +320,7 @@ def test_cudnns_numbers_are_had_by_name_or_by_backend() -> None:
     for policy in ("fwd=legacy:default", "bwd=legacy:default", "backends=cudnn"):
         ops.dropout(x, 0.5, policy=policy).sum().backward()
         for op in ("dropout_fwd", "dropout_bwd"):
-            choice = ops.last_choice(op)
-            assert choice is not None
+            choice = newest(op)
             assert choice.algorithm == "legacy:default" and "rng=cudnn" in choice.problem
     with pytest.raises(RuntimeError, match="not bf16"):
         ops.dropout(x.bfloat16(), 0.5, policy="fwd=legacy:default")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from conftest import Seeing
+from conftest import Seeing, newest
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,7 +50,6 @@ def off() -> Iterator[None]:
     yield
     if is_enabled():
         disable()
-    knobs.reset()
 
 
 def dispatch_tables() -> list[str]:
@@ -107,9 +106,7 @@ def images(device: str, size: int = 12) -> Tensor:
 
 
 def ran(op: str = "conv_fwd") -> str:
-    choice = torch_cudnn_ext.last_choice(op)
-    assert choice is not None
-    return choice.algorithm
+    return newest(op).algorithm
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
@@ -430,8 +427,8 @@ def test_a_model_is_tuned_in_the_precision_of_the_policy() -> None:
     assert "compute=f64" in line
     with enabled("autotune;compute=f64"), torch.no_grad():
         layer(x)
-    choice = torch_cudnn_ext.last_choice("conv_fwd")
-    assert choice is not None and (choice.problem, choice.why) == (line, "cached")
+    choice = newest("conv_fwd")
+    assert (choice.problem, choice.why) == (line, "cached")
 
 
 def test_tuning_a_model_while_enabled_leaves_that_as_it_is() -> None:
@@ -588,9 +585,7 @@ def test_autocast(net: Net, device: str, dtype: torch.dtype) -> None:
         plain = run(net, x)
     with enabled(), torch.autocast(device, dtype):
         ours = run(net, x)
-        choice = torch_cudnn_ext.last_choice("conv_fwd")
-    assert choice is not None
-    assert f"x={'bf16' if dtype == torch.bfloat16 else 'f16'}[" in choice.problem
+    assert f"x={'bf16' if dtype == torch.bfloat16 else 'f16'}[" in newest("conv_fwd").problem
     assert [t.dtype for t in ours] == [t.dtype for t in plain]
     check_equal(ours, plain, 0.1)
 
@@ -960,8 +955,7 @@ def test_a_rule_chooses_for_the_problems_that_match(device: str) -> None:
     w = torch.randn(3, 2, 3, 3, device=device)
     rule = when("conv_fwd x=*[1,2,5,5]* pad=0 align=16", use=pin)
     torch_cudnn_ext.ops.conv2d(small, w)
-    choice = torch_cudnn_ext.last_choice("conv_fwd")
-    assert choice is not None
+    choice = newest("conv_fwd")
     assert choice.algorithm.startswith(pin)
     assert choice.why == 'pinned by when("conv_fwd x=*[1,2,5,5]* pad=0 align=16")'
     torch_cudnn_ext.ops.conv2d(large, w, policy="aten:default")
@@ -1338,8 +1332,7 @@ def test_a_rule_s_keywords_are_of_its_operator() -> None:
     x = torch.randn(2, 3, requires_grad=True)
     with when("softmax_bwd", use={"bwd": "cpu:three_pass"}):  # no pass of convolution's
         torch.autograd.grad(torch_cudnn_ext.ops.softmax(x, 1)[0, 0], x)
-    choice = torch_cudnn_ext.ops.last_choice("softmax_bwd")
-    assert choice is not None and choice.algorithm == "cpu:three_pass"
+    assert newest("softmax_bwd").algorithm == "cpu:three_pass"
 
 
 @pytest.mark.filterwarnings("ignore:.*batching rule")

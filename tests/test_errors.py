@@ -4,8 +4,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from conftest import newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, explain, nn, ops, profile_model, trace, tuning
@@ -141,11 +143,93 @@ WRONG_TYPES: list[tuple[Callable[..., object], str, str, str]] = [
     (lambda: nn.LSTM(3, 4)(STEPS, (3, STEPS)), "hx", "3 (int)", "a Tensor"),
     (lambda: ops.sum(images(), cast(Any, "a")), "dim", "'a' (str)", "integers"),
     (lambda: ops.sum(images(), cast(Any, 1.0)), "dim", "1.0 (float)", "integers"),
+    (lambda: ops.layer_norm(images(), cast(Any, b"\x08")), "normalized_shape", "b'", "integers"),
+]
+
+# Functions of one argument, by its name.
+INTEGERS: list[tuple[str, Callable[[Any], object]]] = [
+    ("divisor_override", lambda n: ops.avg_pool2d(images(), 2, divisor_override=n)),
+    ("dim", lambda n: ops.softmax(images(), n)),
+    ("dim", lambda n: ops.log_softmax(images(), n)),
+    ("size", lambda n: ops.local_response_norm(images(), n)),
+    ("size", lambda n: ops.divisive_norm(images(), n)),
+    ("blank", lambda n: _ctc_loss([4], [1], blank=n)),
+    ("num_layers", lambda n: _gru(num_layers=n)),
+    ("groups", lambda n: ops.conv2d(images(), filters()[:, :2], groups=n, conv_mode="conv")),
+    (
+        "groups",
+        lambda n: ops.conv_transpose2d(images(), filters()[:4], groups=n, conv_mode="conv"),
+    ),
+    ("groups", lambda n: ops.convolution(images(), filters()[:, :2], groups=n)),
+    (
+        "groups",
+        lambda n: ops.convolution_backward_input(
+            images()[..., :6, :6], filters()[:4, :2], (2, 4, 8, 8), groups=n
+        ),
+    ),
+    (
+        "groups",
+        lambda n: ops.convolution_backward_weight(
+            images()[..., :6, :6], images(), (4, 2, 3, 3), groups=n
+        ),
+    ),
+]
+NUMBERS: list[tuple[str, Callable[[Any], object]]] = [
+    ("alpha", lambda a: ops.elu(STEPS, a)),
+    ("alpha", lambda a: ops.gemm(STEPS[0], STEPS[0].T, alpha=a)),
+    *(
+        (name, lambda a, name=name, norm=norm: norm(images(), 3, **{name: a}))
+        for norm in (ops.local_response_norm, ops.divisive_norm)
+        for name in ("alpha", "beta", "k")
+    ),
+    *(
+        (
+            name,
+            lambda a, name=name: ops.batch_norm(images(), None, None, training=True, **{name: a}),
+        )
+        for name in ("momentum", "eps")
+    ),
+    *(
+        (name, lambda a, name=name: ops.batch_norm_train(images(), **{name: a}))
+        for name in ("momentum", "eps")
+    ),
+    *(
+        (name, lambda a, name=name: ops.instance_norm(images(), **{name: a}))
+        for name in ("momentum", "eps")
+    ),
+    ("eps", lambda a: ops.layer_norm(images(), (8,), eps=a)),
+    ("eps", lambda a: ops.rms_norm(images(), (8,), eps=a)),
+    ("eps", lambda a: ops.group_norm(images(), 2, eps=a)),
+    ("dropout", lambda a: _gru(dropout=a)),
+]
+FLAGS: list[tuple[str, Callable[[Any], object]]] = [
+    ("ceil_mode", lambda b: ops.max_pool2d(images(), 2, ceil_mode=b)),
+    ("ceil_mode", lambda b: ops.avg_pool2d(images(), 2, ceil_mode=b)),
+    ("ceil_mode", lambda b: ops.sum_pool2d(images(), 2, ceil_mode=b)),
+    ("ceil_mode", lambda b: ops.lp_pool2d(images(), 2, 2, ceil_mode=b)),
+    ("count_include_pad", lambda b: ops.avg_pool2d(images(), 2, count_include_pad=b)),
+    ("training", lambda b: ops.batch_norm(images(), STEPS[0, 0], STEPS[0, 0], training=b)),
+    ("training", lambda b: ops.dropout(images(), training=b)),
+    ("use_input_stats", lambda b: ops.instance_norm(images(), use_input_stats=b)),
+    ("transposed", lambda b: ops.convolution(images(), filters()[:4], transposed=b)),
+    ("zero_infinity", lambda b: _ctc_loss([4], [1], zero_infinity=b)),
+    *(
+        (name, lambda b, name=name: _gru(**{name: b}))
+        for name in ("has_biases", "train", "bidirectional", "batch_first")
+    ),
+    *((name, lambda b, name=name: _gru(**{name: b})) for name in ("skip_input", "single_bias")),
 ]
 
 
-def _ctc_loss(input_lengths: Any, target_lengths: Any) -> Tensor:
-    return ops.ctc_loss(STEPS[:, :1], torch.ones(1, 1).long(), input_lengths, target_lengths)
+def _ctc_loss(input_lengths: Any, target_lengths: Any, **options: Any) -> Tensor:
+    targets = torch.ones(1, 1).long()
+    return ops.ctc_loss(STEPS[:, :1], targets, input_lengths, target_lengths, **options)
+
+
+def _gru(**options: Any) -> object:
+    layers = 2 if "num_layers" in options else 1
+    weights = torch.nn.GRU(3, 4, layers).parameters()
+    return ops.gru(STEPS, None, list(weights), **options)
 
 
 def _cross_entropy(label_smoothing: Any) -> Tensor:
@@ -163,6 +247,40 @@ def test_a_wrong_type_is_told_with_what_came(
     with pytest.raises(TypeError) as caught:
         call()
     assert_says(caught, f": argument {argument}: got {got}", f", wanted {wanted}")
+
+
+@pytest.mark.parametrize("given", [np.float32(2.7), torch.tensor(2.7), 2.0, True, "2"], ids=repr)
+@pytest.mark.parametrize(("argument", "call"), INTEGERS)
+def test_an_integer_is_not_cut_from_something_else(
+    argument: str, call: Callable[[Any], object], given: Any
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        call(given)
+    assert_says(caught, f": argument {argument}: got {given!r}", "wanted an integer")
+
+
+@pytest.mark.parametrize("given", [2, np.int64(2), torch.tensor(2)], ids=repr)
+@pytest.mark.parametrize(("argument", "call"), INTEGERS)
+def test_integers_of_other_kinds_are_taken(
+    argument: str, call: Callable[[Any], object], given: Any
+) -> None:
+    call(given)
+
+
+@pytest.mark.parametrize(
+    "given", [float("nan"), None, 1, "yes", torch.tensor(True)], ids=["nan", "None", "1", "a", "t"]
+)
+@pytest.mark.parametrize(("argument", "call"), FLAGS)
+def test_a_flag_is_a_bool(argument: str, call: Callable[[Any], object], given: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        call(given)
+    assert_says(caught, f": argument {argument}: got {given!r}", "wanted a bool")
+
+
+def test_numpy_s_bools_are_flags() -> None:
+    x = images()
+    y = ops.max_pool2d(x, 3, 2, ceil_mode=cast(Any, np.bool_(True)))
+    torch.testing.assert_close(y, torch.nn.functional.max_pool2d(x, 3, 2, ceil_mode=True))
 
 
 @pytest.mark.parametrize("function", [profile_model, tuning.tune_model, coverage, explain, trace])
@@ -500,8 +618,7 @@ def test_on_unsupported_warn_and_fallback(device: str) -> None:
         warnings.simplefilter("error")
         result = ops.conv2d(x, w, policy=f"fwd={pin};on_unsupported=fallback")
     torch.testing.assert_close(result, expected)
-    choice = ops.last_choice("conv_fwd")
-    assert choice is not None
+    choice = newest("conv_fwd")
     assert choice.why.startswith("fallback: ") and pin in choice.why
 
 
@@ -531,11 +648,12 @@ def test_sizes_beyond_all_counting_are_errors(problem: str, message: str) -> Non
         _C.canonical_problem(problem)
 
 
-def test_a_number_with_a_gradient_is_refused_as_it_would_get_none() -> None:
-    x, number = torch.randn(2, 3), torch.tensor(1.0, requires_grad=True)
-    for call in (lambda: ops.elu(x, number), lambda: ops.gemm(x, x.T, alpha=number)):
-        with pytest.raises(TypeError, match=r"alpha: got tensor\(1., requires_grad=True\)"):
-            call()
-        number.detach_()
-        assert call().shape[0] == 2
-        number.requires_grad_()
+@pytest.mark.parametrize(("argument", "call"), NUMBERS)
+def test_a_number_with_a_gradient_is_refused_as_it_would_get_none(
+    argument: str, call: Callable[[Any], object]
+) -> None:
+    number = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(TypeError) as caught:
+        call(number)
+    assert_says(caught, f": argument {argument}: got tensor(0.5000, requires_grad=True)")
+    call(number.detach())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, nn, ops
@@ -360,14 +361,13 @@ def test_a_policy_may_be_given_in_any_form(device: str) -> None:
     pin = PIN[device]
     for policy in (f"fwd={pin}", Policy(fwd=pin), {"fwd": pin}):
         ops.conv2d(x, w, policy=policy)
-        choice = ops.last_choice("conv_fwd")
-        assert choice is not None and choice.why == "pinned"
+        choice = newest("conv_fwd")
+        assert choice.why == "pinned"
         assert choice.algorithm.startswith(pin)
     nothings: tuple[PolicyLike, ...] = (None, "", -1, {}, Policy())
     for nothing in nothings:
         ops.conv2d(x, w, policy=nothing)
-        choice = ops.last_choice("conv_fwd")
-        assert choice is not None and choice.why == "heuristic"
+        assert newest("conv_fwd").why == "heuristic"
 
 
 def test_every_function_honours_its_policy(device: str) -> None:
@@ -384,21 +384,18 @@ def test_every_function_honours_its_policy(device: str) -> None:
     for name, call, _ in primitive_calls(device):
         for keywords in ({}, {"out": torch.zeros_like(call()), "beta": 1.0}):
             call(policy=policy, **keywords)
-            choice = ops.last_choice(f"conv_{name}")
-            assert choice is not None and choice.algorithm.startswith(pins[name])
+            assert newest(f"conv_{name}").algorithm.startswith(pins[name])
     ops.conv2d(x, w, conv_mode="conv", policy=policy)
-    choice = ops.last_choice("conv_fwd")
-    assert choice is not None and "mode=conv" in choice.problem and choice.why == "pinned"
+    choice = newest("conv_fwd")
+    assert "mode=conv" in choice.problem and choice.why == "pinned"
     ops.conv_transpose2d(x, random(device, 4, 6, 3, 2), policy=policy)
-    choice = ops.last_choice("conv_bwd_data")
-    assert choice is not None and choice.why == "pinned"
+    assert newest("conv_bwd_data").why == "pinned"
 
 
 def test_last_choice(device: str) -> None:
     x, w = operands(2, device)
     ops.conv2d(x, w, policy={"fwd": PIN[device]})
-    choice = ops.last_choice()
-    assert choice is not None
+    choice = newest()
     assert choice == ops.last_choice("conv_fwd") == ops.last_choice("conv", "fwd")
     assert choice == ops.last_choice("conv_fwd", "fwd")
     filter_choice = ops.last_choice(pass_name="bwd_filter")
@@ -488,9 +485,7 @@ def _is_function(name: str) -> bool:
 def test_every_function_hands_its_policy_on(name: str) -> None:
     for policy in (None, "max_workspace=123456789"):
         getattr(ops, name)(*operands_of(name), policy=policy)
-        choice = ops.last_choice()
-        assert choice is not None
-        assert ("max_workspace=123456789" in choice.policy.split(";")) == (policy is not None)
+        assert ("max_workspace=123456789" in newest().policy.split(";")) == (policy is not None)
 
 
 def test_every_function_tells_of_reduced_ranges() -> None:
@@ -498,9 +493,7 @@ def test_every_function_tells_of_reduced_ranges() -> None:
     for name in filter(_is_function, ops.__all__):
         function = getattr(ops, name)
         function(*operands_of(name))
-        choice = ops.last_choice()
-        assert choice is not None
-        reasons = [row["reason"] for row in _C.candidates(choice.problem, "cpu")]
+        reasons = [row["reason"] for row in _C.candidates(newest().problem, "cpu")]
         if (
             any("allow_reduced_range" in r for r in reasons)
             and "allow_reduced_range" not in function.__doc__

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from conftest import newest
 from torch import Tensor
 
 import torch_cudnn_ext
@@ -19,14 +19,6 @@ from torch_cudnn_ext import _C, Policy, knobs, ops
 
 # Two algorithms for each device that any small float32 problem can run on.
 PINS = {"cpu": ("cpu:im2col", "cpu:direct"), "cuda": ("aten:default", "legacy:implicit_gemm")}
-
-
-@pytest.fixture(autouse=True)
-def unset_knobs() -> Iterator[None]:
-    """Leaves no knob behind, not even in Python's record of them."""
-    knobs.reset()
-    yield
-    knobs.reset()
 
 
 def resolved(field: str) -> str | None:
@@ -41,9 +33,7 @@ def convolve(device: str) -> Tensor:
 
 def ran() -> str:
     """The algorithm of the newest forward convolution."""
-    choice = ops.last_choice("conv_fwd")
-    assert choice is not None
-    return choice.algorithm
+    return newest("conv_fwd").algorithm
 
 
 def test_every_operator_has_its_knob() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import check_compiles
+from conftest import check_compiles, newest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -158,8 +158,7 @@ def test_pins_are_obeyed(kind: str, device: str) -> None:
             function(x, 3, 1.0, policy=Policy(family="lrn", fwd=pin, bwd=pin)).sum()
         )
         for op in ("lrn_fwd", "lrn_bwd"):
-            choice = ops.last_choice(op)
-            assert choice is not None
+            choice = newest(op)
             assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 
@@ -261,8 +260,7 @@ def test_modules(device: str) -> None:
     if device == "cpu":
         torch.testing.assert_close(divisive(x), ops.divisive_norm(x, 3, 1.0))
         torch.testing.assert_close(divisive(x, x), x)
-        choice = ops.last_choice("lrn_fwd")
-        assert choice is not None and choice.algorithm == "cpu:prefix"
+        assert newest("lrn_fwd").algorithm == "cpu:prefix"
     for tunable in (module, divisive):
         assert not tunable.state_dict()
         for copied in (copy.deepcopy(tunable), pickle.loads(pickle.dumps(tunable))):
@@ -275,6 +273,26 @@ def test_modules(device: str) -> None:
     with pytest.raises(TypeError):  # a policy is given by keyword, as to all modules
         ours.DivisiveNorm(3, 1.0, 0.75, 1.0, "autotune")  # type: ignore[misc]
     assert module.reset_mode().policy is None
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "k"])
+@pytest.mark.parametrize("value", [0.7, [0.5, 0.6, 0.7, 0.8]], ids=["one", "by_channel"])
+def test_the_module_trains_numbers_as_pytorchs(name: str, value: Any, device: str) -> None:
+    x = torch.randn(2, 4, 3, 5, device=device)
+    given = torch.tensor(value, device=device)
+    number = torch.nn.Parameter(given.reshape(4, 1, 1) if given.dim() else given)
+    mine, theirs = ours.LocalResponseNorm(3), torch.nn.LocalResponseNorm(3)
+    for module in (mine, theirs):
+        setattr(module, name, number)
+    got, wanted = mine(x), theirs(x)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(got.square().sum(), number),
+        torch.autograd.grad(wanted.square().sum(), number),
+    )
+    mine.window = "cudnn"
+    with pytest.raises(TypeError, match=f"argument {name}: got Parameter"):
+        mine(x)
 
 
 def test_the_module_of_divisive_norm_has_the_function_s_defaults() -> None:

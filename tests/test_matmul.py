@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import check_compiles
+from conftest import check_compiles, newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -191,8 +191,7 @@ def test_pins_are_obeyed_in_forward_and_gradients(device: str) -> None:
         for step in ("forward", "backward"):
             if step == "backward":
                 torch.autograd.grad(y.sum(), (a, b))
-            choice = ops.last_choice("matmul_fwd")
-            assert choice is not None
+            choice = newest("matmul_fwd")
             assert (choice.algorithm, choice.why) == (pin, "pinned"), step
         torch.testing.assert_close(y, a @ b, rtol=5e-3, atol=5e-3)
 
@@ -201,11 +200,9 @@ def test_rows_of_one_matrix_are_one_product(device: str) -> None:
     x = _leaf(2, 3, 4, device=device)
     weight = _leaf(5, 4, device=device)
     y = ops.linear(x, weight, policy="fwd=aten:default")
-    choice = ops.last_choice("matmul_fwd")
-    assert choice is not None and "x=f64[1,6,4]" in choice.problem
+    assert "x=f64[1,6,4]" in newest("matmul_fwd").problem
     torch.autograd.grad(y.sum(), weight)
-    choice = ops.last_choice("matmul_fwd")
-    assert choice is not None and "x=f64[1,5,6]" in choice.problem
+    assert "x=f64[1,5,6]" in newest("matmul_fwd").problem
 
 
 def test_autocast_is_pytorchs(device: str) -> None:
@@ -351,8 +348,8 @@ def test_a_vector_of_weights() -> None:
             torch.testing.assert_close(y, left @ weight + bias)
             torch.testing.assert_close(ops.linear(left, weight), left @ weight)
         ops.linear(x, weight, policy=f"fwd={pin}")
-        choice = ops.last_choice("matmul_fwd")
-        assert choice is not None and (choice.algorithm, choice.why) == (pin, "pinned")
+        choice = newest("matmul_fwd")
+        assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 
 def test_a_factor_scales_before_products_are_rounded(device: str) -> None:

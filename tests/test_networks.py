@@ -25,6 +25,7 @@ from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import counterparts
 from torch_cudnn_ext.coverage import _names, _refusals
 from torch_cudnn_ext.explaining import LayerCall
+from torch_cudnn_ext.measuring import fp32_switches
 from torch_cudnn_ext.workload import recording
 
 # A CPU runs the same with its own algorithms, on networks that it has done in seconds.
@@ -48,9 +49,8 @@ Results = tuple[list[Tensor], list[Tensor]]
 @pytest.fixture(autouse=True)
 def no_tf32() -> None:
     """Float32 is what it says."""
-    cudnn: Any = torch.backends.cudnn
-    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    for switch in fp32_switches():
+        switch.fp32_precision = "ieee"
 
 
 class Squares(nn.Module):
@@ -105,7 +105,7 @@ def refusals_of(model: nn.Module, inputs: Tensor, device: str) -> dict[str, str]
     """By problem line, why the wanted backends do not take it or what shares its algorithm."""
     with enabled(f"backends={WANTED[device]},aten"):
         lines = [line.partition("  #")[0] for line in trace(model, inputs)]
-    return _refusals(((line, device) for line in lines), WANTED[device])
+    return _refusals(dict.fromkeys(lines, device), WANTED[device])
 
 
 def exceptions_of(

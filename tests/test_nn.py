@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import newest
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_cudnn_ext import Policy, enabled, knobs, ops, tuning
+from torch_cudnn_ext import Policy, enabled, knobs, tuning
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.conversion import counterparts
 
@@ -94,13 +95,6 @@ def random_input(layer: Layer, device: str) -> Tensor:
 def conv(device: str, policy: Any = None, **keywords: Any) -> ours.Conv2d:
     """A small layer in float32."""
     return ours.Conv2d(4, 6, 3, padding=1, policy=policy, device=device, **keywords)
-
-
-def ran(op: str) -> ops.Choice:
-    """The newest choice of an operator."""
-    choice = ops.last_choice(op)
-    assert choice is not None
-    return choice
 
 
 def images(device: str, size: int = 8) -> Tensor:
@@ -260,7 +254,7 @@ def test_each_pass_runs_its_pin(device: str) -> None:
         module.set_mode(**pins)
         backward(module(images(device).requires_grad_()))
         for name, pin in pins.items():
-            choice = ran(f"conv_{name}")
+            choice = newest(f"conv_{name}")
             assert choice.algorithm.startswith(pin)
             assert choice.why == "pinned"
 
@@ -269,14 +263,14 @@ def test_pins_of_transposed_convolutions_name_the_primitive(device: str) -> None
     pins = {name: names[1] for name, names in PINS[device].items()}
     module = ours.ConvTranspose2d(4, 6, 3, device=device).set_mode(bwd_data=pins["bwd_data"])
     output = module(images(device).requires_grad_())
-    assert ran("conv_bwd_data").algorithm.startswith(pins["bwd_data"])
-    assert ran("conv_bwd_data").why == "pinned"
+    assert newest("conv_bwd_data").algorithm.startswith(pins["bwd_data"])
+    assert newest("conv_bwd_data").why == "pinned"
     assert module.policy == str(Policy(bwd_data=pins["bwd_data"]))
     module.set_mode(fwd=pins["fwd"])
     backward(module(images(device).requires_grad_()))
-    assert ran("conv_fwd").algorithm.startswith(pins["fwd"])
+    assert newest("conv_fwd").algorithm.startswith(pins["fwd"])
     backward(output)  # made before the second pin
-    assert ran("conv_fwd").why != "pinned"
+    assert newest("conv_fwd").why != "pinned"
 
 
 def test_an_unsupported_pin_is_an_error_at_the_call(device: str) -> None:
@@ -295,7 +289,7 @@ def assert_runs_without_workspace(module: torch.nn.Module, device: str) -> None:
             module(images(device))
         return
     module(images(device))
-    assert ran("conv_fwd").workspace_bytes == 0
+    assert newest("conv_fwd").workspace_bytes == 0
 
 
 def test_workspace_limit(device: str) -> None:
@@ -324,7 +318,7 @@ def test_fastest_tunes_for_time_and_drops_the_limit(device: str) -> None:
     policy = Policy.parse(module.policy or "")
     assert policy == Policy(fastest=True, deterministic=True)
     module(images(device))
-    assert ran("conv_fwd").why in ("tuned", "cached")
+    assert newest("conv_fwd").why in ("tuned", "cached")
     module.workspace_limit = 0  # a limit set later holds again
     assert module.workspace_limit == 0
     assert_runs_without_workspace(module, device)
@@ -334,7 +328,7 @@ def test_fastest_is_stronger_than_what_is_said_elsewhere(device: str) -> None:
     module = conv(device).fastest()
     with enabled("heuristic"):
         module(images(device))
-    assert ran("conv_fwd").why in ("tuned", "cached")
+    assert newest("conv_fwd").why in ("tuned", "cached")
 
 
 def test_set_mode_names_the_mistake(device: str) -> None:
@@ -353,7 +347,7 @@ def test_reset_mode_takes_back_choices_and_keeps_constraints(device: str) -> Non
     module.fastest().reset_mode()
     assert module.policy == str(Policy(on_unsupported="warn"))
     module(images(device))
-    assert ran("conv_fwd").why == "heuristic"
+    assert newest("conv_fwd").why == "heuristic"
 
 
 # --- guess_once and time_once ------------------------------------------------------------------
@@ -366,18 +360,18 @@ def test_once_keeps_the_first_choice_for_every_shape(choice: str, device: str) -
     asked = module.policy
     with knobs.flags(backends=once):
         backward(module(images(device).requires_grad_()))
-    first = {name: ran(f"conv_{name}").algorithm for name in PINS[device]}
+    first = {name: newest(f"conv_{name}").algorithm for name in PINS[device]}
     assert all(algorithm.startswith(f"{once}:") for algorithm in first.values())
     assert module.policy == asked
     backward(module(images(device, 11).requires_grad_()))
-    assert {name: ran(f"conv_{name}").algorithm for name in PINS[device]} == first
-    assert ran("conv_fwd").why == "pinned"
+    assert {name: newest(f"conv_{name}").algorithm for name in PINS[device]} == first
+    assert newest("conv_fwd").why == "pinned"
     with knobs.flags(backends=other), pytest.raises(RuntimeError, match="cannot run"):
         module(images(device))
     module.reset_mode().set_mode(choice)
     with knobs.flags(backends=other):
         module(images(device))
-    assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+    assert newest("conv_fwd").algorithm.startswith(f"{other}:")
 
 
 def test_time_once_tunes_the_problem_that_runs(device: str) -> None:
@@ -385,12 +379,12 @@ def test_time_once_tunes_the_problem_that_runs(device: str) -> None:
         tuning.clear()
         module = conv(device, "fwd=time_once", bias=bias)
         module(images(device))
-        assert [entry["problem"] for entry in tuning.choices()] == [ran("conv_fwd").problem]
+        assert [entry["problem"] for entry in tuning.choices()] == [newest("conv_fwd").problem]
     tuning.clear()
     module = ours.ConvTranspose2d(4, 6, 3, device=device, policy="time_once")
     backward(module(images(device)[0].requires_grad_()))
     tuned = {entry["problem"] for entry in tuning.choices()}
-    assert tuned == {ran(f"conv_{name}").problem for name in PINS[device]}
+    assert tuned == {newest(f"conv_{name}").problem for name in PINS[device]}
 
 
 def test_once_in_a_transposed_convolution(device: str) -> None:
@@ -400,10 +394,10 @@ def test_once_in_a_transposed_convolution(device: str) -> None:
     )
     with knobs.flags(backends=once):
         backward(module(images(device)[0].requires_grad_()))
-    first = [ran(op).algorithm for op in ("conv_bwd_data", "conv_fwd")]
+    first = [newest(op).algorithm for op in ("conv_bwd_data", "conv_fwd")]
     assert all(algorithm.startswith(f"{once}:") for algorithm in first)
     backward(module(images(device, 11).requires_grad_(), [24, 23]))
-    assert [ran(op).algorithm for op in ("conv_bwd_data", "conv_fwd")] == first
+    assert [newest(op).algorithm for op in ("conv_bwd_data", "conv_fwd")] == first
 
 
 def test_once_waits_with_gradients_until_they_are_wanted(device: str) -> None:
@@ -417,7 +411,7 @@ def test_once_waits_with_gradients_until_they_are_wanted(device: str) -> None:
     with knobs.flags(backends=other):
         backward(module(images(device).requires_grad_()))
     for op in ("conv_bwd_data", "conv_bwd_filter"):
-        assert ran(op).algorithm.startswith(f"{other}:")
+        assert newest(op).algorithm.startswith(f"{other}:")
 
 
 def test_once_waits_while_nothing_is_computed(device: str) -> None:
@@ -428,7 +422,8 @@ def test_once_waits_while_nothing_is_computed(device: str) -> None:
         empty = torch.zeros(0, module.in_channels, 9, 9, device=device, requires_grad=True)
         module(empty).sum().backward()
         assert module(images(device)).shape[0] == len(images(device))
-        assert ran("conv_fwd" if module.weight.shape[0] == 6 else "conv_bwd_data").why == "pinned"
+        op = "conv_fwd" if module.weight.shape[0] == 6 else "conv_bwd_data"
+        assert newest(op).why == "pinned"
     meta = ours.Conv2d(4, 6, 3, device="meta", policy="guess_once")
     assert meta(torch.empty(1, 4, 9, 9, device="meta")).shape == (1, 6, 7, 7)
     with pytest.raises(TypeError, match=r"Conv2d: argument input: got \[1\] \(list\)"):
@@ -456,7 +451,7 @@ def test_copied_pickled_and_moved_modules_choose_anew(device: str) -> None:
     for copied in copies:
         with knobs.flags(backends=other):
             copied(images(device).to(copied.weight.dtype))
-        assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+        assert newest("conv_fwd").algorithm.startswith(f"{other}:")
 
 
 def test_a_copy_of_a_parametrized_module_keeps_what_was_chosen(device: str) -> None:
@@ -472,8 +467,8 @@ def test_once_under_autocast(device: str) -> None:
     with torch.autocast(device, torch.bfloat16):
         output = module(images(device))
         assert output.dtype == torch.bfloat16
-        assert "bf16" in ran("conv_fwd").problem
-        assert ran("conv_fwd").why == "pinned"
+        assert "bf16" in newest("conv_fwd").problem
+        assert newest("conv_fwd").why == "pinned"
 
 
 # --- torch.compile -----------------------------------------------------------------------------
@@ -487,10 +482,10 @@ def test_a_compiled_module_follows_its_policy(device: str) -> None:
     for pin in (*PINS[device]["fwd"], PINS[device]["fwd"][0]):
         module.set_mode(fwd=pin)
         torch.testing.assert_close(compiled(x), expected)
-        assert ran("conv_fwd").algorithm.startswith(pin)
+        assert newest("conv_fwd").algorithm.startswith(pin)
     module.reset_mode()
     compiled(x)
-    assert ran("conv_fwd").why == "heuristic"
+    assert newest("conv_fwd").why == "heuristic"
 
 
 @layers
@@ -511,7 +506,7 @@ def test_once_is_settled_by_a_first_call_in_eager_mode(device: str) -> None:
     with torch.no_grad():
         module(images(device))
         compiled(images(device))
-    assert ran("conv_fwd").why == "pinned"
+    assert newest("conv_fwd").why == "pinned"
 
 
 # --- signatures --------------------------------------------------------------------------------
@@ -579,8 +574,8 @@ def test_every_module_hands_its_policy_on(name: str, training: bool, device: str
     for policy in (None, cap):
         module = getattr(ours, name)(*made, policy=policy).to(device).train(training)
         module(*(t.to(device) if isinstance(t, Tensor) else t for t in called))
-        choice = ops.last_choice()
-        assert choice is not None and choice.op.startswith(module.family)
+        choice = newest()
+        assert choice.op.startswith(module.family)
         assert (cap in choice.policy.split(";")) == (policy is not None)
 
 
@@ -613,9 +608,9 @@ def test_once_leaves_to_later_calls_what_this_one_does_not_run(device: str) -> N
     assert (plain._once, back._once) == (("bwd_data",), ("fwd",))
     with knobs.flags(backends=other):
         plain(leaf).sum().backward(inputs=[leaf])
-        assert ran("conv_bwd_data").algorithm.startswith(f"{other}:")
+        assert newest("conv_bwd_data").algorithm.startswith(f"{other}:")
         back(leaf[0]).sum().backward(inputs=[leaf])
-        assert ran("conv_fwd").algorithm.startswith(f"{other}:")
+        assert newest("conv_fwd").algorithm.startswith(f"{other}:")
     assert (plain._once, back._once) == ((), ())
 
 

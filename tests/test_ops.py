@@ -1,7 +1,6 @@
 """Algorithms compute what they claim; operators compute what PyTorch's do."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, SMALL, Case
-from conftest import EVERY_NUMERICS, misaligned, needs_cuda
+from conftest import EVERY_NUMERICS, misaligned, needs_cuda, newest
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from torch_cudnn_ext import _C, ops
+from torch_cudnn_ext.knobs import pushed
 
 OUTPUT_ROLE = {"conv_fwd": "y", "conv_bwd_data": "x", "conv_bwd_filter": "w"}
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -23,8 +23,6 @@ OPS = torch.ops.torch_cudnn_ext
 # A value that random data never takes: memory around the output must still hold it afterwards.
 GUARD = -1024.0
 GUARD_ELEMENTS = 256
-
-Flags = Callable[[str], AbstractContextManager[None]]
 
 
 def _torch_reference(case: Case, op: str, tensors: dict[str, Tensor]) -> Tensor:
@@ -534,10 +532,10 @@ def test_out_refuses_requires_grad(name: str, device: str) -> None:
         _ours(f"{name}_out")(*arguments, out=out)
 
 
-def _distinct(problem: str, device: str, policy: str = "") -> list[str]:
+def _distinct(problem: str, device: str) -> list[str]:
     """One supported algorithm of each name that a problem has."""
     by_name: dict[str, str] = {}
-    for candidate in _C.candidates(problem, device, policy):
+    for candidate in _C.candidates(problem, device):
         if candidate["status"] == "ok":
             by_name.setdefault(candidate["algorithm"].split("/")[0], candidate["algorithm"])
     return list(by_name.values())
@@ -551,11 +549,10 @@ def test_policy_argument_pins_the_operator(device: str) -> None:
     assert len(algorithms) >= 3
     for algorithm in algorithms:
         y = OPS.conv2d.default(x, w, padding=[1, 1], policy=f"fwd={algorithm}")
-        choice = _C.last_choice("conv_fwd")
-        assert choice is not None
-        assert choice["algorithm"] == algorithm
-        assert choice["why"] == "pinned"
-        assert choice["problem"] == problem
+        choice = newest("conv_fwd")
+        assert choice.algorithm == algorithm
+        assert choice.why == "pinned"
+        assert choice.problem == problem
         torch.testing.assert_close(y.double(), expected, **F32_TOLERANCE[device])
 
 
@@ -588,9 +585,8 @@ def test_a_pin_of_a_convolution_with_bias_is_obeyed(dtype: str, dims: int, devic
     }[dtype]
     for algorithm in _distinct(problem, device):
         y = OPS.convolution.default(x, w, bias, *_geometry(dims), policy=f"fwd={algorithm}")
-        choice = _C.last_choice("conv_fwd")
-        assert choice is not None
-        assert (choice["problem"], choice["algorithm"]) == (problem, algorithm)
+        choice = newest("conv_fwd")
+        assert (choice.problem, choice.algorithm) == (problem, algorithm)
         torch.testing.assert_close(y.double(), expected, **tolerance)
 
 
@@ -599,9 +595,8 @@ def test_a_convolution_with_bias_is_tuned(device: str) -> None:
     y = OPS.conv2d.default(x, w, bias, padding=[1, 1], policy="autotune")
     wanted = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
     torch.testing.assert_close(y.double(), wanted, rtol=1e-2, atol=1e-1)
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None
-    assert choice["why"] in ("tuned", "cached") and choice["problem"].endswith("bias=f16")
+    choice = newest("conv_fwd")
+    assert choice.why in ("tuned", "cached") and choice.problem.endswith("bias=f16")
 
 
 def test_only_a_plain_forward_poses_its_bias(device: str) -> None:
@@ -634,8 +629,7 @@ def test_a_bias_may_lie_anywhere(device: str) -> None:
         y = OPS.conv2d.default(x, w, bias, padding=[1, 1], policy="allow_tf32=false")
         wanted = F.conv2d(x.double(), w.double(), bias.double(), padding=1)
         torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-4)
-        choice = _C.last_choice("conv_fwd")
-        assert choice is not None and "align=" not in choice["problem"]
+        assert "align=" not in newest("conv_fwd").problem
 
 
 def test_what_is_written_may_be_negated_lazily(device: str) -> None:
@@ -680,14 +674,12 @@ def test_gradients_of_misaligned_tensors(
     wanted = F.conv2d(*double, padding=1, stride=2)
     leaves = (x.requires_grad_(), w.requires_grad_())
     got = ops.conv2d(*leaves, padding=1, stride=2, policy="allow_tf32=false")
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and f"align={dtype.itemsize}" in choice["problem"]
+    assert f"align={dtype.itemsize}" in newest("conv_fwd").problem
     torch.testing.assert_close(got.double(), wanted, rtol=1e-2, atol=3e-2)
     dx, dw = torch.autograd.grad(wanted, double, dy.double())
     for gradient, its_own in zip(torch.autograd.grad(got, leaves, dy), (dx, dw), strict=True):
         torch.testing.assert_close(gradient.double(), its_own, rtol=1e-2, atol=3e-1)
-    choice = _C.last_choice("conv_bwd_filter")
-    assert choice is not None and "align=" not in choice["problem"]
+    assert "align=" not in newest("conv_bwd_filter").problem
     out = misaligned(torch.ones_like(w.detach()))
     with torch.no_grad():
         ops.convolution_backward_weight(
@@ -705,9 +697,8 @@ def test_transposed_convolution_names_the_primitive_that_runs(device: str) -> No
     )
     for algorithm in _distinct(problem, device):
         OPS.conv_transpose2d.default(x, w, policy=f"bwd_data={algorithm}")
-        choice = _C.last_choice()
-        assert choice is not None
-        assert (choice["op"], choice["algorithm"]) == ("conv_bwd_data", algorithm)
+        choice = newest()
+        assert (choice.op, choice.algorithm) == ("conv_bwd_data", algorithm)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 CUDA devices")
@@ -728,17 +719,15 @@ def test_tensors_on_another_than_the_current_device() -> None:
         torch.testing.assert_close(autotuned, wanted)
 
 
-def test_flags_change_what_an_operator_runs(device: str, flags: Flags) -> None:
+def test_flags_change_what_an_operator_runs(device: str) -> None:
     x, w = _random((2, 8, 8, 8), device), _random((8, 8, 3, 3), device)
     problem = _C.convolution_problem("conv_fwd", x, w, [1, 1], [1, 1], [1, 1], 1)
     ran = []
     algorithms = _distinct(problem, device)[:3]
     for algorithm in algorithms:
-        with flags(f"fwd={algorithm}"):
+        with pushed(f"fwd={algorithm}"):
             OPS.conv2d.default(x, w, padding=[1, 1])
-        choice = _C.last_choice("conv_fwd")
-        assert choice is not None
-        ran.append(choice["algorithm"])
+        ran.append(newest("conv_fwd").algorithm)
     assert ran == algorithms
 
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from conftest import newest
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -92,9 +93,7 @@ def ran(model: nn.Module, x: Tensor, train: bool = False) -> dict[tuple[str, str
 
 
 def last() -> str:
-    choice = torch_cudnn_ext.last_choice("conv_fwd")
-    assert choice is not None
-    return choice.algorithm
+    return newest("conv_fwd").algorithm
 
 
 def test_patterns_pin_layers_by_name(net: Net, device: str) -> None:
@@ -145,7 +144,7 @@ def test_transposed_convolution(net: Net, device: str) -> None:
     algorithm = "cpu:im2col" if device == "cpu" else "legacy:algo_0"
     with pinned(net, {"up": f"bwd_data={algorithm}"}):
         torch.testing.assert_close(net.up(x), plain, atol=1e-5, rtol=1e-4)
-        assert torch_cudnn_ext.last_choice("conv_bwd_data").algorithm.startswith(algorithm)  # type: ignore[union-attr]
+        assert newest("conv_bwd_data").algorithm.startswith(algorithm)
         assert net.up(x, output_size=[12, 12]).shape == plain.shape
 
 
@@ -638,8 +637,7 @@ def test_hidden_classes_are_no_users_subclasses() -> None:
     model, x = nn.Sequential(OneKey(3, 4, 3)), torch.randn(1, 3, 8, 8)
     apply_pins(model, {"0": "fwd=cpu:fft"})
     model(x)
-    choice = torch_cudnn_ext.last_choice("conv_fwd")
-    assert choice is not None and choice.algorithm == "cpu:fft"
+    assert newest("conv_fwd").algorithm == "cpu:fft"
     clear_pins(model)
     network_layers(model, x)
     assert Keyed.known == [OneKey] and type(model[0]) is OneKey
@@ -797,8 +795,7 @@ def test_transformers_call_their_layers_while_these_are_chosen_for(way: str) -> 
         else:
             convert(model, policy="backends=cpu", exclude=lambda name, m: isinstance(m, nn.Dropout))
         result = model(x, src_key_padding_mask=padding)
-        choice = torch_cudnn_ext.last_choice("matmul_fwd")
-        assert choice is not None and choice.algorithm.startswith("cpu:")
+        assert newest("matmul_fwd").algorithm.startswith("cpu:")
     torch.testing.assert_close(result[~padding], expected[~padding])
     assert ran(model, x)["layers.0.linear1", "matmul_fwd"].startswith("cpu:")
     clear_pins(model)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Seeing, check_compiles
+from conftest import Seeing, check_compiles, newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, convert, enabled, knobs, ops, when
@@ -217,6 +217,18 @@ def test_adaptive_windows_of_nothing(kind: str, dims: int, device: str) -> None:
         assert not grad.any()
 
 
+@pytest.mark.parametrize("sizes", [(2, 3, 4), (2, 1, 3, 4), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_global_averages_of_more_dimensions(dims: int, sizes: tuple[int, ...], device: str) -> None:
+    name, x = f"adaptive_avg_pool{dims}d", torch.randn(*sizes, 5, 3, 4, 2, device=device)
+    x = x.flatten(len(sizes), len(sizes) + 3 - dims).double()
+    for output in (1, (1,) * dims):
+        _same(getattr(ops, name), getattr(F, name), x, output_size=output)
+    for refusing in (getattr(F, name), getattr(ops, name)):
+        with pytest.raises((RuntimeError, ValueError)):
+            refusing(x, 2)
+
+
 def test_gradients_of_global_averages_ignore_the_default_dtype(device: str) -> None:
     x = torch.randn(1, 2, 257, 257, device=device, requires_grad=True)
     wanted = torch.autograd.grad(F.adaptive_avg_pool2d(x, 1).sum(), x)[0]
@@ -353,8 +365,7 @@ def test_pins_are_obeyed_by_both_passes(mode: str, device: str) -> None:
         torch.autograd.backward(y.sum())
         followed = "coupled with its forward" if mode == "max" else "pinned"
         for op, why in (("pool_fwd", "pinned"), ("pool_bwd", followed)):
-            choice = ops.last_choice(op)
-            assert choice is not None
+            choice = newest(op)
             assert (choice.algorithm, choice.why) == (pin, why)
 
 
@@ -364,9 +375,7 @@ def test_coupled_passes_refuse_different_pins() -> None:
         ops.max_pool2d(x, 2, policy="fwd=cpu:taps;bwd=cpu:unfold")
     y = ops.avg_pool2d(x, 2, policy="fwd=cpu:taps;bwd=cpu:unfold")
     torch.autograd.backward(y.sum())
-    choice = ops.last_choice("pool_bwd")
-    assert choice is not None
-    assert choice.algorithm == "cpu:unfold"
+    assert newest("pool_bwd").algorithm == "cpu:unfold"
 
 
 def test_autotuned_training_and_inference(device: str) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from conftest import newest
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -38,7 +39,6 @@ from torch_cudnn_ext import (
     enabled,
     explain,
     knobs,
-    last_choice,
     measuring,
     ops,
     peaks,
@@ -53,6 +53,7 @@ from torch_cudnn_ext import (
 from torch_cudnn_ext import nn as layers
 from torch_cudnn_ext.conversion import converted
 from torch_cudnn_ext.coverage import coverage
+from torch_cudnn_ext.knobs import pushed
 from torch_cudnn_ext.measuring import Task
 from torch_cudnn_ext.profiling import (
     LayerProfile,
@@ -234,8 +235,7 @@ def test_tuning_beside_pytorchs_profiler(memory: bool, device: str) -> None:
     x, w = (torch.randn(*sizes, device=device) for sizes in ((2, 3, 9, 9), (4, 3, 3, 3)))
     with torch.profiler.profile(profile_memory=memory) as profiler:
         y = ops.conv2d(x, w, policy="autotune")
-    choice = ops.last_choice("conv_fwd")
-    assert choice is not None and choice.why == "tuned"
+    assert newest("conv_fwd").why == "tuned"
     torch.testing.assert_close(y, torch.conv2d(x, w), rtol=1e-2, atol=1e-2)
     assert "torch_cudnn_ext::conv2d" in {event.key for event in profiler.key_averages()}
 
@@ -1179,8 +1179,7 @@ def test_what_rules_admit_is_what_is_measured() -> None:
         assert {row["algorithm"] for row in rows if row["status"] == "excluded"} >= {"aten:default"}
         with enabled("autotune"):
             model(x)
-        choice = last_choice("conv_fwd")
-        assert choice is not None and choice.why == "cached"
+        assert newest("conv_fwd").why == "cached"
 
 
 def test_pytorchs_own_row_is_timed_whatever_rules_say() -> None:
@@ -1322,11 +1321,9 @@ def test_choices_are_read_with_and_without_the_host_s_time(tmp_path: Path) -> No
         tuning.import_choices(path)
 
 
-def test_jobs_tune_what_one_process_would(
-    flags: Callable[[str], AbstractContextManager[None]],
-) -> None:
+def test_jobs_tune_what_one_process_would() -> None:
     torch.use_deterministic_algorithms(True)
-    with flags("max_workspace=64MiB"):
+    with pushed("max_workspace=64MiB"):
         alone = tuning.tune([PROBLEM, OTHER], device="cpu")
         before = tuning.choices()
         tuning.clear()
@@ -1538,6 +1535,26 @@ def test_a_problem_that_no_memory_holds_fails_alone(device: str) -> None:
     with pytest.warns(UserWarning, match="no memory to tune in"):
         choice = _C.choose(huge, device, "autotune")
     assert choice["why"].startswith("heuristic: no memory")
+
+
+def test_what_others_measured_anew_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    tuning.add_choices(path)
+    (entry,) = tuning.read_choices(path)
+    entry["measurements"][0]["median_ms"] = 1e-6  # as another process measured it
+    path.write_text(json.dumps(entry) + "\n")
+    tuning.tune(OTHER, device="cpu", time_budget_s=0.1)
+    tuning.add_choices(path)
+    newer = {kept["problem"]: kept for kept in tuning.read_choices(path)}
+    assert newer.keys() == {PROBLEM, OTHER} and newer[PROBLEM] == entry
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    tuning.add_choices(path)
+    assert entry not in tuning.read_choices(path)  # what is measured here is newer still
+    (tmp_path / "others.jsonl").write_text(json.dumps(entry) + "\n")
+    tuning.import_choices(tmp_path / "others.jsonl")
+    tuning.add_choices(path)
+    assert entry in tuning.read_choices(path)  # of another file: this table's
 
 
 def test_processes_that_add_choices_at_once_lose_none(tmp_path: Path) -> None:
@@ -2097,3 +2114,30 @@ def test_a_pin_that_cannot_run_hinders_no_look() -> None:
     knobs.dropout_algo = "legacy:default"  # which says of what random numbers the problem is
     drops = network_layers(nn.Dropout(), x.to("meta").requires_grad_()).layers
     assert all("rng=cudnn" in layer.problem for layer in drops)
+
+
+@pytest.mark.parametrize("policy", ["autotune", "benchmark"])
+def test_a_cap_does_not_tune_once_more(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    choose = _C.choose
+
+    def spy(problem: str, device: str, policy: str = "") -> Any:
+        seen.append(policy)
+        return choose(problem, device, policy)
+
+    monkeypatch.setattr(_C, "choose", spy)
+    capped = profile(PROBLEM, device="cpu", policy=f"{policy};max_workspace=0")
+    assert not any(policy in word for word in seen)
+    (layer,) = capped.layers
+    best = layer.best(0)
+    assert layer.current == (best["algorithm"] if best else None)
+    assert bool(layer.refusal) == (best is None)
+
+
+def test_a_training_step_in_inference_mode_is_refused() -> None:
+    model, x = torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5)
+    with torch.inference_mode():
+        with pytest.raises(ValueError, match="train: nothing has a gradient in inference mode"):
+            profile_model(model, x)
+        (layer,) = profile_model(model, x, train=False, time_budget_s=0.05).layers
+    assert layer.problem.startswith("conv_fwd")

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import check_compiles
+from conftest import check_compiles, newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, ops
@@ -46,14 +47,7 @@ ALL: dict[str, Pair] = {
     "norm2": (ops.norm2, _norm(2)),
     "mul_no_zeros": (ops.prod_nonzero, lambda x, d, k: _prod(x.masked_fill(x == 0, 1), d, k)),
 }
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda t: t,
-    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
-    "transposed": lambda t: t.transpose(1, 3),
-    "sliced": lambda t: t[:, :, ::2],
-    "expanded": lambda t: t[:1].expand(3, -1, -1, -1),
-    "thin": lambda t: t[:, :, :1],
-}
+VIEWS = {**conftest.VIEWS, "thin": lambda t: t[:, :, :1]}
 DIMS: list[Dims] = [None, 0, 1, -1, (0, 2), (1, 2), (0, 2, 3), (3, 1), (0, 1, 2, 3)]
 
 
@@ -226,8 +220,7 @@ def test_every_algorithm_of_extremes_keeps_nan(kind: str, dim: int | None, devic
     x[3, 5] = float("nan")
     wanted = ALL[kind][1](x, (0, 1) if dim is None else dim, False)
     ops.reduce(x, kind, dim)
-    choice = ops.last_choice("reduce_fwd")
-    assert choice is not None
+    choice = newest("reduce_fwd")
     found = [c["algorithm"] for c in _C.candidates(choice.problem, device) if c["status"] == "ok"]
     assert len(found) >= 2
     for pin in found:
@@ -265,8 +258,7 @@ def test_pins_are_obeyed(kind: str, indices: bool, device: str) -> None:
         else:
             values = ops.reduce(x, kind, 1, policy=f"fwd={pin}")
         torch.testing.assert_close(values, ALL[kind][1](x, 1, False))
-        choice = ops.last_choice("reduce_fwd")
-        assert choice is not None
+        choice = newest("reduce_fwd")
         assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 
@@ -279,14 +271,10 @@ def test_one_problem_for_one_computation(device: str) -> None:
         (x.view(2, 3, 1, 20), -1),
     ):
         ops.sum(tensor, dim)
-        choice = ops.last_choice("reduce_fwd")
-        assert choice is not None
-        assert "x=f32[6,20]:nchw first_reduced=false" in choice.problem
+        assert "x=f32[6,20]:nchw first_reduced=false" in newest("reduce_fwd").problem
     # The order in memory counts, not that of the dimensions.
     ops.sum(x.contiguous(memory_format=torch.channels_last), (0, 2, 3))
-    choice = ops.last_choice("reduce_fwd")
-    assert choice is not None
-    assert "x=f32[40,3]:nchw first_reduced=true" in choice.problem
+    assert "x=f32[40,3]:nchw first_reduced=true" in newest("reduce_fwd").problem
 
 
 def test_compiles_whole(device: str) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import check_compiles, misaligned, needs_cuda
+from conftest import check_compiles, misaligned, needs_cuda, newest
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from torch_cudnn_ext import _C, knobs, last_choice, ops
+from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.workload import network_layers
 
@@ -135,9 +135,7 @@ def test_packed_sequences(kind: str, lengths: tuple[int, ...], device: str) -> N
         mine.policy = algorithm
         _check(mine, theirs, packed, None)
         _check(mine, theirs, packed, _states(mine, len(lengths), sequences[0]))
-    choice = ops.last_choice("rnn_fwd")
-    assert choice is not None
-    assert ("lengths=full" in choice.problem) == (len(set(lengths)) == 1)
+    assert ("lengths=full" in newest("rnn_fwd").problem) == (len(set(lengths)) == 1)
 
 
 def test_the_problems_of_packed_sequences_are_found_without_running(device: str) -> None:
@@ -270,8 +268,7 @@ def test_tensors_may_lie_anywhere(kind: str, device: str) -> None:
             strict=True,
         ):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    choice = _C.last_choice("rnn_bwd")
-    assert choice is not None and "align=" not in choice["problem"]
+    assert "align=" not in newest("rnn_bwd").problem
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -367,17 +364,14 @@ def test_pins_are_obeyed_by_both_passes(device: str) -> None:
     mine, _ = _pair("lstm", 16, 16, device=device, dtype=torch.float32)
     x = torch.randn(4, 8, 16, device=device, requires_grad=True)
     mine(x)[0].sum().backward()
-    choice = ops.last_choice("rnn_bwd")
-    assert choice is not None
-    found = [c for c in _C.candidates(choice.problem, device, "") if c["status"] == "ok"]
+    found = [c for c in _C.candidates(newest("rnn_bwd").problem, device, "") if c["status"] == "ok"]
     assert len(found) >= 3
     for candidate in found:
         pin = candidate["algorithm"]
         mine.policy = f"fwd={pin}"
         mine(x)[0].sum().backward()
         for op, why in (("rnn_fwd", "pinned"), ("rnn_bwd", "coupled with its forward")):
-            choice = ops.last_choice(op)
-            assert choice is not None
+            choice = newest(op)
             assert (choice.algorithm, choice.why) == (pin, why)
 
 
@@ -388,8 +382,7 @@ def test_backward_runs_its_own_forwards_algorithm(device: str) -> None:
     second = mine.set_mode("cpu:unrolled")(x)[0]
     for result, wanted in ((first, "cpu:fused"), (second, "cpu:unrolled")):
         result.sum().backward()
-        choice = ops.last_choice("rnn_bwd")
-        assert choice is not None and choice.algorithm == wanted
+        assert newest("rnn_bwd").algorithm == wanted
 
 
 def test_pins_that_disagree_are_an_error() -> None:
@@ -417,8 +410,7 @@ def test_knob(device: str) -> None:
         y = mine(x)[0]
     y.sum().backward()
     for op in ("rnn_fwd", "rnn_bwd"):
-        choice = ops.last_choice(op)
-        assert choice is not None and choice.algorithm == "aten:default"
+        assert newest(op).algorithm == "aten:default"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -499,8 +491,13 @@ def test_states_are_remembered(kind: str, device: str) -> None:
     torch.autograd.backward(parts[-1][0].sum())  # reaches into no earlier call's graph
     assert mine.reset_states() is mine
     torch.testing.assert_close(mine(x)[0], whole)
-    with pytest.raises(RuntimeError, match="hidden"):
-        mine(x[:, :2])
+    said = "remembered are of a batch of 3, the input has {}; call reset_states.. or give hx"
+    sequences = pack_sequence([x[:2, 0], x[:3, 1]], enforce_sorted=False)
+    for other, batch in ((x[:, :2], 2), (x[:, 0], 1), (sequences, 2)):
+        with pytest.raises(RuntimeError, match=said.format(batch)):
+            mine(other)
+    mine(x[:, :2], _states(mine, 2, x))
+    mine(x[:, :2])
     assert not any("states" in name for name in mine.state_dict())
 
 
@@ -792,8 +789,8 @@ def test_a_reserve_that_is_dropped_counts_as_workspace() -> None:
         torch.cuda.reset_peak_memory_stats()
         module(x)
         peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
-    choice = last_choice("rnn_fwd")
-    assert choice is not None and choice.workspace_bytes is not None
+    choice = newest("rnn_fwd")
+    assert choice.workspace_bytes is not None
     own = 4 * (50 * 8 * 64 + 2 * 2 * 8 * 64)  # y, hy and cy
     parameters = sum(p.nbytes for p in module.parameters())  # gathered by the operator
     assert choice.workspace_bytes >= peak - own - parameters - (1 << 16)

@@ -8,9 +8,8 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import newest
 from torch import Tensor
 from torch.utils import cpp_extension
 
 from torch_cudnn_ext import _C, enabled, knobs, ops, tuning, when
+from torch_cudnn_ext.knobs import pushed
 
 ROOT = Path(__file__).parent.parent
 OPS = torch.ops.torch_cudnn_ext
 TUNE = "autotune;backends=fake"
 THREADS = 8
-Flags = Callable[[str], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +82,11 @@ def _convolve(x: Tensor, w: Tensor, policy: str | None = None) -> str:
     """Runs a convolution, sees that it is right, and says which algorithm ran."""
     y = OPS.conv2d.default(x, w, policy=policy)
     torch.testing.assert_close(y, F.conv2d(x, w))
-    return _ran()["algorithm"]
+    return _ran().algorithm
 
 
-def _ran() -> Any:
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None
-    return choice
+def _ran() -> ops.Choice:
+    return newest("conv_fwd")
 
 
 def _measure(x: Tensor, w: Tensor, policy: str = "backends=fake", **more: Any) -> dict[str, Any]:
@@ -116,9 +114,8 @@ def test_the_scripted_backend_computes_every_pass(fake: Any, x: Tensor, w: Tenso
     )
     assert fake.counts("fake:a") == (3, 3)
     for op in ("conv_fwd", "conv_bwd_data", "conv_bwd_filter"):
-        choice = _C.last_choice(op)
-        assert choice is not None
-        assert (choice["algorithm"], choice["workspace_bytes"]) == ("fake:a", 64)
+        choice = newest(op)
+        assert (choice.algorithm, choice.workspace_bytes) == ("fake:a", 64)
 
 
 def test_nothing_is_listed_unless_scripted(fake: Any, x: Tensor, w: Tensor) -> None:
@@ -130,33 +127,31 @@ def test_nothing_is_listed_unless_scripted(fake: Any, x: Tensor, w: Tensor) -> N
 # What decides, and in which order.
 
 
-def test_a_pin_beats_tuning_and_tuning_beats_the_heuristic(
-    fake: Any, flags: Flags, x: Tensor, w: Tensor
-) -> None:
+def test_a_pin_beats_tuning_and_tuning_beats_the_heuristic(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script("fake:fast")
     fake.script("fake:slow", milliseconds=2)
     for weaker in ("", "autotune", "heuristic", "benchmark"):
-        with flags(weaker):
+        with pushed(weaker):
             assert _convolve(x, w, "fwd=fake:slow") == "fake:slow"
-            assert _ran()["why"] == "pinned"
+            assert _ran().why == "pinned"
     assert fake.counts("fake:fast") == (0, 0) and _C.table_export() == []
 
-    with flags("benchmark"):
+    with pushed("benchmark"):
         assert _convolve(x, w, "heuristic") == "aten:default"
-        assert _ran()["why"] == "heuristic"
+        assert _ran().why == "heuristic"
     assert fake.counts("fake:fast") == (0, 0) and _C.table_export() == []
 
     for weaker in ("heuristic", "fwd=fake:slow"):
-        with flags(weaker):
+        with pushed(weaker):
             assert _convolve(x, w, TUNE) == "fake:fast"
-    with flags("benchmark;backends=fake"):
+    with pushed("benchmark;backends=fake"):
         assert _convolve(x, w) == "fake:fast"
     assert len(_C.table_export()) == 1
 
 
-def test_a_stronger_level_s_choice_holds_for_what_shares_it(flags: Flags) -> None:
+def test_a_stronger_level_s_choice_holds_for_what_shares_it() -> None:
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
-    with flags("pool_bwd=cpu:unfold"):
+    with pushed("pool_bwd=cpu:unfold"):
         y = ops.max_pool2d(x, 2, policy="fwd=cpu:taps")
         y.sum().backward()
         assert (_C.last_choice("pool_bwd") or {})["algorithm"] == "cpu:taps"
@@ -165,33 +160,32 @@ def test_a_stronger_level_s_choice_holds_for_what_shares_it(flags: Flags) -> Non
             ops.max_pool2d(x, 2, policy="fwd=cpu:taps;bwd=cpu:unfold")
 
 
-def test_a_backward_keeps_to_what_its_forward_was_told(flags: Flags) -> None:
+def test_a_backward_keeps_to_what_its_forward_was_told() -> None:
     x, w = torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(3, 2, 3, 3)
     for now in ("autotune", "conv_bwd_data=cpu:fft", "fastest"):
-        with enabled(), flags("bwd_data=cpu:im2col"):
+        with enabled(), pushed("bwd_data=cpu:im2col"):
             y = F.conv2d(x, w)
         with enabled(now):
             y.sum().backward()
-        choice = _C.last_choice("conv_bwd_data")
-        assert choice is not None
-        assert (choice["algorithm"], choice["why"]) == ("cpu:im2col", "pinned")
+        choice = newest("conv_bwd_data")
+        assert (choice.algorithm, choice.why) == ("cpu:im2col", "pinned")
 
 
-def test_fastest_is_a_choice_of_its_level(fake: Any, flags: Flags, x: Tensor, w: Tensor) -> None:
+def test_fastest_is_a_choice_of_its_level(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script("fake:fast")
     fake.script("fake:slow", milliseconds=2)
     for weaker in ("heuristic", "fwd=fake:slow"):
-        with flags(f"backends=fake;{weaker}"):
+        with pushed(f"backends=fake;{weaker}"):
             assert _convolve(x, w, "fastest") == "fake:fast"
             assert _convolve(x, w, "fastest;fwd=fake:slow") == "fake:slow"
     # As of every level, it is for all that weaker ones say, and a stronger one may take it back.
-    with flags("backends=fake;fwd=fake:slow"), flags("fastest"):
+    with pushed("backends=fake;fwd=fake:slow"), pushed("fastest"):
         assert _convolve(x, w) == "fake:fast"
-    with enabled("fastest"), flags("backends=fake"):
+    with enabled("fastest"), pushed("backends=fake"):
         assert _convolve(x, w) == "fake:fast"
         OPS.conv2d.default(x, w, policy="fastest=false;benchmark=false")
-        assert _ran()["why"] == "heuristic"
-    with when("conv_fwd", use="fake:slow"), flags("backends=fake"):
+        assert _ran().why == "heuristic"
+    with when("conv_fwd", use="fake:slow"), pushed("backends=fake"):
         assert _convolve(x, w) == "fake:slow"
         assert _convolve(x, w, "fastest") == "fake:fast"
         with when("conv_fwd", use="fastest"):
@@ -204,7 +198,7 @@ def test_every_backend_is_no_constraint(fake: Any, x: Tensor, w: Tensor) -> None
     assert "fake" in every
     assert _convolve(x, w, "autotune") in ("fake:a", "aten:default")
     _convolve(x, w, f"autotune;backends={every}")
-    assert _ran()["why"] == "cached"
+    assert _ran().why == "cached"
     assert len(_C.table_export()) == 1
 
 
@@ -213,7 +207,7 @@ def test_the_fastest_wins(fake: Any, x: Tensor, w: Tensor) -> None:
     for algorithm, milliseconds in times.items():
         fake.script(algorithm, milliseconds=milliseconds)
     assert _convolve(x, w, TUNE) == "fake:a"
-    assert _ran()["why"] == "tuned"
+    assert _ran().why == "tuned"
     (entry,) = _C.table_export()
     ranked = [m for m in entry["measurements"] if m["status"] == "ok"]
     assert [m["algorithm"] for m in ranked] == ["fake:a", "fake:b", "fake:c"]
@@ -434,8 +428,8 @@ def test_the_heuristic_goes_on_to_the_next_backend(fake: Any, x: Tensor, w: Tens
     assert _convolve(x, w, "backends=cpu").startswith("cpu:")
     # PyTorch has no float32 convolution that sums in float64.
     assert _convolve(x, w, "compute=f64").startswith("cpu:")
-    assert _ran()["why"] == "heuristic"
-    assert _C.canonical_problem(_ran()["problem"]) == _ran()["problem"]  # can be read back
+    assert _ran().why == "heuristic"
+    assert _C.canonical_problem(_ran().problem) == _ran().problem  # can be read back
 
 
 # Constraints.
@@ -569,7 +563,7 @@ def test_a_candidate_that_fails_is_not_tried_again(
     assert counts == ((1, 0) if when == "build_raises" else (1, 1))
     _C.plan_cache_clear()  # every decision is made anew
     assert _convolve(x, w, TUNE) == "fake:b"
-    assert _ran()["why"] == "cached"
+    assert _ran().why == "cached"
     assert fake.counts("fake:a") == counts
 
     (entry,) = _C.table_export()
@@ -625,7 +619,7 @@ def test_a_policy_that_comes_back_finds_its_decision(fake: Any, x: Tensor, w: Te
         _C.set_knobs("conv_fwd=fake:a", False)
         with enabled("fwd=fake:b"):
             F.conv2d(x, w)
-            assert _ran()["algorithm"] == "fake:b"
+            assert _ran().algorithm == "fake:b"
     made = _C.plan_cache_info()["misses"]
     assert (fake.counts("fake:a")[0], fake.counts("fake:b")[0]) == (1, 1)
     assert _convolve(x, w) == "fake:a"
@@ -678,7 +672,7 @@ def test_pytorch_s_own_runs_where_tuning_rejects_everything(x: Tensor, w: Tensor
     _tune_and_reject_all(x, w, policy)
     with pytest.warns(UserWarning, match="rejected every algorithm, .* relative error 1"):
         assert _convolve(x, w, policy) == "aten:default"
-    assert _ran()["why"] == "fallback: tuning rejected every algorithm"
+    assert _ran().why == "fallback: tuning rejected every algorithm"
 
     without = "autotune;backends=cpu"
     _tune_and_reject_all(x, w, without)
@@ -700,13 +694,13 @@ def test_the_heuristic_stands_in_for_a_pin_where_allowed(fake: Any, x: Tensor, w
     policy = "fwd=fake:a;on_unsupported="
     with pytest.warns(UserWarning, match="fake:a cannot run: its phase of the moon is wrong"):
         assert _convolve(x, w, policy + "warn") == "aten:default"
-    why = _ran()["why"]
+    why = _ran().why
     assert why.startswith("fallback: fake:a cannot run") and "phase of the moon" in why
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert _convolve(x, w, policy + "warn") == "aten:default"  # said once
         assert _convolve(x, w, policy + "fallback") == "aten:default"
-    assert _ran()["why"].startswith("fallback: fake:a cannot run")
+    assert _ran().why.startswith("fallback: fake:a cannot run")
     assert fake.counts("fake:a") == (2, 0)
     with pytest.raises(RuntimeError, match="phase of the moon"):
         _convolve(x, w, policy + "error")
@@ -729,14 +723,14 @@ def test_a_tuned_decision_is_reused_without_measuring(fake: Any, x: Tensor, w: T
     fake.script("fake:b", milliseconds=2)
     assert _convolve(x, w, TUNE) == "fake:a"
     tuned = _ran()
-    assert tuned["why"] == "tuned" and tuned["choosing_ms"] > 0
+    assert tuned.why == "tuned" and tuned.choosing_ms > 0
     runs, others = fake.counts("fake:a")[1], fake.counts("fake:b")
     for call in range(1, 4):
         assert _convolve(x, w, TUNE) == "fake:a"
         assert (fake.counts("fake:a")[1], fake.counts("fake:b")) == (runs + call, others)
     _C.plan_cache_clear()
     assert _convolve(x, w, TUNE) == "fake:a"
-    assert _ran()["why"] == "cached"
+    assert _ran().why == "cached"
     assert (fake.counts("fake:a")[1], fake.counts("fake:b")) == (runs + 4, others)
 
 
@@ -751,12 +745,12 @@ def test_export_import_and_clear_take_effect_at_once(fake: Any, x: Tensor, w: Te
 
     assert _C.table_import([{**entry, "measurements": [*reversed(ok), *others]}]) == 1
     assert _convolve(x, w, TUNE) == "fake:b"
-    assert _ran()["why"] == "cached" and fake.counts("fake:b")[1] == runs + 1
+    assert _ran().why == "cached" and fake.counts("fake:b")[1] == runs + 1
 
     _C.table_clear()
     assert _C.table_export() == []
     assert _convolve(x, w, TUNE) == "fake:a"
-    assert _ran()["why"] == "tuned"
+    assert _ran().why == "tuned"
 
     with pytest.raises(ValueError, match="status"):
         bad = {**ok[1], "status": "fine"}
@@ -787,7 +781,7 @@ def test_what_was_measured_by_hand_is_what_tuning_takes(fake: Any, x: Tensor, w:
     assert _convolve(x, w, TUNE) == "fake:a", "a part of the candidates is no ranking"
     _measure(x, w)
     assert _convolve(x, w, TUNE) == "fake:b"
-    assert _ran()["why"] == "cached"
+    assert _ran().why == "cached"
 
 
 # Memory that runs out.
@@ -809,12 +803,12 @@ def test_without_memory_the_next_smaller_runs_and_says_so(fake: Any, x: Tensor, 
         runs = fake.counts("fake:b400")[1]
         _script_by_size(fake, no_memory_above)
         assert _convolve(x, w, TUNE) == algorithm
-        why = _ran()["why"]
+        why = _ran().why
         assert why.startswith("fallback: no memory for the workspace of fake:b300 (300 bytes)")
         assert fake.counts("fake:b400")[1] == runs
     _script_by_size(fake)
     assert _convolve(x, w, TUNE) == "fake:b300"
-    assert _ran()["why"] == "tuned"
+    assert _ran().why == "tuned"
     choice = _C.choose(_problem(x, w), "cpu", TUNE)
     assert choice["algorithm"] == "fake:b300", "a lack of memory is not a decision"
 
@@ -934,11 +928,11 @@ def test_a_tuning_in_which_all_failed_is_not_for_good(
 ) -> None:
     fake.script("fake:a", run_raises=kind, raises_at=1)
     assert _convolve(x, w, TUNE) == "fake:a"
-    assert _ran()["why"] == f"heuristic: {why}"
+    assert _ran().why == f"heuristic: {why}"
     assert _C.table_export() == []
     _C.plan_cache_clear()
     assert _convolve(x, w, TUNE) == "fake:a"
-    assert _ran()["why"] == "tuned"
+    assert _ran().why == "tuned"
     assert len(_C.table_export()) == 1
     # A table of another process may hold such a ranking.
     (entry,) = _C.table_export()
@@ -948,7 +942,7 @@ def test_a_tuning_in_which_all_failed_is_not_for_good(
     _C.table_import([entry])
     _C.plan_cache_clear()
     assert _convolve(x, w, TUNE) == "fake:a"
-    assert _ran()["why"] == "tuned"
+    assert _ran().why == "tuned"
 
 
 # What is refused at a run.
@@ -985,7 +979,7 @@ def test_a_pin_that_may_fall_back_does_so_where_it_refuses(fake: Any, x: Tensor,
     policy = "fwd=fake:a;on_unsupported=fallback;backends=fake"
     with pytest.warns(UserWarning, match="fake:a was told to refuse"):
         assert _convolve(x, w, policy) == "fake:b"
-    assert _ran()["why"].startswith("fallback: fake:a cannot run: it refused the problem")
+    assert _ran().why.startswith("fallback: fake:a cannot run: it refused the problem")
     assert _convolve(x, w, policy) == "fake:b"
 
 
@@ -1023,13 +1017,13 @@ def test_a_warning_s_hook_decides_for_itself(
 
     def show(*_: Any) -> None:
         OPS.conv2d.default(other, w, policy="autotune;backends=aten")
-        whys.append(_ran()["why"])
+        whys.append(_ran().why)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", show)
         OPS.conv2d.default(x, w, policy="heuristic;backends=fake")
-    assert _ran()["algorithm"] == "fake:b" and whys == ["tuned"]
+    assert _ran().algorithm == "fake:b" and whys == ["tuned"]
 
 
 def test_threads_that_knew_it_do_not_ask_again(fake: Any, x: Tensor, w: Tensor) -> None:
@@ -1044,7 +1038,7 @@ def test_threads_that_knew_it_do_not_ask_again(fake: Any, x: Tensor, w: Tensor) 
             barrier.wait()
             barrier.wait()
             OPS.conv2d.default(x, w, policy=policy)
-            return _ran()["algorithm"]
+            return _ran().algorithm
 
         ran = elsewhere.submit(knows)
         barrier.wait()
@@ -1056,12 +1050,12 @@ def test_threads_that_knew_it_do_not_ask_again(fake: Any, x: Tensor, w: Tensor) 
         assert ran.result() == "fake:b" and fake.counts("fake:a")[1] == runs
 
 
-def test_a_backward_does_not_fall_back_from_its_forward_s_algorithm(flags: Flags) -> None:
+def test_a_backward_does_not_fall_back_from_its_forward_s_algorithm() -> None:
     x, h = torch.randn(5, 2, 4, requires_grad=True), torch.zeros(1, 2, 4)
     weights = [torch.randn(16, 4), torch.randn(16, 4)]
     policy = "aten:default;on_unsupported=fallback"
     y = ops.lstm(x, (h, h), weights, False, 1, 0.0, False, False, False, policy=policy)[0]
-    with flags("max_workspace=1KiB"), pytest.raises(RuntimeError, match="rnn_bwd.*max_workspace"):
+    with pushed("max_workspace=1KiB"), pytest.raises(RuntimeError, match="rnn_bwd.*max_workspace"):
         y.sum().backward()
 
 
@@ -1091,7 +1085,7 @@ def test_where_all_refuse_at_their_runs_each_reason_is_told(
 def test_what_tuning_measured_of_memory_is_told(x: Tensor, w: Tensor) -> None:
     OPS.conv2d.default(x, w, policy="autotune;backends=aten")
     (entry,) = _C.table_export()
-    assert _ran()["workspace_bytes"] == entry["measurements"][0]["workspace_bytes"] is not None
+    assert _ran().workspace_bytes == entry["measurements"][0]["workspace_bytes"] is not None
 
 
 def test_what_a_time_budget_cut_is_tuned_with_a_larger_one(fake: Any, x: Tensor, w: Tensor) -> None:
@@ -1152,8 +1146,7 @@ def test_a_shortage_of_memory_is_not_kept(fake: Any, x: Tensor, w: Tensor) -> No
 def test_what_a_first_run_alone_allocates_is_no_workspace(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script("fake:a", states_workspace=False, workspace_bytes=1 << 12, first_bytes=1 << 24)
     assert _convolve(x, w, "fwd=fake:a;max_workspace=64KiB") == "fake:a"
-    choice = _C.last_choice("conv_fwd")
-    assert choice is not None and 1 << 12 <= choice["workspace_bytes"] <= 1 << 16
+    assert 1 << 12 <= newest("conv_fwd").workspace_bytes <= 1 << 16
     with pytest.raises(RuntimeError, match="excluded by max_workspace=1024"):
         _convolve(x, w, "fwd=fake:a;max_workspace=1KiB")
     fake.script("fake:b", states_workspace=False, workspace_bytes=1 << 12, first_bytes=1 << 24)
@@ -1166,8 +1159,7 @@ def test_the_saved_policy_keeps_a_cap_beside_fastest(x: Tensor, w: Tensor) -> No
     with knobs.flags(max_workspace="64KiB"):
         y = OPS.conv2d.default(x, w, policy="fastest;backends=aten")
     y.sum().backward()
-    choice = _C.last_choice("conv_bwd_filter")
-    assert choice is not None and "max_workspace=64KiB" in choice["policy"]
+    assert "max_workspace=64KiB" in newest("conv_bwd_filter").policy
 
 
 def test_more_policies_than_a_thread_remembers(x: Tensor, w: Tensor) -> None:
@@ -1182,7 +1174,7 @@ def test_a_handler_of_signals_may_call_what_is_being_tuned(fake: Any, x: Tensor,
 
     def handler(signum: int, frame: object) -> None:
         OPS.conv2d.default(x, w, policy="autotune;backends=fake,aten")
-        ran.append(_ran()["why"])
+        ran.append(_ran().why)
 
     before = signal.signal(signal.SIGALRM, handler)
     try:
@@ -1218,7 +1210,7 @@ def test_the_first_tuned_call_into_an_output_is_right(
     z = torch.randn(1, 3, 4, 4)
     out = z.clone()
     OPS.convolution_out.default(*arguments, out=out, alpha=alpha, beta=beta, policy=TUNE)
-    assert _ran()["why"] == "tuned"
+    assert _ran().why == "tuned"
     expected = alpha * F.conv2d(x, w) + beta * z
     torch.testing.assert_close(out, expected)
     kept = z.clone()
@@ -1230,7 +1222,7 @@ def test_the_first_tuned_call_into_an_output_is_right(
 def test_tuning_does_not_move_the_random_state(fake: Any, x: Tensor, w: Tensor) -> None:
     fake.script("fake:a")
     state = torch.get_rng_state()
-    assert _convolve(x, w, TUNE) == "fake:a" and _ran()["why"] == "tuned"
+    assert _convolve(x, w, TUNE) == "fake:a" and _ran().why == "tuned"
     assert torch.equal(torch.get_rng_state(), state)
     # And does not depend on it.
     errors = set()
@@ -1256,7 +1248,7 @@ def test_an_interrupted_measuring_stores_nothing(
         _measure(x, w, progress=interrupt)
     assert fake.counts("fake:a")[0] == 1 and _C.table_export() == []
     assert _convolve(x, w, TUNE) == "fake:a"
-    assert _ran()["why"] == "tuned"
+    assert _ran().why == "tuned"
 
 
 def test_the_time_budget_keeps_pytorch_and_names_what_was_not_tried(

@@ -5,9 +5,10 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import conftest
 import pytest
 import torch
-from conftest import check_compiles
+from conftest import check_compiles, newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -18,14 +19,7 @@ BOTH: dict[str, tuple[Function, Function]] = {
     "softmax": (ops.softmax, torch.softmax),
     "log_softmax": (ops.log_softmax, torch.log_softmax),
 }
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda t: t,
-    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
-    "transposed": lambda t: t.transpose(1, 3),
-    "sliced": lambda t: t[:, :, ::2],
-    "expanded": lambda t: t[:1].expand(3, -1, -1, -1),
-    "one_batch": lambda t: t[:1],
-}
+VIEWS = {**conftest.VIEWS, "one_batch": lambda t: t[:1]}
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -119,8 +113,7 @@ def test_pins_are_obeyed(name: str, device: str) -> None:
         y = BOTH[name][0](x, 1, policy=Policy(family="softmax", fwd=pin, bwd=pin))
         y.sum().backward()
         for op in ("softmax_fwd", "softmax_bwd"):
-            choice = ops.last_choice(op)
-            assert choice is not None
+            choice = newest(op)
             assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import check_compiles, needs_cuda
+from conftest import check_compiles, needs_cuda, newest
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -186,8 +186,7 @@ def test_pins_are_obeyed(device: str) -> None:
             y = ops.grid_sample(x, grid, align_corners=True, policy=policies["grid_sample"])
             y.sum().backward()
             for op in (f"{family}_fwd", f"{family}_bwd"):
-                choice = ops.last_choice(op)
-                assert choice is not None
+                choice = newest(op)
                 assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 

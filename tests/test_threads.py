@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ import torch.nn.functional as F
 
 from torch_cudnn_ext import _C, knobs, last_choice, ops, tuning
 from torch_cudnn_ext import nn as ours
+from torch_cudnn_ext.knobs import pushed
 
 OPS = torch.ops.torch_cudnn_ext
 THREADS = 8
-Flags = Callable[[str], AbstractContextManager[None]]
 
 
 def _on_threads(work: Callable[[int], Any]) -> list[Any]:
@@ -45,7 +44,7 @@ def _supported(op: str, x: torch.Tensor, w: torch.Tensor, device: str) -> list[s
     return [candidate["algorithm"] for candidate in candidates if candidate["status"] == "ok"]
 
 
-def test_each_thread_sees_its_own_flags(device: str, flags: Flags) -> None:
+def test_each_thread_sees_its_own_flags(device: str) -> None:
     x, w = _layer(device)
     passes = ("fwd", "bwd_data", "bwd_filter")
     pins = [
@@ -62,7 +61,7 @@ def test_each_thread_sees_its_own_flags(device: str, flags: Flags) -> None:
     all_hold = threading.Barrier(THREADS, timeout=60)
 
     def work(index: int) -> None:
-        with flags(";".join(f"{name}={algorithm}" for name, algorithm in pins[index].items())):
+        with pushed(";".join(f"{name}={algorithm}" for name, algorithm in pins[index].items())):
             all_hold.wait()
             for _ in range(20):
                 y = OPS.conv2d.default(x, w, padding=[1, 1])

@@ -350,7 +350,7 @@ def profile_command(
         channels_last,
         policy,
         device,
-        partial(_layers, stand_ins=True),
+        partial(_layers, stand_ins=target is not None or device is None),
     )
     settings = _settings(
         work.layers,
@@ -386,15 +386,14 @@ def _kept(choices: str, problem: str | None) -> Profile:
 
 
 def _print_profile(result: Profile, format: Format, show_all: bool, top: int) -> None:
-    extent = report.Extent(show_all, top, "--all", "--top 0")
-    if format is Format.table:
-        report.print_profile(result, extent)
+    if format in (Format.table, Format.markdown):
+        extent = report.Extent(show_all, top, "--all", "--top 0")
+        tables = report.profile_tables(result, extent)
+        _print(report.tables_markdown(tables) if format is Format.markdown else tables)
     elif format is Format.json:
         typer.echo(result.to_json())
     elif format is Format.csv:
         typer.echo(result.to_csv(), nl=False)
-    else:
-        typer.echo(report.profile_markdown(result, extent), nl=False)
 
 
 @app.command("list")
@@ -848,7 +847,8 @@ def info_command(
     for path in _C.cudnn_files():
         typer.echo(f"{'libcudnn':15} {path}")
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    devices += [f"target:{file.stem}" for file in _device_files()]
+    files = Path(__file__).parent.glob("devices/*.json")
+    devices += [f"target:{file.stem}" for file in sorted(files)]
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
     typer.echo()
@@ -890,10 +890,6 @@ def _spread(jobs: int, function: Callable[..., T], work: list[list[Any]]) -> Ite
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
-
-
-def _device_files() -> list[Path]:
-    return sorted((Path(__file__).parent / "devices").glob("*.json"))
 
 
 # What the options mean.

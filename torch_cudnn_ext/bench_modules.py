@@ -26,9 +26,6 @@ from .measuring import Progress
 from .peaks import current
 from .workload import DTYPES, in_channels_last
 
-__all__ = ["CASES", "MIXED", "Case", "ModuleComparison", "compare_modules", "comparison_text"]
-
-
 _Window = int | tuple[int, ...]
 
 

@@ -27,8 +27,6 @@ from .peaks import host_ms
 from .processes import processes
 from .workload import call_model, load_model, sum_of_outputs, tensors_in
 
-__all__ = ["PRECISIONS", "NetworkComparison", "compare_networks", "comparison_text"]
-
 # What matrix products, convolutions and recurrent networks may use, and the type of autocast.
 PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
     "f32": ("ieee", None),

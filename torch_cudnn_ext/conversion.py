@@ -411,7 +411,7 @@ def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[Non
 
     So are those of subclasses that compute as their parent in ``torch.nn`` does, and pinned ones:
     their pins, and what these have chosen, are set aside meanwhile. What changes has the policy;
-    but dropouts have none, since an algorithm says which random numbers they draw.
+    but dropouts have none, which would draw other random numbers under it.
     """
     changes = [
         (step.module, ours)
@@ -422,7 +422,7 @@ def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[Non
     try:
         for module, ours in changes:
             done.append((module, type(module), exchange(module, ours)))
-            if isinstance(module, nn.Tunable) and module.family != "dropout":
+            if isinstance(module, nn.Tunable) and not module._draws:
                 module.policy = policy
         settle_fast_paths(model.modules())
         yield

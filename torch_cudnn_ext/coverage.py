@@ -8,7 +8,6 @@ result.print()
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -131,7 +130,7 @@ def coverage(
         seen, *_ = _ran(model, inputs, backward, Watch(model))
         pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
         free = {one["problem"]: one["device"] for one in seen if one["problem"] not in pinned}
-        refusals = _refusals(free.items(), backends)
+        refusals = _refusals(free, backends)
         lines = free.keys() - refusals.keys()
         # A line is a rule for those that say more, too: of two that hold, that one's own is first.
         every = ",".join(dict.fromkeys(b for op in _C.operators() for b in op["backends"]))
@@ -170,10 +169,10 @@ def _names(backends: str) -> set[str]:
         raise ValueError(f"coverage: argument backends: got {backends!r}: {error}") from error
 
 
-def _refusals(problems: Iterable[tuple[str, str]], backends: str) -> dict[str, str]:
+def _refusals(problems: dict[str, str], backends: str) -> dict[str, str]:
     """By problem, each with its device, why the backends do not take it or what it shares."""
     refusals: dict[str, str] = {}
-    for problem, device in dict.fromkeys(problems):
+    for problem, device in problems.items():
         if reason := _refusal(problem, device, backends):
             refusals |= dict.fromkeys((problem, *_C.problem_info(problem)["coupled"]), reason)
     return refusals

@@ -396,16 +396,10 @@ def _measured(calls: list[LayerCall]) -> list[LayerCall]:
             continue
         key, place = (call.problem, call.algorithm, call.device), (call.problem, call.device)
         if key not in times:
-            rows = _C.measure(
-                call.problem,
-                call.device,
-                call.policy,
-                algorithms=[call.algorithm],
-                record=False,
+            (row,) = _C.measure(
+                call.problem, call.device, call.policy, algorithms=[call.algorithm], record=False
             )
-            times[key] = next(
-                ((row["median_ms"], row["workspace_bytes"]) for row in rows), (None, None)
-            )
+            times[key] = row["median_ms"], row["workspace_bytes"]
         if place not in kernels:
             kernels[place] = _kernels_of_pytorch(*place)
         ms, workspace_bytes = times[key]

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
     _Measured = tuple[list[Measurement], list[TableEntry]]
 
-__all__ = [
-    "BASELINE",
-    "Progress",
-    "Task",
-    "check_jobs",
-    "fp32_switches",
-    "measure_tasks",
-    "no_algorithm",
-]
-
 BASELINE = "aten:default"  # PyTorch's own kernel
 
 

@@ -15,8 +15,6 @@ from multiprocessing.connection import Connection, wait
 from threading import Thread, main_thread
 from typing import Any, TypeVar
 
-__all__ = ["Processes", "processes"]
-
 T = TypeVar("T")
 
 

@@ -226,10 +226,7 @@ class LayerProfile:
     @property
     def pytorch(self) -> Measurement | None:
         """PyTorch's own choice, whether or not the policy admits it; ``None`` where it cannot."""
-        return next(
-            (r for r in self.rows if r["algorithm"] == BASELINE and r["median_ms"] is not None),
-            None,
-        )
+        return self.find(BASELINE)
 
     def find(self, algorithm: str | None) -> Measurement | None:
         """The timed measurement of an algorithm."""
@@ -437,7 +434,7 @@ class Profile:
             TypeError: ``top`` is no integer.
             ValueError: It is negative.
         """
-        report.print_profile(self, report.Extent(show_all, top))
+        report.print_tables(report.profile_tables(self, report.Extent(show_all, top)))
 
     def __repr__(self) -> str:
         """What it is of, in a line."""
@@ -450,11 +447,11 @@ class Profile:
         return self.to_markdown()
 
     def _repr_html_(self) -> str:
-        return report.profile_html(self)
+        return report.tables_html(report.profile_tables(self, report.Extent()))
 
     def to_markdown(self, show_all: bool = False, top: int = 0) -> str:
         """The tables and the summary as Markdown."""
-        return report.profile_markdown(self, report.Extent(show_all, top))
+        return report.tables_markdown(report.profile_tables(self, report.Extent(show_all, top)))
 
     def to_pandas(self) -> pandas.DataFrame:
         """`records` as a data frame.
@@ -616,7 +613,10 @@ def measure_layers(
         ValueError: ``jobs``, the number of processes, is less than 1.
     """
     layers = merge(layers)
-    keys = [f"profile | {settings.key(layer.problem)}" for layer in layers]
+    keys = [
+        f"profile | {settings.key(layer.problem)} | measured={_measured(layer, settings)}"
+        for layer in layers
+    ]
     finished = [journal.get(key, LayerProfile) if journal is not None else None for key in keys]
     left = [
         _measured(layer, settings)
@@ -699,12 +699,11 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
     problem, policy = _measured(layer, settings), settings.measured_policy
     rows = _with_baseline(rows, problem, settings)
     flops, bytes_moved = _cost(problem)
-    current, refusal = _chosen(problem, settings.device, settings.policy)
     heuristic, _ = _chosen(
         problem, settings.device, ";".join(word for word in ("heuristic", policy) if word)
     )
     target = f"target:{settings.target}" if settings.target is not None else None
-    return LayerProfile(
+    profile = LayerProfile(
         problem=layer.problem,
         names=list(layer.names),
         count=layer.count,
@@ -714,12 +713,13 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
         flops=flops,
         floor_ms=_peaks(problem, settings).floor_ms(flops, bytes_moved),
         rows=rows,
-        current=current,
+        current=None,
         heuristic=heuristic,
-        refusal=refusal,
         listed_for=target,
         listed=_C.candidates(layer.problem, target, policy) if target is not None else [],
     )
+    profile.current, profile.refusal = _current(profile, settings)
+    return profile
 
 
 def _at_batch(problem: str, batch: int) -> str:
@@ -742,6 +742,19 @@ def _chosen(problem: str, device: str, policy: str) -> tuple[str | None, str]:
         return _C.choose(problem, device, policy)["algorithm"], ""
     except RuntimeError as error:
         return None, str(error).partition("\n")[0]  # the rest stands in the table
+
+
+def _current(profile: LayerProfile, settings: Settings) -> tuple[str | None, str]:
+    """What the settings' policy would run, or None and why it would refuse to."""
+    info, cap = _C.problem_info(profile.measured), settings.max_workspace_bytes
+    fields = _C.policy_fields(_C.policy_for(profile.measured, settings.policy), info["family"])
+    tunes = fields.get(info["pass_name"], "autotune" if fields.get("benchmark") else None)
+    if cap is None or tunes != "autotune":
+        return _chosen(profile.measured, settings.device, settings.policy)
+    # Under the cap, which keeps nothing from being measured here, it would tune once more.
+    if best := profile.best(cap):
+        return best["algorithm"], ""
+    return None, f"of what was measured nothing keeps to a workspace of {cap} bytes"
 
 
 def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) -> list[Measurement]:

@@ -584,21 +584,6 @@ def algorithm_counts(op: str, problem: str, backends: list[str], gpu: str) -> li
     return rows
 
 
-def print_profile(profile: Profile, extent: Extent) -> None:
-    """Print a profile to standard output."""
-    print_tables(profile_tables(profile, extent))
-
-
-def profile_markdown(profile: Profile, extent: Extent) -> str:
-    """A profile as Markdown."""
-    return tables_markdown(profile_tables(profile, extent))
-
-
-def profile_html(profile: Profile) -> str:
-    """A profile as HTML, for notebooks."""
-    return tables_html(profile_tables(profile, Extent()))
-
-
 class ProgressBar:
     """A bar on standard error for problems and their algorithms; nothing where it is no terminal.
 

@@ -210,6 +210,7 @@ def export_choices(path: str | os.PathLike[str]) -> int:
     _check_replaceable(path)
     entries = choices()
     write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    _held[resolved(path)] = _by_key(entries)
     return len(entries)
 
 
@@ -218,7 +219,7 @@ def add_choices(path: str | os.PathLike[str]) -> int:
 
     Processes that add to one file at a time wait for each other, so that no problem is lost: they
     lock a hidden file beside it, which stays. Of a problem that both have, this table's ranking is
-    kept.
+    kept, unless it is what the file held when this process last read or wrote it.
 
     Returns:
         The number of entries.
@@ -228,8 +229,9 @@ def add_choices(path: str | os.PathLike[str]) -> int:
         OSError: It cannot be read or written, or is no regular file.
     """
     _check_replaceable(path)
-    mine = choices()
     target = resolved(path)
+    held = _held.get(target, {})
+    mine = [entry for key, entry in _by_key(choices()).items() if held.get(key) != entry]
     with ExitStack() as stack:
         with naming(path):
             file = target.parent / f".{target.name}.lock"
@@ -268,7 +270,20 @@ def import_choices(path: str | os.PathLike[str]) -> int:
         ValueError: A line is no entry (the message gives its number); nothing is changed then.
         OSError: The file cannot be read.
     """
-    return _C.table_import(read_choices(path))
+    entries = read_choices(path)
+    count = _C.table_import(entries)
+    read = _by_key(entries)
+    now = _by_key(choices())  # as the table has them
+    _held[resolved(path)] = {key: now[key] for key in read}
+    return count
+
+
+# By file, the choices that it held when it was last read or written here.
+_held: dict[Path, dict[tuple[str, str, str], TableEntry]] = {}
+
+
+def _by_key(entries: Iterable[TableEntry]) -> dict[tuple[str, str, str], TableEntry]:
+    return {(one["problem"], one["device"], one["constraints"]): one for one in entries}
 
 
 def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:

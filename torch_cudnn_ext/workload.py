@@ -51,6 +51,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
 }
 FRAMES = 16  # of a video network's clips
+AUTOCASTS = ("cpu", "cuda")
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
 
 T = TypeVar("T")
@@ -397,6 +398,10 @@ def network_layers(
     check_passes(passes)
     watch = Watch(model)
     backward = not is_inference(passes)
+    if backward and torch.is_inference_mode_enabled():
+        raise ValueError(
+            "train: nothing has a gradient in inference mode, wanted another mode, or train=False"
+        )
     with (
         converted(model, "heuristic"),  # a knob may pin what cannot run
         kept_as_it_was(model),
@@ -448,8 +453,7 @@ def _with_stand_ins(
         first = _with_each_tensor(
             lambda t: t[:1].detach().requires_grad_(t.requires_grad), detached(inputs)
         )
-        # Over one image there may be nothing to normalise.
-        with suppress(RuntimeError, ValueError):
+        with suppress(Exception):  # a network may raise any where it takes no batch of one
             small = network_layers(model, first, passes, policy).layers
     if any(layer.problem.startswith("rnn") for layer in small):  # the first may be a time step
         small = []
@@ -671,10 +675,13 @@ class Watch(TorchFunctionMode):
     @staticmethod
     def _autocast(arguments: Sequence[Any]) -> tuple[str, torch.dtype] | None:
         for item in tree_leaves(arguments):
-            if isinstance(item, Tensor) and not item.is_meta:
-                device = item.device.type
-                if torch.is_autocast_enabled(device):
-                    return device, torch.get_autocast_dtype(device)
+            if not isinstance(item, Tensor):
+                continue
+            if item.is_meta:
+                if item.is_floating_point() and any(map(torch.is_autocast_enabled, AUTOCASTS)):
+                    raise RuntimeError("tensors of the meta device do not obey autocast")
+            elif torch.is_autocast_enabled(device := item.device.type):
+                return device, torch.get_autocast_dtype(device)
         return None
 
 

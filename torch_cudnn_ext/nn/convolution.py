@@ -13,9 +13,7 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext.nn.tunable import ONCE, Tunable
 from torch_cudnn_ext.ops._arguments import check_tensor
 from torch_cudnn_ext.ops.convolution import border, pad_behind
-from torch_cudnn_ext.policy import Policy
-
-_PASSES = ("fwd", "bwd_data", "bwd_filter")
+from torch_cudnn_ext.policy import Policy, passes_of
 
 
 class _Convolution(Tunable, _ConvNd):
@@ -74,7 +72,7 @@ class _Convolution(Tunable, _ConvNd):
     def _thaw(self) -> None:
         """Forget what ``guess_once`` and ``time_once`` have chosen."""
         policy = Policy.parse(self._policy)
-        choices = {name: policy.get(name) for name in _PASSES}
+        choices = {name: policy.get(name) for name in passes_of(self.family)}
         once = {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
         self._once = tuple(once)
         self._running = policy.replace(**once).text or None
@@ -162,7 +160,7 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
         if self._once and (
             waiting := self._waiting(input, "bwd_data", fwd=input, bwd_filter=self.weight)
         ):
-            self._freeze_transposed(input, self.padding, arguments, waiting)
+            self._freeze_transposed(input, arguments, waiting)
         weight, bias = self.weight, self.bias
         output: Tensor = self._operator(input, weight, bias, *arguments, policy=self._running)
         return output
@@ -171,15 +169,12 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
         reason="guess_once and time_once choose at a first call in eager mode"
     )
     def _freeze_transposed(
-        self,
-        input: Tensor,
-        padding: tuple[int, ...],
-        arguments: tuple[Any, ...],
-        waiting: list[str],
+        self, input: Tensor, arguments: tuple[Any, ...], waiting: list[str]
     ) -> None:
         # The primitive's x is this module's output, of which only the form is needed.
         metas = (input.detach().to("meta"), self.weight.detach().to("meta"))
         x = torch.empty_like(self._operator(*metas, None, *arguments), device=input.device)
+        _, padding, *_ = arguments
         self._freeze(x, self.weight, padding, waiting)
 
 

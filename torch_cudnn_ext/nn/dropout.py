@@ -12,6 +12,7 @@ class Dropout(Tunable, torch.nn.Dropout):
 
     replaces = torch.nn.Dropout
     family = "dropout"
+    _draws = True
 
     def forward(self, input: Tensor) -> Tensor:
         """Dropout in training; the input itself in evaluation."""

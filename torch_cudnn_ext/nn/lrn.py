@@ -14,6 +14,10 @@ from torch_cudnn_ext.policy import PolicyLike
 class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
     """``torch.nn.LocalResponseNorm`` with a choice of algorithm, by keyword ``policy``.
 
+    Where ``alpha``, ``beta`` or ``k`` is a tensor that requires a gradient, or one of several
+    elements, no algorithm is chosen: PyTorch's own formula runs, whatever the policy, as the
+    operators take numbers. cuDNN's window has no such formula: there it is a ``TypeError``.
+
     Attributes:
         window: Which middle an even window has, PyTorch's (``torch``) or cuDNN's (``cudnn``).
     """
@@ -29,6 +33,9 @@ class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised over neighbouring channels; sizes as the input's."""
+        if self.window == "torch" and any(map(_is_no_number, (self.alpha, self.beta, self.k))):
+            result: Tensor = super().forward(input)
+            return result
         return local_response_norm(
             input, self.size, self.alpha, self.beta, self.k, self.window, policy=self._running
         )
@@ -74,3 +81,7 @@ class DivisiveNorm(Tunable):
         """The arguments, and the policy."""
         line = f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
         return ", ".join(words for words in (line, super().extra_repr()) if words)
+
+
+def _is_no_number(value: object) -> bool:
+    return isinstance(value, Tensor) and (value.requires_grad or value.numel() > 1)

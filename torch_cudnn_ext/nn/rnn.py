@@ -68,8 +68,8 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             TypeError: An argument has a type that it does not take.
             ValueError: ``input`` has neither 2 nor 3 dimensions, or dtypes or devices do not fit.
             RuntimeError: Sizes of ``input`` or ``hx`` do not fit, a pinned algorithm cannot run, or
-                none can under the policy; or states are remembered and the call is one in a
-                backward, without ``hx``.
+                none can under the policy; or states are remembered and without ``hx`` the call is
+                one in a backward, or its batch has another size than theirs.
         """
         if self.remember_states and hx is None and _is_in_backward():
             raise RuntimeError(
@@ -92,7 +92,11 @@ class Recurrent(Tunable, torch.nn.RNNBase):
                 )
             if not batched:
                 data = input.unsqueeze(0 if self.batch_first else 1)
-        states = self._states_at_start(hx, batched, data.dtype)
+        states = (
+            self._states_to_go_on(data, batch_sizes)
+            if hx is None
+            else self._states_given(hx, batched)
+        )
         self._check(data, batch_sizes, states)
         states = tuple(_permuted(state, order) for state in states)
         y, *ends = _FUNCTIONS[self.mode](
@@ -193,11 +197,20 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             layers.append(views)
         return layers
 
-    def _states_at_start(
-        self, hx: States | None, batched: bool, dtype: torch.dtype
-    ) -> tuple[Tensor, ...]:
-        if hx is None:
-            return tuple(_usable(s, dtype) for s in self._states) if self.remember_states else ()
+    def _states_to_go_on(self, data: Tensor, batch_sizes: Tensor | None) -> tuple[Tensor, ...]:
+        if not self.remember_states or not self._states:
+            return ()
+        batch_dim = 0 if self.batch_first else 1
+        batch = data.size(batch_dim) if batch_sizes is None else int(batch_sizes[0])
+        remembered = self._states[0].size(1)
+        if batch != remembered:
+            raise RuntimeError(
+                f"{type(self).__name__}: the states that are remembered are of a batch of "
+                f"{remembered}, the input has {batch}; call reset_states() or give hx"
+            )
+        return tuple(_usable(state, data.dtype) for state in self._states)
+
+    def _states_given(self, hx: States, batched: bool) -> tuple[Tensor, ...]:
         name = type(self).__name__
         states: Sequence[Any] = (hx,)
         if self.mode == "LSTM":

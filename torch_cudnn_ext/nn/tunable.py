@@ -39,6 +39,7 @@ class Tunable(torch.nn.Module):
     _policy: str = ""
     _running: str | None = None
     _takes_once: ClassVar[bool] = False
+    _draws: ClassVar[bool] = False  # whether an algorithm says which random numbers it draws
     _remembers: ClassVar[tuple[str, ...]] = ()  # attributes that a call may change
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -76,7 +76,7 @@ def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int
 def integers_of(function: str, argument: str, value: object, wanted: str) -> list[int]:
     """Any number of integers; ``wanted`` tells of them where there is something else."""
     is_array = isinstance(value, Tensor | np.ndarray) and value.ndim == 1
-    if is_array or (isinstance(value, Sequence) and not isinstance(value, str)):
+    if is_array or (isinstance(value, Sequence) and not isinstance(value, str | bytes)):
         items = [integer(item) for item in cast(Iterable[object], value)]
         numbers = [item for item in items if item is not None]
         if len(numbers) == len(items):
@@ -115,6 +115,12 @@ def check_number(function: str, argument: str, value: object) -> None:
         is_number = isinstance(value, _NUMBERS)
     if not is_number:
         raise wrong_type(function, argument, value, "a number")
+
+
+def check_flag(function: str, argument: str, value: object) -> None:
+    """Raise ``TypeError`` unless the argument is a bool, NumPy's too."""
+    if not isinstance(value, bool | np.bool_ | torch.SymBool):
+        raise wrong_type(function, argument, value, "a bool")
 
 
 def _is_meta(value: object) -> bool:

@@ -1,10 +1,17 @@
 """Batch normalisation as functions."""
 
+import math
 from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, call_for_all, check_number, check_tensor
+from torch_cudnn_ext.ops._arguments import (
+    call,
+    call_for_all,
+    check_flag,
+    check_number,
+    check_tensor,
+)
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 NormMode: TypeAlias = Literal["spatial", "per_activation"]
@@ -74,7 +81,10 @@ def batch_norm(
             statistics are missing without training; or the policy is wrong.
     """
     check_tensor("batch_norm", "input", input)
-    _check_eps("batch_norm", eps)
+    check_flag("batch_norm", "training", training)
+    _check_numbers("batch_norm", momentum, eps)
+    if training:
+        _check_values("batch_norm", input, mode)
     return call(
         "batch_norm",
         input,
@@ -116,7 +126,8 @@ def batch_norm_train(
         ``None`` where none were given.
     """
     check_tensor("batch_norm_train", "input", input)
-    _check_eps("batch_norm_train", eps)
+    _check_numbers("batch_norm_train", momentum, eps)
+    _check_values("batch_norm_train", input, mode)
     mean, var = (
         running.detach().clone() if isinstance(running, Tensor) else running
         for running in (running_mean, running_var)
@@ -138,8 +149,19 @@ def batch_norm_train(
     return BatchNormTrained(output, batch_mean, invstd, mean, var)
 
 
-def _check_eps(function: str, eps: float) -> None:
+def _check_numbers(function: str, momentum: float, eps: float) -> None:
     """Refuse what ``torch.nn.functional.batch_norm`` refuses."""
+    check_number(function, "momentum", momentum)
     check_number(function, "eps", eps)
     if eps <= 0:
         raise ValueError(f"{function}: argument eps: got {eps}, wanted more than 0")
+
+
+def _check_values(function: str, input: Tensor, mode: NormMode) -> None:
+    """Refuse one value a statistic in training, of a meta tensor and in a graph too."""
+    space = () if mode == "per_activation" else input.shape[2:]
+    if input.dim() >= 2 and math.prod((input.shape[0], *space)) == 1:
+        raise ValueError(
+            f"{function}: argument input: got sizes {tuple(input.shape)}, "
+            "wanted more than 1 value per channel when training"
+        )

@@ -18,8 +18,10 @@ from torch.nn import functional as F
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
     call,
+    check_flag,
     check_number,
     check_tensor,
+    integer_of,
     integers_of,
     sizes_of,
 )
@@ -282,6 +284,7 @@ def convolution(
     """
     name = "convolution"
     n = _spatial_dims(name, "weight", weight)
+    check_flag(name, "transposed", transposed)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     words = ("valid", "half", "full") if transposed else _BORDER_MODES
     kernel = weight.shape[2:]
@@ -294,7 +297,7 @@ def convolution(
         dilation_,
         transposed,
         sizes_of(name, "output_padding", output_padding, n),
-        groups,
+        integer_of(name, "groups", groups),
     )
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
 
@@ -355,7 +358,7 @@ def convolution_backward_input(
         stride_,
         _even_padding(name, padding, kernel, stride_, dilation_, _BORDER_MODES),
         dilation_,
-        groups,
+        integer_of(name, "groups", groups),
     )
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
 
@@ -418,7 +421,7 @@ def convolution_backward_weight(
         stride_,
         _even_padding(name, padding, weight_size_[2:], stride_, dilation_, _BORDER_MODES),
         dilation_,
-        groups,
+        integer_of(name, "groups", groups),
     )
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
 
@@ -504,8 +507,9 @@ def _convolve(
     text = policy_text(policy)
     if not _flips(name, conv_mode):
         return call(name, input, weight, bias, stride_, before, dilation_, groups, policy=text)
+    count = integer_of(name, "groups", groups)
     return _flipped(
-        input, weight, bias, stride_, before, dilation_, False, [0] * n, groups, policy=text
+        input, weight, bias, stride_, before, dilation_, False, [0] * n, count, policy=text
     )
 
 
@@ -533,8 +537,9 @@ def _convolve_transposed(
         return call(
             name, input, weight, bias, stride_, padding_, added, groups, dilation_, policy=text
         )
+    count = integer_of(name, "groups", groups)
     return _flipped(
-        input, weight, bias, stride_, padding_, dilation_, True, added, groups, policy=text
+        input, weight, bias, stride_, padding_, dilation_, True, added, count, policy=text
     )
 
 

@@ -8,7 +8,14 @@ from torch import Tensor
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_cudnn_ext.ops._arguments import call, check_reduction, check_tensor, wrong_type
+from torch_cudnn_ext.ops._arguments import (
+    call,
+    check_flag,
+    check_reduction,
+    check_tensor,
+    integer_of,
+    wrong_type,
+)
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Lengths: TypeAlias = Tensor | Sequence[int] | int
@@ -78,14 +85,14 @@ def ctc_loss(
         A scalar, or with ``none`` ``[N]``, or ``[]`` without a batch. Differentiable once.
 
     Raises:
-        TypeError: ``log_probs`` or ``targets`` is no tensor, or ``policy`` none of what stands for
-            one.
+        TypeError: An argument has a type that it does not take.
         ValueError: Sizes, lengths, classes, dtypes or devices do not fit together, a word is
             unknown, or the policy is wrong.
     """
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)
     check_reduction("ctc_loss", reduction)
+    check_flag("ctc_loss", "zero_infinity", zero_infinity)
     inputs = _lengths("input_lengths", input_lengths)
     lengths = _lengths("target_lengths", target_lengths)
     if targets.dtype in (torch.uint8, torch.int8, torch.int16, torch.bool):
@@ -100,7 +107,7 @@ def ctc_loss(
         targets,
         inputs,
         lengths,
-        blank,
+        integer_of("ctc_loss", "blank", blank),
         zero_infinity,
         policy=policy_text(policy, "ctc"),
     )

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_number, check_tensor
+from torch_cudnn_ext.ops._arguments import call, check_flag, check_number, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -42,6 +42,7 @@ def dropout(
     """
     check_tensor("dropout", "input", input)
     check_number("dropout", "p", p)
+    check_flag("dropout", "training", training)
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: argument p: got {p}, wanted a probability from 0 to 1")
     text = policy_text(policy, "dropout")

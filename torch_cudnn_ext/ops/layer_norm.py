@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, integers_of
+from torch_cudnn_ext.ops._arguments import (
+    call,
+    check_flag,
+    check_number,
+    check_tensor,
+    integer_of,
+    integers_of,
+)
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 _FAMILY = "layer_norm"
@@ -38,10 +45,11 @@ def layer_norm(
         autocast it is float32, as with PyTorch.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
     """
     check_tensor("layer_norm", "input", input)
+    check_number("layer_norm", "eps", eps)
     sizes = integers_of("layer_norm", "normalized_shape", normalized_shape, "integers")
     text = policy_text(policy, _FAMILY)
     return call("layer_norm", input, sizes, weight, bias, eps, policy=text)
@@ -72,10 +80,12 @@ def rms_norm(
         format, as PyTorch's). Differentiable twice.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
     """
     check_tensor("rms_norm", "input", input)
+    if eps is not None:
+        check_number("rms_norm", "eps", eps)
     sizes = integers_of("rms_norm", "normalized_shape", normalized_shape, "integers")
     text = policy_text(policy, _FAMILY)
     return call("rms_norm", input, sizes, weight, eps, policy=text)
@@ -119,10 +129,13 @@ def instance_norm(
         A contiguous tensor of the input's sizes and dtype. Differentiable twice.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
     """
     check_tensor("instance_norm", "input", input)
+    check_flag("instance_norm", "use_input_stats", use_input_stats)
+    check_number("instance_norm", "momentum", momentum)
+    check_number("instance_norm", "eps", eps)
     text = policy_text(policy, _FAMILY)
     statistics = (running_mean, running_var)
     options = (use_input_stats, momentum, eps)
@@ -163,6 +176,7 @@ def group_norm(
             the policy is wrong.
     """
     check_tensor("group_norm", "input", input)
+    check_number("group_norm", "eps", eps)
     groups = integer_of("group_norm", "num_groups", num_groups)
     if groups >= 1 and input.dim() >= 2 and input.numel() == groups:
         raise ValueError(

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor
+from torch_cudnn_ext.ops._arguments import call, check_number, check_tensor, integer_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 LrnWindow: TypeAlias = Literal["torch", "cudnn"]
@@ -45,10 +45,11 @@ def local_response_norm(
         A tensor of the input's sizes, dtype and memory format. Differentiable twice.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: An argument is out of range, or the policy is wrong.
     """
     check_tensor("local_response_norm", "input", input)
+    size = _checked_size("local_response_norm", size, alpha, beta, k)
     text = policy_text(policy, "lrn")
     return call("local_response_norm", input, size, alpha, beta, k, window, policy=text)
 
@@ -89,9 +90,17 @@ def divisive_norm(
         A tensor of the input's sizes, dtype and memory format. Differentiable twice.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: An argument is out of range, or the policy is wrong.
     """
     check_tensor("divisive_norm", "input", input)
+    size = _checked_size("divisive_norm", size, alpha, beta, k)
     text = policy_text(policy, "lrn")
     return call("divisive_norm", input, size, alpha, beta, k, means, policy=text)
+
+
+def _checked_size(function: str, size: int, alpha: float, beta: float, k: float) -> int:
+    """The window's size, where it and the numbers have types that are taken."""
+    for argument, value in (("alpha", alpha), ("beta", beta), ("k", k)):
+        check_number(function, argument, value)
+    return integer_of(function, "size", size)

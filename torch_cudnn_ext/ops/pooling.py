@@ -24,7 +24,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.ops._arguments import Sizes, call, check_number, check_tensor, sizes_of
+from torch_cudnn_ext.ops._arguments import (
+    Sizes,
+    call,
+    check_flag,
+    check_number,
+    check_tensor,
+    integer_of,
+    sizes_of,
+)
 from torch_cudnn_ext.policy import Policy, PolicyLike, as_policy, policy_text
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
@@ -315,7 +323,8 @@ def adaptive_avg_pool2d(
     Elsewhere windows differ in size, and ``aten:default`` alone takes them.
 
     Args:
-        input: ``[N, C, H, W]`` or ``[C, H, W]``.
+        input: ``[N, C, H, W]`` or ``[C, H, W]``; with an ``output_size`` of 1 there may be more
+            dimensions in front, as PyTorch has it (but not in one dimension of space).
         output_size: Of the result; ``None`` is the input's size.
         policy: How to choose the algorithms.
 
@@ -390,6 +399,7 @@ def _max_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     name = f"max_pool{dims}d"
     check_tensor(name, "input", input)
+    check_flag(name, "ceil_mode", ceil_mode)
     kernel = sizes_of(name, "kernel_size", kernel_size, dims)
     arguments = (
         _strides(name, stride, dims, kernel),
@@ -420,6 +430,10 @@ def _avg_pool(
 ) -> Tensor:
     name = f"{kind}_pool{dims}d"
     check_tensor(name, "input", input)
+    check_flag(name, "ceil_mode", ceil_mode)
+    check_flag(name, "count_include_pad", count_include_pad)
+    if divisor_override is not None:
+        divisor_override = integer_of(name, "divisor_override", divisor_override)
     kernel = sizes_of(name, "kernel_size", kernel_size, dims)
     return call(
         "avg_pool",
@@ -471,6 +485,9 @@ def _adaptive_avg_pool(
 ) -> Tensor:
     name = f"adaptive_avg_pool{dims}d"
     sizes = _output_sizes(name, input, output_size, dims)
+    if 1 < dims < input.dim() - 2 and all(size == 1 for size in sizes):
+        flat = _adaptive_avg_pool(dims, input.flatten(0, -dims - 2), output_size, policy)
+        return flat.reshape(*input.shape[:-dims], *sizes)
     return call("avg_pool", input, sizes, sizes, [0] * dims, adaptive=True, policy=_text(policy))
 
 

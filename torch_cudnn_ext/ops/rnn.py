@@ -19,7 +19,14 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call_for_all, check_tensor, integers_of
+from torch_cudnn_ext.ops._arguments import (
+    call_for_all,
+    check_flag,
+    check_number,
+    check_tensor,
+    integer_of,
+    integers_of,
+)
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -171,6 +178,20 @@ def _run(
     policy: PolicyLike,
 ) -> tuple[Tensor, ...]:
     check_tensor(name, "input", input)
+    has_biases, num_layers, dropout, train, bidirectional = options
+    flags = {
+        "has_biases": has_biases,
+        "train": train,
+        "bidirectional": bidirectional,
+        "batch_first": batch_first,
+        "skip_input": skip_input,
+        "single_bias": single_bias,
+    }
+    for argument, flag in flags.items():
+        check_flag(name, argument, flag)
+    check_number(name, "dropout", dropout)
+    layers = integer_of(name, "num_layers", num_layers)
+    options = (has_biases, layers, dropout, train, bidirectional)
     keywords: dict[str, Any] = {
         "skip_input": skip_input,
         "single_bias": single_bias,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor, wrong_type
+from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, wrong_type
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -33,7 +33,7 @@ def softmax(
         A contiguous tensor of the input's sizes. Differentiable twice.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument has a type that it does not take.
         ValueError: ``dim`` is out of range, the dtype is not supported, or the policy is wrong.
     """
     return _along("softmax", input, dim, dtype, policy)
@@ -59,9 +59,8 @@ def _along(
     check_tensor(name, "input", input)
     if not isinstance(dtype, torch.dtype | None):  # an integer, too, would be taken for one
         raise wrong_type(name, "dtype", dtype, "a torch.dtype")
-    if dim is None:
-        dim = _implicit_dim(name, input.dim())
-    return call(name, input, dim, dtype, policy=policy_text(policy, "softmax"))
+    along = _implicit_dim(name, input.dim()) if dim is None else integer_of(name, "dim", dim)
+    return call(name, input, along, dtype, policy=policy_text(policy, "softmax"))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

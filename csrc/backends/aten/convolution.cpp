@@ -11,6 +11,7 @@
 
 #include "backends/aten/plan.h"
 #include "backends/aten/rewritten_convolution.h"
+#include "backends/large_images.h"
 #include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
@@ -311,6 +312,11 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
     return Unsupported{
         "PyTorch 2.11's f32 forwards on the CPU may read beside images of one channel where "
         "windows that go down by 1 and across by more leave one column"};
+  }
+  if (device.is_cuda() && exceeds_int_in_8_images(p)) {
+    return Unsupported{
+        "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
+        "there where 8 images of a larger batch have 2^31 elements or more"};
   }
   bool half = c10::isReducedFloatingType(p.x.dtype);
   if (!device.is_cuda() && half && meets_empty_windows(p)) {

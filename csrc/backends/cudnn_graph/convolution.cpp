@@ -6,6 +6,7 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
+#include "backends/large_images.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
@@ -148,8 +149,17 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
              "their sums, is not a power of 2";
     }
   }
-  if (p.pass == ConvolutionPass::bwd_data && algorithm.name == "eng2" && !packed) {
+  bool data_gradient = p.pass == ConvolutionPass::bwd_data;
+  if (data_gradient && algorithm.name == "eng2" && !packed) {
     return "engine 2 of cuDNN 9.19 writes between the rows of a strided result";
+  }
+  bool is_1_or_2 = algorithm.name == "eng1" || algorithm.name == "eng2";
+  if (data_gradient && is_1_or_2 && exceeds_int(p.x.numel())) {
+    return "engines 1 and 2 of cuDNN 9.19 compute wrong results of 2^31 elements or more";
+  }
+  if (algorithm.name == "eng19" && exceeds_int_in_8_images(p)) {
+    return "engine 19 of cuDNN 9.19 reads memory that is not there where 8 images of a larger "
+           "batch have 2^31 elements or more";
   }
   bool adds_behind_gemm = algorithm.name == "eng52" || algorithm.name == "eng53";
   bool one_pixel = p.x.numel() == p.x.sizes[0] * p.x.sizes[1];

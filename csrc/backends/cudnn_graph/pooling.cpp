@@ -4,6 +4,7 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
+#include "backends/large_images.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
@@ -131,8 +132,17 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
   return std::nullopt;
 }
 
-std::string find_defect(const PoolingProblem& p, const Algorithm&, const Notes& notes) {
+std::string find_defect(const PoolingProblem& p, const Algorithm& algorithm, const Notes& notes) {
   bool average = p.mode != PoolingMode::max;
+  int64_t results = p.y().numel();
+  if (algorithm.name != "eng2" && exceeds_int(std::max(p.x.numel(), results))) {
+    return "of cuDNN 9.19's engines for pooling only engine 2 is right from 2^31 elements on";
+  }
+  constexpr int64_t kMostResults = 1 << 23, kMostPlaces = 64;
+  if (algorithm.name == "eng1" && results > kMostResults && p.window_volume() > kMostPlaces) {
+    return "engine 1 of cuDNN 9.19 computes wrong results where there are more than 2^23 of large "
+           "windows";
+  }
   if (!notes.has(Note::runtime_compilation)) {
     bool fails = average && p.pass == Pass::bwd;
     return fails ? "cuDNN 9.19 asks at the run for tensors that its backward of an average does "
