@@ -886,3 +886,12 @@ def test_filter_gradients_of_images_that_large() -> None:
     ]
     dw = OPS.convolution_backward_weight.default(dy, x, sizes, [1, 1], [1, 1], [1, 1], 64)
     torch.testing.assert_close(dw.float(), sum(halves), rtol=1e-2, atol=1e3)
+
+
+@pytest.mark.big
+@pytest.mark.usefixtures("large_memory")
+def test_products_of_images_that_large_run_where_pytorchs_convolution_is_refused() -> None:
+    line = "conv_bwd_filter x=f16[12,64,2048,2048]:nhwc w=f16[32,64,1,1]:nhwc"
+    rows = {row["algorithm"]: row for row in _C.candidates(line, "cuda", "backends=aten")}
+    assert "8 images of a larger batch" in rows["aten:default"]["reason"]
+    assert rows["aten:matmul"]["status"] == "ok"

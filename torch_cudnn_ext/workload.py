@@ -51,7 +51,6 @@ DTYPES = {
     "bf16": torch.bfloat16,
 }
 FRAMES = 16  # of a video network's clips
-AUTOCASTS = ("cpu", "cuda")
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
 
 T = TypeVar("T")
@@ -678,7 +677,8 @@ class Watch(TorchFunctionMode):
             if not isinstance(item, Tensor):
                 continue
             if item.is_meta:
-                if item.is_floating_point() and any(map(torch.is_autocast_enabled, AUTOCASTS)):
+                is_on = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+                if is_on and item.is_floating_point():
                     raise RuntimeError("tensors of the meta device do not obey autocast")
             elif torch.is_autocast_enabled(device := item.device.type):
                 return device, torch.get_autocast_dtype(device)

@@ -13,6 +13,7 @@
 #include "backends/aten/rewritten_convolution.h"
 #include "backends/large_images.h"
 #include "core/tensors.h"
+#include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -313,11 +314,6 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
         "PyTorch 2.11's f32 forwards on the CPU may read beside images of one channel where "
         "windows that go down by 1 and across by more leave one column"};
   }
-  if (device.is_cuda() && exceeds_int_in_8_images(p)) {
-    return Unsupported{
-        "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
-        "there where 8 images of a larger batch have 2^31 elements or more"};
-  }
   bool half = c10::isReducedFloatingType(p.x.dtype);
   if (!device.is_cuda() && half && meets_empty_windows(p)) {
     return Unsupported{
@@ -331,6 +327,16 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
   }
   if (p.pass == ConvolutionPass::fwd) return refuse_endless(p, device);
   return std::nullopt;
+}
+
+// Of PyTorch's own convolution, whose kernel cuDNN chooses on a GPU.
+std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const Device& device) {
+  if (device.is_cuda() && is_cudnn_9_19() && exceeds_int_in_8_images(p)) {
+    return Unsupported{
+        "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
+        "there where 8 images of a larger batch have 2^31 elements or more"};
+  }
+  return refuse_problem(p, device);
 }
 
 // Of what is scaled behind PyTorch's kernel.
@@ -355,7 +361,7 @@ std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const D
   }
   if (auto refused = refuse_endless(p, device)) return refused;
   if (auto refused = refuse_scaled(p)) return refused;
-  return refuse_problem(p, device);
+  return refuse_convolution(p, device);
 }
 
 // What PyTorch's switches make of its convolution in this pass.
@@ -372,7 +378,7 @@ Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& 
 BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorithm,
                           const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  if (auto refused = refuse_problem(p, device)) return *refused;
+  if (auto refused = refuse_convolution(p, device)) return *refused;
   if (auto refused = refuse_scaled(p)) return *refused;
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
                                            [p](const Bindings& b) { return convolve(p, b); });
