@@ -94,6 +94,12 @@ def test_nothing_to_count(reduction: str, kind: str, device: str) -> None:
             F.cross_entropy(x, target, reduction=reduction),
             equal_nan=True,
         )
+    x, target = torch.randn(0, 0, 2, device=device), torch.zeros(0, 2, device=device).long()
+    torch.testing.assert_close(
+        ops.cross_entropy(x, target, reduction=reduction, label_smoothing=0.1),
+        F.cross_entropy(x, target, reduction=reduction, label_smoothing=0.1),
+        equal_nan=True,
+    )
     x, ignored = torch.randn(4, 5, device=device), torch.full((4,), -100, device=device)
     for smoothing in (0.0, 0.1):
         torch.testing.assert_close(

@@ -623,6 +623,15 @@ def test_what_our_operators_refuse_is_declined_in_compiled_models_too() -> None:
         assert "stride is [2147483648, 2147483648], wanted at least 1" in reason
 
 
+def test_a_pooling_stride_beyond_32_bits_stays_pytorchs() -> None:
+    x = torch.randn(1, 1, 8)
+    wanted = F.max_pool1d(x, 2, stride=2**31)
+    with enabled():
+        torch.testing.assert_close(F.max_pool1d(x, 2, stride=2**31), wanted)
+        (reason,) = declined()
+        assert "stride is 2147483648, wanted at least 1 and less than 2^31" in reason
+
+
 def test_operators_stay_whole_in_a_compiled_graph(net: Net, device: str) -> None:
     from torch._dynamo.backends.common import aot_autograd
 

@@ -212,6 +212,12 @@ FLAGS: list[tuple[str, Callable[[Any], object]]] = [
     ("training", lambda b: ops.dropout(images(), training=b)),
     ("use_input_stats", lambda b: ops.instance_norm(images(), use_input_stats=b)),
     ("transposed", lambda b: ops.convolution(images(), filters()[:4], transposed=b)),
+    ("keepdim", lambda b: ops.sum(STEPS, 0, b)),
+    ("keepdim", lambda b: ops.argmax(STEPS, 0, b)),
+    ("align_corners", lambda b: ops.affine_grid(STEPS[:, :2], [5, 1, 2, 2], b)),
+    ("align_corners", lambda b: ops.grid_sample(images(), images()[..., :2], align_corners=b)),
+    ("transpose_a", lambda b: ops.gemm(STEPS, STEPS, transpose_a=b)),
+    ("transpose_b", lambda b: ops.gemm(STEPS, STEPS, transpose_b=b)),
     ("zero_infinity", lambda b: _ctc_loss([4], [1], zero_infinity=b)),
     *(
         (name, lambda b, name=name: _gru(**{name: b}))

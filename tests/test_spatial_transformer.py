@@ -35,6 +35,21 @@ def test_samples_beside_all_numbers_end_in_numbers_or_nan(
     assert dx.shape == x.shape and dgrid.shape == grid.shape
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_what_is_no_number_stays_where_it_is_read(padding: str, value: float) -> None:
+    x = torch.ones(1, 2, 4, 4)
+    x[..., -1, -1] = value
+    # Far outside, inside, and between the pixel and the outside.
+    grid = torch.tensor([[[[9.0, 9.0], [0.1, 0.1], [1.1, 1.1]]]], requires_grad=True)
+    wanted = F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
+    y = ops.grid_sample(x, grid, padding_mode=padding, policy="cpu:gather")
+    torch.testing.assert_close(y, wanted, equal_nan=True)
+    (gradient,) = torch.autograd.grad(y.sum(), grid)
+    (wanted_gradient,) = torch.autograd.grad(wanted.sum(), grid)
+    torch.testing.assert_close(gradient, wanted_gradient, equal_nan=True)
+
+
 @needs_cuda
 def test_grids_in_tf32_are_noted() -> None:
     theta = torch.randn(2, 2, 3, device="cuda")

@@ -287,8 +287,9 @@ SymInts output_sizes(const char* op, SymIntArrayRef input, const Windows& w) {
                       name, " has ", list.size(),
                       " numbers, wanted as many as kernel_size: ", dims);
     for (const SymInt& value : list) {
-      TORCH_CHECK_VALUE(value >= least, "torch_cudnn_ext::", op, ": ", name, " is ", value,
-                        ", wanted at least ", least);
+      TORCH_CHECK_VALUE(value >= least && value <= std::numeric_limits<int>::max(),
+                        "torch_cudnn_ext::", op, ": ", name, " is ", value, ", wanted at least ",
+                        least, " and less than 2^31");
     }
   };
   check_list(w.adaptive ? "output_size" : "kernel_size", w.window, w.adaptive ? 0 : 1);

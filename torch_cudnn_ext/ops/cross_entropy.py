@@ -1,5 +1,7 @@
 """Cross-entropy as a function."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -94,7 +96,8 @@ def cross_entropy(
         smooth = smooth.sum() / counted.sum()
     elif reduction == "sum":
         smooth = smooth.sum()
-    return (1 - label_smoothing) * loss + smooth * (label_smoothing / classes)
+    share = label_smoothing / classes if classes else math.inf  # as PyTorch divides
+    return (1 - label_smoothing) * loss + smooth * share
 
 
 def _weighted(values: Tensor, weight: Tensor | None, class_dim: int) -> Tensor:

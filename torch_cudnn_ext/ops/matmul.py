@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, call_renamed, check_number, check_tensor
+from torch_cudnn_ext.ops._arguments import (
+    call,
+    call_renamed,
+    check_flag,
+    check_number,
+    check_tensor,
+)
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -121,6 +127,8 @@ def gemm(
     """
     check_tensor("gemm", "a", a)
     check_tensor("gemm", "b", b)
+    check_flag("gemm", "transpose_a", transpose_a)
+    check_flag("gemm", "transpose_b", transpose_b)
     check_number("gemm", "alpha", alpha)
     check_number("gemm", "beta", beta)
     return call(

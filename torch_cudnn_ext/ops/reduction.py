@@ -6,7 +6,13 @@ from typing import Literal, overload
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from torch_cudnn_ext.ops._arguments import call_for_all, check_tensor, integer, integers_of
+from torch_cudnn_ext.ops._arguments import (
+    call_for_all,
+    check_flag,
+    check_tensor,
+    integer,
+    integers_of,
+)
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Dim = int | Sequence[int] | None
@@ -63,12 +69,14 @@ def reduce(
         with indices it goes to the one that they name. The gradient of ``norm2`` at zero is zero.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: ``input`` is no tensor, ``keepdim`` no bool, or ``policy`` none of what stands
+            for one.
         ValueError: There is no such kind, ``dim`` is out of range or named twice, the dtype is not
             supported, or the policy is wrong.
         IndexError: An extreme of no elements.
     """
     check_tensor("reduce", "input", input)
+    check_flag("reduce", "keepdim", keepdim)
     dims = _dims(dim)
     text = policy_text(policy, "reduce")
     name = "reduce_with_indices" if return_indices else "reduce"

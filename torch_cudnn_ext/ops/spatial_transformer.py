@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call, check_tensor, integers_of
+from torch_cudnn_ext.ops._arguments import call, check_flag, check_tensor, integers_of
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 _MODES = ("bilinear", "nearest", "bicubic")
@@ -35,11 +35,12 @@ def affine_grid(
         ``[N, H, W, 2]`` or ``[N, D, H, W, 3]``: x, y (, z) of each point. Differentiable twice.
 
     Raises:
-        TypeError: ``theta`` is no tensor, ``size`` no integers, or ``policy`` none of what stands
-            for one.
+        TypeError: ``theta`` is no tensor, ``size`` no integers, ``align_corners`` no bool, or
+            ``policy`` none of what stands for one.
         ValueError: Sizes do not fit together, the dtype is not supported, or the policy is wrong.
     """
     check_tensor("affine_grid", "theta", theta)
+    check_flag("affine_grid", "align_corners", align_corners)
     sizes = integers_of("affine_grid", "size", size, "4 or 5 integers")
     return call(
         "affine_grid", theta, sizes, align_corners, policy=policy_text(policy, "affine_grid")
@@ -78,12 +79,14 @@ def grid_sample(
         once.
 
     Raises:
-        TypeError: ``input`` or ``grid`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: ``input`` or ``grid`` is no tensor, ``align_corners`` no bool, or ``policy`` none
+            of what stands for one.
         ValueError: Sizes, dtypes or devices do not fit together, a word is unknown, or the policy
             is wrong.
     """
     check_tensor("grid_sample", "input", input)
     check_tensor("grid_sample", "grid", grid)
+    check_flag("grid_sample", "align_corners", align_corners)
     return call(
         "grid_sample",
         input,

@@ -54,6 +54,7 @@ std::vector<Coordinate> coordinates(const GridSampleProblem& p, const Tensor& gr
 // and the weight's derivatives by each coordinate, all [N, P]; zero outside of the tensor.
 struct Corner {
   Tensor index, weight;
+  Tensor outside;  // where the index is that of another pixel, whose value counts for nothing
   std::vector<Tensor> derivatives;
 };
 
@@ -78,6 +79,7 @@ Corner corner(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixe
     step *= n;
   }
   c.weight = inside.to(weights[0].scalar_type());
+  c.outside = inside.logical_not();
   for (int i = 0; i < dims; ++i) {
     Tensor derivative = (bits >> i & 1) != 0 ? c.weight : -c.weight;
     c.derivatives.push_back(derivative);
@@ -91,6 +93,11 @@ Corner corner(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixe
   return c;
 }
 
+// [N, C, P]: zero outside, whatever the clamped index names: 0 times an infinity would be NaN.
+Tensor values_at(const Tensor& x, const Corner& c, const Tensor& index) {
+  return x.gather(2, index).masked_fill_(c.outside.unsqueeze(1), 0);
+}
+
 struct Gradients {
   Tensor dx, dgrid;  // [N, C, pixels] (undefined where not wanted), [N, P, d]
 };
@@ -101,7 +108,7 @@ Tensor gather_forward(const GridSampleProblem& p, const Tensor& x,
   for (int bits = 0; bits < 1 << at_pixels.size(); ++bits) {
     Corner c = corner(p, at_pixels, bits);
     Tensor index = c.index.unsqueeze(1).expand({-1, x.size(1), -1});
-    Tensor part = x.gather(2, index) * c.weight.unsqueeze(1);
+    Tensor part = values_at(x, c, index) * c.weight.unsqueeze(1);
     y = bits == 0 ? part : y.add_(part);
   }
   return y;
@@ -115,7 +122,7 @@ Gradients gather_backward(const GridSampleProblem& p, const Tensor& x, const Ten
     Corner c = corner(p, at_pixels, bits);
     Tensor index = c.index.unsqueeze(1).expand({-1, x.size(1), -1});
     if (p.input_gradient) dx.scatter_add_(2, index, dy * c.weight.unsqueeze(1));
-    Tensor dot = (x.gather(2, index) * dy).sum(1);
+    Tensor dot = (values_at(x, c, index) * dy).sum(1);
     for (size_t i = 0; i < sums.size(); ++i) {
       Tensor part = dot * c.derivatives[i];
       sums[i] = bits == 0 ? part : sums[i].add_(part);
