@@ -146,6 +146,9 @@ def network_cases() -> list[Any]:
 def test_networks_run_unmodified_with_cudnn(
     name: str, setting: str, layout: str, device: str
 ) -> None:
+    half_lstm = name == "Tagger" and setting == "bf16" and device == "cpu"
+    if half_lstm and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("PyTorch's LSTM raises under autocast to bfloat16 on this CPU")
     shared, inputs, expected = prepared(name, device)
     model: Any = copy.deepcopy(shared)
     if layout == "nhwc":
