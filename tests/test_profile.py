@@ -1724,7 +1724,7 @@ def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
 
 def test_bench_says_why_pytorchs_own_call_is_no_candidate(device: str) -> None:
     backends = "backends=graph,legacy" if device == "cuda" else "backends=cpu"
-    settings = make_settings(device, policy=backends, time_budget_s=1)
+    settings = make_settings(device, policy=backends, time_budget_s=10)
     results = list(bench.compare_layers([Layer(PROBLEM, ("a",), 1)], settings))
     assert results[0].pytorch_refused == f"excluded by {backends}"
     (table,) = bench.comparison_text(results, "table")
