@@ -743,6 +743,14 @@ def test_profiling_leaves_the_random_state_as_it_is() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_cpu_s_peak_in_half_types_is_at_least_that_of_float32(dtype: str) -> None:
+    peaks.measured_peaks.cache_clear()
+    floats = peaks.measured_peaks("cpu", "f32", allow_tf32=False)
+    halves = peaks.measured_peaks("cpu", dtype, allow_tf32=False)
+    assert halves.flops_per_second > 0.5 * floats.flops_per_second  # the rest is noise
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="device: got 'tpu', wanted"):
         make_settings("tpu")
@@ -1055,7 +1063,8 @@ def test_a_torn_journal_is_whole_or_as_before(tmp_path: Path) -> None:
 def test_a_foreign_file_of_one_line_is_no_torn_journal(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="line 1: got .*wanted a finished problem"):
+    wanted = "wanted a finished problem as JSON .it has no 'record'."
+    with pytest.raises(ValueError, match=f"line 1: got .*{wanted}"):
         Journal(path)
     assert path.read_text() == text
 
@@ -1319,6 +1328,23 @@ def test_choices_are_read_with_and_without_the_host_s_time(tmp_path: Path) -> No
     path.write_text(json.dumps(entry))
     with pytest.raises(ValueError, match="host_ms is 'fast', wanted one of"):
         tuning.import_choices(path)
+
+
+def test_a_kept_ranking_of_which_nothing_runs_is_measured_anew(tmp_path: Path) -> None:
+    tuning.tune(PROBLEM, policy="backends=cpu", device="cpu", time_budget_s=0.1)
+    (entry,) = tuning.choices()
+    path = tmp_path / "choices.jsonl"
+    for i, row in enumerate(entry["measurements"]):
+        row["algorithm"] = f"cpu:of_another_version{i}"
+    path.write_text(json.dumps(entry))
+    tuning.clear()
+    assert tuning.import_choices(path) == 1
+    choice = _C.choose(PROBLEM, "cpu", "autotune;backends=cpu")
+    assert choice["why"] == "tuned"
+    (again,) = tuning.choices()
+    names = {row["algorithm"] for row in again["measurements"] if row["status"] == "ok"}
+    assert choice["algorithm"] in names
+    assert not any("another_version" in row["algorithm"] for row in again["measurements"])
 
 
 def test_jobs_tune_what_one_process_would() -> None:

@@ -1154,9 +1154,10 @@ class Journal:
                     self._records[entry["key"]] = entry["record"]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 got = line.decode(errors="replace")[:60]
+                why = f"it has no {error}" if isinstance(error, KeyError) else error
                 raise ValueError(
                     f"{self.path}, line {number}: got {got!r}, wanted a finished problem as "
-                    f"JSON ({error})"
+                    f"JSON ({why})"
                 ) from error
         if torn and torn in lines:
             file.write(b"\n")

@@ -456,41 +456,50 @@ class Decider {
         device_.has_gpu_backends() && !policy_.switches.has(Switches::kCudnnEnabled);
     std::optional<std::vector<Measurement>> known;
     if (!cudnn_is_off) known = choice_table::find(problem, fingerprint, constraints);
-    if (known && find_failure_of_all(*known)) known.reset();  // of a file
-    std::string why = "cached";
-    if (!known) {
-      if (runtime.is_capturing(device_)) return under_capture(asked_for);
-      if (must_not_wait_) return unkept("heuristic: met again while it is being tuned");
-      if (follows_refusal) return find_heuristic("heuristic: the first choice refused at its run");
-      if (is_look()) return unkept("heuristic: a look at a network tunes nothing");
-      MeasureOptions options;
-      options.time_budget_s = autotune_budget_s();
-      options.prunes = true;
-      try {
-        known = measure(problem_, policy_, device_, options);
-      } catch (const c10::Error& error) {
-        if (!is_out_of_memory(error)) throw;
-        return without_tuning(kOutOfMemory);
-      }
-      if (auto failure = find_failure_of_all(*known)) return without_tuning(*failure);
-      if (!cudnn_is_off) choice_table::insert({problem, fingerprint, constraints, *known});
-      why = "tuned";
+    if (known && !find_failure_of_all(*known)) {
+      size_t refused_before = refused_.size();
+      Found found = first_that_builds(*known, "cached");
+      if (found.plan != nullptr) return found;
+      if (decision_->ranking.empty()) return find_rejected_baseline(*known);
+      // Of a file, of another version perhaps: what there is here is measured.
+      decision_->ranking.clear();
+      refused_.resize(refused_before);
     }
-    for (const Measurement& m : *known) {
+    if (runtime.is_capturing(device_)) return under_capture(asked_for);
+    if (must_not_wait_) return unkept("heuristic: met again while it is being tuned");
+    if (follows_refusal) return find_heuristic("heuristic: the first choice refused at its run");
+    if (is_look()) return unkept("heuristic: a look at a network tunes nothing");
+    MeasureOptions options;
+    options.time_budget_s = autotune_budget_s();
+    options.prunes = true;
+    try {
+      known = measure(problem_, policy_, device_, options);
+    } catch (const c10::Error& error) {
+      if (!is_out_of_memory(error)) throw;
+      return without_tuning(kOutOfMemory);
+    }
+    if (auto failure = find_failure_of_all(*known)) return without_tuning(*failure);
+    if (!cudnn_is_off) choice_table::insert({problem, fingerprint, constraints, *known});
+    Found found = first_that_builds(*known, "tuned");
+    return found.plan == nullptr ? find_rejected_baseline(*known) : found;
+  }
+
+  Found first_that_builds(const std::vector<Measurement>& ranking, const std::string& why) {
+    for (const Measurement& m : ranking) {
       if (m.status == Measurement::Status::ok) {
         decision_->ranking.push_back({m.algorithm, m.workspace_bytes});
       } else {
         refused_.emplace_back(m.algorithm.text(), m.reason);
       }
     }
-    for (const Measurement& m : *known) {
+    for (const Measurement& m : ranking) {
       if (m.status != Measurement::Status::ok) continue;
       Found found = try_algorithm(m.algorithm, why);
       if (found.plan == nullptr) continue;
       if (!found.workspace_bytes) found.workspace_bytes = m.workspace_bytes;
       return found;
     }
-    return find_rejected_baseline(*known);
+    return {};
   }
 
   // Why one failed, where nothing ran to its end: for want of memory, if that is among the reasons.

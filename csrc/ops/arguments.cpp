@@ -81,6 +81,17 @@ void check_same(const char* op, const char* name, const Tensor& t, const char* l
   check_alike(op, name, t, like_name, like);
 }
 
+void check_spatial(const char* op, const char* name, SymIntArrayRef values, int64_t dims,
+                   int64_t least) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(values.size()) == dims, "torch_cudnn_ext::", op, ": ",
+                    name, " is ", values, ", wanted ", dims, " values");
+  for (const SymInt& value : values) {
+    TORCH_CHECK_VALUE(value >= least && value <= std::numeric_limits<int>::max(),
+                      "torch_cudnn_ext::", op, ": ", name, " is ", values, ", wanted at least ",
+                      least, " and less than 2^31");
+  }
+}
+
 double epsilon_of(c10::ScalarType dtype) {
   if (dtype == at::kDouble) return 1.1e-16;
   if (dtype == at::kFloat) return 6e-8;

@@ -77,6 +77,10 @@ void check_alike(const char* op, const char* name, const Tensor& t, const char* 
                  const Tensor& like);
 void check_same(const char* op, const char* name, const Tensor& t, const char* like_name,
                 const Tensor& like);
+// Raises unless there are as many numbers as dimensions of space, each from `least` to what cuDNN's
+// int holds.
+void check_spatial(const char* op, const char* name, SymIntArrayRef values, int64_t dims,
+                   int64_t least);
 
 // Half the distance from 1 to the next larger number.
 double epsilon_of(c10::ScalarType dtype);

@@ -1,4 +1,4 @@
-// The autograd node of every operator but convolution: saved tensors, attributes, and a function
+// The autograd node of every operator: saved tensors, attributes, and a function
 // that computes gradients from them. A raw node, since torch::autograd::Function is refused by
 // functorch and slower.
 #pragma once
@@ -39,6 +39,9 @@ using Needed = c10::SmallVector<bool, 8>;
 //   template <class F> void attributes(F&& visit)  visits each member that is an attribute
 //   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
 //   (bool retain_variables, where it is a member: whether backward may be asked for once more)
+//   (static bool reads(size_t saved, const Needed& needed), where it is a member: whether `apply`
+//   reads the saved one; undefined where not)
+//   (static constexpr bool kForwardMode = true: the operator has forward-mode derivatives)
 //   (Tensor remade(TensorList before), where it is a member: the saved result, which was changed in
 //   place, computed anew from what was saved before it; undefined where it cannot be)
 // `apply` gives as many gradients, undefined where they are not needed; it calls operators through
@@ -55,6 +58,16 @@ template <class Gradient, class = void>
 struct Remakes : std::false_type {};
 template <class Gradient>
 struct Remakes<Gradient, std::void_t<decltype(&Gradient::remade)>> : std::true_type {};
+
+template <class Gradient, class = void>
+struct Selects : std::false_type {};
+template <class Gradient>
+struct Selects<Gradient, std::void_t<decltype(&Gradient::reads)>> : std::true_type {};
+
+template <class Gradient, class = void>
+struct HasForwardMode : std::false_type {};
+template <class Gradient>
+struct HasForwardMode<Gradient, std::void_t<decltype(Gradient::kForwardMode)>> : std::true_type {};
 
 using torch::dynamo::autograd::PackedArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
@@ -124,9 +137,10 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 
   variable_list apply(variable_list&& grads) override {
     if (!any_defined(grads)) return variable_list(num_outputs());
-    auto tensors = unpacked();  // hooks of a user's hear of autocast
+    Needed wanted = needed();
+    auto tensors = unpacked(wanted);  // hooks of a user's hear of autocast
     NoAutocastGuard no_autocast;
-    return gradient.apply(grads, tensors, needed());
+    return gradient.apply(grads, tensors, wanted);
   }
 
   static bool any_defined(const variable_list& grads) {
@@ -139,10 +153,14 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     return wanted;
   }
 
-  c10::SmallVector<Tensor, 6> unpacked() {
+  c10::SmallVector<Tensor, 6> unpacked(const Needed& wanted) {
     c10::SmallVector<Tensor, 6> tensors;
     std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
-    for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(unpack(i, tensors));
+    for (size_t i = 0; i < saved.size(); ++i) {
+      bool is_read = true;
+      if constexpr (Selects<Gradient>::value) is_read = Gradient::reads(i, wanted);
+      tensors.push_back(is_read ? unpack(i, tensors) : Tensor());
+    }
     return tensors;
   }
 
@@ -184,7 +202,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     gradient.attributes([&](auto& item) { pack_attribute(args, item); });
     Needed wanted = needed();
     args.pack(std::vector<bool>(wanted.begin(), wanted.end()));
-    auto tensors = unpacked();
+    auto tensors = unpacked(wanted);
     args.pack(variable_list(tensors.begin(), tensors.end()));
     variable_list result = call_in_graph(*this, swap, apply_packed, grads, args);
     for (auto& variable : saved) swap.after(variable);
@@ -234,8 +252,10 @@ auto run_with_gradient(TensorList inputs, size_t differentiable, Run&& run, Reco
   bool wanted = false;
   for (const Tensor& t : inputs) {
     wanted |= t.defined() && t.requires_grad();
-    TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !isFwGradDefined(t), Gradient::kName,
-                                ": forward-mode AD is not supported by this operator");
+    if constexpr (!HasForwardMode<Gradient>::value) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !isFwGradDefined(t), Gradient::kName,
+                                  ": forward-mode AD is not supported by this operator");
+    }
   }
   wanted = wanted && at::GradMode::is_enabled();
   std::shared_ptr<Node> node;

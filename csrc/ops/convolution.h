@@ -54,6 +54,8 @@ struct Request {
   OptionalPolicy policy = std::nullopt;
   // Of a transposed convolution, which is a bwd_data that finds the sizes of its result.
   std::optional<SymIntArrayRef> output_padding = std::nullopt;
+
+  const char* first_name() const { return pass == ConvolutionPass::fwd ? names.x : names.y; }
 };
 
 using SymSizes = c10::SmallVector<SymInt, 5>;

@@ -5,14 +5,8 @@
 #include <ATen/TracerMode.h>
 #include <ATen/ops/_fw_primal_ops.h>
 #include <ATen/ops/convolution_native.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
-#include <mutex>
 #include <vector>
 
 #include "ops/autograd.h"
@@ -22,8 +16,6 @@
 namespace torch_cudnn_ext::convolution {
 
 namespace {
-
-using torch::autograd::variable_list;
 
 const auto& forward_op() {
   static auto op = find_op<decltype(forward)>("torch_cudnn_ext::convolution");
@@ -76,12 +68,14 @@ Tensor bias_gradient(const Tensor& grad) {
   return grad.sum(dims);
 }
 
-// Inputs, in this order: a, b, bias, z.
-struct ConvolutionNode : public torch::autograd::TraceableFunction {
-  using TraceableFunction::TraceableFunction;
+// Inputs, in this order: a, b, bias, z. Of these a and b are saved, each only where the other's
+// gradient is wanted.
+struct ConvolutionGradient {
+  static constexpr const char* kName = "TorchCudnnExtConvolutionBackward";
+  static constexpr size_t kInputs = 4;
+  static constexpr bool kForwardMode = true;
 
   ConvolutionPass pass = ConvolutionPass::fwd;
-  torch::autograd::SavedVariable a, b;  // each only where the other's gradient is wanted
   c10::SymDimVector a_sizes, b_sizes, stride, padding, dilation;
   SymInt groups;
   double alpha = 1, beta = 0;
@@ -89,13 +83,19 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
   bool channels_last = false;  // the layout that the result has, and so its gradient is to have
   std::optional<std::string> policy;
 
-  std::string name() const override { return "TorchCudnnExtConvolutionBackward"; }
-
-  void release_variables() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    a.reset_data();
-    b.reset_data();
+  template <class Visit>
+  void attributes(Visit&& visit) {
+    for (auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) visit(*list);
+    visit(groups);
+    visit(pass);
+    visit(alpha);
+    visit(beta);
+    visit(flip_kernel);
+    visit(channels_last);
+    visit(policy);
   }
+
+  static bool reads(size_t saved, const Needed& needed) { return needed[saved == 0 ? 1 : 0]; }
 
   // As PyTorch has it. Over one dimension of space the gradient's layout has no say.
   // Transforms of torch.func know of no other layout than the contiguous one.
@@ -109,37 +109,34 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     return grad.dim() > 3 ? grad.contiguous() : grad;
   }
 
-  // Of a, b, bias and z. `saved_a` is read for b's, `saved_b` for a's.
-  variable_list gradients(const Tensor& any_grad, const Tensor& saved_a, const Tensor& saved_b,
-                          const std::array<bool, 4>& needed) const {
-    variable_list result(4);
-    if (!any_grad.defined()) return result;
-    NoAutocastGuard no_autocast;
-    Tensor grad = needed[0] || needed[1] ? in_layout_of_result(any_grad) : any_grad;
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) const {
+    const Tensor &a = saved[0], &b = saved[1];
+    Tensor grad = needed[0] || needed[1] ? in_layout_of_result(grads[0]) : grads[0];
     Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
+    variable_list result(kInputs);
     if (needed[0]) {
       switch (pass) {
         case ConvolutionPass::fwd:  // dx = D(dy, w)
-          result[0] = bilinear(ConvolutionPass::bwd_data, grad, saved_b, a_sizes, g);
+          result[0] = bilinear(ConvolutionPass::bwd_data, grad, b, a_sizes, g);
           break;
         case ConvolutionPass::bwd_data:  // of dy: F(g, w)
-          result[0] = bilinear(ConvolutionPass::fwd, grad, saved_b, {}, g);
+          result[0] = bilinear(ConvolutionPass::fwd, grad, b, {}, g);
           break;
         case ConvolutionPass::bwd_filter:  // of dy: F(x, g)
-          result[0] = bilinear(ConvolutionPass::fwd, saved_b, grad, {}, g);
+          result[0] = bilinear(ConvolutionPass::fwd, b, grad, {}, g);
           break;
       }
     }
     if (needed[1]) {
       switch (pass) {
         case ConvolutionPass::fwd:  // dw = W(dy, x)
-          result[1] = bilinear(ConvolutionPass::bwd_filter, grad, saved_a, b_sizes, g);
+          result[1] = bilinear(ConvolutionPass::bwd_filter, grad, a, b_sizes, g);
           break;
         case ConvolutionPass::bwd_data:  // of w: W(dy, g)
-          result[1] = bilinear(ConvolutionPass::bwd_filter, saved_a, grad, b_sizes, g);
+          result[1] = bilinear(ConvolutionPass::bwd_filter, a, grad, b_sizes, g);
           break;
         case ConvolutionPass::bwd_filter:  // of x: D(dy, g)
-          result[1] = bilinear(ConvolutionPass::bwd_data, saved_a, grad, b_sizes, g);
+          result[1] = bilinear(ConvolutionPass::bwd_data, a, grad, b_sizes, g);
           break;
       }
     }
@@ -151,76 +148,6 @@ struct ConvolutionNode : public torch::autograd::TraceableFunction {
     }
     if (needed[3]) result[3] = grad.mul(beta);
     return result;
-  }
-
-  std::array<bool, 4> needed() {
-    std::array<bool, 4> wanted;
-    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
-    return wanted;
-  }
-
-  // What was saved, and is wanted.
-  std::pair<Tensor, Tensor> unpacked(const std::array<bool, 4>& wanted) {
-    std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
-    return {wanted[1] ? a.unpack() : Tensor(), wanted[0] ? b.unpack() : Tensor()};
-  }
-
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) return variable_list(4);
-    std::array<bool, 4> wanted = needed();
-    auto [saved_a, saved_b] = unpacked(wanted);
-    return gradients(grads[0], saved_a, saved_b, wanted);
-  }
-
-  template <class Visit>
-  void symbolic(Visit&& visit) {
-    for (auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) visit(*list);
-    visit(groups);
-  }
-  template <class Visit>
-  void attributes(Visit&& visit) {
-    symbolic(visit);
-    visit(pass);
-    visit(alpha);
-    visit(beta);
-    visit(flip_kernel);
-    visit(channels_last);
-    visit(policy);
-  }
-
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(a, false);
-    args.collect(b, false);
-    const_cast<ConvolutionNode&>(*this).attributes(
-        [&](const auto& item) { collect_attribute(args, item); });
-  }
-
-  variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
-    auto each = [&](auto&& visit) {
-      visit(a);
-      visit(b);
-      symbolic(visit);
-    };
-    each([&](auto& item) { swap.before(item); });
-    PackedArgs args;
-    attributes([&](auto& item) { pack_attribute(args, item); });
-    std::array<bool, 4> wanted = needed();
-    args.pack(wanted);
-    auto [saved_a, saved_b] = unpacked(wanted);
-    args.pack(variable_list{saved_a, saved_b});
-    variable_list result = call_in_graph(*this, swap, apply_packed, grads, args);
-    each([&](auto& item) { swap.after(item); });
-    return result;
-  }
-
-  static variable_list apply_packed(const variable_list& grads,
-                                    const std::vector<c10::IValue>& packed) {
-    PackedArgs args(packed);
-    ConvolutionNode node;
-    node.attributes([&](auto& item) { unpack_attribute(args, item); });
-    auto wanted = args.unpack<std::array<bool, 4>>();
-    auto tensors = args.unpack<variable_list>();
-    return node.gradients(grads[0], tensors[0], tensors[1], wanted);
   }
 };
 
@@ -257,37 +184,29 @@ template <class Run>
 Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
                      const OptionalTensor& bias, const OptionalTensor& z, double beta,
                      const Geometry& g, Run&& run) {
-  using namespace torch::autograd;
+  using torch::autograd::isFwGradDefined;
   Tensor bias_tensor = bias.value_or(Tensor());
   Tensor z_tensor = z.value_or(Tensor());
   bool any_tangent = isFwGradDefined(a) || isFwGradDefined(b) || isFwGradDefined(bias_tensor) ||
                      isFwGradDefined(z_tensor);
-  std::shared_ptr<ConvolutionNode> node;
-  if (compute_requires_grad(a, b, bias_tensor, z_tensor)) {
-    node = std::shared_ptr<ConvolutionNode>(new ConvolutionNode(), deleteNode);
-    node->set_next_edges(collect_next_edges(a, b, bias_tensor, z_tensor));
-    node->pass = pass;
-    if (node->should_compute_output(1)) node->a = SavedVariable(a, false);
-    if (node->should_compute_output(0)) node->b = SavedVariable(b, false);
-    node->a_sizes = a.sym_sizes();
-    node->b_sizes = b.sym_sizes();
-    node->stride = g.stride;
-    node->padding = g.padding;
-    node->dilation = g.dilation;
-    node->groups = g.groups;
-    node->alpha = g.alpha;
-    node->beta = beta;
-    node->flip_kernel = g.flip_kernel;
-    node->policy = policy_to_save(ConvolutionProblem::kFamily, g.policy);
-  }
-  Tensor result = [&] {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return run();
-  }();
-  if (node) {
-    node->channels_last = result.suggest_memory_format() != at::MemoryFormat::Contiguous;
-    set_history(result, node);
-  }
+  Tensor result = run_with_gradient<ConvolutionGradient>(
+      {a, b, bias_tensor, z_tensor}, 1, run, [&](auto& node, const auto& results) {
+        ConvolutionGradient& own = node.gradient;
+        own.pass = pass;
+        own.a_sizes = a.sym_sizes();
+        own.b_sizes = b.sym_sizes();
+        own.stride = g.stride;
+        own.padding = g.padding;
+        own.dilation = g.dilation;
+        own.groups = g.groups;
+        own.alpha = g.alpha;
+        own.beta = beta;
+        own.flip_kernel = g.flip_kernel;
+        own.channels_last = results[0].suggest_memory_format() != at::MemoryFormat::Contiguous;
+        own.policy = policy_to_save(ConvolutionProblem::kFamily, g.policy);
+        save_input(node, node.should_compute_output(1) ? a : Tensor());
+        save_input(node, node.should_compute_output(0) ? b : Tensor());
+      });
   if (any_tangent) {
     auto sizes = result.sym_sizes().vec();
     Tensor tangent = tangent_of_result(pass, a, b, bias, z, sizes, g, beta);

@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "ops/convolution.h"
 
@@ -14,23 +13,12 @@ namespace torch_cudnn_ext::convolution {
 
 namespace {
 
-void check_list(const Request& r, const char* name, SymIntArrayRef values, int64_t least) {
-  size_t wanted = r.first.dim() - 2;
-  TORCH_CHECK_VALUE(values.size() == wanted, "torch_cudnn_ext::", r.names.op, ": ", name, " is ",
-                    values, ", wanted ", wanted, " values");
-  for (const SymInt& value : values) {
-    TORCH_CHECK_VALUE(value >= least && value <= std::numeric_limits<int>::max(),
-                      "torch_cudnn_ext::", r.names.op, ": ", name, " is ", values,
-                      ", wanted at least ", least, " and less than 2^31");
-  }
-}
-
 // Everything but sizes. First of all, since sizes are found with it: by indexing, by dividing.
 void check_arguments(const Request& r) {
   const Names& n = r.names;
   const Tensor& a = r.first;
   const Tensor& b = r.second;
-  const char* a_name = r.pass == ConvolutionPass::fwd ? n.x : n.y;
+  const char* a_name = r.first_name();
   const char* b_name = r.pass == ConvolutionPass::bwd_filter ? n.x : n.w;
   TORCH_CHECK_VALUE(a.dim() >= 3 && a.dim() <= 5, "torch_cudnn_ext::", n.op, ": ", a_name,
                     " has sizes ", a.sym_sizes(), ", wanted 3, 4 or 5 dimensions");
@@ -39,13 +27,14 @@ void check_arguments(const Request& r) {
                     a.sym_sizes());
   check_dtype(n.op, a_name, a);
   check_alike(n.op, b_name, b, a_name, a);
-  check_list(r, "stride", r.stride, 1);
-  check_list(r, "padding", r.padding, 0);
-  check_list(r, "dilation", r.dilation, 1);
+  int64_t spatial = a.dim() - 2;
+  check_spatial(n.op, "stride", r.stride, spatial, 1);
+  check_spatial(n.op, "padding", r.padding, spatial, 0);
+  check_spatial(n.op, "dilation", r.dilation, spatial, 1);
   TORCH_CHECK_VALUE(r.groups >= 1, "torch_cudnn_ext::", n.op, ": groups is ", r.groups,
                     ", wanted at least 1");
   if (r.output_padding) {
-    check_list(r, "output_padding", *r.output_padding, 0);
+    check_spatial(n.op, "output_padding", *r.output_padding, spatial, 0);
   } else if (r.pass != ConvolutionPass::fwd) {
     const char* name = r.pass == ConvolutionPass::bwd_data ? n.x : n.w;
     TORCH_CHECK_VALUE(r.result.size() == static_cast<size_t>(a.dim()), "torch_cudnn_ext::", n.op,
@@ -86,11 +75,7 @@ void check_bias(const Request& r, const Tensor& bias, const SymInt& channels) {
   TORCH_CHECK_VALUE(bias.dim() == 1 && bias.sym_size(0) == channels,
                     "torch_cudnn_ext::", r.names.op, ": bias has sizes ", bias.sym_sizes(),
                     ", wanted [", channels, "]");
-  TORCH_CHECK_VALUE(bias.scalar_type() == r.first.scalar_type(), "torch_cudnn_ext::", r.names.op,
-                    ": bias is ", bias.scalar_type(), ", wanted input's dtype ",
-                    r.first.scalar_type());
-  TORCH_CHECK_VALUE(bias.device() == r.first.device(), "torch_cudnn_ext::", r.names.op,
-                    ": bias is on ", bias.device(), ", wanted ", r.first.device());
+  check_alike(r.names.op, "bias", bias, r.first_name(), r.first);
 }
 
 }  // namespace
@@ -146,10 +131,7 @@ Sizes checked_sizes(const Request& r, const OptionalTensor& bias) {
 void check_like(const Request& r, const char* name, const Tensor& t, SymIntArrayRef sizes) {
   TORCH_CHECK_VALUE(t.sym_sizes() == sizes, "torch_cudnn_ext::", r.names.op, ": ", name,
                     " has sizes ", t.sym_sizes(), ", wanted ", sizes);
-  TORCH_CHECK_VALUE(t.scalar_type() == r.first.scalar_type(), "torch_cudnn_ext::", r.names.op, ": ",
-                    name, " is ", t.scalar_type(), ", wanted ", r.first.scalar_type());
-  TORCH_CHECK_VALUE(t.device() == r.first.device(), "torch_cudnn_ext::", r.names.op, ": ", name,
-                    " is on ", t.device(), ", wanted ", r.first.device());
+  check_alike(r.names.op, name, t, r.first_name(), r.first);
 }
 
 namespace {

@@ -282,21 +282,11 @@ SymInts output_sizes(const char* op, SymIntArrayRef input, const Windows& w) {
   TORCH_CHECK_VALUE(rank == dims + 1 || rank == dims + 2, "torch_cudnn_ext::", op,
                     ": input has sizes ", input, ", wanted ", dims + 2, " dimensions, or ",
                     dims + 1, " without a batch");
-  auto check_list = [&](const char* name, const SymInts& list, int64_t least) {
-    TORCH_CHECK_VALUE(static_cast<int64_t>(list.size()) == dims, "torch_cudnn_ext::", op, ": ",
-                      name, " has ", list.size(),
-                      " numbers, wanted as many as kernel_size: ", dims);
-    for (const SymInt& value : list) {
-      TORCH_CHECK_VALUE(value >= least && value <= std::numeric_limits<int>::max(),
-                        "torch_cudnn_ext::", op, ": ", name, " is ", value, ", wanted at least ",
-                        least, " and less than 2^31");
-    }
-  };
-  check_list(w.adaptive ? "output_size" : "kernel_size", w.window, w.adaptive ? 0 : 1);
+  check_spatial(op, w.adaptive ? "output_size" : "kernel_size", w.window, dims, w.adaptive ? 0 : 1);
   if (!w.adaptive) {
-    check_list("stride", w.stride, 1);
-    check_list("padding", w.padding, 0);
-    check_list("dilation", w.dilation, 1);
+    check_spatial(op, "stride", w.stride, dims, 1);
+    check_spatial(op, "padding", w.padding, dims, 0);
+    check_spatial(op, "dilation", w.dilation, dims, 1);
   }
   int64_t first = rank - dims;
   for (int64_t i = w.adaptive ? first : first - 1; i < rank; ++i) {
