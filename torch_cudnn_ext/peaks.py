@@ -49,23 +49,20 @@ def _measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     size = 8192 if on_gpu else 1024
     own = torch.Generator(device).manual_seed(0)  # the caller's random state stays as it is
     matrix = torch.randn(size, size, device=device, generator=own).to(DTYPES[dtype])
-    product = torch.empty_like(matrix)
     has_tf32 = on_gpu and dtype == "f32"
     with torch.no_grad(), _products_in_tf32(allow_tf32) if has_tf32 else nullcontext():
-        product_s = _best_seconds(lambda: torch.mm(matrix, matrix, out=product), on_gpu)
-    if not on_gpu and dtype in ("f16", "bf16"):  # a CPU may have f32's units alone
-        product_s = min(product_s, _product_seconds_in_f32(matrix))
+        product_s = _product_seconds(matrix)
+        if not on_gpu and dtype in ("f16", "bf16"):  # a CPU may have f32's units alone
+            product_s = min(product_s, _product_seconds(matrix.float()))
     source = torch.zeros(2**28 if on_gpu else 2**25, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = _best_seconds(lambda: target.copy_(source), on_gpu)
     return Peaks(2.0 * size**3 / product_s, 2.0 * source.numel() / copy_s)
 
 
-@torch.no_grad()
-def _product_seconds_in_f32(matrix: torch.Tensor) -> float:
-    wide = matrix.float()
-    product = torch.empty_like(wide)
-    return _best_seconds(lambda: torch.mm(wide, wide, out=product), on_gpu=False)
+def _product_seconds(matrix: torch.Tensor) -> float:
+    product = torch.empty_like(matrix)
+    return _best_seconds(lambda: torch.mm(matrix, matrix, out=product), matrix.is_cuda)
 
 
 @contextmanager

@@ -457,13 +457,13 @@ class Decider {
     std::optional<std::vector<Measurement>> known;
     if (!cudnn_is_off) known = choice_table::find(problem, fingerprint, constraints);
     if (known && !find_failure_of_all(*known)) {
-      size_t refused_before = refused_.size();
+      size_t told = refused_.size();
       Found found = first_that_builds(*known, "cached");
       if (found.plan != nullptr) return found;
       if (decision_->ranking.empty()) return find_rejected_baseline(*known);
       // Of a file, of another version perhaps: what there is here is measured.
       decision_->ranking.clear();
-      refused_.resize(refused_before);
+      refused_.resize(told);
     }
     if (runtime.is_capturing(device_)) return under_capture(asked_for);
     if (must_not_wait_) return unkept("heuristic: met again while it is being tuned");

@@ -365,7 +365,7 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
                          const OptionalTensor& input, const Tensor& output, std::string_view kind,
                          double coefficient, OptionalPolicy policy) {
   return run_with_gradient<ActivationBackwardGradient>(
-      {grad_output, input.value_or(Tensor()), output}, 1,
+      {grad_output, or_undefined(input), output}, 1,
       [&] {
         return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
                                         output, kind, coefficient, policy);

@@ -1,6 +1,6 @@
-// The autograd node of every operator: saved tensors, attributes, and a function
-// that computes gradients from them. A raw node, since torch::autograd::Function is refused by
-// functorch and slower.
+// The autograd node of every operator: saved tensors, attributes, and a function that computes
+// gradients from them. A raw node, since torch::autograd::Function is refused by functorch and
+// slower.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,6 +30,8 @@ namespace torch_cudnn_ext {
 
 using at::TensorList;
 using torch::autograd::variable_list;
+// Tensors that stay where they are: every copy counts references, which costs time.
+using TensorRef = std::reference_wrapper<const Tensor>;
 // Which gradients are wanted. Short lists that every call makes are inline: memory costs time.
 using Needed = c10::SmallVector<bool, 8>;
 
@@ -244,7 +247,8 @@ Results from_list(std::array<Tensor, count> list) {
 //            after `run`
 //   differentiable  how many of the leading results have gradients
 template <class Gradient, class Run, class Record>
-auto run_with_gradient(TensorList inputs, size_t differentiable, Run&& run, Record&& record) {
+auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, Run&& run,
+                       Record&& record) {
   using namespace torch::autograd;
   using Results = decltype(run());
   using Node = GradientNode<Gradient>;

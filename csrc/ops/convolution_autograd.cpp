@@ -185,8 +185,7 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
                      const OptionalTensor& bias, const OptionalTensor& z, double beta,
                      const Geometry& g, Run&& run) {
   using torch::autograd::isFwGradDefined;
-  Tensor bias_tensor = bias.value_or(Tensor());
-  Tensor z_tensor = z.value_or(Tensor());
+  const Tensor &bias_tensor = or_undefined(bias), &z_tensor = or_undefined(z);
   bool any_tangent = isFwGradDefined(a) || isFwGradDefined(b) || isFwGradDefined(bias_tensor) ||
                      isFwGradDefined(z_tensor);
   Tensor result = run_with_gradient<ConvolutionGradient>(

@@ -217,7 +217,7 @@ struct LrnGradient {
 Tensor run_autograd(c10::DispatchKeySet keys, const Tensor& input, const OptionalTensor& means,
                     std::string_view kind, int64_t size, double alpha, double beta, double k,
                     std::string_view window, OptionalPolicy policy) {
-  Tensor m = or_undefined(means);
+  const Tensor& m = or_undefined(means);
   return run_with_gradient<LrnGradient>(
       {input, m}, 1,
       [&] {
@@ -259,7 +259,7 @@ Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, 
                            const Tensor& output, const OptionalTensor& means, std::string_view kind,
                            int64_t size, double alpha, double beta, double k,
                            std::string_view window, OptionalPolicy policy) {
-  Tensor m = or_undefined(means);
+  const Tensor& m = or_undefined(means);
   return run_with_gradient<LrnBackwardGradient>(
       {grad_output, input, m}, m.defined() ? 2 : 1,
       [&] {

@@ -243,9 +243,9 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
                         const OptionalTensor& bias, bool transpose_a, bool transpose_b,
                         double alpha, double beta, const OptionalTensor& z,
                         std::string_view activation, OptionalPolicy policy) {
-  Tensor added = z.value_or(Tensor());
+  const Tensor& added = or_undefined(z);
   return run_with_gradient<MatmulGradient>(
-      {a, b, bias.value_or(Tensor()), added}, 1,
+      {a, b, or_undefined(bias), added}, 1,
       [&] {
         return op().redispatch(keys & c10::after_autograd_keyset, a, b, bias, transpose_a,
                                transpose_b, alpha, beta, z, activation, policy);

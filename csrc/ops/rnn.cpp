@@ -512,9 +512,9 @@ Results backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_o
                           double dropout, bool bidirectional, bool skip_input,
                           OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
-  std::vector<Tensor> inputs{or_undefined(grad_output), or_undefined(grad_hy),
-                             or_undefined(grad_cy),     input,
-                             or_undefined(hx),          or_undefined(cx)};
+  std::vector<TensorRef> inputs{or_undefined(grad_output), or_undefined(grad_hy),
+                                or_undefined(grad_cy),     input,
+                                or_undefined(hx),          or_undefined(cx)};
   inputs.insert(inputs.end(), params.begin(), params.end());
   return run_with_gradient<RnnBackwardGradient>(
       inputs, 4,
@@ -596,7 +596,7 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
                          bool bidirectional, bool skip_input, bool for_backward,
                          OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
-  std::vector<Tensor> inputs{input, or_undefined(hx), or_undefined(cx)};
+  std::vector<TensorRef> inputs{input, or_undefined(hx), or_undefined(cx)};
   inputs.insert(inputs.end(), params.begin(), params.end());
   bool wanted = false;
   for (const Tensor& t : inputs) wanted |= t.defined() && t.requires_grad();
