@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <cuda_runtime_api.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 #include <torch/extension.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include "core/rules.h"
 #include "core/selector.h"
 #include "cuda/cudnn.h"
+#include "cuda/replay.h"
 #include "fast_call.h"
 #include "ops/convolution.h"
 #include "overrides.h"
@@ -402,11 +404,12 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
 }
 
 TensorsByRole run(const std::string& text, const std::string& algorithm,
-                  const TensorsByRole& tensors, const std::string& policy) {
+                  const TensorsByRole& tensors, const std::string& policy, bool replay) {
   PlainTorchGuard plain;
   Prepared made = prepare(text, algorithm, tensors, policy);
   c10::DeviceGuard guard(made.device);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (replay) made.bindings.replay = Replay::at_once;
   made.plan->run(made.bindings);
   TensorsByRole results;
   for (const SlotSpec& slot : made.slots) {
@@ -541,6 +544,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
+  // torch.cuda.synchronize() begins with Python's lock held. Without such a lock nothing is
+  // recorded.
+  set_recording_alone([](c10::function_ref<void()> recording) {
+#ifndef Py_GIL_DISABLED
+    if (Py_IsInitialized() == 0 || Py_IsFinalizing() != 0) return;
+    py::gil_scoped_acquire alone;
+    recording();
+#endif
+  });
   install_fast_calls(m);
   py::module_::import("atexit").attr("register")(py::cpp_function(leave_plans));
 
@@ -598,7 +610,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("flush_l2") = true, py::arg("progress") = py::none());
   m.def("choose", choose_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def("run", run, NoGil(), py::arg("problem"), py::arg("algorithm"), py::arg("tensors"),
-        py::arg("policy") = "");
+        py::arg("policy") = "", py::arg("replay") = false);
   m.def("execute_loop", execute_loop, NoGil(), py::arg("problem"), py::arg("algorithm"),
         py::arg("tensors"), py::arg("iterations"));
   m.def(
@@ -631,11 +643,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def(
       "set_knobs",
-      [](const std::string& policy, bool verbose) {
+      [](const std::string& policy, bool verbose, bool replay) {
         set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
         set_verbose(verbose);
+        set_replay(replay);
       },
-      py::arg("policy_text"), py::arg("verbose"));
+      py::arg("policy_text"), py::arg("verbose"), py::arg("replay") = true);
+  m.def("replay_info", [] {
+    ReplayInfo info = replay_info();
+    py::dict d;
+    d["recorded"] = info.recorded;
+    d["replayed"] = info.replayed;
+    d["kernels"] = info.kernels;
+    return d;
+  });
   m.def(
       "push_flags",
       [](const std::string& policy) {

@@ -518,10 +518,17 @@ def test_a_graph_outlives_the_plans_that_it_runs() -> None:
     torch.testing.assert_close(y.double(), a.double() @ b.double(), rtol=1e-2, atol=5e-2)
 
 
-def test_a_plan_may_be_forgotten_while_its_kernel_waits() -> None:
+@pytest.mark.parametrize("calls", [0, 16], ids=["called", "replayed"])
+def test_a_plan_may_be_forgotten_while_its_kernel_waits(calls: int) -> None:
     a, b, pin = _compiled_product()
+    y = a.new_empty(0)
+    for _ in range(calls):
+        y = OPS.matmul.default(a, b, policy=pin)
+    del y
+    before = _C.replay_info()["replayed"]
     torch.cuda._sleep(500_000_000)  # some 0.3 s
     y = OPS.matmul.default(a, b, policy=pin)
+    assert _C.replay_info()["replayed"] - before == (1 if calls else 0)
     _C.plan_cache_clear()
     gc.collect()
     torch.testing.assert_close(y.double(), a.double() @ b.double(), rtol=1e-2, atol=5e-2)

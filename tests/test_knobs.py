@@ -134,6 +134,7 @@ def test_three_ways_to_unset_an_algorithm() -> None:
         ("enabled", "maybe", ValueError, "'auto'"),
         ("enabled", 1.5, TypeError, "'auto'"),
         ("verbose", "loud", TypeError, "True or False"),
+        ("replay", "often", TypeError, "True or False"),
     ],
 )
 def test_a_bad_value_names_the_knob_and_changes_nothing(
@@ -147,7 +148,7 @@ def test_a_bad_value_names_the_knob_and_changes_nothing(
         assert part in str(caught.value)
     assert _C.resolved_policy(None) == before
     assert knobs.conv_fwd_algo == "fft"
-    if name != "verbose":
+    if name not in ("verbose", "replay"):
         with pytest.raises(kind, match=name):
             knobs.flags(**{name: value})
 
@@ -337,9 +338,10 @@ def test_the_argument_is_stronger_than_flags(device: str) -> None:
         assert ran().startswith(weak)
 
 
-def test_verbose_is_no_flag() -> None:
-    with pytest.raises(TypeError, match="verbose"):
-        knobs.flags(verbose=True)
+@pytest.mark.parametrize("name", ["verbose", "replay"])
+def test_switches_of_the_process_are_no_flags(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        knobs.flags(**{name: True})
 
 
 def environment_with(variables: dict[str, str]) -> dict[str, str]:
@@ -509,3 +511,13 @@ ops.conv2d(x, w)
 """
     done = run_with_environment(code, VERBOSE="1")
     assert done.returncode == 0 and done.stderr.count("conv_fwd x=f32[1,2,5,5]") == 2
+
+
+def test_replay_is_on_unless_it_is_switched_off() -> None:
+    assert knobs.replay is True
+    knobs.replay = False
+    assert knobs.replay is False
+    knobs.replay = None
+    assert knobs.replay is True
+    done = run_with_environment("print(knobs.replay)", REPLAY="off")
+    assert done.returncode == 0 and done.stdout.strip() == "False"

@@ -151,11 +151,15 @@ def choose(problem: str, device: str, policy: str = "") -> Choice:
     """What an operator would run now (tunes when the policy says so)."""
 
 def run(
-    problem: str, algorithm: str, tensors: dict[str, Tensor], policy: str = ""
+    problem: str,
+    algorithm: str,
+    tensors: dict[str, Tensor],
+    policy: str = "",
+    replay: bool = False,
 ) -> dict[str, Tensor]:
     """Run one algorithm on given tensors by role ("x", "w", "y"); outputs may be absent.
 
-    Gives the tensors that it computed or changed.
+    Gives the tensors that it computed or changed; if asked, by a replay where its plan ran before.
     """
 
 def execute_loop(
@@ -183,8 +187,12 @@ def problems_posed_by(call: Callable[[], object]) -> list[str]:
     """
 
 # State.
-def set_knobs(policy_text: str, verbose: bool) -> None:
+def set_knobs(policy_text: str, verbose: bool, replay: bool = True) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
+
+def replay_info() -> dict[str, int]:
+    """Calls of cuDNN that were ``recorded``, calls that were ``replayed`` instead of made, and the
+    ``kernels`` of all that are kept to be replayed."""
 
 def push_flags(policy_text: str) -> int: ...  # this thread
 def pop_flags(id: int) -> None: ...

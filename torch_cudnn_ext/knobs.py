@@ -17,6 +17,9 @@ Knobs, each ``None`` where it says nothing:
 - ``enabled``: ``True`` keeps to cuDNN's backends; ``False`` excludes them; ``"auto"`` does neither,
   whatever weaker levels say of it and of ``backends``.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
+- ``replay``: what a call of cuDNN put on the GPU's stream is put there again as one CUDA graph when
+  the same plan comes back to the same addresses, which takes a fraction of the host time. On unless
+  it is ``False``.
 
 Stronger than these are `flags` (of one thread), a module's policy, and an operator's ``policy=``;
 but the smallest ``max_workspace`` and a demand for determinism hold from whatever level. Each knob
@@ -60,6 +63,7 @@ if TYPE_CHECKING:  # the attributes live in `_Knobs`; these are for type checker
     compute: str | None
     enabled: str | bool
     verbose: bool
+    replay: bool
 
     def __getattr__(name: str) -> Any:
         """The knobs of all other operators."""
@@ -74,14 +78,15 @@ _ALGORITHMS = {  # knob -> operator family
         else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
     )
 }
-_NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", "verbose")
-_DEFAULTS = {"enabled": "auto", "verbose": False}
+_SWITCHES = {"verbose": False, "replay": True}  # of the process alone, which no flag sets
+_NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_SWITCHES)
+_DEFAULTS = {"enabled": "auto", **_SWITCHES}
 _ENABLED = {"auto": "", True: "backends=cudnn", False: "backends=aten,cpu"}
 _FLAG_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-_BOOLEANS = ("verbose", *(name for name, (types, _) in CONSTRAINTS.items() if bool in types))
+_BOOLEANS = (*_SWITCHES, *(name for name, (types, _) in CONSTRAINTS.items() if bool in types))
 
 _lock = threading.Lock()  # guards _process
 _process: dict[str, Any] = {}
@@ -100,7 +105,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
-    demand for determinism hold. ``verbose`` is process-wide and cannot be set here.
+    demand for determinism hold. ``verbose`` and ``replay`` are process-wide and cannot be set here.
 
     A backward keeps to the flags of its forward. Of those around ``backward()`` it obeys what is
     stricter, and what a checkpoint computes again there obeys all; they hold on autograd's threads
@@ -113,7 +118,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
         TypeError: A keyword is no knob, or its value has a type that the knob does not take.
         ValueError: A value is none that the knob takes.
     """
-    known = [name for name in _NAMES if name != "verbose"]
+    known = [name for name in _NAMES if name not in _SWITCHES]
     for name in values:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
@@ -191,8 +196,10 @@ def _install(process: dict[str, Any]) -> None:
         # Naming all backends would part the calls from what was tuned while none were named.
         environment = {k: v for k, v in environment.items() if k not in ("enabled", "backends")}
     text = _C.merged_policy(_level_text(process), _level_text(environment))
-    verbose = process.get("verbose", _environment.get("verbose", False))
-    _C.set_knobs(text, verbose)
+    switches = {
+        name: process.get(name, environment.get(name, value)) for name, value in _SWITCHES.items()
+    }
+    _C.set_knobs(text, **switches)
     _process.clear()
     _process.update(process)
 

@@ -43,6 +43,7 @@ class GroupNormPlan : public Plan {
   void run(Bindings& b) override {
     Bindings inner;
     inner.epsilon = b.epsilon;
+    inner.replay = b.replay;
     inner[Role::x] = b[Role::x].view(view_.sizes);
     p_.pass == Pass::fwd ? forward(b, inner) : backward(b, inner);
   }

@@ -620,6 +620,7 @@ class Session {
   template <class Start>
   void run(Contender& contender, Start&& start) {
     Bindings bindings = scratch_;
+    bindings.replay = Replay::at_once;
     bool started = false;
     for (size_t i = 0; i < steps_.size(); ++i) {
       const Step& step = steps_[i];

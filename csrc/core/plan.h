@@ -70,11 +70,17 @@ struct SlotSpec {
   bool on_host = false;     // wherever the others are: lengths
 };
 
+// Whether a plan may do what it did on the same addresses before, rather than call its library
+// (cuda/replay.h): where they came back often enough to pay for recording it, or, as a network's
+// next steps would, from the second time on.
+enum class Replay : uint8_t { never, where_it_pays, at_once };
+
 // Tensors by role. An output may be undefined: then the plan fills it.
 struct Bindings {
   std::array<at::Tensor, static_cast<size_t>(Role::kCount)> tensors;
   double alpha = 1, beta = 0;
   double epsilon = 1e-5, momentum = 0.1;  // of normalisation; momentum is the new value's share
+  Replay replay = Replay::never;
 
   at::Tensor& operator[](Role role) { return tensors[static_cast<size_t>(role)]; }
   const at::Tensor& operator[](Role role) const { return tensors[static_cast<size_t>(role)]; }

@@ -897,6 +897,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
     note_last(problem, call.decision->record);
     try {
+      bindings.replay = Replay::where_it_pays;
       call.plan->run(bindings);
       keep_for_graph(call.plan, device);
       break;

@@ -322,32 +322,25 @@ Engine build_engine(const OperationGraph& graph, const UnbuiltEngine& engine,
 
 EnginePlan::EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots,
                        std::vector<Scalar> scalars)
-    : Plan(std::move(algorithm), engine.notes, engine.workspace_bytes),
+    : ReplayedPlan(std::move(algorithm), engine.notes, engine.workspace_bytes),
       plan_(std::move(engine.plan)),
       slots_(std::move(slots)),
       scalars_(std::move(scalars)),
       pointers_(slots_.size() + 1) {}
 
-const Descriptor& EnginePlan::pack_for(const std::vector<void*>& pointers,
-                                       const Bindings& bindings) {
-  auto has_scalars = [&](const Pack& pack) {
-    for (size_t i = 0; i < scalars_.size(); ++i) {
-      if (pack.scalars[i] != static_cast<float>(bindings.*scalars_[i])) return false;
-    }
-    return true;
-  };
+const Descriptor& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bindings) {
   for (const Pack& pack : packs_) {
-    if (pack.pointers == pointers && has_scalars(pack)) return pack.descriptor;
+    if (pack.key == key) return pack.descriptor;
   }
-  Pack made{pointers, {}, Descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)};
+  Pack made{key, {}, Descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)};
   for (Scalar scalar : scalars_) made.scalars.push_back(static_cast<float>(bindings.*scalar));
   std::vector<int64_t> ids;
-  std::vector<void*> addresses(pointers.begin(), pointers.end() - 1);
+  std::vector<void*> addresses(pointers_.begin(), pointers_.end() - 1);
   for (const SlotSpec& slot : slots_) ids.push_back(id_of(slot.role));
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].is_mutated) continue;
     ids.push_back(kUpdatedIds + id_of(slots_[i].role));
-    addresses.push_back(pointers[i]);
+    addresses.push_back(pointers_[i]);
   }
   for (size_t i = 0; i < scalars_.size(); ++i) {
     ids.push_back(kScalarIds + static_cast<int64_t>(i));
@@ -356,7 +349,7 @@ const Descriptor& EnginePlan::pack_for(const std::vector<void*>& pointers,
   auto count = static_cast<int64_t>(ids.size());
   made.descriptor.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data())
       .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, addresses.data())
-      .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers.back())
+      .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers_.back())
       .finalise("the tensors do not fit the plan");
   constexpr size_t kPacks = 4;
   if (packs_.size() < kPacks) {
@@ -384,12 +377,17 @@ void EnginePlan::run(Bindings& bindings) {
     workspace = c10::cuda::CUDACachingAllocator::get()->allocate(*workspace_bytes);
   }
   pointers_.back() = workspace.get();
-  try {
-    const Descriptor& pack = pack_for(pointers_, bindings);
-    check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
-  } catch (const Failure& failure) {
-    raise_cudnn(failure.status, c10::str(algorithm.text(), ": ", failure.what), failure.why);
-  }
+  ReplayKey key;
+  for (const void* pointer : pointers_) key.push(pointer);
+  for (Scalar scalar : scalars_) key.push(bindings.*scalar);
+  replays_.run(key, bindings.replay, [&] {
+    try {
+      const Descriptor& pack = pack_for(key, bindings);
+      check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
+    } catch (const Failure& failure) {
+      raise_cudnn(failure.status, c10::str(algorithm.text(), ": ", failure.what), failure.why);
+    }
+  });
 }
 
 }  // namespace torch_cudnn_ext::graph

@@ -11,6 +11,7 @@
 #include "backends/cudnn_graph/descriptor.h"
 #include "core/backend.h"
 #include "core/errors.h"
+#include "cuda/replay.h"
 
 namespace torch_cudnn_ext::graph {
 
@@ -70,28 +71,29 @@ Engine build_engine(const OperationGraph& graph, const UnbuiltEngine& engine,
                     const Algorithm& algorithm);
 
 // Runs an execution plan on tensors by role.
-class EnginePlan : public Plan {
+class EnginePlan : public ReplayedPlan {
  public:
   // `scalars` in the order that make_scalar was given them.
   EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots,
              std::vector<Scalar> scalars = {});
+  ~EnginePlan() override { replays_.forget(); }
   void run(Bindings& bindings) override;
 
  private:
   // A finalised pack cannot be filled again, but tensors often come back to the same addresses.
   struct Pack {
-    std::vector<void*> pointers;  // in the order of slots_, then the workspace
-    std::vector<float> scalars;   // the pack points at these
+    ReplayKey key;
+    std::vector<float> scalars;  // the pack points at these
     Descriptor descriptor;
   };
-  const Descriptor& pack_for(const std::vector<void*>& pointers, const Bindings& bindings);
+  const Descriptor& pack_for(const ReplayKey& key, const Bindings& bindings);
 
   const Descriptor plan_;
   const std::vector<SlotSpec> slots_;
   const std::vector<Scalar> scalars_;
   std::vector<Pack> packs_;
   size_t next_pack_ = 0;
-  std::vector<void*> pointers_;
+  std::vector<void*> pointers_;  // in the order of slots_, then the workspace
 };
 
 // The pieces of `register_graphs`, whose functions are those of one operator.

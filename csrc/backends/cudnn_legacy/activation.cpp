@@ -28,10 +28,10 @@ cudnnActivationMode_t mode_of(ActivationKind kind) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
-class ActivationPlan : public Plan {
+class ActivationPlan : public ReplayedPlan {
  public:
   ActivationPlan(const ActivationProblem& p, const Algorithm& algorithm)
-      : Plan(algorithm, {}, 0), p_(p) {
+      : ReplayedPlan(algorithm, {}, 0), p_(p) {
     set(x_, {p.x.dtype, {1, 1, 1, p.x.sizes[0]}, contiguous_strides({1, 1, 1, p.x.sizes[0]})});
     check_cudnn(cudnnSetActivationDescriptor(function_.get(), mode_of(p.kind), CUDNN_PROPAGATE_NAN,
                                              p.coefficient),
@@ -45,21 +45,25 @@ class ActivationPlan : public Plan {
   void run(Bindings& b) override {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     if (p_.pass == Pass::fwd) {
-      const at::Tensor& x = b[Role::x];
-      void* y = output(b, Role::y, p_.x, x);
-      check_cudnn(cudnnActivationForward(cudnn_handle(), function_.get(), one.get(), x_.get(),
-                                         x.const_data_ptr(), zero.get(), x_.get(), y),
-                  "cudnnActivationForward");
+      const at::Tensor& in = b[Role::x];
+      void* y = output(b, Role::y, p_.x, in);
+      const void* x = in.const_data_ptr();
+      replays_.run({x, y}, b.replay, [&] {
+        check_cudnn(cudnnActivationForward(cudnn_handle(), function_.get(), one.get(), x_.get(), x,
+                                           zero.get(), x_.get(), y),
+                    "cudnnActivationForward");
+      });
       return;
     }
+    void* dx = output(b, Role::dx, p_.x, b[Role::y]);
+    const void *y = b[Role::y].const_data_ptr(), *dy = b[Role::dy].const_data_ptr();
     // Where the gradient is told by y alone, y stands for x, as after a forward in place.
-    const at::Tensor &y = b[Role::y], &dy = b[Role::dy];
-    const at::Tensor& x = p_.from_output ? y : b[Role::x];
-    void* dx = output(b, Role::dx, p_.x, y);
-    check_cudnn(cudnnActivationBackward(cudnn_handle(), function_.get(), one.get(), x_.get(),
-                                        y.const_data_ptr(), x_.get(), dy.const_data_ptr(), x_.get(),
-                                        x.const_data_ptr(), zero.get(), x_.get(), dx),
-                "cudnnActivationBackward");
+    const void* x = p_.from_output ? y : b[Role::x].const_data_ptr();
+    replays_.run({x, y, dy, dx}, b.replay, [&] {
+      check_cudnn(cudnnActivationBackward(cudnn_handle(), function_.get(), one.get(), x_.get(), y,
+                                          x_.get(), dy, x_.get(), x, zero.get(), x_.get(), dx),
+                  "cudnnActivationBackward");
+    });
   }
 
  private:

@@ -8,10 +8,10 @@
 namespace torch_cudnn_ext::legacy {
 namespace {
 
-class BatchNormPlan : public Plan {
+class BatchNormPlan : public ReplayedPlan {
  public:
   BatchNormPlan(const BatchNormProblem& p, const Algorithm& algorithm, cudnnBatchNormMode_t mode)
-      : Plan(algorithm, {}, 0), p_(p), mode_(mode) {
+      : ReplayedPlan(algorithm, {}, 0), p_(p), mode_(mode) {
     set(x_, p.image(p.x.dtype));
     check_cudnn(cudnnDeriveBNTensorDescriptor(statistic_.get(), x_.get(), mode),
                 "cudnnDeriveBNTensorDescriptor");
@@ -39,23 +39,35 @@ class BatchNormPlan : public Plan {
     void* invstd = output(b, Role::invstd, statistic, x);
     void* running_mean = p_.running ? b[Role::running_mean].data_ptr() : nullptr;
     void* running_var = p_.running ? b[Role::running_var].data_ptr() : nullptr;
-    check_cudnn(
-        cudnnBatchNormalizationForwardTraining(
-            cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), x.const_data_ptr(), x_.get(),
-            y, statistic_.get(), b[Role::w].const_data_ptr(), b[Role::bias].const_data_ptr(),
-            b.momentum, running_mean, running_var, b.epsilon, mean, invstd),
-        "cudnnBatchNormalizationForwardTraining");
+    const void *image = x.const_data_ptr(), *w = b[Role::w].const_data_ptr();
+    const void* bias = b[Role::bias].const_data_ptr();
+    ReplayKey key{image, y, w, bias, running_mean, running_var, mean, invstd};
+    key.push(b.momentum);
+    key.push(b.epsilon);
+    replays_.run(key, b.replay, [&] {
+      check_cudnn(cudnnBatchNormalizationForwardTraining(
+                      cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), image, x_.get(), y,
+                      statistic_.get(), w, bias, b.momentum, running_mean, running_var, b.epsilon,
+                      mean, invstd),
+                  "cudnnBatchNormalizationForwardTraining");
+    });
   }
 
   void infer(Bindings& b) {
     const at::Tensor& x = b[Role::x];
     void* y = output(b, Role::y, p_.x, x);
-    check_cudnn(cudnnBatchNormalizationForwardInference(
-                    cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), x.const_data_ptr(),
-                    x_.get(), y, statistic_.get(), b[Role::w].const_data_ptr(),
-                    b[Role::bias].const_data_ptr(), b[Role::running_mean].const_data_ptr(),
-                    b[Role::running_var].const_data_ptr(), b.epsilon),
-                "cudnnBatchNormalizationForwardInference");
+    const void *image = x.const_data_ptr(), *w = b[Role::w].const_data_ptr();
+    const void* bias = b[Role::bias].const_data_ptr();
+    const void* mean = b[Role::running_mean].const_data_ptr();
+    const void* var = b[Role::running_var].const_data_ptr();
+    ReplayKey key{image, y, w, bias, mean, var};
+    key.push(b.epsilon);
+    replays_.run(key, b.replay, [&] {
+      check_cudnn(cudnnBatchNormalizationForwardInference(
+                      cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), image, x_.get(), y,
+                      statistic_.get(), w, bias, mean, var, b.epsilon),
+                  "cudnnBatchNormalizationForwardInference");
+    });
   }
 
   // cuDNN fuses these for channels_last only, with a reserve that would tie backward to it.
@@ -70,12 +82,18 @@ class BatchNormPlan : public Plan {
     void* dx = output(b, Role::dx, p_.x, x);
     void* dw = output(b, Role::dw, statistic, x);
     void* dbias = output(b, Role::dbias, statistic, x);
-    check_cudnn(cudnnBatchNormalizationBackward(
-                    cudnn_handle(), mode_, one_.get(), zero_.get(), one_.get(), zero_.get(),
-                    x_.get(), x.const_data_ptr(), x_.get(), b[Role::dy].const_data_ptr(), x_.get(),
-                    dx, statistic_.get(), b[Role::w].const_data_ptr(), dw, dbias, b.epsilon,
-                    b[Role::mean].const_data_ptr(), b[Role::invstd].const_data_ptr()),
-                "cudnnBatchNormalizationBackward");
+    const void *image = x.const_data_ptr(), *dy = b[Role::dy].const_data_ptr();
+    const void *w = b[Role::w].const_data_ptr(), *mean = b[Role::mean].const_data_ptr();
+    const void* invstd = b[Role::invstd].const_data_ptr();
+    ReplayKey key{image, dy, dx, w, dw, dbias, mean, invstd};
+    key.push(b.epsilon);
+    replays_.run(key, b.replay, [&] {
+      check_cudnn(cudnnBatchNormalizationBackward(cudnn_handle(), mode_, one_.get(), zero_.get(),
+                                                  one_.get(), zero_.get(), x_.get(), image,
+                                                  x_.get(), dy, x_.get(), dx, statistic_.get(), w,
+                                                  dw, dbias, b.epsilon, mean, invstd),
+                  "cudnnBatchNormalizationBackward");
+    });
   }
 
   const BatchNormProblem p_;

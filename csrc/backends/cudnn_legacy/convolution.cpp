@@ -10,7 +10,7 @@ namespace torch_cudnn_ext {
 namespace legacy {
 namespace {
 
-class ConvolutionPlan : public Plan {
+class ConvolutionPlan : public ReplayedPlan {
  public:
   struct Descriptors {
     TensorDescriptor x, y;
@@ -20,7 +20,7 @@ class ConvolutionPlan : public Plan {
 
   ConvolutionPlan(const ConvolutionProblem& p, Algorithm algorithm, Notes notes, size_t workspace,
                   std::unique_ptr<Descriptors> descriptors, int value)
-      : Plan(std::move(algorithm), notes, static_cast<int64_t>(workspace)),
+      : ReplayedPlan(std::move(algorithm), notes, static_cast<int64_t>(workspace)),
         p_(p),
         d_(std::move(descriptors)),
         value_(value),
@@ -41,30 +41,35 @@ class ConvolutionPlan : public Plan {
       return r == role ? t.data_ptr() : const_cast<void*>(t.const_data_ptr());
     };
     void *x = address(Role::x), *w = address(Role::w), *y = address(Role::y);
-    cudnnHandle_t handle = cudnn_handle();
-    switch (p_.pass) {
-      case ConvolutionPass::fwd:
-        check_cudnn(cudnnConvolutionForward(handle, alpha, d_->x.get(), x, d_->w.get(), w,
-                                            d_->convolution.get(),
-                                            static_cast<cudnnConvolutionFwdAlgo_t>(value_),
-                                            workspace.get(), workspace_, beta, d_->y.get(), y),
-                    "cudnnConvolutionForward");
-        break;
-      case ConvolutionPass::bwd_data:
-        check_cudnn(cudnnConvolutionBackwardData(handle, alpha, d_->w.get(), w, d_->y.get(), y,
-                                                 d_->convolution.get(),
-                                                 static_cast<cudnnConvolutionBwdDataAlgo_t>(value_),
-                                                 workspace.get(), workspace_, beta, d_->x.get(), x),
-                    "cudnnConvolutionBackwardData");
-        break;
-      case ConvolutionPass::bwd_filter:
-        check_cudnn(cudnnConvolutionBackwardFilter(
-                        handle, alpha, d_->x.get(), x, d_->y.get(), y, d_->convolution.get(),
-                        static_cast<cudnnConvolutionBwdFilterAlgo_t>(value_), workspace.get(),
-                        workspace_, beta, d_->w.get(), w),
-                    "cudnnConvolutionBackwardFilter");
-        break;
-    }
+    ReplayKey key{x, w, y, workspace.get()};
+    key.push(b.alpha);
+    key.push(b.beta);
+    replays_.run(key, b.replay, [&] {
+      cudnnHandle_t handle = cudnn_handle();
+      switch (p_.pass) {
+        case ConvolutionPass::fwd:
+          check_cudnn(cudnnConvolutionForward(handle, alpha, d_->x.get(), x, d_->w.get(), w,
+                                              d_->convolution.get(),
+                                              static_cast<cudnnConvolutionFwdAlgo_t>(value_),
+                                              workspace.get(), workspace_, beta, d_->y.get(), y),
+                      "cudnnConvolutionForward");
+          break;
+        case ConvolutionPass::bwd_data:
+          check_cudnn(cudnnConvolutionBackwardData(
+                          handle, alpha, d_->w.get(), w, d_->y.get(), y, d_->convolution.get(),
+                          static_cast<cudnnConvolutionBwdDataAlgo_t>(value_), workspace.get(),
+                          workspace_, beta, d_->x.get(), x),
+                      "cudnnConvolutionBackwardData");
+          break;
+        case ConvolutionPass::bwd_filter:
+          check_cudnn(cudnnConvolutionBackwardFilter(
+                          handle, alpha, d_->x.get(), x, d_->y.get(), y, d_->convolution.get(),
+                          static_cast<cudnnConvolutionBwdFilterAlgo_t>(value_), workspace.get(),
+                          workspace_, beta, d_->w.get(), w),
+                      "cudnnConvolutionBackwardFilter");
+          break;
+      }
+    });
     if (p_.bias) add_bias(b[Role::y], b[Role::bias]);
   }
 

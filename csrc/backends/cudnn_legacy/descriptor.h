@@ -13,6 +13,7 @@
 #include "core/backend.h"
 #include "core/operator.h"
 #include "cuda/cudnn.h"
+#include "cuda/replay.h"
 
 namespace torch_cudnn_ext::legacy {
 

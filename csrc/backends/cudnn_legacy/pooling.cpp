@@ -13,11 +13,11 @@ struct PoolingDescriptors {
   PoolingDescriptor pooling;
 };
 
-class PoolingPlan : public Plan {
+class PoolingPlan : public ReplayedPlan {
  public:
   PoolingPlan(const PoolingProblem& p, const Algorithm& algorithm, Notes notes,
               std::unique_ptr<PoolingDescriptors> descriptors)
-      : Plan(algorithm, notes, 0), p_(p), y_(p.y()), d_(std::move(descriptors)) {
+      : ReplayedPlan(algorithm, notes, 0), p_(p), y_(p.y()), d_(std::move(descriptors)) {
     if (p.mode == PoolingMode::sum) {
       factor_ = static_cast<double>(p.window_volume()) / static_cast<double>(p.divisor);
     }
@@ -28,21 +28,26 @@ class PoolingPlan : public Plan {
     if (p_.pass == Pass::fwd) {
       const at::Tensor& x = b[Role::x];
       void* y = output(b, Role::y, y_, x);
-      check_cudnn(cudnnPoolingForward(cudnn_handle(), d_->pooling.get(), alpha.get(), d_->x.get(),
-                                      x.const_data_ptr(), zero.get(), d_->y.get(), y),
-                  "cudnnPoolingForward");
+      const void* pooled = x.const_data_ptr();
+      replays_.run({pooled, y}, b.replay, [&] {
+        check_cudnn(cudnnPoolingForward(cudnn_handle(), d_->pooling.get(), alpha.get(), d_->x.get(),
+                                        pooled, zero.get(), d_->y.get(), y),
+                    "cudnnPoolingForward");
+      });
       return;
     }
-    const at::Tensor& dy = b[Role::dy];
-    void* dx = output(b, Role::dx, p_.x, dy);
+    void* dx = output(b, Role::dx, p_.x, b[Role::dy]);
+    const void* dy = b[Role::dy].const_data_ptr();
     // An average does not look at what was averaged: any memory of the right sizes will do.
     bool is_max = p_.mode == PoolingMode::max;
     const void* x = is_max ? b[Role::x].const_data_ptr() : dx;
-    const void* y = is_max ? b[Role::y].const_data_ptr() : dy.const_data_ptr();
-    check_cudnn(cudnnPoolingBackward(cudnn_handle(), d_->pooling.get(), alpha.get(), d_->y.get(), y,
-                                     d_->y.get(), dy.const_data_ptr(), d_->x.get(), x, zero.get(),
-                                     d_->x.get(), dx),
-                "cudnnPoolingBackward");
+    const void* y = is_max ? b[Role::y].const_data_ptr() : dy;
+    replays_.run({x, y, dy, dx}, b.replay, [&] {
+      check_cudnn(
+          cudnnPoolingBackward(cudnn_handle(), d_->pooling.get(), alpha.get(), d_->y.get(), y,
+                               d_->y.get(), dy, d_->x.get(), x, zero.get(), d_->x.get(), dx),
+          "cudnnPoolingBackward");
+    });
   }
 
  private:

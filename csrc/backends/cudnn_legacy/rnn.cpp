@@ -187,14 +187,15 @@ int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm) {
   return reads_behind && biases < kSlack ? kSlack : 0;
 }
 
-class RnnPlan : public Plan {
+class RnnPlan : public ReplayedPlan {
  public:
   RnnPlan(const RnnProblem& p, const Algorithm& algorithm, Notes notes,
           std::unique_ptr<Descriptors> descriptors, Layout layout)
-      : Plan(algorithm, notes, layout.temporary_bytes(p)),
+      : ReplayedPlan(algorithm, notes, layout.temporary_bytes(p)),
         p_(p),
         d_(std::move(descriptors)),
         layout_(std::move(layout)) {}
+  ~RnnPlan() override { replays_.forget(); }
 
   void run(Bindings& b) override {
     rows_ = p_.steps() * p_.batch();
@@ -261,14 +262,18 @@ class RnnPlan : public Plan {
           at::empty({static_cast<int64_t>(layout_.reserve_bytes)}, x.options().dtype(at::kByte));
     }
     d_->dropout.prepare();
-    check_cudnn(
-        cudnnRNNForward(cudnn_handle(), d_->rnn.get(), forward_mode(p_), nullptr, d_->x.get(),
-                        x.const_data_ptr(), d_->y.get(), y, d_->h.get(), address(b[Role::hx]), hy,
-                        lstm ? d_->c.get() : nullptr, address(b[Role::cx]), cy,
-                        layout_.weight_bytes, w.const_data_ptr(), layout_.workspace_bytes,
-                        workspace, reserve.defined() ? reserve.nbytes() : 0,
-                        reserve.defined() ? reserve.data_ptr() : nullptr),
-        "cudnnRNNForward");
+    const void *in = x.const_data_ptr(), *hx = address(b[Role::hx]), *cx = address(b[Role::cx]);
+    const void* parameters = w.const_data_ptr();
+    void* left = reserve.defined() ? reserve.data_ptr() : nullptr;
+    ReplayKey key{in, y, hx, hy, cx, cy, parameters, workspace, left};
+    replays_.run(key, replay(b), [&] {
+      check_cudnn(
+          cudnnRNNForward(cudnn_handle(), d_->rnn.get(), forward_mode(p_), nullptr, d_->x.get(), in,
+                          d_->y.get(), y, d_->h.get(), hx, hy, lstm ? d_->c.get() : nullptr, cx, cy,
+                          layout_.weight_bytes, parameters, layout_.workspace_bytes, workspace,
+                          reserve.defined() ? reserve.nbytes() : 0, left),
+          "cudnnRNNForward");
+    });
     d_->dropout.used();
     if (p_.train) b[Role::reserve] = reserve;
   }
@@ -284,27 +289,39 @@ class RnnPlan : public Plan {
     void* dhx = output(b, Role::dhx, rnn_h(p_), x);
     void* dcx = lstm ? output(b, Role::dcx, rnn_c(p_), x) : nullptr;
     Tensor w = weights(b);
-    cudnnHandle_t handle = cudnn_handle();
-    check_cudnn(cudnnRNNBackwardData_v8(
-                    handle, d_->rnn.get(), nullptr, d_->y.get(), y.const_data_ptr(),
-                    b[Role::dy].const_data_ptr(), d_->x.get(), dx, d_->h.get(),
-                    address(b[Role::hx]), address(b[Role::dhy]), dhx, c, address(b[Role::cx]),
-                    address(b[Role::dcy]), dcx, layout_.weight_bytes, w.const_data_ptr(),
-                    layout_.workspace_bytes, workspace, reserve.nbytes(), reserve.data_ptr()),
-                "cudnnRNNBackwardData_v8");
     output(b, Role::dw, rnn_w(p_), x);
     Tensor& dw = b[Role::dw];
     Tensor space = layout_.in_place ? dw.zero_() : weight_space(dw);  // gradients are added to it
-    check_cudnn(cudnnRNNBackwardWeights_v8(
-                    handle, d_->rnn.get(), CUDNN_WGRAD_MODE_ADD, nullptr, d_->x.get(),
-                    x.const_data_ptr(), d_->h.get(), address(b[Role::hx]), d_->y.get(),
-                    y.const_data_ptr(), layout_.weight_bytes, space.data_ptr(),
-                    layout_.workspace_bytes, workspace, reserve.nbytes(), reserve.data_ptr()),
-                "cudnnRNNBackwardWeights_v8");
+    const void *in = x.const_data_ptr(), *out = y.const_data_ptr(),
+               *parameters = w.const_data_ptr();
+    const void *hx = address(b[Role::hx]), *cx = address(b[Role::cx]);
+    const void *dy = b[Role::dy].const_data_ptr(), *dhy = address(b[Role::dhy]);
+    const void* dcy = address(b[Role::dcy]);
+    void *left = reserve.data_ptr(), *gradients = space.data_ptr();
+    ReplayKey key{in, out, dy,  dx,         hx,   dhy,       dhx,
+                  cx, dcy, dcx, parameters, left, gradients, workspace};
+    replays_.run(key, replay(b), [&] {
+      cudnnHandle_t handle = cudnn_handle();
+      check_cudnn(cudnnRNNBackwardData_v8(
+                      handle, d_->rnn.get(), nullptr, d_->y.get(), out, dy, d_->x.get(), dx,
+                      d_->h.get(), hx, dhy, dhx, c, cx, dcy, dcx, layout_.weight_bytes, parameters,
+                      layout_.workspace_bytes, workspace, reserve.nbytes(), left),
+                  "cudnnRNNBackwardData_v8");
+      check_cudnn(cudnnRNNBackwardWeights_v8(
+                      handle, d_->rnn.get(), CUDNN_WGRAD_MODE_ADD, nullptr, d_->x.get(), in,
+                      d_->h.get(), hx, d_->y.get(), out, layout_.weight_bytes, gradients,
+                      layout_.workspace_bytes, workspace, reserve.nbytes(), left),
+                  "cudnnRNNBackwardWeights_v8");
+    });
     if (layout_.in_place) return;
     for (const Piece& piece : layout_.pieces) {
       dw.narrow(0, piece.ours, piece.count).copy_(space.narrow(0, piece.theirs, piece.count));
     }
+  }
+
+  // Lengths are in descriptors of each run, and random numbers go on.
+  Replay replay(const Bindings& b) const {
+    return p_.lengths == RnnLengths::packed || p_.dropout != 0 ? Replay::never : b.replay;
   }
 
   const RnnProblem p_;

@@ -5,11 +5,11 @@
 namespace torch_cudnn_ext::legacy {
 namespace {
 
-class SoftmaxPlan : public Plan {
+class SoftmaxPlan : public ReplayedPlan {
  public:
   SoftmaxPlan(const SoftmaxProblem& p, const Algorithm& algorithm, Notes notes,
               cudnnSoftmaxAlgorithm_t value)
-      : Plan(algorithm, notes, 0), p_(p), value_(value) {
+      : ReplayedPlan(algorithm, notes, 0), p_(p), value_(value) {
     // Rows are the channels of a picture. Where one follows the other there is one pixel, and the
     // instance mode sums the same.
     const Dims& n = p.x.sizes;
@@ -20,19 +20,23 @@ class SoftmaxPlan : public Plan {
   void run(Bindings& b) override {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     if (p_.pass == Pass::fwd) {
-      const at::Tensor& x = b[Role::x];
-      void* y = output(b, Role::y, p_.x, x);
-      check_cudnn(cudnnSoftmaxForward(cudnn_handle(), value_, mode_, one.get(), x_.get(),
-                                      x.const_data_ptr(), zero.get(), x_.get(), y),
-                  "cudnnSoftmaxForward");
+      const at::Tensor& in = b[Role::x];
+      void* y = output(b, Role::y, p_.x, in);
+      const void* x = in.const_data_ptr();
+      replays_.run({x, y}, b.replay, [&] {
+        check_cudnn(cudnnSoftmaxForward(cudnn_handle(), value_, mode_, one.get(), x_.get(), x,
+                                        zero.get(), x_.get(), y),
+                    "cudnnSoftmaxForward");
+      });
       return;
     }
-    const at::Tensor &y = b[Role::y], &dy = b[Role::dy];
-    void* dx = output(b, Role::dx, p_.x, y);
-    check_cudnn(
-        cudnnSoftmaxBackward(cudnn_handle(), value_, mode_, one.get(), x_.get(), y.const_data_ptr(),
-                             x_.get(), dy.const_data_ptr(), zero.get(), x_.get(), dx),
-        "cudnnSoftmaxBackward");
+    void* dx = output(b, Role::dx, p_.x, b[Role::y]);
+    const void *y = b[Role::y].const_data_ptr(), *dy = b[Role::dy].const_data_ptr();
+    replays_.run({y, dy, dx}, b.replay, [&] {
+      check_cudnn(cudnnSoftmaxBackward(cudnn_handle(), value_, mode_, one.get(), x_.get(), y,
+                                       x_.get(), dy, zero.get(), x_.get(), dx),
+                  "cudnnSoftmaxBackward");
+    });
   }
 
  private:

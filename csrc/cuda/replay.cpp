@@ -1,0 +1,225 @@
+#include "cuda/replay.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/cudnn.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+std::atomic<bool> replay_on{true};
+std::atomic<int64_t> recorded_calls{0}, replayed_calls{0}, kept_kernels{0};
+
+// Layers of one problem share a plan; each has its own tensors.
+constexpr size_t kEntries = 64;
+// Recording takes as long as some ten calls, so addresses must have come back before.
+constexpr int kCallsBefore = 4, kCallsBeforeNextTry = 1000;
+// Graphs take the device's memory, which is not PyTorch's: some 12 KB a kernel (an H200).
+constexpr int64_t kMostKernels = 32768;
+
+RunAlone& recording_alone() {
+  static RunAlone alone = [](c10::function_ref<void()> recording) { recording(); };
+  return alone;
+}
+
+// What this thread may call while streams are captured, on this thread or another. Does not throw.
+class CaptureMode {
+ public:
+  explicit CaptureMode(cudaStreamCaptureMode mode) : mode_(mode) {
+    cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~CaptureMode() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  CaptureMode(const CaptureMode&) = delete;
+  CaptureMode& operator=(const CaptureMode&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_;
+};
+
+struct DestroyGraph {
+  void operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
+};
+using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
+
+// The capture of a stream of its own: PyTorch's pool hands each of its streams to several users.
+class Capture {
+ public:
+  Capture() {
+    status_ = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    if (status_ != cudaSuccess) return;
+    status_ = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal);
+    goes_on_ = status_ == cudaSuccess;
+  }
+  ~Capture() {
+    end();
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  bool goes_on() const { return goes_on_; }
+  cudaStream_t stream() const { return stream_; }
+  Graph end() {
+    cudaGraph_t graph = nullptr;
+    if (std::exchange(goes_on_, false)) status_ = cudaStreamEndCapture(stream_, &graph);
+    return status_ == cudaSuccess ? Graph(graph) : nullptr;
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaError_t status_;
+  bool goes_on_ = false;
+};
+
+// Null where cuDNN or CUDA refuses: cuDNN itself is called then, and says what is wrong.
+Graph recorded(c10::function_ref<void()> call) {
+  Capture capture;
+  bool refused = !capture.goes_on();
+  if (!refused) {
+    c10::cuda::CUDAStreamGuard guard(
+        c10::cuda::getStreamFromExternal(capture.stream(), c10::cuda::current_device()));
+    // What cuDNN does at once and not on the stream would be missing from the graph: it must fail.
+    CaptureMode strict(cudaStreamCaptureModeThreadLocal);
+    try {
+      call();
+    } catch (const c10::Error&) {
+      refused = true;
+    }
+  }
+  Graph graph = capture.end();
+  if (graph == nullptr || refused) cudaGetLastError();  // the next call would find it
+  cudnn_handle();  // knows the current stream again, before that one is gone
+  return refused ? nullptr : std::move(graph);
+}
+
+// How many there are, with memory that is set; 0 where there is work of another kind, such as
+// copies of host memory, which is the caller's and may be gone when the graph is launched.
+int64_t kernels_of(cudaGraph_t graph) {
+  size_t count = 0;
+  C10_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  C10_CUDA_CHECK(cudaGraphGetNodes(graph, nodes.data(), &count));
+  bool no_other = std::all_of(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
+    cudaGraphNodeType type;
+    C10_CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+    return type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemset;
+  });
+  return no_other ? static_cast<int64_t>(count) : 0;
+}
+
+}  // namespace
+
+void set_replay(bool on) { replay_on.store(on, std::memory_order_relaxed); }
+
+ReplayInfo replay_info() { return {recorded_calls, replayed_calls, kept_kernels}; }
+
+void set_recording_alone(RunAlone alone) { recording_alone() = std::move(alone); }
+
+LaunchableGraph LaunchableGraph::record(c10::function_ref<void()> call) {
+  LaunchableGraph made;
+  if (kept_kernels >= kMostKernels) return made;
+  CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+  Graph graph;
+  recording_alone()([&] { graph = recorded(call); });
+  made.kernels_ = graph == nullptr ? 0 : kernels_of(graph.get());
+  if (made.kernels_ == 0 || kept_kernels + made.kernels_ > kMostKernels) return made;
+  cudaError_t status = cudaGraphInstantiate(&made.graph_, graph.get(), 0);
+  if (status != cudaSuccess) made.graph_ = nullptr;
+  if (made) {
+    kept_kernels += made.kernels_;
+    status = cudaGraphUpload(made.graph_, c10::cuda::getCurrentCUDAStream());
+  }
+  if (status == cudaSuccess) {
+    ++recorded_calls;
+    return made;
+  }
+  cudaGetLastError();  // such as of memory that is all PyTorch's: cuDNN's call needs none
+  return {};
+}
+
+LaunchableGraph::~LaunchableGraph() {
+  if (graph_ == nullptr) return;
+  CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+  if (cudaGraphExecDestroy(graph_) != cudaSuccess) cudaGetLastError();  // as at the process's end
+  kept_kernels -= kernels_;
+}
+
+LaunchableGraph& LaunchableGraph::operator=(LaunchableGraph&& other) noexcept {
+  std::swap(graph_, other.graph_);
+  std::swap(kernels_, other.kernels_);
+  return *this;
+}
+
+void LaunchableGraph::launch() const {
+  C10_CUDA_CHECK(cudaGraphLaunch(graph_, c10::cuda::getCurrentCUDAStream()));
+  replayed_calls.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint64_t ReplayKey::hash() const {
+  uint64_t hash = words_.size();
+  for (uint64_t word : words_) {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15;  // Fibonacci hashing (Knuth, volume 3, 6.4)
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
+  uint64_t hash = key.hash();
+  // Layers call in the same order each time, so the search begins with the last one.
+  auto middle = hashes_.begin() + static_cast<std::ptrdiff_t>(last_);
+  auto found = std::find(middle, hashes_.end(), hash);
+  if (found == hashes_.end()) found = std::find(hashes_.begin(), middle, hash);
+  if (found != hashes_.end() && *found == hash) {
+    last_ = static_cast<size_t>(found - hashes_.begin());
+    if (entries_[last_].key == key) return entries_[last_];
+  } else if (entries_.size() < most) {
+    last_ = entries_.size();
+    entries_.emplace_back();
+    hashes_.emplace_back();
+  } else {
+    last_ = (last_ + 1) % entries_.size();
+  }
+  entries_[last_] = {key, kCallsBefore, {}};
+  hashes_[last_] = hash;
+  return entries_[last_];
+}
+
+void Replays::forget() {
+  entries_.clear();
+  hashes_.clear();
+  last_ = 0;
+}
+
+void Replays::run(const ReplayKey& key, Replay replay, c10::function_ref<void()> call) {
+  bool may_replay = replay != Replay::never && replay_on.load(std::memory_order_relaxed);
+  if (may_replay) {
+    // What is captured is to hold cuDNN's kernels, not a graph of ours in a graph.
+    auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
+    may_replay = status == c10::cuda::CaptureStatus::None;
+  }
+  if (may_replay) {
+    // Of the many plans that are timed each keeps one: they are large where networks recur.
+    bool at_once = replay == Replay::at_once;
+    Entry& entry = entry_of(key, at_once ? 1 : kEntries);
+    int& left = entry.calls_until_recorded;
+    if (!entry.graph && has_run_ && (at_once ? left <= kCallsBefore : --left < 0)) {
+      entry.graph = LaunchableGraph::record(call);
+      left = kCallsBeforeNextTry;
+    }
+    if (entry.graph) return entry.graph.launch();
+  }
+  call();
+  has_run_ = true;
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,105 @@
+// What calls of cuDNN put on their stream, kept as CUDA graphs: a call that comes again with the
+// same addresses is one launch of its graph. That takes 1.3 us of host time where cuDNN takes 5 to
+// 12 for one kernel, and thousands for a recurrent network's (an H100, cuDNN 9.19). Knows nothing
+// of the operators.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <vector>
+
+#include "core/plan.h"
+
+namespace torch_cudnn_ext {
+
+// Process-wide; off, every call is cuDNN's. What was recorded is kept.
+void set_replay(bool on);
+
+struct ReplayInfo {
+  int64_t recorded, replayed;  // calls of the process
+  int64_t kernels;             // that its graphs hold now
+};
+ReplayInfo replay_info();
+
+// While a stream is captured, to wait for the whole device is an error on every thread. `alone`
+// runs a recording while other threads of the program cannot begin to, or not at all.
+using RunAlone = std::function<void(c10::function_ref<void()>)>;
+void set_recording_alone(RunAlone alone);
+
+// All that a call of a plan depends on: addresses and numbers.
+class ReplayKey {
+ public:
+  ReplayKey() = default;
+  ReplayKey(std::initializer_list<const void*> addresses) {
+    for (const void* address : addresses) push(address);
+  }
+  void push(const void* address) { words_.push_back(reinterpret_cast<uint64_t>(address)); }
+  void push(double number) {
+    uint64_t word;
+    std::memcpy(&word, &number, sizeof(word));
+    words_.push_back(word);
+  }
+  bool operator==(const ReplayKey& other) const { return words_ == other.words_; }
+  uint64_t hash() const;
+
+ private:
+  c10::SmallVector<uint64_t, 12> words_;
+};
+
+// A CUDA graph that can be launched; none by default.
+class LaunchableGraph {
+ public:
+  LaunchableGraph() = default;
+  // Of what `call` puts on the current stream; none where that cannot be had.
+  static LaunchableGraph record(c10::function_ref<void()> call);
+  ~LaunchableGraph();
+  LaunchableGraph(LaunchableGraph&& other) noexcept { *this = std::move(other); }
+  LaunchableGraph& operator=(LaunchableGraph&& other) noexcept;
+  explicit operator bool() const { return graph_ != nullptr; }
+  void launch() const;  // on the current stream
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+  int64_t kernels_ = 0;
+};
+
+// The calls of one plan: of one thread and one device.
+class Replays {
+ public:
+  // Does on the current stream what `call` does there: cuDNN's work alone, on memory that the key
+  // names.
+  void run(const ReplayKey& key, Replay replay, c10::function_ref<void()> call);
+  void forget();
+
+ private:
+  struct Entry {
+    ReplayKey key;
+    int calls_until_recorded;
+    LaunchableGraph graph;
+  };
+  Entry& entry_of(const ReplayKey& key, size_t most);
+
+  std::vector<Entry> entries_;
+  std::vector<uint64_t>
+      hashes_;            // of their keys: where addresses never come back, all are searched
+  size_t last_ = 0;       // found or made
+  bool has_run_ = false;  // cuDNN makes ready at a first call what could not be recorded
+};
+
+// A plan that calls cuDNN through `replays_`. Graphs must go before the code that they run, which
+// may be a member of a derived class: its destructor forgets them.
+class ReplayedPlan : public Plan {
+ public:
+  using Plan::Plan;
+
+ protected:
+  Replays replays_;
+};
+
+}  // namespace torch_cudnn_ext
