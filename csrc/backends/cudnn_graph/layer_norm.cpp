@@ -153,7 +153,13 @@ std::optional<Unsupported> refuse(const LayerNormProblem& p) {
   return std::nullopt;
 }
 
-std::string find_defect(const LayerNormProblem& p, const Algorithm&, const Notes& notes) {
+std::string find_defect(const LayerNormProblem& p, const Algorithm& algorithm, const Notes& notes) {
+  bool of_parameters = p.kind == LayerNormKind::instance && p.pass == Pass::bwd && (p.w || p.bias);
+  if (of_parameters && algorithm.name == "eng0") {
+    return "cuDNN 9.19's engine 0 adds up the gradients of an instance norm's parameters on the "
+           "default stream, whatever stream it runs on: they are wrong on others, and zero in CUDA "
+           "graphs";
+  }
   return alignment_defect(notes, p.alignment);
 }
 
