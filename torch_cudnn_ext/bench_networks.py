@@ -1,9 +1,10 @@
 """Whole networks as they are, tuned through `enable`, side by side with eager PyTorch.
 
-A training step is forward and backward, of the sum of the outputs; inference is a forward without
-gradients in eval mode. PyTorch keeps plans for as long as a process lives, and autograd's thread
-serves all of it: ``torch.backends.cudnn.benchmark`` on and off each get a fresh process, in which
-both sides take turns. PyTorch's better setting counts.
+A training step is forward and backward, of the sum of the outputs, and clears the gradients first,
+so that memory is found again where it was; inference is a forward without gradients in eval mode.
+PyTorch keeps plans for as long as a process lives, and autograd's thread serves all of it:
+``torch.backends.cudnn.benchmark`` on and off each get a fresh process, in which both sides take
+turns. PyTorch's better setting counts.
 """
 
 from __future__ import annotations
@@ -209,10 +210,11 @@ def _batch(inputs: object) -> int | None:
 
 
 def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocast) -> None:
+    if train:
+        model.zero_grad()
     with torch.set_grad_enabled(train), autocast():
         output = call_model(model, inputs)
     if train:
-        model.zero_grad()
         torch.autograd.backward(sum_of_outputs(output))
 
 
