@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "core/backend.h"
 #include "core/choice_table.h"
@@ -544,12 +545,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
-  // torch.cuda.synchronize() begins with Python's lock held. Without such a lock nothing is
-  // recorded.
+  // torch.cuda.synchronize() gives Python's lock up just before it waits, and has begun to after a
+  // moment. Threads that Python does not know may be joined by who holds the lock, and without a
+  // lock nothing is recorded.
   set_recording_alone([](c10::function_ref<void()> recording) {
 #ifndef Py_GIL_DISABLED
-    if (Py_IsInitialized() == 0 || Py_IsFinalizing() != 0) return;
+    bool known = Py_IsInitialized() != 0 && PyGILState_GetThisThreadState() != nullptr;
+    if (!known || Py_IsFinalizing() != 0) return;
     py::gil_scoped_acquire alone;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
     recording();
 #endif
   });

@@ -20,15 +20,17 @@ std::atomic<bool> replay_on{true};
 std::atomic<int64_t> recorded_calls{0}, replayed_calls{0}, kept_kernels{0};
 
 // Layers of one problem share a plan; each has its own tensors.
-constexpr size_t kEntries = 64;
+constexpr size_t kEntries = 128;
 // Recording takes as long as some ten calls, so addresses must have come back before.
 constexpr int kCallsBefore = 4, kCallsBeforeNextTry = 1000;
-// Graphs take the device's memory, which is not PyTorch's: some 12 KB a kernel (an H200).
-constexpr int64_t kMostKernels = 32768;
+// Graphs take the device's memory, which is not PyTorch's: some 12 to 50 KB a kernel (an H200).
+// Large ones, of recurrent networks, leave room for the rest.
+constexpr int64_t kMostKernels = 32768, kLarge = 64;
+int64_t most_kernels(int64_t added) { return added > kLarge ? kMostKernels / 2 : kMostKernels; }
 
 RunAlone& recording_alone() {
-  static RunAlone alone = [](c10::function_ref<void()> recording) { recording(); };
-  return alone;
+  static auto* alone = new RunAlone([](c10::function_ref<void()> recording) { recording(); });
+  return *alone;
 }
 
 // What this thread may call while streams are captured, on this thread or another. Does not throw.
@@ -54,10 +56,8 @@ using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
 class Capture {
  public:
   Capture() {
-    status_ = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
-    if (status_ != cudaSuccess) return;
-    status_ = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal);
-    goes_on_ = status_ == cudaSuccess;
+    goes_on_ = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess &&
+               cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
   }
   ~Capture() {
     end();
@@ -68,16 +68,16 @@ class Capture {
 
   bool goes_on() const { return goes_on_; }
   cudaStream_t stream() const { return stream_; }
+  // Null where what was put on the stream cannot be a graph.
   Graph end() {
     cudaGraph_t graph = nullptr;
-    if (std::exchange(goes_on_, false)) status_ = cudaStreamEndCapture(stream_, &graph);
-    return status_ == cudaSuccess ? Graph(graph) : nullptr;
+    if (std::exchange(goes_on_, false)) cudaStreamEndCapture(stream_, &graph);
+    return Graph(graph);
   }
 
  private:
   cudaStream_t stream_ = nullptr;
-  cudaError_t status_;
-  bool goes_on_ = false;
+  bool goes_on_;
 };
 
 // Null where cuDNN or CUDA refuses: cuDNN itself is called then, and says what is wrong.
@@ -131,7 +131,7 @@ LaunchableGraph LaunchableGraph::record(c10::function_ref<void()> call) {
   Graph graph;
   recording_alone()([&] { graph = recorded(call); });
   made.kernels_ = graph == nullptr ? 0 : kernels_of(graph.get());
-  if (made.kernels_ == 0 || kept_kernels + made.kernels_ > kMostKernels) return made;
+  if (made.kernels_ == 0 || kept_kernels + made.kernels_ > most_kernels(made.kernels_)) return made;
   cudaError_t status = cudaGraphInstantiate(&made.graph_, graph.get(), 0);
   if (status != cudaSuccess) made.graph_ = nullptr;
   if (made) {
@@ -175,7 +175,8 @@ uint64_t ReplayKey::hash() const {
 
 Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   uint64_t hash = key.hash();
-  // Layers call in the same order each time, so the search begins with the last one.
+  // Layers call in the same order each time, so the search begins with the last one. What is full
+  // forgets whom it met longest ago.
   auto middle = hashes_.begin() + static_cast<std::ptrdiff_t>(last_);
   auto found = std::find(middle, hashes_.end(), hash);
   if (found == hashes_.end()) found = std::find(hashes_.begin(), middle, hash);
@@ -187,7 +188,7 @@ Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
     entries_.emplace_back();
     hashes_.emplace_back();
   } else {
-    last_ = (last_ + 1) % entries_.size();
+    last_ = oldest_++ % entries_.size();
   }
   entries_[last_] = {key, kCallsBefore, {}};
   hashes_[last_] = hash;
@@ -197,7 +198,7 @@ Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
 void Replays::forget() {
   entries_.clear();
   hashes_.clear();
-  last_ = 0;
+  last_ = oldest_ = 0;
 }
 
 void Replays::run(const ReplayKey& key, Replay replay, c10::function_ref<void()> call) {
@@ -212,7 +213,7 @@ void Replays::run(const ReplayKey& key, Replay replay, c10::function_ref<void()>
     bool at_once = replay == Replay::at_once;
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
     int& left = entry.calls_until_recorded;
-    if (!entry.graph && has_run_ && (at_once ? left <= kCallsBefore : --left < 0)) {
+    if (!entry.graph && (at_once ? left <= kCallsBefore : --left < 0) && has_run_) {
       entry.graph = LaunchableGraph::record(call);
       left = kCallsBeforeNextTry;
     }

@@ -27,8 +27,8 @@ struct ReplayInfo {
 };
 ReplayInfo replay_info();
 
-// While a stream is captured, to wait for the whole device is an error on every thread. `alone`
-// runs a recording while other threads of the program cannot begin to, or not at all.
+// While a stream is captured, no thread can begin to wait for the whole device: the call fails. So
+// this calls its argument, a recording, while other threads do not begin to, or does not call it.
 using RunAlone = std::function<void(c10::function_ref<void()>)>;
 void set_recording_alone(RunAlone alone);
 
@@ -86,10 +86,12 @@ class Replays {
   Entry& entry_of(const ReplayKey& key, size_t most);
 
   std::vector<Entry> entries_;
-  std::vector<uint64_t>
-      hashes_;            // of their keys: where addresses never come back, all are searched
-  size_t last_ = 0;       // found or made
-  bool has_run_ = false;  // cuDNN makes ready at a first call what could not be recorded
+  // Of their keys. Where addresses never come back, all are searched.
+  std::vector<uint64_t> hashes_;
+  size_t last_ = 0;    // found or made
+  size_t oldest_ = 0;  // of a full table, counted on
+  // cuDNN makes ready at a first call what could not be recorded.
+  bool has_run_ = false;
 };
 
 // A plan that calls cuDNN through `replays_`. Graphs must go before the code that they run, which
