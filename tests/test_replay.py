@@ -27,6 +27,11 @@ def _replayed(call: Callable[[], Any], times: int = CALLS) -> int:
     return _C.replay_info()["replayed"] - before
 
 
+def _check(result: Tensor, x: Tensor, w: Tensor) -> None:
+    wanted = F.conv2d(x.double(), w.double())
+    torch.testing.assert_close(result.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
 def _operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     x = torch.randn(4, 16, 12, 12, device="cuda", dtype=dtype)
     return x, torch.randn(24, 16, 3, 3, device="cuda", dtype=dtype)
@@ -57,8 +62,7 @@ def test_other_addresses_are_no_replay() -> None:
 
     assert _replayed(call) == 0
     for (image, filters), result in zip(others, kept, strict=True):
-        wanted = F.conv2d(image.double(), filters.double())
-        torch.testing.assert_close(result.double(), wanted, rtol=1e-4, atol=1e-4)
+        _check(result, image, filters)
 
 
 def test_many_layers_of_one_problem_are_all_replayed() -> None:
@@ -71,8 +75,7 @@ def test_many_layers_of_one_problem_are_all_replayed() -> None:
 
     assert _replayed(step) >= len(layers)
     for (x, w), result in zip(layers, kept, strict=True):
-        wanted = F.conv2d(x.double(), w.double())
-        torch.testing.assert_close(result.double(), wanted, rtol=1e-4, atol=1e-4)
+        _check(result, x, w)
 
 
 def test_nothing_is_replayed_where_the_knob_is_off() -> None:
@@ -137,8 +140,7 @@ def test_a_captured_call_is_cudnns_own() -> None:
     x.normal_()
     out.zero_()
     graph.replay()
-    wanted = F.conv2d(x.double(), w.double())
-    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-4)
+    _check(out, x, w)
 
 
 def test_a_recording_does_not_disturb_a_thread_that_waits_for_the_device() -> None:
@@ -188,8 +190,7 @@ def test_a_recording_leaves_another_streams_capture_alone() -> None:
     image.fill_(2)
     graph.replay()
     torch.testing.assert_close(result, torch.full_like(x, 3))
-    wanted = F.conv2d(x.double(), w.double())
-    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-4)
+    _check(out, x, w)
 
 
 def _network(**arguments: Any) -> nn.LSTM:
