@@ -892,12 +892,12 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
   }
   bool outer = std::exchange(follows_refusal, false);  // of a call around this one
   auto done = c10::make_scope_exit([outer] { follows_refusal = outer; });
+  bindings.replay = Replay::where_it_pays;
   while (true) {
     Call call = find_call(problem, policy, device);
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
     note_last(problem, call.decision->record);
     try {
-      bindings.replay = Replay::where_it_pays;
       call.plan->run(bindings);
       keep_for_graph(call.plan, device);
       break;
