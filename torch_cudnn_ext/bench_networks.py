@@ -37,7 +37,10 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
 }
 Autocast = Callable[[], AbstractContextManager[None]]
 GRACE_S = 10.0  # for what was tuned to be written
-SAMPLE_MS = 30.0  # as many steps are timed at once as this holds
+SAMPLE_MS = 100.0  # as many steps are timed at once as this holds
+# Each side steps so often before, and this in turns: memory must lie as it will before a call comes
+# again with the same addresses, and calls of cuDNN are recorded at their fifth time.
+WARM_STEPS, WARM_TURNS = 6, 2
 
 
 @dataclass
@@ -187,7 +190,12 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
             step()
     finally:
         tuning.add_choices(choices)
-    timers = [_timer(step, side, task.device) for side in (ours, nullcontext)]
+    sides = (ours, nullcontext)
+    for side in sides * WARM_TURNS:
+        with side():
+            for _ in range(WARM_STEPS):
+                step()
+    timers = [_timer(step, side, task.device) for side in sides]
     result = judged(timers)
     return NetworkComparison(
         network=task.network,
@@ -221,7 +229,7 @@ def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocas
 def _timer(
     step: Callable[[], None], side: Callable[[], AbstractContextManager[None]], device: str
 ) -> Callable[[], float]:
-    """Milliseconds a step, of the host and the GPU together; a side is entered and warm before."""
+    """Milliseconds a step, of the host and the GPU together; a side is entered before."""
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -230,7 +238,7 @@ def _timer(
             torch.cuda.synchronize(device)
 
     with side():
-        steps(3)
+        steps(1)
         count = max(1, round(SAMPLE_MS / host_ms(partial(steps, 1))))
 
     def sample() -> float:
