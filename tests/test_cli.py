@@ -612,6 +612,28 @@ def test_bench_of_networks_compares_what_it_says(
     assert not is_enabled()
 
 
+@pytest.mark.parametrize(("options", "budgets"), [((), []), (("--time-budget", "0.5"), [0.5])])
+def test_bench_of_networks_tunes_for_as_long_as_it_may(
+    capsys: Capture,
+    networks: str,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    budgets: list[float],
+) -> None:
+    monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+    tuned: list[float] = []
+
+    def watched(*_: Any, time_budget_s: float, **__: Any) -> None:
+        tuned.append(time_budget_s)
+
+    monkeypatch.setattr(tuning, "tune_model", watched)
+    command = ["bench", "--networks", f"{networks}:conv", "--device", "cpu"]
+    assert len(_json(capsys, *command, *options)["comparisons"]) == 2
+    assert tuned == 2 * budgets  # a training step, and inference
+
+
 def test_bench_of_networks_keeps_its_choices(
     capsys: Capture, networks: str, tmp_path: Path
 ) -> None:

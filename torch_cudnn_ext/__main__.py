@@ -157,6 +157,7 @@ _OF_NETWORKS = (
     "jobs",
     "choices",
     "knob_search",
+    "time_budget",
 )
 
 # What `tune` tells of each problem's best algorithm.
@@ -542,6 +543,7 @@ def bench_command(
                     jobs,
                     choices,
                     knob_search,
+                    time_budget,
                 )
             )
             output = bench_networks.comparison_text(whole, format.value)

@@ -76,6 +76,7 @@ class _Task:
     policy: str
     jobs: int = 1
     knob_search: bool = False
+    time_budget_s: float | None = None
 
 
 def compare_networks(
@@ -90,6 +91,7 @@ def compare_networks(
     jobs: int = 1,
     choices: str | Path | None = None,
     knob_search: bool = False,
+    time_budget_s: float | None = None,
 ) -> Iterator[NetworkComparison]:
     """Compare network by network, a training step and inference.
 
@@ -106,6 +108,8 @@ def compare_networks(
         choices: A file of `tuning.export_choices` to begin with, where there is one, and to keep
             what is tuned.
         knob_search: Also search the knobs of the best engines.
+        time_budget_s: Seconds that tuning takes a problem at most; 0 is no limit. By default there
+            is none with several jobs or a knob search, and otherwise autotune's own.
 
     Raises:
         ValueError: ``jobs`` is less than 1.
@@ -124,6 +128,7 @@ def compare_networks(
             policy=policy,
             jobs=jobs,
             knob_search=knob_search,
+            time_budget_s=time_budget_s,
         )
         for network in networks
         for precision in precisions
@@ -176,13 +181,15 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
     if choices.exists():
         tuning.import_choices(choices)
     try:
-        if (task.jobs > 1 or task.knob_search) and not benchmark:  # else the other process did
+        ahead = task.jobs > 1 or task.knob_search or task.time_budget_s is not None
+        if ahead and not benchmark:  # else the other process did
             with autocast():
                 tuning.tune_model(
                     model,
                     inputs,
                     train=task.mode == "train",
                     policy=task.policy,
+                    time_budget_s=task.time_budget_s or 0,
                     knob_search=task.knob_search,
                     jobs=task.jobs,
                 )
