@@ -280,15 +280,20 @@ def test_a_network_infers_where_no_other_pass_is_asked_for(
     assert str(layer["problem"]).startswith("batch_norm_infer")
 
 
+def _compare_here_and_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has ``bench --networks`` start no process, and time one round."""
+    monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+
+
 @pytest.mark.parametrize("command", ["list", "coverage", "explain", "bench"])
 def test_networks_of_any_rank_are_channels_last(
     capsys: Capture, networks: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"{networks}:conv", f"{networks}:conv3d"]
     if command == "bench":
-        monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
-        monkeypatch.setattr(bench, "ROUNDS", 1)
-        monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+        _compare_here_and_briefly(monkeypatch)
         arguments = ["--networks", ",".join(names), "--policy", "backends=aten"]
         assert main([command, *arguments, "--device", "cpu", "--channels-last"]) == 0
         return
@@ -578,9 +583,7 @@ def test_bench_of_unmodified_networks(capsys: Capture, networks: str) -> None:
 def test_bench_of_networks_prints_those_before_one_that_fails(
     capsys: Capture, networks: str, monkeypatch: pytest.MonkeyPatch, second: str, kind: str
 ) -> None:
-    monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
-    monkeypatch.setattr(bench, "ROUNDS", 1)
-    monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+    _compare_here_and_briefly(monkeypatch)
     names = f"{networks}:conv,{networks}:{second}"
     command = ["bench", "--networks", names, "--device", "cpu", "--policy", "backends=aten"]
     assert main([*command, "--format", "csv"]) == 1
@@ -620,9 +623,7 @@ def test_bench_of_networks_tunes_for_as_long_as_it_may(
     options: tuple[str, ...],
     budgets: list[float],
 ) -> None:
-    monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
-    monkeypatch.setattr(bench, "ROUNDS", 1)
-    monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+    _compare_here_and_briefly(monkeypatch)
     tuned: list[float] = []
 
     def watched(*_: Any, time_budget_s: float, **__: Any) -> None:

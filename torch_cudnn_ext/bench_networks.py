@@ -236,7 +236,7 @@ def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocas
 def _timer(
     step: Callable[[], None], side: Callable[[], AbstractContextManager[None]], device: str
 ) -> Callable[[], float]:
-    """Milliseconds a step, of the host and the GPU together; a side is entered before."""
+    """Milliseconds a step, of the host and the GPU together; a side is entered and warm before."""
 
     def steps(count: int) -> None:
         for _ in range(count):
