@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <thread>
 
 #include "core/backend.h"
@@ -405,12 +406,19 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
 }
 
 TensorsByRole run(const std::string& text, const std::string& algorithm,
-                  const TensorsByRole& tensors, const std::string& policy, bool replay) {
+                  const TensorsByRole& tensors, const std::string& policy,
+                  const std::string& replay) {
   PlainTorchGuard plain;
   Prepared made = prepare(text, algorithm, tensors, policy);
   c10::DeviceGuard guard(made.device);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (replay) made.bindings.replay = Replay::at_once;
+  static const std::map<std::string, Replay> kinds{{"never", Replay::never},
+                                                   {"where_it_pays", Replay::where_it_pays},
+                                                   {"at_once", Replay::at_once}};
+  auto kind = kinds.find(replay);
+  TORCH_CHECK_VALUE(kind != kinds.end(), "run: replay is ", replay,
+                    ", wanted never, where_it_pays or at_once");
+  made.bindings.replay = kind->second;
   made.plan->run(made.bindings);
   TensorsByRole results;
   for (const SlotSpec& slot : made.slots) {
@@ -614,7 +622,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("flush_l2") = true, py::arg("progress") = py::none());
   m.def("choose", choose_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def("run", run, NoGil(), py::arg("problem"), py::arg("algorithm"), py::arg("tensors"),
-        py::arg("policy") = "", py::arg("replay") = false);
+        py::arg("policy") = "", py::arg("replay") = "never");
   m.def("execute_loop", execute_loop, NoGil(), py::arg("problem"), py::arg("algorithm"),
         py::arg("tensors"), py::arg("iterations"));
   m.def(
@@ -658,6 +666,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::dict d;
     d["recorded"] = info.recorded;
     d["replayed"] = info.replayed;
+    d["learnt"] = info.learnt;
+    d["relaunched"] = info.relaunched;
     d["kernels"] = info.kernels;
     return d;
   });

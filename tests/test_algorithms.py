@@ -117,7 +117,7 @@ class Runs:
         }
 
     def run(
-        self, algorithm: str, into_outputs: bool = True, replay: bool = False
+        self, algorithm: str, into_outputs: bool = True, replay: str = "never"
     ) -> dict[str, Tensor]:
         """What an algorithm computes, in new tensors; without outputs to fill, as it came."""
         for output in self.outputs.values():
@@ -169,15 +169,16 @@ def test_every_algorithm_is_right(line: Line, device: str) -> None:
         if not all(output.guards_hold() for output in runs.outputs.values()):
             failures.append(f"{algorithm}: wrote outside of its outputs")
             runs.renew()
-        runs.run(algorithm, replay=True)  # which is recorded
-        again = runs.run(algorithm, replay=True)
-        if candidate["deterministic"]:
-            if not all(torch.equal(results[role], again[role]) for role in results):
-                failures.append(f"{algorithm}: claims to be deterministic, and two runs differ")
-            continue
-        for role, result in again.items():
-            if not relative_error(result, runs.reference[role]) <= tolerance:
-                failures.append(f"{algorithm}: {role} is wrong when it runs again")
+        # By its kernels one by one, and by a graph that is recorded, and then is there.
+        for replay in ("where_it_pays", "at_once", "at_once"):
+            again = runs.run(algorithm, replay=replay)
+            if candidate["deterministic"]:
+                if not all(torch.equal(results[role], again[role]) for role in results):
+                    failures.append(f"{algorithm}: claims to be deterministic, and two runs differ")
+                continue
+            for role, result in again.items():
+                if not relative_error(result, runs.reference[role]) <= tolerance:
+                    failures.append(f"{algorithm}: {role} is wrong when it runs again")
     assert not failures, "\n".join([f"{problem} on {device}:", *failures])
 
 

@@ -155,11 +155,12 @@ def run(
     algorithm: str,
     tensors: dict[str, Tensor],
     policy: str = "",
-    replay: bool = False,
+    replay: str = "never",
 ) -> dict[str, Tensor]:
     """Run one algorithm on given tensors by role ("x", "w", "y"); outputs may be absent.
 
-    Gives the tensors that it computed or changed; if asked, by a replay where its plan ran before.
+    Gives the tensors that it computed or changed. ``replay`` is "where_it_pays" as in an
+    operator's call, or "at_once": a graph where its plan ran before.
     """
 
 def execute_loop(

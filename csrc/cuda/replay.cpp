@@ -18,6 +18,7 @@ namespace {
 
 std::atomic<bool> replay_on{true};
 std::atomic<int64_t> recorded_calls{0}, replayed_calls{0}, kept_kernels{0};
+std::atomic<int64_t> learnt_calls{0}, relaunched_calls{0};
 
 // Layers of one problem share a plan; each has its own tensors.
 constexpr size_t kEntries = 128;
@@ -26,6 +27,9 @@ constexpr int kCallsBefore = 4, kCallsBeforeNextTry = 1000;
 // Graphs take the device's memory, which is not PyTorch's: some 12 to 50 KB a kernel (an H200).
 // Large ones, of recurrent networks, leave room for the rest.
 constexpr int64_t kMostKernels = 32768, kLarge = 64;
+// Launched one by one, more would take the host longer than cuDNN does.
+constexpr int64_t kMostListed = 16;
+constexpr size_t kLists = 8;  // of other numbers, or tensors aligned otherwise
 int64_t most_kernels(int64_t added) { return added > kLarge ? kMostKernels / 2 : kMostKernels; }
 
 RunAlone& recording_alone() {
@@ -120,7 +124,9 @@ int64_t kernels_of(cudaGraph_t graph) {
 
 void set_replay(bool on) { replay_on.store(on, std::memory_order_relaxed); }
 
-ReplayInfo replay_info() { return {recorded_calls, replayed_calls, kept_kernels}; }
+ReplayInfo replay_info() {
+  return {recorded_calls, replayed_calls, kept_kernels, learnt_calls, relaunched_calls};
+}
 
 void set_recording_alone(RunAlone alone) { recording_alone() = std::move(alone); }
 
@@ -173,6 +179,30 @@ uint64_t ReplayKey::hash() const {
   return hash;
 }
 
+ReplayKey ReplayKey::kind() const {
+  constexpr uint64_t kAligned = 256;  // to more bytes than any kernel asks for
+  ReplayKey kind = *this;
+  for (size_t i = 0; i < addresses_; ++i) {
+    if (words_[i] == 0) continue;
+    auto same = std::find(words_.begin(), words_.begin() + i, words_[i]) - words_.begin();
+    kind.words_[i] = (static_cast<uint64_t>(same) + 1) * kAligned + words_[i] % kAligned;
+  }
+  return kind;
+}
+
+ReplayKey ReplayKey::made_up(uint64_t draw) const {
+  constexpr uint64_t kFirst = uint64_t{1} << 44, kApart = uint64_t{1} << 36, kPage = 4096;
+  ReplayKey key = kind();
+  for (size_t i = 0; i < addresses_; ++i) {
+    uint64_t& word = key.words_[i];
+    if (word == 0) continue;
+    uint64_t place = word / 256, aligned = word % 256;
+    uint64_t moved = ((draw * 0x9E3779B97F4A7C15 + place) * 0xBF58476D1CE4E5B9) >> 44;
+    word = kFirst + place * kApart + moved * kPage + aligned;
+  }
+  return key;
+}
+
 Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   uint64_t hash = key.hash();
   // Layers call in the same order each time, so the search begins with the last one. What is full
@@ -195,13 +225,44 @@ Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   return entries_[last_];
 }
 
+KernelList* Replays::list_of(const ReplayKey& key, CallAt call) {
+  ReplayKey kind = key.kind();
+  for (Learnt& learnt : lists_) {
+    if (learnt.kind == kind) return learnt.list ? &*learnt.list : nullptr;
+  }
+  if (lists_.size() == kLists) return nullptr;
+  std::array<ReplayKey, 3> keys{key.made_up(1), key.made_up(2), key.made_up(3)};
+  std::array<Graph, 3> graphs;
+  bool tried = false;
+  CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+  recording_alone()([&] {
+    tried = true;
+    for (size_t i = 0; i < 3; ++i) {
+      graphs[i] = recorded([&] { call(keys[i]); });
+      int64_t kernels = graphs[i] == nullptr ? 0 : kernels_of(graphs[i].get());
+      if (kernels == 0 || kernels > kMostListed) return;
+    }
+  });
+  if (!tried) return nullptr;
+  lists_.push_back({std::move(kind), {}});
+  if (graphs.back() == nullptr) return nullptr;
+  std::array<RecordedAt, 3> recordings;
+  for (size_t i = 0; i < 3; ++i) recordings[i] = {graphs[i].get(), keys[i].words()};
+  auto& list = lists_.back().list;
+  list = KernelList::learn(recordings, kMostListed);
+  if (!list) cudaGetLastError();
+  if (list) ++learnt_calls;
+  return list ? &*list : nullptr;
+}
+
 void Replays::forget() {
+  lists_.clear();
   entries_.clear();
   hashes_.clear();
   last_ = oldest_ = 0;
 }
 
-void Replays::run(const ReplayKey& key, Replay replay, c10::function_ref<void()> call) {
+void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
   bool may_replay = replay != Replay::never && replay_on.load(std::memory_order_relaxed);
   if (may_replay) {
     // What is captured is to hold cuDNN's kernels, not a graph of ours in a graph.
@@ -214,12 +275,19 @@ void Replays::run(const ReplayKey& key, Replay replay, c10::function_ref<void()>
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
     int& left = entry.calls_until_recorded;
     if (!entry.graph && (at_once ? left <= kCallsBefore : --left < 0) && has_run_) {
-      entry.graph = LaunchableGraph::record(call);
+      entry.graph = LaunchableGraph::record([&] { call(key); });
       left = kCallsBeforeNextTry;
     }
     if (entry.graph) return entry.graph.launch();
+    if (has_run_ && !at_once) {
+      KernelList* list = list_of(key, call);
+      if (list != nullptr && list->launch(key.words(), c10::cuda::getCurrentCUDAStream())) {
+        relaunched_calls.fetch_add(1, std::memory_order_relaxed);
+        return;
+      }
+    }
   }
-  call();
+  call(key);
   has_run_ = true;
 }
 

@@ -8,13 +8,16 @@
 #include <c10/util/SmallVector.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "core/plan.h"
+#include "cuda/kernel_list.h"
 
 namespace torch_cudnn_ext {
 
@@ -24,6 +27,7 @@ void set_replay(bool on);
 struct ReplayInfo {
   int64_t recorded, replayed;  // calls of the process
   int64_t kernels;             // that its graphs hold now
+  int64_t learnt, relaunched;  // calls whose kernels were launched one by one
 };
 ReplayInfo replay_info();
 
@@ -32,14 +36,17 @@ ReplayInfo replay_info();
 using RunAlone = std::function<void(c10::function_ref<void()>)>;
 void set_recording_alone(RunAlone alone);
 
-// All that a call of a plan depends on: addresses and numbers.
+// All that a call of a plan depends on: addresses, and behind them numbers.
 class ReplayKey {
  public:
   ReplayKey() = default;
   ReplayKey(std::initializer_list<const void*> addresses) {
     for (const void* address : addresses) push(address);
   }
-  void push(const void* address) { words_.push_back(reinterpret_cast<uint64_t>(address)); }
+  void push(const void* address) {
+    words_.push_back(reinterpret_cast<uint64_t>(address));
+    addresses_ = words_.size();
+  }
   void push(double number) {
     uint64_t word;
     std::memcpy(&word, &number, sizeof(word));
@@ -48,9 +55,27 @@ class ReplayKey {
   bool operator==(const ReplayKey& other) const { return words_ == other.words_; }
   uint64_t hash() const;
 
+  // The first addresses, to be bound to names.
+  template <size_t n>
+  std::array<void*, n> addresses() const {
+    std::array<void*, n> first;
+    for (size_t i = 0; i < n; ++i) first[i] = reinterpret_cast<void*>(words_[i]);
+    return first;
+  }
+  c10::ArrayRef<uint64_t> words() const { return words_; }
+  // What calls have in common that differ in where their tensors lie: the numbers, which addresses
+  // are null or the same, and how they are aligned.
+  ReplayKey kind() const;
+  // Of the same kind, at addresses that are nobody's; `draw` tells such keys apart.
+  ReplayKey made_up(uint64_t draw) const;
+
  private:
   c10::SmallVector<uint64_t, 12> words_;
+  size_t addresses_ = 0;
 };
+
+// Calls cuDNN with the tensors where a key says, which its numbers do not tell.
+using CallAt = c10::function_ref<void(const ReplayKey&)>;
 
 // A CUDA graph that can be launched; none by default.
 class LaunchableGraph {
@@ -74,7 +99,7 @@ class Replays {
  public:
   // Does on the current stream what `call` does there: cuDNN's work alone, on memory that the key
   // names.
-  void run(const ReplayKey& key, Replay replay, c10::function_ref<void()> call);
+  void run(const ReplayKey& key, Replay replay, CallAt call);
   void forget();
 
  private:
@@ -84,6 +109,14 @@ class Replays {
     LaunchableGraph graph;
   };
   Entry& entry_of(const ReplayKey& key, size_t most);
+  // Null where a call's kernels cannot be launched with tensors elsewhere.
+  KernelList* list_of(const ReplayKey& key, CallAt call);
+
+  struct Learnt {
+    ReplayKey kind;
+    std::optional<KernelList> list;
+  };
+  std::vector<Learnt> lists_;
 
   std::vector<Entry> entries_;
   // Of their keys. Where addresses never come back, all are searched.

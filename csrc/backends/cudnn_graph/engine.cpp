@@ -335,12 +335,17 @@ const Descriptor& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bin
   Pack made{key, {}, Descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)};
   for (Scalar scalar : scalars_) made.scalars.push_back(static_cast<float>(bindings.*scalar));
   std::vector<int64_t> ids;
-  std::vector<void*> addresses(pointers_.begin(), pointers_.end() - 1);
+  std::vector<void*> addresses;
+  for (size_t i = 0; i <= slots_.size(); ++i) {
+    addresses.push_back(reinterpret_cast<void*>(key.words()[i]));
+  }
+  void* workspace = addresses.back();
+  addresses.pop_back();
   for (const SlotSpec& slot : slots_) ids.push_back(id_of(slot.role));
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].is_mutated) continue;
     ids.push_back(kUpdatedIds + id_of(slots_[i].role));
-    addresses.push_back(pointers_[i]);
+    addresses.push_back(addresses[i]);
   }
   for (size_t i = 0; i < scalars_.size(); ++i) {
     ids.push_back(kScalarIds + static_cast<int64_t>(i));
@@ -349,7 +354,7 @@ const Descriptor& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bin
   auto count = static_cast<int64_t>(ids.size());
   made.descriptor.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data())
       .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, addresses.data())
-      .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers_.back())
+      .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace)
       .finalise("the tensors do not fit the plan");
   constexpr size_t kPacks = 4;
   if (packs_.size() < kPacks) {
@@ -380,9 +385,9 @@ void EnginePlan::run(Bindings& bindings) {
   ReplayKey key;
   for (const void* pointer : pointers_) key.push(pointer);
   for (Scalar scalar : scalars_) key.push(bindings.*scalar);
-  replays_.run(key, bindings.replay, [&] {
+  replays_.run(key, bindings.replay, [&](const ReplayKey& at) {
     try {
-      const Descriptor& pack = pack_for(key, bindings);
+      const Descriptor& pack = pack_for(at, bindings);
       check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
     } catch (const Failure& failure) {
       raise_cudnn(failure.status, c10::str(algorithm.text(), ": ", failure.what), failure.why);

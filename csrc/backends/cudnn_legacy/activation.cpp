@@ -47,8 +47,8 @@ class ActivationPlan : public ReplayedPlan {
     if (p_.pass == Pass::fwd) {
       const at::Tensor& in = b[Role::x];
       void* y = output(b, Role::y, p_.x, in);
-      const void* x = in.const_data_ptr();
-      replays_.run({x, y}, b.replay, [&] {
+      replays_.run({in.const_data_ptr(), y}, b.replay, [&](const ReplayKey& at) {
+        auto [x, y] = at.addresses<2>();
         check_cudnn(cudnnActivationForward(cudnn_handle(), function_.get(), one.get(), x_.get(), x,
                                            zero.get(), x_.get(), y),
                     "cudnnActivationForward");
@@ -59,7 +59,8 @@ class ActivationPlan : public ReplayedPlan {
     const void *y = b[Role::y].const_data_ptr(), *dy = b[Role::dy].const_data_ptr();
     // Where the gradient is told by y alone, y stands for x, as after a forward in place.
     const void* x = p_.from_output ? y : b[Role::x].const_data_ptr();
-    replays_.run({x, y, dy, dx}, b.replay, [&] {
+    replays_.run({x, y, dy, dx}, b.replay, [&](const ReplayKey& at) {
+      auto [x, y, dy, dx] = at.addresses<4>();
       check_cudnn(cudnnActivationBackward(cudnn_handle(), function_.get(), one.get(), x_.get(), y,
                                           x_.get(), dy, x_.get(), x, zero.get(), x_.get(), dx),
                   "cudnnActivationBackward");

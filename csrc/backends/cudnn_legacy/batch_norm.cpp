@@ -44,7 +44,8 @@ class BatchNormPlan : public ReplayedPlan {
     ReplayKey key{image, y, w, bias, running_mean, running_var, mean, invstd};
     key.push(b.momentum);
     key.push(b.epsilon);
-    replays_.run(key, b.replay, [&] {
+    replays_.run(key, b.replay, [&](const ReplayKey& at) {
+      auto [image, y, w, bias, running_mean, running_var, mean, invstd] = at.addresses<8>();
       check_cudnn(cudnnBatchNormalizationForwardTraining(
                       cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), image, x_.get(), y,
                       statistic_.get(), w, bias, b.momentum, running_mean, running_var, b.epsilon,
@@ -62,7 +63,8 @@ class BatchNormPlan : public ReplayedPlan {
     const void* var = b[Role::running_var].const_data_ptr();
     ReplayKey key{image, y, w, bias, mean, var};
     key.push(b.epsilon);
-    replays_.run(key, b.replay, [&] {
+    replays_.run(key, b.replay, [&](const ReplayKey& at) {
+      auto [image, y, w, bias, mean, var] = at.addresses<6>();
       check_cudnn(cudnnBatchNormalizationForwardInference(
                       cudnn_handle(), mode_, one_.get(), zero_.get(), x_.get(), image, x_.get(), y,
                       statistic_.get(), w, bias, mean, var, b.epsilon),
@@ -87,7 +89,8 @@ class BatchNormPlan : public ReplayedPlan {
     const void* invstd = b[Role::invstd].const_data_ptr();
     ReplayKey key{image, dy, dx, w, dw, dbias, mean, invstd};
     key.push(b.epsilon);
-    replays_.run(key, b.replay, [&] {
+    replays_.run(key, b.replay, [&](const ReplayKey& at) {
+      auto [image, dy, dx, w, dw, dbias, mean, invstd] = at.addresses<8>();
       check_cudnn(cudnnBatchNormalizationBackward(cudnn_handle(), mode_, one_.get(), zero_.get(),
                                                   one_.get(), zero_.get(), x_.get(), image,
                                                   x_.get(), dy, x_.get(), dx, statistic_.get(), w,

@@ -44,28 +44,29 @@ class ConvolutionPlan : public ReplayedPlan {
     ReplayKey key{x, w, y, workspace.get()};
     key.push(b.alpha);
     key.push(b.beta);
-    replays_.run(key, b.replay, [&] {
+    replays_.run(key, b.replay, [&](const ReplayKey& at) {
+      auto [x, w, y, space] = at.addresses<4>();
       cudnnHandle_t handle = cudnn_handle();
       switch (p_.pass) {
         case ConvolutionPass::fwd:
           check_cudnn(cudnnConvolutionForward(handle, alpha, d_->x.get(), x, d_->w.get(), w,
                                               d_->convolution.get(),
-                                              static_cast<cudnnConvolutionFwdAlgo_t>(value_),
-                                              workspace.get(), workspace_, beta, d_->y.get(), y),
+                                              static_cast<cudnnConvolutionFwdAlgo_t>(value_), space,
+                                              workspace_, beta, d_->y.get(), y),
                       "cudnnConvolutionForward");
           break;
         case ConvolutionPass::bwd_data:
           check_cudnn(cudnnConvolutionBackwardData(
                           handle, alpha, d_->w.get(), w, d_->y.get(), y, d_->convolution.get(),
-                          static_cast<cudnnConvolutionBwdDataAlgo_t>(value_), workspace.get(),
-                          workspace_, beta, d_->x.get(), x),
+                          static_cast<cudnnConvolutionBwdDataAlgo_t>(value_), space, workspace_,
+                          beta, d_->x.get(), x),
                       "cudnnConvolutionBackwardData");
           break;
         case ConvolutionPass::bwd_filter:
           check_cudnn(cudnnConvolutionBackwardFilter(
                           handle, alpha, d_->x.get(), x, d_->y.get(), y, d_->convolution.get(),
-                          static_cast<cudnnConvolutionBwdFilterAlgo_t>(value_), workspace.get(),
-                          workspace_, beta, d_->w.get(), w),
+                          static_cast<cudnnConvolutionBwdFilterAlgo_t>(value_), space, workspace_,
+                          beta, d_->w.get(), w),
                       "cudnnConvolutionBackwardFilter");
           break;
       }

@@ -28,10 +28,10 @@ class PoolingPlan : public ReplayedPlan {
     if (p_.pass == Pass::fwd) {
       const at::Tensor& x = b[Role::x];
       void* y = output(b, Role::y, y_, x);
-      const void* pooled = x.const_data_ptr();
-      replays_.run({pooled, y}, b.replay, [&] {
+      replays_.run({x.const_data_ptr(), y}, b.replay, [&](const ReplayKey& at) {
+        auto [in, out] = at.addresses<2>();
         check_cudnn(cudnnPoolingForward(cudnn_handle(), d_->pooling.get(), alpha.get(), d_->x.get(),
-                                        pooled, zero.get(), d_->y.get(), y),
+                                        in, zero.get(), d_->y.get(), out),
                     "cudnnPoolingForward");
       });
       return;
@@ -42,7 +42,8 @@ class PoolingPlan : public ReplayedPlan {
     bool is_max = p_.mode == PoolingMode::max;
     const void* x = is_max ? b[Role::x].const_data_ptr() : dx;
     const void* y = is_max ? b[Role::y].const_data_ptr() : dy;
-    replays_.run({x, y, dy, dx}, b.replay, [&] {
+    replays_.run({x, y, dy, dx}, b.replay, [&](const ReplayKey& at) {
+      auto [x, y, dy, dx] = at.addresses<4>();
       check_cudnn(
           cudnnPoolingBackward(cudnn_handle(), d_->pooling.get(), alpha.get(), d_->y.get(), y,
                                d_->y.get(), dy, d_->x.get(), x, zero.get(), d_->x.get(), dx),

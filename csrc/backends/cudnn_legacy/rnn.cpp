@@ -266,7 +266,8 @@ class RnnPlan : public ReplayedPlan {
     const void* parameters = w.const_data_ptr();
     void* left = reserve.defined() ? reserve.data_ptr() : nullptr;
     ReplayKey key{in, y, hx, hy, cx, cy, parameters, workspace, left};
-    replays_.run(key, replay(b), [&] {
+    replays_.run(key, replay(b), [&](const ReplayKey& at) {
+      auto [in, y, hx, hy, cx, cy, parameters, workspace, left] = at.addresses<9>();
       check_cudnn(
           cudnnRNNForward(cudnn_handle(), d_->rnn.get(), forward_mode(p_), nullptr, d_->x.get(), in,
                           d_->y.get(), y, d_->h.get(), hx, hy, lstm ? d_->c.get() : nullptr, cx, cy,
@@ -300,7 +301,9 @@ class RnnPlan : public ReplayedPlan {
     void *left = reserve.data_ptr(), *gradients = space.data_ptr();
     ReplayKey key{in, out, dy,  dx,         hx,   dhy,       dhx,
                   cx, dcy, dcx, parameters, left, gradients, workspace};
-    replays_.run(key, replay(b), [&] {
+    replays_.run(key, replay(b), [&](const ReplayKey& at) {
+      auto [in, out, dy, dx, hx, dhy, dhx, cx, dcy, dcx, parameters, left, gradients, workspace] =
+          at.addresses<14>();
       cudnnHandle_t handle = cudnn_handle();
       check_cudnn(cudnnRNNBackwardData_v8(
                       handle, d_->rnn.get(), nullptr, d_->y.get(), out, dy, d_->x.get(), dx,

@@ -22,8 +22,8 @@ class SoftmaxPlan : public ReplayedPlan {
     if (p_.pass == Pass::fwd) {
       const at::Tensor& in = b[Role::x];
       void* y = output(b, Role::y, p_.x, in);
-      const void* x = in.const_data_ptr();
-      replays_.run({x, y}, b.replay, [&] {
+      replays_.run({in.const_data_ptr(), y}, b.replay, [&](const ReplayKey& at) {
+        auto [x, y] = at.addresses<2>();
         check_cudnn(cudnnSoftmaxForward(cudnn_handle(), value_, mode_, one.get(), x_.get(), x,
                                         zero.get(), x_.get(), y),
                     "cudnnSoftmaxForward");
@@ -32,7 +32,8 @@ class SoftmaxPlan : public ReplayedPlan {
     }
     void* dx = output(b, Role::dx, p_.x, b[Role::y]);
     const void *y = b[Role::y].const_data_ptr(), *dy = b[Role::dy].const_data_ptr();
-    replays_.run({y, dy, dx}, b.replay, [&] {
+    replays_.run({y, dy, dx}, b.replay, [&](const ReplayKey& at) {
+      auto [y, dy, dx] = at.addresses<3>();
       check_cudnn(cudnnSoftmaxBackward(cudnn_handle(), value_, mode_, one.get(), x_.get(), y,
                                        x_.get(), dy, zero.get(), x_.get(), dx),
                   "cudnnSoftmaxBackward");

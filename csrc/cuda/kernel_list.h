@@ -1,0 +1,62 @@
+// The kernels that a call of cuDNN puts on its stream, to be launched again with tensors that lie
+// elsewhere. Which bytes of their parameters are addresses is found out from graphs of the same
+// call with tensors at made-up addresses, which nothing reads: capturing runs no kernel.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace torch_cudnn_ext {
+
+// A call recorded with its tensors at these addresses.
+struct RecordedAt {
+  cudaGraph_t graph;
+  c10::ArrayRef<uint64_t> addresses;
+};
+
+class KernelList {
+ public:
+  // Of three recordings that differ in every address, and not by the same amount: two find the
+  // places, and the third has to agree. None where they differ in anything else, where there is
+  // work but kernels and memsets one behind the other, and where it is more than `most`.
+  static std::optional<KernelList> learn(const std::array<RecordedAt, 3>& recordings, size_t most);
+
+  // On a stream, with the tensors at these addresses, in the order of those that it was learnt of.
+  // False where CUDA refuses the first, so that nothing was launched; throws behind that.
+  bool launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream);
+
+  size_t size() const { return steps_.size(); }
+
+ private:
+  struct Patch {
+    size_t word, address;  // places in words_ of a step, and of the addresses
+    uint64_t offset;
+  };
+  // A kernel, or without a function a memset of words_[0].
+  struct Step {
+    CUfunction function = nullptr;
+    std::array<unsigned, 6> shape{};  // of the grid and of a block
+    unsigned shared_bytes = 0;
+    std::vector<CUlaunchAttribute> attributes;
+    std::vector<size_t> parameters;  // where each begins in `words`
+    std::vector<uint64_t> words;
+    std::vector<Patch> patches;
+    unsigned value = 0, element_bytes = 0;  // of a memset
+    size_t elements = 0;
+  };
+  static std::optional<std::vector<Step>> read(cudaGraph_t graph, size_t most);
+  static bool read_kernel(cudaGraphNode_t node, Step& step);
+  static bool read_memset(cudaGraphNode_t node, Step& step);
+  static bool alike(const Step& a, const Step& b);
+  static CUresult launch_step(Step& step, cudaStream_t stream);
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace torch_cudnn_ext
