@@ -414,10 +414,11 @@ TensorsByRole run(const std::string& text, const std::string& algorithm,
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   static const std::map<std::string, Replay> kinds{{"never", Replay::never},
                                                    {"where_it_pays", Replay::where_it_pays},
-                                                   {"at_once", Replay::at_once}};
+                                                   {"at_once", Replay::at_once},
+                                                   {"kernels_at_once", Replay::kernels_at_once}};
   auto kind = kinds.find(replay);
   TORCH_CHECK_VALUE(kind != kinds.end(), "run: replay is ", replay,
-                    ", wanted never, where_it_pays or at_once");
+                    ", wanted never, where_it_pays, at_once or kernels_at_once");
   made.bindings.replay = kind->second;
   made.plan->run(made.bindings);
   TensorsByRole results;
@@ -740,7 +741,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return measurement_dict(rows->front());
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "", py::arg("time_budget_s") = 0);
-  m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
+  m.def(
+      "check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));
   m.def("table_clear", clear_table);

@@ -170,7 +170,7 @@ def test_every_algorithm_is_right(line: Line, device: str) -> None:
             failures.append(f"{algorithm}: wrote outside of its outputs")
             runs.renew()
         # By its kernels one by one, and by a graph that is recorded, and then is there.
-        for replay in ("where_it_pays", "at_once", "at_once"):
+        for replay in ("kernels_at_once", "at_once", "at_once"):
             again = runs.run(algorithm, replay=replay)
             if candidate["deterministic"]:
                 if not all(torch.equal(results[role], again[role]) for role in results):

@@ -159,8 +159,9 @@ def run(
 ) -> dict[str, Tensor]:
     """Run one algorithm on given tensors by role ("x", "w", "y"); outputs may be absent.
 
-    Gives the tensors that it computed or changed. ``replay`` is "where_it_pays" as in an
-    operator's call, or "at_once": a graph where its plan ran before.
+    Gives the tensors that it computed or changed. ``replay`` is "where_it_pays", as in an
+    operator's call; or where the plan ran before, "at_once" by a graph, or "kernels_at_once" by
+    launching cuDNN's kernels.
     """
 
 def execute_loop(
@@ -193,7 +194,8 @@ def set_knobs(policy_text: str, verbose: bool, replay: bool = True) -> None:
 
 def replay_info() -> dict[str, int]:
     """Calls of cuDNN that were ``recorded``, calls that were ``replayed`` instead of made, and the
-    ``kernels`` of all that are kept to be replayed."""
+    ``kernels`` of all that are kept to be replayed; kinds of calls that were ``learnt``, and calls
+    whose kernels were ``relaunched`` one by one instead."""
 
 def push_flags(policy_text: str) -> int: ...  # this thread
 def pop_flags(id: int) -> None: ...

@@ -70,10 +70,10 @@ struct SlotSpec {
   bool on_host = false;     // wherever the others are: lengths
 };
 
-// Whether a plan may do what it did on the same addresses before, rather than call its library
-// (cuda/replay.h): where they came back often enough to pay for recording it, or, as a network's
-// next steps would, from the second time on.
-enum class Replay : uint8_t { never, where_it_pays, at_once };
+// Whether a plan may do what it did before, rather than call its library (cuda/replay.h): where it
+// was called often enough to pay for recording that; or from the second time on, on the same
+// addresses as a network's next steps would, or on any by its kernels.
+enum class Replay : uint8_t { never, where_it_pays, at_once, kernels_at_once };
 
 // Tensors by role. An output may be undefined: then the plan fills it.
 struct Bindings {

@@ -1,11 +1,11 @@
 #include "cuda/kernel_list.h"
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
 #include <cudaTypedefs.h>
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
 namespace torch_cudnn_ext {
@@ -18,9 +18,11 @@ struct Driver {
   PFN_cuGraphKernelNodeGetAttribute_v11000 kernel_attribute;
   PFN_cuFuncGetParamInfo_v12040 function_parameter;
   PFN_cuKernelGetParamInfo_v12040 kernel_parameter;
+  PFN_cuFuncSetAttribute_v9000 set_of_function;
+  PFN_cuKernelSetAttribute_v12000 set_of_kernel;
   PFN_cuLaunchKernelEx_v11060 launch;
-  PFN_cuMemsetD8Async_v3020 set8;
-  PFN_cuMemsetD32Async_v3020 set32;
+  PFN_cuMemsetD8Async_v3020 fill_bytes;
+  PFN_cuMemsetD32Async_v3020 fill_words;
   bool complete = true;
 
   Driver() {
@@ -28,9 +30,11 @@ struct Driver {
     find("cuGraphKernelNodeGetAttribute", 11000, kernel_attribute);
     find("cuFuncGetParamInfo", 12040, function_parameter);
     find("cuKernelGetParamInfo", 12040, kernel_parameter);
+    find("cuFuncSetAttribute", 9000, set_of_function);
+    find("cuKernelSetAttribute", 12000, set_of_kernel);
     find("cuLaunchKernelEx", 11060, launch);
-    find("cuMemsetD8Async", 3020, set8);
-    find("cuMemsetD32Async", 3020, set32);
+    find("cuMemsetD8Async", 3020, fill_bytes);
+    find("cuMemsetD32Async", 3020, fill_words);
   }
 
   template <class F>
@@ -49,45 +53,55 @@ const Driver& driver() {
   return functions;
 }
 
-// What a launch takes over from a node. The priority is the stream's.
+// What a launch takes over from a node, and what a node is not to have. The priority is the
+// stream's.
 constexpr CUlaunchAttributeID kKept[] = {CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
                                          CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
                                          CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-                                         CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
-                                         CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT};
+                                         CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
+constexpr CUlaunchAttributeID kRefused[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+                                            CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN};
 
-constexpr size_t kWord = sizeof(uint64_t);
-constexpr size_t kMostParameters = 64;
+constexpr size_t kWord = sizeof(uint64_t), kMostParameters = 64;
+
+std::optional<CUlaunchAttribute> attribute_of(cudaGraphNode_t node, CUlaunchAttributeID id) {
+  static const CUlaunchAttributeValue unset{};
+  CUlaunchAttribute attribute{};
+  attribute.id = id;
+  bool has = driver().kernel_attribute(node, id, &attribute.value) == CUDA_SUCCESS;
+  if (!has || std::memcmp(&attribute.value, &unset, sizeof unset) == 0) return std::nullopt;
+  return attribute;
+}
 
 }  // namespace
 
 bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   CUDA_KERNEL_NODE_PARAMS params{};
-  if (driver().kernel_params(node, &params) != CUDA_SUCCESS || params.kernelParams == nullptr) {
+  if (driver().kernel_params(node, &params) != CUDA_SUCCESS || params.kernelParams == nullptr ||
+      (params.func == nullptr && params.kern == nullptr)) {
     return false;
   }
-  step.function = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
+  step.function = params.func;
+  step.kernel = params.func == nullptr ? params.kern : nullptr;
   step.shape = {params.gridDimX,  params.gridDimY,  params.gridDimZ,
                 params.blockDimX, params.blockDimY, params.blockDimZ};
   step.shared_bytes = params.sharedMemBytes;
-  for (CUlaunchAttributeID id : kKept) {
-    CUlaunchAttribute attribute{};
-    attribute.id = id;
-    static const CUlaunchAttributeValue unset{};
-    bool has = driver().kernel_attribute(node, id, &attribute.value) == CUDA_SUCCESS;
-    if (has && std::memcmp(&attribute.value, &unset, sizeof unset) != 0) {
-      step.attributes.push_back(attribute);
-    }
+  for (CUlaunchAttributeID id : kRefused) {
+    if (attribute_of(node, id)) return false;
   }
+  for (CUlaunchAttributeID id : kKept) {
+    if (auto attribute = attribute_of(node, id)) step.attributes.push_back(*attribute);
+  }
+  auto carveout = attribute_of(node, CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT);
+  if (carveout && carveout->value.sharedMemCarveout <= 100) step.attributes.push_back(*carveout);
   for (size_t i = 0;; ++i) {
     size_t offset = 0, bytes = 0;
     CUresult status = params.func != nullptr
                           ? driver().function_parameter(params.func, i, &offset, &bytes)
                           : driver().kernel_parameter(params.kern, i, &offset, &bytes);
-    if (status == CUDA_ERROR_INVALID_VALUE) return true;  // behind the last one
-    if (status != CUDA_SUCCESS) return false;
+    if (status == CUDA_ERROR_INVALID_VALUE) return i > 0;  // behind the last one
+    if (status != CUDA_SUCCESS || i == kMostParameters) return false;
     size_t begin = step.words.size();
-    if (i == kMostParameters) return false;
     step.parameters.push_back(begin);
     step.words.resize(begin + (bytes + kWord - 1) / kWord);
     std::memcpy(&step.words[begin], params.kernelParams[i], bytes);
@@ -96,8 +110,9 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
 
 bool KernelList::read_memset(cudaGraphNode_t node, Step& step) {
   cudaMemsetParams params{};
-  if (cudaGraphMemsetNodeGetParams(node, &params) != cudaSuccess || params.height != 1)
+  if (cudaGraphMemsetNodeGetParams(node, &params) != cudaSuccess || params.height != 1) {
     return false;
+  }
   step.words = {reinterpret_cast<uint64_t>(params.dst)};
   step.value = params.value;
   step.element_bytes = params.elementSize;
@@ -126,10 +141,8 @@ std::optional<std::vector<KernelList::Step>> KernelList::read(cudaGraph_t graph,
   std::vector<Step> steps(count);
   for (size_t i = 0; i < count; ++i) {
     if (i > 0) {
-      auto edge = std::find(to.begin(), to.end(), nodes[i]) - to.begin();
-      if (edge == static_cast<std::ptrdiff_t>(edge_count) || from[edge] != nodes[i - 1]) {
-        return std::nullopt;
-      }
+      auto edge = static_cast<size_t>(std::find(to.begin(), to.end(), nodes[i]) - to.begin());
+      if (edge == edge_count || from[edge] != nodes[i - 1]) return std::nullopt;
       if (edges[edge].type == cudaGraphDependencyTypeProgrammatic) {
         if (edges[edge].from_port != cudaGraphKernelNodePortProgrammatic) return std::nullopt;
         CUlaunchAttribute early{};  // it begins before the one in front of it has ended
@@ -152,48 +165,87 @@ bool KernelList::alike(const Step& a, const Step& b) {
   auto same = [](const CUlaunchAttribute& x, const CUlaunchAttribute& y) {
     return x.id == y.id && std::memcmp(&x.value, &y.value, sizeof x.value) == 0;
   };
-  return a.function == b.function && a.shape == b.shape && a.shared_bytes == b.shared_bytes &&
+  return a.function == b.function && a.kernel == b.kernel && a.shape == b.shape &&
+         a.shared_bytes == b.shared_bytes &&
          std::equal(a.attributes.begin(), a.attributes.end(), b.attributes.begin(),
                     b.attributes.end(), same) &&
          a.parameters == b.parameters && a.words.size() == b.words.size() && a.value == b.value &&
          a.element_bytes == b.element_bytes && a.elements == b.elements;
 }
 
-std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& recordings,
-                                            size_t most) {
-  if (!driver().complete) return std::nullopt;
-  std::array<std::vector<Step>, 3> read_steps;
-  for (size_t r = 0; r < 3; ++r) {
-    auto steps = read(recordings[r].graph, most);
-    if (!steps) return std::nullopt;
-    read_steps[r] = std::move(*steps);
+std::optional<KernelList::Patch> KernelList::patch_of(size_t word,
+                                                      const std::array<uint64_t, 3>& found,
+                                                      const std::array<RecordedAt, 3>& made_up,
+                                                      size_t count) {
+  constexpr int64_t kFarthest = int64_t{1} << 38;  // from where a tensor begins
+  std::optional<Patch> patch;
+  for (size_t a = 0; a < count; ++a) {
+    auto offset = [&](size_t r) { return found[r] - made_up[r].addresses[a]; };
+    auto distance = static_cast<int64_t>(offset(0));
+    bool near = -kFarthest < distance && distance < kFarthest;
+    if (!near || offset(0) != offset(1) || offset(0) != offset(2)) continue;
+    bool same = patch && made_up[0].addresses[patch->address] == made_up[0].addresses[a];
+    if (patch && !same) return std::nullopt;
+    if (!patch) patch = Patch{word, a, offset(0)};
   }
-  auto& [first, second, third] = read_steps;
-  if (first.size() != second.size() || first.size() != third.size()) return std::nullopt;
-  size_t addresses = recordings[0].addresses.size();
-  for (size_t s = 0; s < first.size(); ++s) {
-    if (!alike(first[s], second[s]) || !alike(first[s], third[s])) return std::nullopt;
-    for (size_t w = 0; w < first[s].words.size(); ++w) {
-      uint64_t found[] = {first[s].words[w], second[s].words[w], third[s].words[w]};
-      if (found[0] == found[1] && found[0] == found[2]) continue;
-      size_t a = 0;
-      auto offset_in = [&](size_t r) { return found[r] - recordings[r].addresses[a]; };
-      while (a < addresses && (offset_in(0) != offset_in(1) || offset_in(0) != offset_in(2))) ++a;
-      if (a == addresses) return std::nullopt;
-      first[s].patches.push_back({w, a, offset_in(0)});
-    }
+  return patch;
+}
+
+std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& made_up,
+                                            const RecordedAt& real, size_t count, size_t most) {
+  if (!driver().complete) return std::nullopt;
+  std::array<std::vector<Step>, 4> recorded;
+  for (size_t r = 0; r < recorded.size(); ++r) {
+    auto steps = read(r < 3 ? made_up[r].graph : real.graph, most);
+    if (!steps) return std::nullopt;
+    recorded[r] = std::move(*steps);
+    if (recorded[r].size() != recorded[0].size()) return std::nullopt;
   }
   KernelList list;
-  list.steps_ = std::move(first);
+  list.steps_ = recorded[0];
+  std::vector<uint64_t> used;
+  for (size_t s = 0; s < list.size(); ++s) {
+    Step& step = list.steps_[s];
+    bool all_alike = std::all_of(recorded.begin(), recorded.end(),
+                                 [&](const auto& steps) { return alike(step, steps[s]); });
+    if (!all_alike) return std::nullopt;
+    for (size_t w = 0; w < step.words.size(); ++w) {
+      std::array<uint64_t, 3> found;
+      for (size_t r = 0; r < 3; ++r) found[r] = recorded[r][s].words[w];
+      if (found[0] == found[1] && found[0] == found[2]) continue;
+      auto patch = patch_of(w, found, made_up, count);
+      if (!patch) return std::nullopt;
+      step.patches.push_back(*patch);
+      used.push_back(made_up[0].addresses[patch->address]);
+    }
+  }
+  // What no kernel is given is somewhere else, such as in a table that cuDNN made beforehand.
+  bool all_used = std::all_of(
+      made_up[0].addresses.begin(), made_up[0].addresses.begin() + count, [&](uint64_t address) {
+        return address == 0 || std::find(used.begin(), used.end(), address) != used.end();
+      });
+  if (!all_used) return std::nullopt;
+  list.aim(real.addresses);
+  for (size_t s = 0; s < list.size(); ++s) {
+    if (list.steps_[s].words != recorded[3][s].words) return std::nullopt;
+  }
   return list;
 }
 
+void KernelList::aim(c10::ArrayRef<uint64_t> addresses) {
+  for (Step& step : steps_) {
+    for (const Patch& patch : step.patches) {
+      step.words[patch.word] = addresses[patch.address] + patch.offset;
+    }
+  }
+}
+
 CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
-  if (step.function == nullptr) {
+  if (step.function == nullptr && step.kernel == nullptr) {
     auto byte = static_cast<unsigned char>(step.value);
     return step.element_bytes == 1
-               ? driver().set8(step.words[0], byte, step.elements, stream)
-               : driver().set32(step.words[0], step.value, step.elements, stream);
+               ? driver().fill_bytes(step.words[0], byte, step.elements, stream)
+               : driver().fill_words(step.words[0], step.value, step.elements, stream);
   }
   std::array<void*, kMostParameters> parameters;
   for (size_t i = 0; i < step.parameters.size(); ++i) {
@@ -210,15 +262,28 @@ CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
   config.hStream = stream;
   config.attrs = step.attributes.data();
   config.numAttrs = static_cast<unsigned>(step.attributes.size());
-  return driver().launch(&config, step.function, parameters.data(), nullptr);
+  auto* function =
+      step.function != nullptr ? step.function : reinterpret_cast<CUfunction>(step.kernel);
+  return driver().launch(&config, function, parameters.data(), nullptr);
+}
+
+CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
+  constexpr unsigned kAnyFunctionHas = 48 << 10;
+  CUresult status = launch_step(step, stream);
+  if (status != CUDA_ERROR_INVALID_VALUE || step.shared_bytes <= kAnyFunctionHas) return status;
+  constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+  auto bytes = static_cast<int>(step.shared_bytes);
+  CUdevice device = c10::cuda::current_device();
+  CUresult raised = step.function != nullptr
+                        ? driver().set_of_function(step.function, kDynamic, bytes)
+                        : driver().set_of_kernel(kDynamic, bytes, step.kernel, device);
+  return raised == CUDA_SUCCESS ? launch_step(step, stream) : status;
 }
 
 bool KernelList::launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream) {
+  aim(addresses);
   for (size_t s = 0; s < steps_.size(); ++s) {
-    for (const Patch& patch : steps_[s].patches) {
-      steps_[s].words[patch.word] = addresses[patch.address] + patch.offset;
-    }
-    CUresult status = launch_step(steps_[s], stream);
+    CUresult status = launch_with_memory(steps_[s], stream);
     if (status == CUDA_SUCCESS) continue;
     if (s == 0) return false;
     TORCH_CHECK(false, "launching kernel ", s + 1, " of ", steps_.size(),

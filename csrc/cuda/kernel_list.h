@@ -22,10 +22,13 @@ struct RecordedAt {
 
 class KernelList {
  public:
-  // Of three recordings that differ in every address, and not by the same amount: two find the
-  // places, and the third has to agree. None where they differ in anything else, where there is
-  // work but kernels and memsets one behind the other, and where it is more than `most`.
-  static std::optional<KernelList> learn(const std::array<RecordedAt, 3>& recordings, size_t most);
+  // Of three recordings at made-up addresses, which differ in every address and by other amounts,
+  // and of one at real ones, which the list has to give. None where anything else differs, where
+  // an address is found nowhere or may be another's, where there is work but kernels and memsets
+  // one behind the other, and where there is more than `most` of it. `addresses` begin with the
+  // `count` that are such; an offset is less than half of what is between two of them.
+  static std::optional<KernelList> learn(const std::array<RecordedAt, 3>& made_up,
+                                         const RecordedAt& real, size_t count, size_t most);
 
   // On a stream, with the tensors at these addresses, in the order of those that it was learnt of.
   // False where CUDA refuses the first, so that nothing was launched; throws behind that.
@@ -38,9 +41,10 @@ class KernelList {
     size_t word, address;  // places in words_ of a step, and of the addresses
     uint64_t offset;
   };
-  // A kernel, or without a function a memset of words_[0].
+  // A kernel, or without one a memset of words_[0].
   struct Step {
-    CUfunction function = nullptr;
+    CUfunction function = nullptr;  // or
+    CUkernel kernel = nullptr;
     std::array<unsigned, 6> shape{};  // of the grid and of a block
     unsigned shared_bytes = 0;
     std::vector<CUlaunchAttribute> attributes;
@@ -54,7 +58,12 @@ class KernelList {
   static bool read_kernel(cudaGraphNode_t node, Step& step);
   static bool read_memset(cudaGraphNode_t node, Step& step);
   static bool alike(const Step& a, const Step& b);
+  static std::optional<Patch> patch_of(size_t word, const std::array<uint64_t, 3>& found,
+                                       const std::array<RecordedAt, 3>& made_up, size_t count);
   static CUresult launch_step(Step& step, cudaStream_t stream);
+  // With as much shared memory as it needs, which is of the function and not of a launch.
+  static CUresult launch_with_memory(Step& step, cudaStream_t stream);
+  void aim(c10::ArrayRef<uint64_t> addresses);
 
   std::vector<Step> steps_;
 };

@@ -37,6 +37,16 @@ RunAlone& recording_alone() {
   return *alone;
 }
 
+constexpr uint64_t kAligned = 512;  // bytes, as PyTorch's allocator aligns
+
+// The finaliser of SplitMix64 (Steele and others, "Fast splittable pseudorandom number generators",
+// 2014).
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
 // What this thread may call while streams are captured, on this thread or another. Does not throw.
 class CaptureMode {
  public:
@@ -180,7 +190,6 @@ uint64_t ReplayKey::hash() const {
 }
 
 ReplayKey ReplayKey::kind() const {
-  constexpr uint64_t kAligned = 256;  // to more bytes than any kernel asks for
   ReplayKey kind = *this;
   for (size_t i = 0; i < addresses_; ++i) {
     if (words_[i] == 0) continue;
@@ -190,15 +199,18 @@ ReplayKey ReplayKey::kind() const {
   return kind;
 }
 
-ReplayKey ReplayKey::made_up(uint64_t draw) const {
-  constexpr uint64_t kFirst = uint64_t{1} << 44, kApart = uint64_t{1} << 36, kPage = 4096;
+ReplayKey ReplayKey::made_up(int draw) const {
+  constexpr uint64_t kFirst = uint64_t{1} << 44, kApart = uint64_t{1} << 40;
+  constexpr uint64_t kPlaces = uint64_t{1} << 30;  // at each of which a tensor may begin
   ReplayKey key = kind();
   for (size_t i = 0; i < addresses_; ++i) {
     uint64_t& word = key.words_[i];
     if (word == 0) continue;
-    uint64_t place = word / 256, aligned = word % 256;
-    uint64_t moved = ((draw * 0x9E3779B97F4A7C15 + place) * 0xBF58476D1CE4E5B9) >> 44;
-    word = kFirst + place * kApart + moved * kPage + aligned;
+    uint64_t number = word / kAligned, low = word % kAligned;
+    // The first two draws differ in every bit.
+    uint64_t mixed = mix(draw < 2 ? number : number + kPlaces) % kPlaces;
+    uint64_t place = draw == 1 ? kPlaces - 1 - mixed : mixed;
+    word = kFirst + number * kApart + place * kAligned + low;
   }
   return key;
 }
@@ -225,34 +237,41 @@ Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   return entries_[last_];
 }
 
-KernelList* Replays::list_of(const ReplayKey& key, CallAt call) {
+KernelList* Replays::list_of(const ReplayKey& key, bool at_once, CallAt call) {
   ReplayKey kind = key.kind();
-  for (Learnt& learnt : lists_) {
-    if (learnt.kind == kind) return learnt.list ? &*learnt.list : nullptr;
+  auto known = std::find_if(lists_.begin(), lists_.end(),
+                            [&](const Learnt& learnt) { return learnt.kind == kind; });
+  if (known == lists_.end()) {
+    if (lists_.size() < kLists) lists_.emplace_back();
+    known = lists_.size() < kLists ? lists_.end() - 1 : lists_.begin() + oldest_list_++ % kLists;
+    *known = {std::move(kind), kCallsBefore, {}};
   }
-  if (lists_.size() == kLists) return nullptr;
-  std::array<ReplayKey, 3> keys{key.made_up(1), key.made_up(2), key.made_up(3)};
-  std::array<Graph, 3> graphs;
-  bool tried = false;
+  int& left = known->calls_until_learnt;
+  if (!known->list && (at_once || --left < 0)) {
+    left = kCallsBeforeNextTry;
+    known->list = learn(key, call);
+  }
+  return known->list ? &*known->list : nullptr;
+}
+
+std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
+  std::array<ReplayKey, 4> keys{key.made_up(0), key.made_up(1), key.made_up(2), key};
+  std::array<Graph, 4> graphs;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
   recording_alone()([&] {
-    tried = true;
-    for (size_t i = 0; i < 3; ++i) {
+    for (size_t i = 0; i < keys.size(); ++i) {
       graphs[i] = recorded([&] { call(keys[i]); });
       int64_t kernels = graphs[i] == nullptr ? 0 : kernels_of(graphs[i].get());
       if (kernels == 0 || kernels > kMostListed) return;
     }
   });
-  if (!tried) return nullptr;
-  lists_.push_back({std::move(kind), {}});
-  if (graphs.back() == nullptr) return nullptr;
-  std::array<RecordedAt, 3> recordings;
-  for (size_t i = 0; i < 3; ++i) recordings[i] = {graphs[i].get(), keys[i].words()};
-  auto& list = lists_.back().list;
-  list = KernelList::learn(recordings, kMostListed);
-  if (!list) cudaGetLastError();
+  if (graphs.back() == nullptr) return std::nullopt;
+  std::array<RecordedAt, 4> at;
+  for (size_t i = 0; i < keys.size(); ++i) at[i] = {graphs[i].get(), keys[i].words()};
+  auto list = KernelList::learn({at[0], at[1], at[2]}, at[3], key.address_count(), kMostListed);
+  cudaGetLastError();  // of what was asked about a node, and is refused
   if (list) ++learnt_calls;
-  return list ? &*list : nullptr;
+  return list;
 }
 
 void Replays::forget() {
@@ -280,11 +299,12 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
     }
     if (entry.graph) return entry.graph.launch();
     if (has_run_ && !at_once) {
-      KernelList* list = list_of(key, call);
+      KernelList* list = list_of(key, replay == Replay::kernels_at_once, call);
       if (list != nullptr && list->launch(key.words(), c10::cuda::getCurrentCUDAStream())) {
         relaunched_calls.fetch_add(1, std::memory_order_relaxed);
         return;
       }
+      // Refused before anything was launched: cuDNN says why, or does it otherwise.
     }
   }
   call(key);

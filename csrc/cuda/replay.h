@@ -63,11 +63,12 @@ class ReplayKey {
     return first;
   }
   c10::ArrayRef<uint64_t> words() const { return words_; }
+  size_t address_count() const { return addresses_; }  // which the words begin with
   // What calls have in common that differ in where their tensors lie: the numbers, which addresses
   // are null or the same, and how they are aligned.
   ReplayKey kind() const;
-  // Of the same kind, at addresses that are nobody's; `draw` tells such keys apart.
-  ReplayKey made_up(uint64_t draw) const;
+  // Of the same kind, at addresses that are nobody's: one of three such keys.
+  ReplayKey made_up(int draw) const;
 
  private:
   c10::SmallVector<uint64_t, 12> words_;
@@ -110,13 +111,16 @@ class Replays {
   };
   Entry& entry_of(const ReplayKey& key, size_t most);
   // Null where a call's kernels cannot be launched with tensors elsewhere.
-  KernelList* list_of(const ReplayKey& key, CallAt call);
+  KernelList* list_of(const ReplayKey& key, bool at_once, CallAt call);
+  static std::optional<KernelList> learn(const ReplayKey& key, CallAt call);
 
   struct Learnt {
     ReplayKey kind;
+    int calls_until_learnt;
     std::optional<KernelList> list;
   };
   std::vector<Learnt> lists_;
+  size_t oldest_list_ = 0;  // of as many as there can be, counted on
 
   std::vector<Entry> entries_;
   // Of their keys. Where addresses never come back, all are searched.

@@ -328,10 +328,7 @@ EnginePlan::EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec>
       scalars_(std::move(scalars)),
       pointers_(slots_.size() + 1) {}
 
-const Descriptor& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bindings) {
-  for (const Pack& pack : packs_) {
-    if (pack.key == key) return pack.descriptor;
-  }
+EnginePlan::Pack EnginePlan::make_pack(const ReplayKey& key, const Bindings& bindings) const {
   Pack made{key, {}, Descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)};
   for (Scalar scalar : scalars_) made.scalars.push_back(static_cast<float>(bindings.*scalar));
   std::vector<int64_t> ids;
@@ -356,14 +353,16 @@ const Descriptor& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bin
       .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, addresses.data())
       .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace)
       .finalise("the tensors do not fit the plan");
-  constexpr size_t kPacks = 4;
-  if (packs_.size() < kPacks) {
-    packs_.push_back(std::move(made));
-    return packs_.back().descriptor;
+  return made;
+}
+
+const EnginePlan::Pack& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bindings) {
+  for (const Pack& pack : packs_) {
+    if (pack.key == key) return pack;
   }
-  Pack& oldest = packs_[next_pack_++ % kPacks];
-  oldest = std::move(made);
-  return oldest.descriptor;
+  constexpr size_t kPacks = 4;
+  if (packs_.size() < kPacks) return packs_.emplace_back(make_pack(key, bindings));
+  return packs_[next_pack_++ % kPacks] = make_pack(key, bindings);
 }
 
 void EnginePlan::run(Bindings& bindings) {
@@ -387,8 +386,12 @@ void EnginePlan::run(Bindings& bindings) {
   for (Scalar scalar : scalars_) key.push(bindings.*scalar);
   replays_.run(key, bindings.replay, [&](const ReplayKey& at) {
     try {
-      const Descriptor& pack = pack_for(at, bindings);
-      check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
+      auto execute = [&](const Pack& pack) {
+        check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.descriptor.get()),
+              "cudnnBackendExecute");
+      };
+      bool is_made_up = &at != &key;  // and never comes back
+      is_made_up ? execute(make_pack(at, bindings)) : execute(pack_for(at, bindings));
     } catch (const Failure& failure) {
       raise_cudnn(failure.status, c10::str(algorithm.text(), ": ", failure.what), failure.why);
     }

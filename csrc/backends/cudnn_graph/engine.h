@@ -86,7 +86,8 @@ class EnginePlan : public ReplayedPlan {
     std::vector<float> scalars;  // the pack points at these
     Descriptor descriptor;
   };
-  const Descriptor& pack_for(const ReplayKey& key, const Bindings& bindings);
+  Pack make_pack(const ReplayKey& key, const Bindings& bindings) const;
+  const Pack& pack_for(const ReplayKey& key, const Bindings& bindings);
 
   const Descriptor plan_;
   const std::vector<SlotSpec> slots_;
