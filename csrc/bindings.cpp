@@ -662,6 +662,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         set_replay(replay);
       },
       py::arg("policy_text"), py::arg("verbose"), py::arg("replay") = true);
+  m.def("set_relaunch", set_relaunch, py::arg("on"));
   m.def("replay_info", [] {
     ReplayInfo info = replay_info();
     py::dict d;
@@ -741,8 +742,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return measurement_dict(rows->front());
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "", py::arg("time_budget_s") = 0);
-  m.def(
-      "check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
+  m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));
   m.def("table_clear", clear_table);

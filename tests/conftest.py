@@ -41,6 +41,35 @@ def needs_cuda(test: Test) -> Test:
     return test
 
 
+def made_again() -> int:
+    """How many calls of cuDNN were made again without it, by their kernels or a graph of them."""
+    info = _C.replay_info()
+    return info["relaunched"] + info["replayed"]
+
+
+def learnt() -> int:
+    """How many calls of cuDNN were captured, to be made again."""
+    info = _C.replay_info()
+    return info["learnt"] + info["recorded"]
+
+
+@pytest.fixture
+def graphs() -> Iterator[None]:
+    """Calls of cuDNN are made again by graphs alone."""
+    _C.set_relaunch(False)
+    yield
+    _C.set_relaunch(True)
+
+
+@pytest.fixture(params=["kernels", "graphs"])
+def each_way(request: pytest.FixtureRequest) -> str:
+    """How calls of cuDNN are made again: "kernels", or "graphs" alone."""
+    way: str = request.param
+    if way == "graphs":
+        request.getfixturevalue("graphs")
+    return way
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds ``--shard i/n``."""
     parser.addoption(

@@ -1,4 +1,4 @@
-"""Calls of cuDNN that are made anew as CUDA graphs: what they compute, and when they are not."""
+"""Calls of cuDNN that are made again without it: what they compute, and when they are not."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import LINES
-from conftest import CUDA_MARKS, EVERY_NUMERICS, left_by_forward
+from conftest import CUDA_MARKS, EVERY_NUMERICS, learnt, left_by_forward, made_again
 from torch import Tensor
 
 from torch_cudnn_ext import _C, knobs, nn, ops
@@ -20,11 +20,11 @@ GRAPH = "backends=graph"
 
 
 def _replayed(call: Callable[[], Any], times: int = CALLS) -> int:
-    """How many calls of cuDNN were replays."""
-    before = _C.replay_info()["replayed"]
+    """How many calls of cuDNN were made again without it."""
+    before = made_again()
     for _ in range(times):
         call()
-    return _C.replay_info()["replayed"] - before
+    return made_again() - before
 
 
 def _check(result: Tensor, x: Tensor, w: Tensor) -> None:
@@ -37,6 +37,7 @@ def _operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return x, torch.randn(24, 16, 3, 3, device="cuda", dtype=dtype)
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("policy", [GRAPH, "backends=legacy"])
 def test_a_replay_reads_what_the_tensors_hold_now(policy: str) -> None:
     x, w = _operands(torch.float64)
@@ -50,7 +51,7 @@ def test_a_replay_reads_what_the_tensors_hold_now(policy: str) -> None:
     assert _replayed(call) > 0
 
 
-def test_other_addresses_are_no_replay() -> None:
+def test_calls_with_tensors_elsewhere(each_way: str) -> None:
     x, w = _operands()
     assert _replayed(lambda: ops.conv2d(x, w, policy=GRAPH)) > 0
     others = [_operands() for _ in range(CALLS)]
@@ -60,13 +61,12 @@ def test_other_addresses_are_no_replay() -> None:
         image, filters = others[len(kept)]
         kept.append(ops.conv2d(image, filters, policy=GRAPH))
 
-    before = _C.replay_info()["relaunched"]
-    assert _replayed(call) == 0
-    assert _C.replay_info()["relaunched"] > before + CALLS // 2
+    assert _replayed(call) == (0 if each_way == "graphs" else CALLS)
     for (image, filters), result in zip(others, kept, strict=True):
         _check(result, image, filters)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_many_layers_of_one_problem_are_all_replayed() -> None:
     layers = [_operands() for _ in range(20)]
     kept: list[Tensor] = []
@@ -80,6 +80,7 @@ def test_many_layers_of_one_problem_are_all_replayed() -> None:
         _check(result, x, w)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_nothing_is_replayed_where_the_knob_is_off() -> None:
     x, w = _operands()
     knobs.replay = False
@@ -94,6 +95,7 @@ def _convolve_into(out: Tensor, x: Tensor, w: Tensor, beta: float, policy: str) 
     )
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("policy", [GRAPH, "backends=legacy"])
 def test_every_replay_accumulates_once(policy: str) -> None:
     x, w = _operands(torch.float64)
@@ -102,6 +104,7 @@ def test_every_replay_accumulates_once(policy: str) -> None:
     torch.testing.assert_close(out, CALLS * F.conv2d(x, w))
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("policy", [GRAPH, "backends=legacy"])
 def test_running_statistics_move_once_a_call(policy: str) -> None:
     x = torch.randn(8, 16, 10, 10, device="cuda").to(memory_format=torch.channels_last)
@@ -118,6 +121,7 @@ def test_running_statistics_move_once_a_call(policy: str) -> None:
         torch.testing.assert_close(ours.running_mean, theirs.running_mean)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_backward_is_replayed_on_autograds_thread() -> None:
     x, w = (t.double().requires_grad_() for t in _operands())
     gradient = torch.ones_like(F.conv2d(x, w))
@@ -130,6 +134,7 @@ def test_backward_is_replayed_on_autograds_thread() -> None:
     torch.testing.assert_close(tuple(found), torch.autograd.grad(F.conv2d(x, w), (x, w), gradient))
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_captured_call_is_cudnns_own() -> None:
     pin = "fwd=graph:eng0"  # without a workspace, whose address is another while capturing
     x, w = _operands()
@@ -145,6 +150,7 @@ def test_a_captured_call_is_cudnns_own() -> None:
     _check(out, x, w)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_recording_does_not_disturb_a_thread_that_waits_for_the_device() -> None:
     errors: list[Exception] = []
     ends = threading.Event()
@@ -158,7 +164,7 @@ def test_a_recording_does_not_disturb_a_thread_that_waits_for_the_device() -> No
 
     other = threading.Thread(target=wait)
     other.start()
-    before = _C.replay_info()["recorded"]
+    before = learnt()
     try:
         for size in range(12, 20):
             w = torch.randn(24, 16, 3, 3, device="cuda")
@@ -170,9 +176,10 @@ def test_a_recording_does_not_disturb_a_thread_that_waits_for_the_device() -> No
     finally:
         ends.set()
         other.join()
-    assert not errors and _C.replay_info()["recorded"] > before
+    assert not errors and learnt() > before
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_recording_leaves_another_streams_capture_alone() -> None:
     pin = "fwd=graph:eng0"  # without a workspace: nothing is allocated while the other captures
     x, w = _operands()
@@ -183,12 +190,12 @@ def test_a_recording_leaves_another_streams_capture_alone() -> None:
     torch.cuda.synchronize()
     out.zero_()
     image = torch.zeros_like(x)
-    graph, before = torch.cuda.CUDAGraph(), _C.replay_info()["recorded"]
+    graph, before = torch.cuda.CUDAGraph(), learnt()
     with torch.cuda.graph(graph):  # in the strictest mode: nothing unsafe on any thread
         result = image + 1
         with torch.cuda.stream(aside):
             assert _replayed(lambda: _convolve_into(out, x, w, 0, pin)) > 0
-    assert _C.replay_info()["recorded"] > before
+    assert learnt() > before
     image.fill_(2)
     graph.replay()
     torch.testing.assert_close(result, torch.full_like(x, 3))
@@ -212,14 +219,15 @@ def test_recurrent_networks_are_replayed() -> None:
 
     assert _replayed(lambda: [t.zero_() for t in results()]) > 0
     x.normal_()
-    before = _C.replay_info()["replayed"]
+    before = made_again()
     replayed = results()
-    assert _C.replay_info()["replayed"] == before + 2 and len(replayed) == 9
+    assert made_again() == before + 2 and len(replayed) == 9
     knobs.replay = False
     for mine, plain in zip(replayed, results(), strict=True):
         torch.testing.assert_close(mine, plain, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("graphs")
 def test_what_is_evicted_gives_its_kernels_back() -> None:
     x, w = _operands()
     before = _C.replay_info()["kernels"]
@@ -250,15 +258,24 @@ def _kinds() -> list[str]:
     return list(kinds.values())
 
 
+def _elsewhere(tensor: Tensor) -> Tensor:
+    """A copy that is aligned as the tensor is."""
+    offset = tensor.data_ptr() % 512 // tensor.element_size()
+    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = torch.empty(offset + reach, dtype=tensor.dtype, device=tensor.device)
+    return flat.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor)
+
+
 @pytest.mark.parametrize("backend", ["graph", "legacy"])
 @pytest.mark.parametrize("problem", _kinds())
 def test_each_tensor_of_a_call_tells_calls_apart(problem: str, backend: str) -> None:
     if "dropout" in problem:
         pytest.skip("its results are random")
     try:
-        algorithm = _C.choose(problem, "cuda", f"{EVERY_NUMERICS};backends={backend}")["algorithm"]
+        choice = _C.choose(problem, "cuda", f"{EVERY_NUMERICS};backends={backend}")
     except RuntimeError as error:
         pytest.skip(f"{backend} does not take it: {str(error).splitlines()[0]}")
+    algorithm, taken = choice["algorithm"], choice["workspace_bytes"] or 0
     slots = _C.problem_info(problem)["slots"]
     inputs = _C.scratch(problem, "cuda") | left_by_forward(problem, algorithm, "cuda")
     tensors = dict(inputs)
@@ -278,16 +295,20 @@ def test_each_tensor_of_a_call_tells_calls_apart(problem: str, backend: str) -> 
     for role, tensor in tensors.items():
         if role == "reserve" or not tensor.is_cuda or tensor.numel() == 0:
             continue
-        other = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda"
-        ).copy_(tensor)
+        other = _elsewhere(tensor)
         if role not in written and tensor.is_floating_point():
             other.mul_(0.75)
         changed = tensors | {role: other}
         plain = run(changed, "never")
         for replay in ("kernels_at_once", "at_once"):
+            relaunched = [_C.replay_info()["relaunched"]]
             run(tensors, replay)  # what a key without this tensor would find
+            relaunched.append(_C.replay_info()["relaunched"])
+            was_workspace = torch.empty(taken, dtype=torch.uint8, device="cuda")
             mine = run(changed, replay)
+            del was_workspace
+            first, second = relaunched[1] - relaunched[0], _C.replay_info()["relaunched"]
+            assert first == second - relaunched[1], "not launched for tensors that lie elsewhere"
             for result in written:
                 torch.testing.assert_close(
                     mine[result], plain[result], rtol=1e-2, atol=1e-2, equal_nan=True, msg=role
@@ -305,6 +326,7 @@ def test_no_dropout_and_no_packed_batch_is_replayed() -> None:
         assert _replayed(lambda: network(packed)) == 0
 
 
+@pytest.mark.usefixtures("each_way")
 def test_kernels_of_replays_are_seen_by_the_profiler() -> None:
     x, w = _operands()
 
@@ -316,7 +338,7 @@ def test_kernels_of_replays_are_seen_by_the_profiler() -> None:
 
     first = names()
     assert _replayed(lambda: ops.conv2d(x, w, policy="fwd=graph:eng0")) > 0
-    before = _C.replay_info()["replayed"]
+    before = made_again()
     kernels = [name for name in first if "Memset" not in name]
     assert kernels and [name for name in names() if "Memset" not in name] == kernels
-    assert _C.replay_info()["replayed"] == before + 1
+    assert made_again() == before + 1

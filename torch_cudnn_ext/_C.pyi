@@ -192,10 +192,16 @@ def problems_posed_by(call: Callable[[], object]) -> list[str]:
 def set_knobs(policy_text: str, verbose: bool, replay: bool = True) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
 
+def set_relaunch(on: bool) -> None:
+    """Off, calls are made again as CUDA graphs alone, and no kernels are launched one by one."""
+
 def replay_info() -> dict[str, int]:
-    """Calls of cuDNN that were ``recorded``, calls that were ``replayed`` instead of made, and the
-    ``kernels`` of all that are kept to be replayed; kinds of calls that were ``learnt``, and calls
-    whose kernels were ``relaunched`` one by one instead."""
+    """How often calls of cuDNN were made again without it.
+
+    Calls that were ``recorded`` as graphs, calls that were ``replayed`` by them, and the
+    ``kernels`` that those graphs hold now; kinds of calls whose kernels were ``learnt``, and calls
+    that were ``relaunched``: those kernels, one by one.
+    """
 
 def push_flags(policy_text: str) -> int: ...  # this thread
 def pop_flags(id: int) -> None: ...

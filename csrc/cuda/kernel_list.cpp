@@ -15,9 +15,11 @@ namespace {
 // The runtime's functions know kernels of its own only; cuDNN loads many by the driver's.
 struct Driver {
   PFN_cuGraphKernelNodeGetParams_v12000 kernel_params;
-  PFN_cuGraphKernelNodeGetAttribute_v11000 kernel_attribute;
+  PFN_cuGraphKernelNodeGetAttribute_v11000 node_attribute;
   PFN_cuFuncGetParamInfo_v12040 function_parameter;
   PFN_cuKernelGetParamInfo_v12040 kernel_parameter;
+  PFN_cuFuncGetAttribute_v2020 attribute_of_function;
+  PFN_cuKernelGetAttribute_v12000 attribute_of_kernel;
   PFN_cuFuncSetAttribute_v9000 set_of_function;
   PFN_cuKernelSetAttribute_v12000 set_of_kernel;
   PFN_cuLaunchKernelEx_v11060 launch;
@@ -27,9 +29,11 @@ struct Driver {
 
   Driver() {
     find("cuGraphKernelNodeGetParams", 12000, kernel_params);
-    find("cuGraphKernelNodeGetAttribute", 11000, kernel_attribute);
+    find("cuGraphKernelNodeGetAttribute", 11000, node_attribute);
     find("cuFuncGetParamInfo", 12040, function_parameter);
     find("cuKernelGetParamInfo", 12040, kernel_parameter);
+    find("cuFuncGetAttribute", 2020, attribute_of_function);
+    find("cuKernelGetAttribute", 12000, attribute_of_kernel);
     find("cuFuncSetAttribute", 9000, set_of_function);
     find("cuKernelSetAttribute", 12000, set_of_kernel);
     find("cuLaunchKernelEx", 11060, launch);
@@ -56,28 +60,33 @@ const Driver& driver() {
 // What a launch takes over from a node, and what a node is not to have. The priority is the
 // stream's.
 constexpr CUlaunchAttributeID kKept[] = {CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-                                         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                                         CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-                                         CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
+                                         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
 constexpr CUlaunchAttributeID kRefused[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
                                             CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN};
+// How fast it is, and not what it does: a driver may not know all of them.
+constexpr CUlaunchAttributeID kHints[] = {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+                                          CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
 
+constexpr uint64_t kNear = 512;  // bytes behind an address: no other tensor begins there
 constexpr size_t kWord = sizeof(uint64_t), kMostParameters = 64;
 
-std::optional<CUlaunchAttribute> attribute_of(cudaGraphNode_t node, CUlaunchAttributeID id) {
-  static const CUlaunchAttributeValue unset{};
-  CUlaunchAttribute attribute{};
+// False where CUDA does not tell it. An attribute that is not set is all zeros.
+bool read_attribute(cudaGraphNode_t node, CUlaunchAttributeID id, CUlaunchAttribute& attribute) {
+  attribute = {};
   attribute.id = id;
-  bool has = driver().kernel_attribute(node, id, &attribute.value) == CUDA_SUCCESS;
-  if (!has || std::memcmp(&attribute.value, &unset, sizeof unset) == 0) return std::nullopt;
-  return attribute;
+  return driver().node_attribute(node, id, &attribute.value) == CUDA_SUCCESS;
+}
+
+bool is_set(const CUlaunchAttribute& attribute) {
+  static const CUlaunchAttributeValue unset{};
+  return std::memcmp(&attribute.value, &unset, sizeof unset) != 0;
 }
 
 }  // namespace
 
 bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   CUDA_KERNEL_NODE_PARAMS params{};
-  if (driver().kernel_params(node, &params) != CUDA_SUCCESS || params.kernelParams == nullptr ||
+  if (driver().kernel_params(node, &params) != CUDA_SUCCESS ||
       (params.func == nullptr && params.kern == nullptr)) {
     return false;
   }
@@ -86,14 +95,25 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   step.shape = {params.gridDimX,  params.gridDimY,  params.gridDimZ,
                 params.blockDimX, params.blockDimY, params.blockDimZ};
   step.shared_bytes = params.sharedMemBytes;
+  CUlaunchAttribute attribute;
   for (CUlaunchAttributeID id : kRefused) {
-    if (attribute_of(node, id)) return false;
+    if (!read_attribute(node, id, attribute) || is_set(attribute)) return false;
   }
   for (CUlaunchAttributeID id : kKept) {
-    if (auto attribute = attribute_of(node, id)) step.attributes.push_back(*attribute);
+    if (!read_attribute(node, id, attribute)) return false;
+    if (is_set(attribute)) step.attributes.push_back(attribute);
   }
-  auto carveout = attribute_of(node, CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT);
-  if (carveout && carveout->value.sharedMemCarveout <= 100) step.attributes.push_back(*carveout);
+  for (CUlaunchAttributeID id : kHints) {
+    if (read_attribute(node, id, attribute) && is_set(attribute)) {
+      step.attributes.push_back(attribute);
+    }
+  }
+  constexpr unsigned kWholeCache = 100;  // per cent; more is the driver's own choice
+  if (read_attribute(node, CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, attribute) &&
+      is_set(attribute) && attribute.value.sharedMemCarveout <= kWholeCache) {
+    step.attributes.push_back(attribute);
+  }
+  if (params.kernelParams == nullptr) return read_buffer(params.extra, step);
   for (size_t i = 0;; ++i) {
     size_t offset = 0, bytes = 0;
     CUresult status = params.func != nullptr
@@ -106,6 +126,25 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
     step.words.resize(begin + (bytes + kWord - 1) / kWord);
     std::memcpy(&step.words[begin], params.kernelParams[i], bytes);
   }
+}
+
+bool KernelList::read_buffer(void* const* extra, Step& step) {
+  const void* buffer = nullptr;
+  const size_t* bytes = nullptr;
+  for (; extra != nullptr && *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+    if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      buffer = extra[1];
+    } else if (*extra == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+      bytes = static_cast<const size_t*>(extra[1]);
+    } else {
+      return false;
+    }
+  }
+  if (buffer == nullptr || bytes == nullptr) return false;
+  step.buffer_bytes = *bytes;
+  step.words.resize((*bytes + kWord - 1) / kWord);
+  std::memcpy(step.words.data(), buffer, *bytes);
+  return *bytes > 0;
 }
 
 bool KernelList::read_memset(cudaGraphNode_t node, Step& step) {
@@ -169,7 +208,8 @@ bool KernelList::alike(const Step& a, const Step& b) {
          a.shared_bytes == b.shared_bytes &&
          std::equal(a.attributes.begin(), a.attributes.end(), b.attributes.begin(),
                     b.attributes.end(), same) &&
-         a.parameters == b.parameters && a.words.size() == b.words.size() && a.value == b.value &&
+         a.parameters == b.parameters && a.buffer_bytes == b.buffer_bytes &&
+         a.words.size() == b.words.size() && a.value == b.value &&
          a.element_bytes == b.element_bytes && a.elements == b.elements;
 }
 
@@ -232,6 +272,18 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& mad
   return list;
 }
 
+bool KernelList::gives(const RecordedAt& call, size_t count, size_t most) {
+  auto steps = driver().complete ? read(call.graph, most) : std::nullopt;
+  auto is_given = [&](uint64_t address) {
+    auto is_near = [&](uint64_t word) { return word - address < kNear; };
+    return address == 0 || std::any_of(steps->begin(), steps->end(), [&](const Step& step) {
+             return std::any_of(step.words.begin(), step.words.end(), is_near);
+           });
+  };
+  const uint64_t* first = call.addresses.begin();
+  return steps && std::all_of(first, first + count, is_given);
+}
+
 void KernelList::aim(c10::ArrayRef<uint64_t> addresses) {
   for (Step& step : steps_) {
     for (const Patch& patch : step.patches) {
@@ -264,7 +316,10 @@ CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
   config.numAttrs = static_cast<unsigned>(step.attributes.size());
   auto* function =
       step.function != nullptr ? step.function : reinterpret_cast<CUfunction>(step.kernel);
-  return driver().launch(&config, function, parameters.data(), nullptr);
+  if (step.buffer_bytes == 0) return driver().launch(&config, function, parameters.data(), nullptr);
+  std::array<void*, 5> buffer{CU_LAUNCH_PARAM_BUFFER_POINTER, step.words.data(),
+                              CU_LAUNCH_PARAM_BUFFER_SIZE, &step.buffer_bytes, CU_LAUNCH_PARAM_END};
+  return driver().launch(&config, function, nullptr, buffer.data());
 }
 
 CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
@@ -274,6 +329,11 @@ CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
   constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
   auto bytes = static_cast<int>(step.shared_bytes);
   CUdevice device = c10::cuda::current_device();
+  int has = 0;
+  CUresult asked = step.function != nullptr
+                       ? driver().attribute_of_function(&has, kDynamic, step.function)
+                       : driver().attribute_of_kernel(&has, kDynamic, step.kernel, device);
+  if (asked != CUDA_SUCCESS || has >= bytes) return status;
   CUresult raised = step.function != nullptr
                         ? driver().set_of_function(step.function, kDynamic, bytes)
                         : driver().set_of_kernel(kDynamic, bytes, step.kernel, device);

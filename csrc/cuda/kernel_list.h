@@ -30,6 +30,11 @@ class KernelList {
   static std::optional<KernelList> learn(const std::array<RecordedAt, 3>& made_up,
                                          const RecordedAt& real, size_t count, size_t most);
 
+  // Whether a call's kernels are given memory at all of the `count` addresses that its own begin
+  // with. What cuDNN does behind a capture's back is not among them, and would be done at made-up
+  // ones.
+  static bool gives(const RecordedAt& call, size_t count, size_t most);
+
   // On a stream, with the tensors at these addresses, in the order of those that it was learnt of.
   // False where CUDA refuses the first, so that nothing was launched; throws behind that.
   bool launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream);
@@ -48,7 +53,8 @@ class KernelList {
     std::array<unsigned, 6> shape{};  // of the grid and of a block
     unsigned shared_bytes = 0;
     std::vector<CUlaunchAttribute> attributes;
-    std::vector<size_t> parameters;  // where each begins in `words`
+    std::vector<size_t> parameters;  // where each begins in `words`, or
+    size_t buffer_bytes = 0;         // of all of them at once
     std::vector<uint64_t> words;
     std::vector<Patch> patches;
     unsigned value = 0, element_bytes = 0;  // of a memset
@@ -56,6 +62,7 @@ class KernelList {
   };
   static std::optional<std::vector<Step>> read(cudaGraph_t graph, size_t most);
   static bool read_kernel(cudaGraphNode_t node, Step& step);
+  static bool read_buffer(void* const* extra, Step& step);
   static bool read_memset(cudaGraphNode_t node, Step& step);
   static bool alike(const Step& a, const Step& b);
   static std::optional<Patch> patch_of(size_t word, const std::array<uint64_t, 3>& found,

@@ -16,7 +16,7 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-std::atomic<bool> replay_on{true};
+std::atomic<bool> replay_on{true}, relaunch_on{true};
 std::atomic<int64_t> recorded_calls{0}, replayed_calls{0}, kept_kernels{0};
 std::atomic<int64_t> learnt_calls{0}, relaunched_calls{0};
 
@@ -134,6 +134,8 @@ int64_t kernels_of(cudaGraph_t graph) {
 
 void set_replay(bool on) { replay_on.store(on, std::memory_order_relaxed); }
 
+void set_relaunch(bool on) { relaunch_on.store(on, std::memory_order_relaxed); }
+
 ReplayInfo replay_info() {
   return {recorded_calls, replayed_calls, kept_kernels, learnt_calls, relaunched_calls};
 }
@@ -237,38 +239,43 @@ Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   return entries_[last_];
 }
 
-KernelList* Replays::list_of(const ReplayKey& key, bool at_once, CallAt call) {
+Replays::Learnt& Replays::list_of(const ReplayKey& key, bool at_once, CallAt call) {
   ReplayKey kind = key.kind();
   auto known = std::find_if(lists_.begin(), lists_.end(),
                             [&](const Learnt& learnt) { return learnt.kind == kind; });
   if (known == lists_.end()) {
-    if (lists_.size() < kLists) lists_.emplace_back();
-    known = lists_.size() < kLists ? lists_.end() - 1 : lists_.begin() + oldest_list_++ % kLists;
+    if (lists_.size() < kLists) {
+      known = lists_.insert(lists_.end(), Learnt{});
+    } else {
+      known = lists_.begin() + static_cast<std::ptrdiff_t>(oldest_list_++ % kLists);
+    }
     *known = {std::move(kind), kCallsBefore, {}};
   }
   int& left = known->calls_until_learnt;
-  if (!known->list && (at_once || --left < 0)) {
+  if (!known->list && (at_once ? left <= kCallsBefore : --left < 0)) {
     left = kCallsBeforeNextTry;
     known->list = learn(key, call);
   }
-  return known->list ? &*known->list : nullptr;
+  return *known;
 }
 
 std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
-  std::array<ReplayKey, 4> keys{key.made_up(0), key.made_up(1), key.made_up(2), key};
-  std::array<Graph, 4> graphs;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+  std::array<ReplayKey, 3> keys{key.made_up(0), key.made_up(1), key.made_up(2)};
+  std::array<Graph, 3> graphs;
+  std::optional<KernelList> list;
   recording_alone()([&] {
+    Graph graph = recorded([&] { call(key); });
+    RecordedAt real{graph.get(), key.words()};
+    if (!graph || !KernelList::gives(real, key.address_count(), kMostListed)) return;
+    std::array<RecordedAt, 3> made_up;
     for (size_t i = 0; i < keys.size(); ++i) {
       graphs[i] = recorded([&] { call(keys[i]); });
-      int64_t kernels = graphs[i] == nullptr ? 0 : kernels_of(graphs[i].get());
-      if (kernels == 0 || kernels > kMostListed) return;
+      if (!graphs[i]) return;
+      made_up[i] = {graphs[i].get(), keys[i].words()};
     }
+    list = KernelList::learn(made_up, real, key.address_count(), kMostListed);
   });
-  if (graphs.back() == nullptr) return std::nullopt;
-  std::array<RecordedAt, 4> at;
-  for (size_t i = 0; i < keys.size(); ++i) at[i] = {graphs[i].get(), keys[i].words()};
-  auto list = KernelList::learn({at[0], at[1], at[2]}, at[3], key.address_count(), kMostListed);
   cudaGetLastError();  // of what was asked about a node, and is refused
   if (list) ++learnt_calls;
   return list;
@@ -278,7 +285,7 @@ void Replays::forget() {
   lists_.clear();
   entries_.clear();
   hashes_.clear();
-  last_ = oldest_ = 0;
+  last_ = oldest_ = oldest_list_ = 0;
 }
 
 void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
@@ -288,7 +295,18 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
     auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
     may_replay = status == c10::cuda::CaptureStatus::None;
   }
-  if (may_replay) {
+  auto stream = c10::cuda::getCurrentCUDAStream();
+  bool may_relaunch = may_replay && has_run_ && replay != Replay::at_once &&
+                      relaunch_on.load(std::memory_order_relaxed);
+  if (may_relaunch) {
+    auto& list = list_of(key, replay == Replay::kernels_at_once, call).list;
+    if (list && list->launch(key.words(), stream)) {
+      relaunched_calls.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    list.reset();  // refused before anything was launched: cuDNN says why, or does it otherwise
+  }
+  if (may_replay && replay != Replay::kernels_at_once) {
     // Of the many plans that are timed each keeps one: they are large where networks recur.
     bool at_once = replay == Replay::at_once;
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
@@ -298,14 +316,6 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
       left = kCallsBeforeNextTry;
     }
     if (entry.graph) return entry.graph.launch();
-    if (has_run_ && !at_once) {
-      KernelList* list = list_of(key, replay == Replay::kernels_at_once, call);
-      if (list != nullptr && list->launch(key.words(), c10::cuda::getCurrentCUDAStream())) {
-        relaunched_calls.fetch_add(1, std::memory_order_relaxed);
-        return;
-      }
-      // Refused before anything was launched: cuDNN says why, or does it otherwise.
-    }
   }
   call(key);
   has_run_ = true;

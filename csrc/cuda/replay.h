@@ -1,7 +1,9 @@
-// What calls of cuDNN put on their stream, kept as CUDA graphs: a call that comes again with the
-// same addresses is one launch of its graph. That takes 1.3 us of host time where cuDNN takes 5 to
-// 12 for one kernel, and thousands for a recurrent network's (an H100, cuDNN 9.19). Knows nothing
-// of the operators.
+// What calls of cuDNN put on their stream, to be put there again without cuDNN. Where it is a few
+// kernels, they are launched one by one, wherever the tensors lie (cuda/kernel_list.h). Else it is
+// kept as a CUDA graph, for a call that comes again with the same addresses. Either takes some 2 us
+// of host time for one or two kernels, where cuDNN takes 7 to 15, or 80 to 300 by its older entry
+// points, and thousands for a recurrent network's (an H200, cuDNN 9.19). Knows nothing of the
+// operators.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -23,6 +25,8 @@ namespace torch_cudnn_ext {
 
 // Process-wide; off, every call is cuDNN's. What was recorded is kept.
 void set_replay(bool on);
+// Off, graphs alone are used, for tests of theirs.
+void set_relaunch(bool on);
 
 struct ReplayInfo {
   int64_t recorded, replayed;  // calls of the process
@@ -110,15 +114,14 @@ class Replays {
     LaunchableGraph graph;
   };
   Entry& entry_of(const ReplayKey& key, size_t most);
-  // Null where a call's kernels cannot be launched with tensors elsewhere.
-  KernelList* list_of(const ReplayKey& key, bool at_once, CallAt call);
-  static std::optional<KernelList> learn(const ReplayKey& key, CallAt call);
-
   struct Learnt {
     ReplayKey kind;
-    int calls_until_learnt;
-    std::optional<KernelList> list;
+    int calls_until_learnt = 0;
+    std::optional<KernelList> list;  // none where its kernels cannot be launched so
   };
+  Learnt& list_of(const ReplayKey& key, bool at_once, CallAt call);
+  static std::optional<KernelList> learn(const ReplayKey& key, CallAt call);
+
   std::vector<Learnt> lists_;
   size_t oldest_list_ = 0;  // of as many as there can be, counted on
 

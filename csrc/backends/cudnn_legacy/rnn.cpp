@@ -301,6 +301,7 @@ class RnnPlan : public ReplayedPlan {
     void *left = reserve.data_ptr(), *gradients = space.data_ptr();
     ReplayKey key{in, out, dy,  dx,         hx,   dhy,       dhx,
                   cx, dcy, dcx, parameters, left, gradients, workspace};
+    key.push(static_cast<double>(reserve.nbytes()));  // which may be more than this one needs
     replays_.run(key, replay(b), [&](const ReplayKey& at) {
       auto [in, out, dy, dx, hx, dhy, dhx, cx, dcy, dcx, parameters, left, gradients, workspace] =
           at.addresses<14>();
