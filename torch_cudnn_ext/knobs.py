@@ -17,9 +17,9 @@ Knobs, each ``None`` where it says nothing:
 - ``enabled``: ``True`` keeps to cuDNN's backends; ``False`` excludes them; ``"auto"`` does neither,
   whatever weaker levels say of it and of ``backends``.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
-- ``replay``: what a call of cuDNN put on the GPU's stream is put there again as one CUDA graph when
-  the same plan comes back to the same addresses, which takes a fraction of the host time. On unless
-  it is ``False``.
+- ``replay``: what a call of cuDNN put on the GPU's stream is put there again without cuDNN when its
+  plan is called again, by its kernels or as one CUDA graph, which takes a fraction of the host
+  time. On unless it is ``False``.
 
 Stronger than these are `flags` (of one thread), a module's policy, and an operator's ``policy=``;
 but the smallest ``max_workspace`` and a demand for determinism hold from whatever level. Each knob

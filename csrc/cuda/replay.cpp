@@ -27,7 +27,7 @@ constexpr int kCallsBefore = 4, kCallsBeforeNextTry = 1000;
 // Graphs take the device's memory, which is not PyTorch's: some 12 to 50 KB a kernel (an H200).
 // Large ones, of recurrent networks, leave room for the rest.
 constexpr int64_t kMostKernels = 32768, kLarge = 64;
-// Launched one by one, more would take the host longer than cuDNN does.
+// More take the host longer one by one than as a graph, where its addresses come back.
 constexpr int64_t kMostListed = 16;
 constexpr size_t kLists = 8;  // of other numbers, or tensors aligned otherwise
 int64_t most_kernels(int64_t added) { return added > kLarge ? kMostKernels / 2 : kMostKernels; }
