@@ -721,11 +721,16 @@ def test_the_heuristic_finds_what_its_order_leaves_out(
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 CUDA devices")
 
 
+def assert_within_a_factor(factor: float, value: float, other: float) -> None:
+    """Others may be at work on either device."""
+    assert other / factor < value < other * factor
+
+
 @TWO_GPUS
 def test_peaks_are_those_of_the_device_that_was_asked_for() -> None:
     first, second = (measured_peaks(f"cuda:{i}", "f32", False) for i in range(2))
-    assert second.flops_per_second == pytest.approx(first.flops_per_second, rel=0.5)
-    assert second.bytes_per_second == pytest.approx(first.bytes_per_second, rel=0.5)
+    assert_within_a_factor(4, second.flops_per_second, first.flops_per_second)
+    assert_within_a_factor(4, second.bytes_per_second, first.bytes_per_second)
     assert torch.cuda.current_device() == 0
 
 
@@ -736,7 +741,7 @@ def test_modules_are_timed_on_the_device_that_was_asked_for() -> None:
         [c.pytorch_ms for c in compare_modules([case], ["f32"], False, f"cuda:{i}", "aten:default")]
         for i in range(2)
     )
-    assert second == pytest.approx(first, rel=0.5)
+    assert_within_a_factor(4, *second, *first)
     assert torch.cuda.current_device() == 0
 
 

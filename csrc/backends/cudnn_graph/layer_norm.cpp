@@ -154,11 +154,11 @@ std::optional<Unsupported> refuse(const LayerNormProblem& p) {
 }
 
 std::string find_defect(const LayerNormProblem& p, const Algorithm& algorithm, const Notes& notes) {
-  bool of_parameters = p.kind == LayerNormKind::instance && p.pass == Pass::bwd && (p.w || p.bias);
-  if (of_parameters && algorithm.name == "eng0") {
+  bool of_instances = asked(p).kind == LayerNormKind::instance && p.pass == Pass::bwd;
+  if (of_instances && algorithm.name == "eng0") {
     return "cuDNN 9.19's engine 0 adds up the gradients of an instance norm's parameters on the "
-           "default stream, whatever stream it runs on: they are wrong on others, and zero in CUDA "
-           "graphs";
+           "default stream, whatever stream it runs on: they are wrong on others, zero in CUDA "
+           "graphs, and memory is written that may be another's by then";
   }
   return alignment_defect(notes, p.alignment);
 }
