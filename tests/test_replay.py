@@ -304,8 +304,9 @@ def test_each_tensor_of_a_call_tells_calls_apart(problem: str, backend: str) -> 
             relaunched = [_C.replay_info()["relaunched"]]
             run(tensors, replay)  # what a key without this tensor would find
             relaunched.append(_C.replay_info()["relaunched"])
-            was_workspace = torch.empty(taken, dtype=torch.uint8, device="cuda")
+            was_workspace = torch.full((taken,), 0x55, dtype=torch.uint8, device="cuda")
             mine = run(changed, replay)
+            assert bool((was_workspace == 0x55).all()), "wrote into memory that is another's"
             del was_workspace
             first, second = relaunched[1] - relaunched[0], _C.replay_info()["relaunched"]
             assert first == second - relaunched[1], "not launched for tensors that lie elsewhere"

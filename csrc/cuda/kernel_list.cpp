@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "cuda/cudnn.h"
+
 namespace torch_cudnn_ext {
 
 namespace {
@@ -16,12 +18,10 @@ namespace {
 struct Driver {
   PFN_cuGraphKernelNodeGetParams_v12000 kernel_params;
   PFN_cuGraphKernelNodeGetAttribute_v11000 node_attribute;
-  PFN_cuFuncGetParamInfo_v12040 function_parameter;
-  PFN_cuKernelGetParamInfo_v12040 kernel_parameter;
-  PFN_cuFuncGetAttribute_v2020 attribute_of_function;
-  PFN_cuKernelGetAttribute_v12000 attribute_of_kernel;
-  PFN_cuFuncSetAttribute_v9000 set_of_function;
-  PFN_cuKernelSetAttribute_v12000 set_of_kernel;
+  PFN_cuKernelGetFunction_v12000 function_of_kernel;
+  PFN_cuFuncGetParamInfo_v12040 parameter_info;
+  PFN_cuFuncGetAttribute_v2020 function_attribute;
+  PFN_cuFuncSetAttribute_v9000 set_function_attribute;
   PFN_cuLaunchKernelEx_v11060 launch;
   PFN_cuMemsetD8Async_v3020 fill_bytes;
   PFN_cuMemsetD32Async_v3020 fill_words;
@@ -30,12 +30,10 @@ struct Driver {
   Driver() {
     find("cuGraphKernelNodeGetParams", 12000, kernel_params);
     find("cuGraphKernelNodeGetAttribute", 11000, node_attribute);
-    find("cuFuncGetParamInfo", 12040, function_parameter);
-    find("cuKernelGetParamInfo", 12040, kernel_parameter);
-    find("cuFuncGetAttribute", 2020, attribute_of_function);
-    find("cuKernelGetAttribute", 12000, attribute_of_kernel);
-    find("cuFuncSetAttribute", 9000, set_of_function);
-    find("cuKernelSetAttribute", 12000, set_of_kernel);
+    find("cuKernelGetFunction", 12000, function_of_kernel);
+    find("cuFuncGetParamInfo", 12040, parameter_info);
+    find("cuFuncGetAttribute", 2020, function_attribute);
+    find("cuFuncSetAttribute", 9000, set_function_attribute);
     find("cuLaunchKernelEx", 11060, launch);
     find("cuMemsetD8Async", 3020, fill_bytes);
     find("cuMemsetD32Async", 3020, fill_words);
@@ -67,7 +65,7 @@ constexpr CUlaunchAttributeID kRefused[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WI
 constexpr CUlaunchAttributeID kHints[] = {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
                                           CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
 
-constexpr uint64_t kNear = 512;  // bytes behind an address: no other tensor begins there
+constexpr uint64_t kNear = 512;  // bytes behind an address, of which a kernel may be given some
 constexpr size_t kWord = sizeof(uint64_t), kMostParameters = 64;
 
 // False where CUDA does not tell it. An attribute that is not set is all zeros.
@@ -86,12 +84,12 @@ bool is_set(const CUlaunchAttribute& attribute) {
 
 bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   CUDA_KERNEL_NODE_PARAMS params{};
-  if (driver().kernel_params(node, &params) != CUDA_SUCCESS ||
-      (params.func == nullptr && params.kern == nullptr)) {
+  if (driver().kernel_params(node, &params) != CUDA_SUCCESS) return false;
+  step.function = params.func;
+  if (step.function == nullptr &&
+      driver().function_of_kernel(&step.function, params.kern) != CUDA_SUCCESS) {
     return false;
   }
-  step.function = params.func;
-  step.kernel = params.func == nullptr ? params.kern : nullptr;
   step.shape = {params.gridDimX,  params.gridDimY,  params.gridDimZ,
                 params.blockDimX, params.blockDimY, params.blockDimZ};
   step.shared_bytes = params.sharedMemBytes;
@@ -116,9 +114,7 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   if (params.kernelParams == nullptr) return read_buffer(params.extra, step);
   for (size_t i = 0;; ++i) {
     size_t offset = 0, bytes = 0;
-    CUresult status = params.func != nullptr
-                          ? driver().function_parameter(params.func, i, &offset, &bytes)
-                          : driver().kernel_parameter(params.kern, i, &offset, &bytes);
+    CUresult status = driver().parameter_info(step.function, i, &offset, &bytes);
     if (status == CUDA_ERROR_INVALID_VALUE) return i > 0;  // behind the last one
     if (status != CUDA_SUCCESS || i == kMostParameters) return false;
     size_t begin = step.words.size();
@@ -204,8 +200,7 @@ bool KernelList::alike(const Step& a, const Step& b) {
   auto same = [](const CUlaunchAttribute& x, const CUlaunchAttribute& y) {
     return x.id == y.id && std::memcmp(&x.value, &y.value, sizeof x.value) == 0;
   };
-  return a.function == b.function && a.kernel == b.kernel && a.shape == b.shape &&
-         a.shared_bytes == b.shared_bytes &&
+  return a.function == b.function && a.shape == b.shape && a.shared_bytes == b.shared_bytes &&
          std::equal(a.attributes.begin(), a.attributes.end(), b.attributes.begin(),
                     b.attributes.end(), same) &&
          a.parameters == b.parameters && a.buffer_bytes == b.buffer_bytes &&
@@ -233,7 +228,6 @@ std::optional<KernelList::Patch> KernelList::patch_of(size_t word,
 
 std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& made_up,
                                             const RecordedAt& real, size_t count, size_t most) {
-  if (!driver().complete) return std::nullopt;
   std::array<std::vector<Step>, 4> recorded;
   for (size_t r = 0; r < recorded.size(); ++r) {
     auto steps = read(r < 3 ? made_up[r].graph : real.graph, most);
@@ -272,16 +266,27 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& mad
   return list;
 }
 
+bool KernelList::can_learn() {
+  int capability = 0;
+  auto status = cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor,
+                                       c10::cuda::current_device());
+  return is_cudnn_9_19() && status == cudaSuccess && capability == 9 && driver().complete;
+}
+
 bool KernelList::gives(const RecordedAt& call, size_t count, size_t most) {
-  auto steps = driver().complete ? read(call.graph, most) : std::nullopt;
+  auto steps = read(call.graph, most);
+  c10::ArrayRef<uint64_t> addresses(call.addresses.begin(), count);
   auto is_given = [&](uint64_t address) {
-    auto is_near = [&](uint64_t word) { return word - address < kNear; };
+    auto is_of = [&](uint64_t word) {
+      bool another = std::any_of(addresses.begin(), addresses.end(),
+                                 [&](uint64_t other) { return address < other && other <= word; });
+      return word - address < kNear && !another;
+    };
     return address == 0 || std::any_of(steps->begin(), steps->end(), [&](const Step& step) {
-             return std::any_of(step.words.begin(), step.words.end(), is_near);
+             return std::any_of(step.words.begin(), step.words.end(), is_of);
            });
   };
-  const uint64_t* first = call.addresses.begin();
-  return steps && std::all_of(first, first + count, is_given);
+  return steps && std::all_of(addresses.begin(), addresses.end(), is_given);
 }
 
 void KernelList::aim(c10::ArrayRef<uint64_t> addresses) {
@@ -293,7 +298,7 @@ void KernelList::aim(c10::ArrayRef<uint64_t> addresses) {
 }
 
 CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
-  if (step.function == nullptr && step.kernel == nullptr) {
+  if (step.function == nullptr) {
     auto byte = static_cast<unsigned char>(step.value);
     return step.element_bytes == 1
                ? driver().fill_bytes(step.words[0], byte, step.elements, stream)
@@ -314,30 +319,27 @@ CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
   config.hStream = stream;
   config.attrs = step.attributes.data();
   config.numAttrs = static_cast<unsigned>(step.attributes.size());
-  auto* function =
-      step.function != nullptr ? step.function : reinterpret_cast<CUfunction>(step.kernel);
-  if (step.buffer_bytes == 0) return driver().launch(&config, function, parameters.data(), nullptr);
+  if (step.buffer_bytes == 0) {
+    return driver().launch(&config, step.function, parameters.data(), nullptr);
+  }
   std::array<void*, 5> buffer{CU_LAUNCH_PARAM_BUFFER_POINTER, step.words.data(),
                               CU_LAUNCH_PARAM_BUFFER_SIZE, &step.buffer_bytes, CU_LAUNCH_PARAM_END};
-  return driver().launch(&config, function, nullptr, buffer.data());
+  return driver().launch(&config, step.function, nullptr, buffer.data());
 }
 
 CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
-  constexpr unsigned kAnyFunctionHas = 48 << 10;
   CUresult status = launch_step(step, stream);
-  if (status != CUDA_ERROR_INVALID_VALUE || step.shared_bytes <= kAnyFunctionHas) return status;
+  if (status != CUDA_ERROR_INVALID_VALUE || step.function == nullptr) return status;
   constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
   auto bytes = static_cast<int>(step.shared_bytes);
-  CUdevice device = c10::cuda::current_device();
   int has = 0;
-  CUresult asked = step.function != nullptr
-                       ? driver().attribute_of_function(&has, kDynamic, step.function)
-                       : driver().attribute_of_kernel(&has, kDynamic, step.kernel, device);
-  if (asked != CUDA_SUCCESS || has >= bytes) return status;
-  CUresult raised = step.function != nullptr
-                        ? driver().set_of_function(step.function, kDynamic, bytes)
-                        : driver().set_of_kernel(kDynamic, bytes, step.kernel, device);
-  return raised == CUDA_SUCCESS ? launch_step(step, stream) : status;
+  if (driver().function_attribute(&has, kDynamic, step.function) != CUDA_SUCCESS) return status;
+  // Another thread may have raised it meanwhile.
+  if (has < bytes &&
+      driver().set_function_attribute(step.function, kDynamic, bytes) != CUDA_SUCCESS) {
+    return status;
+  }
+  return launch_step(step, stream);
 }
 
 bool KernelList::launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream) {

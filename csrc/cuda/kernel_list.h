@@ -22,6 +22,10 @@ struct RecordedAt {
 
 class KernelList {
  public:
+  // On a GPU and with a cuDNN whose engines were seen to do all their work on the current stream.
+  // What one does behind a capture's back would be done at made-up addresses.
+  static bool can_learn();
+
   // Of three recordings at made-up addresses, which differ in every address and by other amounts,
   // and of one at real ones, which the list has to give. None where anything else differs, where
   // an address is found nowhere or may be another's, where there is work but kernels and memsets
@@ -48,8 +52,7 @@ class KernelList {
   };
   // A kernel, or without one a memset of words_[0].
   struct Step {
-    CUfunction function = nullptr;  // or
-    CUkernel kernel = nullptr;
+    CUfunction function = nullptr;
     std::array<unsigned, 6> shape{};  // of the grid and of a block
     unsigned shared_bytes = 0;
     std::vector<CUlaunchAttribute> attributes;

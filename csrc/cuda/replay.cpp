@@ -249,7 +249,7 @@ Replays::Learnt& Replays::list_of(const ReplayKey& key, bool at_once, CallAt cal
     } else {
       known = lists_.begin() + static_cast<std::ptrdiff_t>(oldest_list_++ % kLists);
     }
-    *known = {std::move(kind), kCallsBefore, {}};
+    *known = {std::move(kind), kCallsBefore - 1, {}};  // a plan's first call does not come here
   }
   int& left = known->calls_until_learnt;
   if (!known->list && (at_once ? left <= kCallsBefore : --left < 0)) {
@@ -260,6 +260,7 @@ Replays::Learnt& Replays::list_of(const ReplayKey& key, bool at_once, CallAt cal
 }
 
 std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
+  if (!KernelList::can_learn()) return std::nullopt;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
   std::array<ReplayKey, 3> keys{key.made_up(0), key.made_up(1), key.made_up(2)};
   std::array<Graph, 3> graphs;
@@ -300,7 +301,14 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
                       relaunch_on.load(std::memory_order_relaxed);
   if (may_relaunch) {
     auto& list = list_of(key, replay == Replay::kernels_at_once, call).list;
-    if (list && list->launch(key.words(), stream)) {
+    bool launched = false;
+    try {
+      launched = list && list->launch(key.words(), stream);
+    } catch (const c10::Error&) {
+      list.reset();  // so that the next call is cuDNN's
+      throw;
+    }
+    if (launched) {
       relaunched_calls.fetch_add(1, std::memory_order_relaxed);
       return;
     }

@@ -6,6 +6,7 @@
 // Knows nothing of the operators.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 #include <cuda_runtime_api.h>
@@ -48,6 +49,7 @@ class ReplayKey {
     for (const void* address : addresses) push(address);
   }
   void push(const void* address) {
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(addresses_ == words_.size(), "an address behind a number");
     words_.push_back(reinterpret_cast<uint64_t>(address));
     addresses_ = words_.size();
   }
