@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <thread>
 
 #include "core/backend.h"
@@ -22,6 +21,7 @@
 #include "core/recording.h"
 #include "core/rules.h"
 #include "core/selector.h"
+#include "core/words.h"
 #include "cuda/cudnn.h"
 #include "cuda/replay.h"
 #include "fast_call.h"
@@ -405,6 +405,11 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
   return made;
 }
 
+constexpr Word<Replay> kReplays[] = {{Replay::never, "never"},
+                                     {Replay::where_it_pays, "where_it_pays"},
+                                     {Replay::at_once, "at_once"},
+                                     {Replay::kernels_at_once, "kernels_at_once"}};
+
 TensorsByRole run(const std::string& text, const std::string& algorithm,
                   const TensorsByRole& tensors, const std::string& policy,
                   const std::string& replay) {
@@ -412,14 +417,7 @@ TensorsByRole run(const std::string& text, const std::string& algorithm,
   Prepared made = prepare(text, algorithm, tensors, policy);
   c10::DeviceGuard guard(made.device);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  static const std::map<std::string, Replay> kinds{{"never", Replay::never},
-                                                   {"where_it_pays", Replay::where_it_pays},
-                                                   {"at_once", Replay::at_once},
-                                                   {"kernels_at_once", Replay::kernels_at_once}};
-  auto kind = kinds.find(replay);
-  TORCH_CHECK_VALUE(kind != kinds.end(), "run: replay is ", replay,
-                    ", wanted never, where_it_pays, at_once or kernels_at_once");
-  made.bindings.replay = kind->second;
+  made.bindings.replay = word_value(kReplays, "run: replay", replay);
   made.plan->run(made.bindings);
   TensorsByRole results;
   for (const SlotSpec& slot : made.slots) {

@@ -41,6 +41,11 @@ def needs_cuda(test: Test) -> Test:
     return test
 
 
+def elements_spanned(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements lie from the first of a tensor to its last."""
+    return 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
 def made_again() -> int:
     """How many calls of cuDNN were made again without it, by their kernels or a graph of them."""
     info = _C.replay_info()

@@ -8,7 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import LINES
-from conftest import CUDA_MARKS, EVERY_NUMERICS, learnt, left_by_forward, made_again
+from conftest import (
+    CUDA_MARKS,
+    EVERY_NUMERICS,
+    elements_spanned,
+    learnt,
+    left_by_forward,
+    made_again,
+)
 from torch import Tensor
 
 from torch_cudnn_ext import _C, knobs, nn, ops
@@ -261,8 +268,8 @@ def _kinds() -> list[str]:
 def _elsewhere(tensor: Tensor) -> Tensor:
     """A copy that is aligned as the tensor is."""
     offset = tensor.data_ptr() % 512 // tensor.element_size()
-    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = torch.empty(offset + reach, dtype=tensor.dtype, device=tensor.device)
+    count = offset + elements_spanned(tensor.shape, tensor.stride())
+    flat = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
     return flat.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor)
 
 

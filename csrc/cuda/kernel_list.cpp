@@ -65,7 +65,6 @@ constexpr CUlaunchAttributeID kRefused[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WI
 constexpr CUlaunchAttributeID kHints[] = {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
                                           CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
 
-constexpr uint64_t kNear = 512;  // bytes behind an address, of which a kernel may be given some
 constexpr size_t kWord = sizeof(uint64_t), kMostParameters = 64;
 
 // False where CUDA does not tell it. An attribute that is not set is all zeros.
@@ -210,11 +209,10 @@ bool KernelList::alike(const Step& a, const Step& b) {
 
 std::optional<KernelList::Patch> KernelList::patch_of(size_t word,
                                                       const std::array<uint64_t, 3>& found,
-                                                      const std::array<RecordedAt, 3>& made_up,
-                                                      size_t count) {
+                                                      const std::array<RecordedAt, 3>& made_up) {
   constexpr int64_t kFarthest = int64_t{1} << 38;  // from where a tensor begins
   std::optional<Patch> patch;
-  for (size_t a = 0; a < count; ++a) {
+  for (size_t a = 0; a < made_up[0].addresses.size(); ++a) {
     auto offset = [&](size_t r) { return found[r] - made_up[r].addresses[a]; };
     auto distance = static_cast<int64_t>(offset(0));
     bool near = -kFarthest < distance && distance < kFarthest;
@@ -227,7 +225,7 @@ std::optional<KernelList::Patch> KernelList::patch_of(size_t word,
 }
 
 std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& made_up,
-                                            const RecordedAt& real, size_t count, size_t most) {
+                                            const RecordedAt& real, size_t most) {
   std::array<std::vector<Step>, 4> recorded;
   for (size_t r = 0; r < recorded.size(); ++r) {
     auto steps = read(r < 3 ? made_up[r].graph : real.graph, most);
@@ -238,7 +236,7 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& mad
   KernelList list;
   list.steps_ = recorded[0];
   std::vector<uint64_t> used;
-  for (size_t s = 0; s < list.size(); ++s) {
+  for (size_t s = 0; s < list.steps_.size(); ++s) {
     Step& step = list.steps_[s];
     bool all_alike = std::all_of(recorded.begin(), recorded.end(),
                                  [&](const auto& steps) { return alike(step, steps[s]); });
@@ -247,20 +245,20 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& mad
       std::array<uint64_t, 3> found;
       for (size_t r = 0; r < 3; ++r) found[r] = recorded[r][s].words[w];
       if (found[0] == found[1] && found[0] == found[2]) continue;
-      auto patch = patch_of(w, found, made_up, count);
+      auto patch = patch_of(w, found, made_up);
       if (!patch) return std::nullopt;
       step.patches.push_back(*patch);
       used.push_back(made_up[0].addresses[patch->address]);
     }
   }
   // What no kernel is given is somewhere else, such as in a table that cuDNN made beforehand.
-  bool all_used = std::all_of(
-      made_up[0].addresses.begin(), made_up[0].addresses.begin() + count, [&](uint64_t address) {
-        return address == 0 || std::find(used.begin(), used.end(), address) != used.end();
-      });
+  auto addresses = made_up[0].addresses;
+  bool all_used = std::all_of(addresses.begin(), addresses.end(), [&](uint64_t address) {
+    return address == 0 || std::find(used.begin(), used.end(), address) != used.end();
+  });
   if (!all_used) return std::nullopt;
   list.aim(real.addresses);
-  for (size_t s = 0; s < list.size(); ++s) {
+  for (size_t s = 0; s < list.steps_.size(); ++s) {
     if (list.steps_[s].words != recorded[3][s].words) return std::nullopt;
   }
   return list;
@@ -273,14 +271,14 @@ bool KernelList::can_learn() {
   return is_cudnn_9_19() && status == cudaSuccess && capability == 9 && driver().complete;
 }
 
-bool KernelList::gives(const RecordedAt& call, size_t count, size_t most) {
+bool KernelList::gives(const RecordedAt& call, size_t most) {
   auto steps = read(call.graph, most);
-  c10::ArrayRef<uint64_t> addresses(call.addresses.begin(), count);
+  auto addresses = call.addresses;
   auto is_given = [&](uint64_t address) {
     auto is_of = [&](uint64_t word) {
       bool another = std::any_of(addresses.begin(), addresses.end(),
                                  [&](uint64_t other) { return address < other && other <= word; });
-      return word - address < kNear && !another;
+      return word - address < kAlignment && !another;
     };
     return address == 0 || std::any_of(steps->begin(), steps->end(), [&](const Step& step) {
              return std::any_of(step.words.begin(), step.words.end(), is_of);

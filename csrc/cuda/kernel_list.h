@@ -14,6 +14,8 @@
 
 namespace torch_cudnn_ext {
 
+constexpr uint64_t kAlignment = 512;  // bytes, as PyTorch's allocator aligns
+
 // A call recorded with its tensors at these addresses.
 struct RecordedAt {
   cudaGraph_t graph;
@@ -29,21 +31,18 @@ class KernelList {
   // Of three recordings at made-up addresses, which differ in every address and by other amounts,
   // and of one at real ones, which the list has to give. None where anything else differs, where
   // an address is found nowhere or may be another's, where there is work but kernels and memsets
-  // one behind the other, and where there is more than `most` of it. `addresses` begin with the
-  // `count` that are such; an offset is less than half of what is between two of them.
+  // one behind the other, and where there is more than `most` of it. An offset is less than half of
+  // what is between two addresses.
   static std::optional<KernelList> learn(const std::array<RecordedAt, 3>& made_up,
-                                         const RecordedAt& real, size_t count, size_t most);
+                                         const RecordedAt& real, size_t most);
 
-  // Whether a call's kernels are given memory at all of the `count` addresses that its own begin
-  // with. What cuDNN does behind a capture's back is not among them, and would be done at made-up
-  // ones.
-  static bool gives(const RecordedAt& call, size_t count, size_t most);
+  // Whether a call's kernels are given memory at all of its addresses. What cuDNN does behind a
+  // capture's back is not among them, and would be done at made-up ones.
+  static bool gives(const RecordedAt& call, size_t most);
 
   // On a stream, with the tensors at these addresses, in the order of those that it was learnt of.
   // False where CUDA refuses the first, so that nothing was launched; throws behind that.
   bool launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream);
-
-  size_t size() const { return steps_.size(); }
 
  private:
   struct Patch {
@@ -69,7 +68,7 @@ class KernelList {
   static bool read_memset(cudaGraphNode_t node, Step& step);
   static bool alike(const Step& a, const Step& b);
   static std::optional<Patch> patch_of(size_t word, const std::array<uint64_t, 3>& found,
-                                       const std::array<RecordedAt, 3>& made_up, size_t count);
+                                       const std::array<RecordedAt, 3>& made_up);
   static CUresult launch_step(Step& step, cudaStream_t stream);
   // With as much shared memory as it needs, which is of the function and not of a launch.
   static CUresult launch_with_memory(Step& step, cudaStream_t stream);

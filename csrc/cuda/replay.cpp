@@ -37,8 +37,6 @@ RunAlone& recording_alone() {
   return *alone;
 }
 
-constexpr uint64_t kAligned = 512;  // bytes, as PyTorch's allocator aligns
-
 // The finaliser of SplitMix64 (Steele and others, "Fast splittable pseudorandom number generators",
 // 2014).
 uint64_t mix(uint64_t x) {
@@ -196,7 +194,7 @@ ReplayKey ReplayKey::kind() const {
   for (size_t i = 0; i < addresses_; ++i) {
     if (words_[i] == 0) continue;
     auto same = std::find(words_.begin(), words_.begin() + i, words_[i]) - words_.begin();
-    kind.words_[i] = (static_cast<uint64_t>(same) + 1) * kAligned + words_[i] % kAligned;
+    kind.words_[i] = (static_cast<uint64_t>(same) + 1) * kAlignment + words_[i] % kAlignment;
   }
   return kind;
 }
@@ -208,11 +206,11 @@ ReplayKey ReplayKey::made_up(int draw) const {
   for (size_t i = 0; i < addresses_; ++i) {
     uint64_t& word = key.words_[i];
     if (word == 0) continue;
-    uint64_t number = word / kAligned, low = word % kAligned;
+    uint64_t number = word / kAlignment, low = word % kAlignment;
     // The first two draws differ in every bit.
     uint64_t mixed = mix(draw < 2 ? number : number + kPlaces) % kPlaces;
     uint64_t place = draw == 1 ? kPlaces - 1 - mixed : mixed;
-    word = kFirst + number * kApart + place * kAligned + low;
+    word = kFirst + number * kApart + place * kAlignment + low;
   }
   return key;
 }
@@ -239,7 +237,7 @@ Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   return entries_[last_];
 }
 
-Replays::Learnt& Replays::list_of(const ReplayKey& key, bool at_once, CallAt call) {
+std::optional<KernelList>& Replays::list_of(const ReplayKey& key, bool at_once, CallAt call) {
   ReplayKey kind = key.kind();
   auto known = std::find_if(lists_.begin(), lists_.end(),
                             [&](const Learnt& learnt) { return learnt.kind == kind; });
@@ -256,26 +254,26 @@ Replays::Learnt& Replays::list_of(const ReplayKey& key, bool at_once, CallAt cal
     left = kCallsBeforeNextTry;
     known->list = learn(key, call);
   }
-  return *known;
+  return known->list;
 }
 
 std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
   if (!KernelList::can_learn()) return std::nullopt;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
-  std::array<ReplayKey, 3> keys{key.made_up(0), key.made_up(1), key.made_up(2)};
-  std::array<Graph, 3> graphs;
   std::optional<KernelList> list;
   recording_alone()([&] {
     Graph graph = recorded([&] { call(key); });
-    RecordedAt real{graph.get(), key.words()};
-    if (!graph || !KernelList::gives(real, key.address_count(), kMostListed)) return;
+    RecordedAt real{graph.get(), key.addresses()};
+    if (!graph || !KernelList::gives(real, kMostListed)) return;
+    std::array<ReplayKey, 3> keys{key.made_up(0), key.made_up(1), key.made_up(2)};
+    std::array<Graph, 3> graphs;
     std::array<RecordedAt, 3> made_up;
     for (size_t i = 0; i < keys.size(); ++i) {
       graphs[i] = recorded([&] { call(keys[i]); });
       if (!graphs[i]) return;
-      made_up[i] = {graphs[i].get(), keys[i].words()};
+      made_up[i] = {graphs[i].get(), keys[i].addresses()};
     }
-    list = KernelList::learn(made_up, real, key.address_count(), kMostListed);
+    list = KernelList::learn(made_up, real, kMostListed);
   });
   cudaGetLastError();  // of what was asked about a node, and is refused
   if (list) ++learnt_calls;
@@ -296,14 +294,13 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
     auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
     may_replay = status == c10::cuda::CaptureStatus::None;
   }
-  auto stream = c10::cuda::getCurrentCUDAStream();
   bool may_relaunch = may_replay && has_run_ && replay != Replay::at_once &&
                       relaunch_on.load(std::memory_order_relaxed);
   if (may_relaunch) {
-    auto& list = list_of(key, replay == Replay::kernels_at_once, call).list;
+    auto& list = list_of(key, replay == Replay::kernels_at_once, call);
     bool launched = false;
     try {
-      launched = list && list->launch(key.words(), stream);
+      launched = list && list->launch(key.addresses(), c10::cuda::getCurrentCUDAStream());
     } catch (const c10::Error&) {
       list.reset();  // so that the next call is cuDNN's
       throw;

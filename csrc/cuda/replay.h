@@ -61,15 +61,14 @@ class ReplayKey {
   bool operator==(const ReplayKey& other) const { return words_ == other.words_; }
   uint64_t hash() const;
 
-  // The first addresses, to be bound to names.
+  c10::ArrayRef<uint64_t> addresses() const { return {words_.data(), addresses_}; }
+  // The first of them, to be bound to names.
   template <size_t n>
   std::array<void*, n> addresses() const {
     std::array<void*, n> first;
     for (size_t i = 0; i < n; ++i) first[i] = reinterpret_cast<void*>(words_[i]);
     return first;
   }
-  c10::ArrayRef<uint64_t> words() const { return words_; }
-  size_t address_count() const { return addresses_; }  // which the words begin with
   // What calls have in common that differ in where their tensors lie: the numbers, which addresses
   // are null or the same, and how they are aligned.
   ReplayKey kind() const;
@@ -78,7 +77,7 @@ class ReplayKey {
 
  private:
   c10::SmallVector<uint64_t, 12> words_;
-  size_t addresses_ = 0;
+  size_t addresses_ = 0;  // which the words begin with
 };
 
 // Calls cuDNN with the tensors where a key says, which its numbers do not tell.
@@ -121,7 +120,7 @@ class Replays {
     int calls_until_learnt = 0;
     std::optional<KernelList> list;  // none where its kernels cannot be launched so
   };
-  Learnt& list_of(const ReplayKey& key, bool at_once, CallAt call);
+  std::optional<KernelList>& list_of(const ReplayKey& key, bool at_once, CallAt call);
   static std::optional<KernelList> learn(const ReplayKey& key, CallAt call);
 
   std::vector<Learnt> lists_;

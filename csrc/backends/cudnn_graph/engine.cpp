@@ -325,17 +325,17 @@ EnginePlan::EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec>
     : ReplayedPlan(std::move(algorithm), engine.notes, engine.workspace_bytes),
       plan_(std::move(engine.plan)),
       slots_(std::move(slots)),
-      scalars_(std::move(scalars)),
-      pointers_(slots_.size() + 1) {}
+      scalars_(std::move(scalars)) {}
 
-EnginePlan::Pack EnginePlan::make_pack(const ReplayKey& key, const Bindings& bindings) const {
+const Descriptor& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bindings) {
+  for (const Pack& pack : packs_) {
+    if (pack.key == key) return pack.descriptor;
+  }
   Pack made{key, {}, Descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)};
   for (Scalar scalar : scalars_) made.scalars.push_back(static_cast<float>(bindings.*scalar));
   std::vector<int64_t> ids;
-  std::vector<void*> addresses;
-  for (size_t i = 0; i <= slots_.size(); ++i) {
-    addresses.push_back(reinterpret_cast<void*>(key.words()[i]));
-  }
+  std::vector<void*> addresses;  // in the order of slots_, then the workspace
+  for (uint64_t address : key.addresses()) addresses.push_back(reinterpret_cast<void*>(address));
   void* workspace = addresses.back();
   addresses.pop_back();
   for (const SlotSpec& slot : slots_) ids.push_back(id_of(slot.role));
@@ -353,16 +353,11 @@ EnginePlan::Pack EnginePlan::make_pack(const ReplayKey& key, const Bindings& bin
       .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, addresses.data())
       .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace)
       .finalise("the tensors do not fit the plan");
-  return made;
-}
-
-const EnginePlan::Pack& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bindings) {
-  for (const Pack& pack : packs_) {
-    if (pack.key == key) return pack;
-  }
   constexpr size_t kPacks = 4;
-  if (packs_.size() < kPacks) return packs_.emplace_back(make_pack(key, bindings));
-  return packs_[next_pack_++ % kPacks] = make_pack(key, bindings);
+  if (packs_.size() < kPacks) return packs_.emplace_back(std::move(made)).descriptor;
+  Pack& oldest = packs_[next_pack_++ % kPacks];
+  oldest = std::move(made);
+  return oldest.descriptor;
 }
 
 void EnginePlan::run(Bindings& bindings) {
@@ -370,28 +365,23 @@ void EnginePlan::run(Bindings& bindings) {
   for (const SlotSpec& slot : slots_) {
     if (!slot.is_output) input = &bindings[slot.role];
   }
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    at::Tensor& tensor = bindings[slots_[i].role];
-    if (!tensor.defined()) tensor = empty_on_cuda(slots_[i].spec, *input);
-    bool read_only = !slots_[i].is_output && !slots_[i].is_mutated;
-    pointers_[i] = read_only ? const_cast<void*>(tensor.const_data_ptr()) : tensor.data_ptr();
+  ReplayKey key;
+  for (const SlotSpec& slot : slots_) {
+    at::Tensor& tensor = bindings[slot.role];
+    if (!tensor.defined()) tensor = empty_on_cuda(slot.spec, *input);
+    bool read_only = !slot.is_output && !slot.is_mutated;
+    key.push(read_only ? tensor.const_data_ptr() : tensor.data_ptr());
   }
   c10::DataPtr workspace;
   if (*workspace_bytes > 0) {
     workspace = c10::cuda::CUDACachingAllocator::get()->allocate(*workspace_bytes);
   }
-  pointers_.back() = workspace.get();
-  ReplayKey key;
-  for (const void* pointer : pointers_) key.push(pointer);
+  key.push(workspace.get());
   for (Scalar scalar : scalars_) key.push(bindings.*scalar);
   replays_.run(key, bindings.replay, [&](const ReplayKey& at) {
     try {
-      auto execute = [&](const Pack& pack) {
-        check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.descriptor.get()),
-              "cudnnBackendExecute");
-      };
-      bool is_made_up = &at != &key;  // and never comes back
-      is_made_up ? execute(make_pack(at, bindings)) : execute(pack_for(at, bindings));
+      const Descriptor& pack = pack_for(at, bindings);
+      check(cudnnBackendExecute(cudnn_handle(), plan_.get(), pack.get()), "cudnnBackendExecute");
     } catch (const Failure& failure) {
       raise_cudnn(failure.status, c10::str(algorithm.text(), ": ", failure.what), failure.why);
     }

@@ -86,15 +86,13 @@ class EnginePlan : public ReplayedPlan {
     std::vector<float> scalars;  // the pack points at these
     Descriptor descriptor;
   };
-  Pack make_pack(const ReplayKey& key, const Bindings& bindings) const;
-  const Pack& pack_for(const ReplayKey& key, const Bindings& bindings);
+  const Descriptor& pack_for(const ReplayKey& key, const Bindings& bindings);
 
   const Descriptor plan_;
   const std::vector<SlotSpec> slots_;
   const std::vector<Scalar> scalars_;
   std::vector<Pack> packs_;
   size_t next_pack_ = 0;
-  std::vector<void*> pointers_;  // in the order of slots_, then the workspace
 };
 
 // The pieces of `register_graphs`, whose functions are those of one operator.
