@@ -777,6 +777,8 @@ def test_off_means_off(net: Net, device: str) -> None:
     plain = run(net, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # What torch._inductor warns of where it is first imported.
+        warnings.filterwarnings("ignore", message="`torch.jit.script_method` is deprecated")
         enable()
     assert dispatch_tables() != before
     run(net, x)
