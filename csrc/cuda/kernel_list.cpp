@@ -327,7 +327,9 @@ CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
 
 CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
   CUresult status = launch_step(step, stream);
-  if (status != CUDA_ERROR_INVALID_VALUE || step.function == nullptr) return status;
+  if (status == CUDA_SUCCESS || step.function == nullptr) return status;
+  // cuDNN sets the limit anew for each launch, perhaps below what this one needs. Which error that
+  // is depends on the kernel: a cooperative one is too large where none of its blocks has room.
   constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
   auto bytes = static_cast<int>(step.shared_bytes);
   int has = 0;
@@ -347,7 +349,7 @@ bool KernelList::launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream) 
     if (status == CUDA_SUCCESS) continue;
     if (s == 0) return false;
     TORCH_CHECK(false, "launching kernel ", s + 1, " of ", steps_.size(),
-                " of a call of cuDNN anew: CUDA error ", static_cast<int>(status));
+                " of a call of cuDNN anew: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
   }
   return true;
 }
