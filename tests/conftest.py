@@ -118,14 +118,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-@pytest.fixture(autouse=True)
-def memory_for_others(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Large tests give back what PyTorch keeps: other processes may test on the same GPU."""
-    yield
-    if request.node.get_closest_marker("big") and torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 @contextmanager
 def refused_capture(message: str) -> Iterator[None]:
     """Captures the block into a CUDA graph, where it raises a RuntimeError of this message."""
