@@ -323,6 +323,37 @@ def test_each_tensor_of_a_call_tells_calls_apart(problem: str, backend: str) -> 
                 )
 
 
+def test_shared_memory_for_a_kernel_launched_anew_leaves_cudnns_launches_alone() -> None:
+    """This kernel takes as much as a channel's data, and cuDNN limits it to that each time."""
+    weight, bias = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+
+    def images(width: int) -> Tensor:
+        return torch.randn(4, 32, 16, width, device="cuda", dtype=torch.half)
+
+    def ours(x: Tensor) -> Tensor:
+        policy = "fwd=legacy:spatial_persistent"
+        return ops.batch_norm(x, None, None, weight, bias, training=True, policy=policy)
+
+    def theirs(x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, weight, bias, training=True)
+
+    def check(y: Tensor, x: Tensor) -> None:
+        variance, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0, keepdim=True)
+        wanted = (x.double() - mean) / (variance + 1e-5).sqrt()
+        torch.testing.assert_close(y.double(), wanted, rtol=1e-2, atol=1e-2)
+
+    narrow, middle, wide = images(16), images(32), images(64)
+    for _ in range(CALLS):
+        ours(middle)
+    for x in (narrow, middle, wide):
+        check(theirs(narrow), narrow)
+        before = _C.replay_info()["relaunched"]
+        y = ours(middle)
+        assert _C.replay_info()["relaunched"] == before + 1
+        check(y, middle)
+        check(theirs(x), x)
+
+
 def test_no_dropout_and_no_packed_batch_is_replayed() -> None:
     x = torch.randn(6, 4, 32, device="cuda")
     network = _network(num_layers=2, dropout=0.5)

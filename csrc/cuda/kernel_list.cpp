@@ -22,6 +22,8 @@ struct Driver {
   PFN_cuFuncGetParamInfo_v12040 parameter_info;
   PFN_cuFuncGetAttribute_v2020 function_attribute;
   PFN_cuFuncSetAttribute_v9000 set_function_attribute;
+  PFN_cuKernelGetAttribute_v12000 kernel_attribute;
+  PFN_cuKernelSetAttribute_v12000 set_kernel_attribute;
   PFN_cuLaunchKernelEx_v11060 launch;
   PFN_cuMemsetD8Async_v3020 fill_bytes;
   PFN_cuMemsetD32Async_v3020 fill_words;
@@ -34,6 +36,8 @@ struct Driver {
     find("cuFuncGetParamInfo", 12040, parameter_info);
     find("cuFuncGetAttribute", 2020, function_attribute);
     find("cuFuncSetAttribute", 9000, set_function_attribute);
+    find("cuKernelGetAttribute", 12000, kernel_attribute);
+    find("cuKernelSetAttribute", 12000, set_kernel_attribute);
     find("cuLaunchKernelEx", 11060, launch);
     find("cuMemsetD8Async", 3020, fill_bytes);
     find("cuMemsetD32Async", 3020, fill_words);
@@ -85,8 +89,9 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   CUDA_KERNEL_NODE_PARAMS params{};
   if (driver().kernel_params(node, &params) != CUDA_SUCCESS) return false;
   step.function = params.func;
+  step.kernel = params.kern;
   if (step.function == nullptr &&
-      driver().function_of_kernel(&step.function, params.kern) != CUDA_SUCCESS) {
+      driver().function_of_kernel(&step.function, step.kernel) != CUDA_SUCCESS) {
     return false;
   }
   step.shape = {params.gridDimX,  params.gridDimY,  params.gridDimZ,
@@ -199,7 +204,8 @@ bool KernelList::alike(const Step& a, const Step& b) {
   auto same = [](const CUlaunchAttribute& x, const CUlaunchAttribute& y) {
     return x.id == y.id && std::memcmp(&x.value, &y.value, sizeof x.value) == 0;
   };
-  return a.function == b.function && a.shape == b.shape && a.shared_bytes == b.shared_bytes &&
+  return a.function == b.function && a.kernel == b.kernel && a.shape == b.shape &&
+         a.shared_bytes == b.shared_bytes &&
          std::equal(a.attributes.begin(), a.attributes.end(), b.attributes.begin(),
                     b.attributes.end(), same) &&
          a.parameters == b.parameters && a.buffer_bytes == b.buffer_bytes &&
@@ -330,16 +336,24 @@ CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
   if (status == CUDA_SUCCESS || step.function == nullptr) return status;
   // cuDNN sets the limit anew for each launch, perhaps below what this one needs. Which error that
   // is depends on the kernel: a cooperative one is too large where none of its blocks has room.
+  return give_memory(step) ? launch_step(step, stream) : status;
+}
+
+bool KernelList::give_memory(const Step& step) {
   constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+  const Driver& d = driver();
   auto bytes = static_cast<int>(step.shared_bytes);
   int has = 0;
-  if (driver().function_attribute(&has, kDynamic, step.function) != CUDA_SUCCESS) return status;
-  // Another thread may have raised it meanwhile.
-  if (has < bytes &&
-      driver().set_function_attribute(step.function, kDynamic, bytes) != CUDA_SUCCESS) {
-    return status;
+  // Another thread may have raised it meanwhile. What is set of a kernel's function overrides for
+  // good what is set of the kernel: cuDNN's own launches of more would be refused from then on.
+  if (step.kernel != nullptr) {
+    CUdevice device = c10::cuda::current_device();
+    return d.kernel_attribute(&has, kDynamic, step.kernel, device) == CUDA_SUCCESS &&
+           (has >= bytes ||
+            d.set_kernel_attribute(kDynamic, bytes, step.kernel, device) == CUDA_SUCCESS);
   }
-  return launch_step(step, stream);
+  return d.function_attribute(&has, kDynamic, step.function) == CUDA_SUCCESS &&
+         (has >= bytes || d.set_function_attribute(step.function, kDynamic, bytes) == CUDA_SUCCESS);
 }
 
 bool KernelList::launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream) {

@@ -52,6 +52,7 @@ class KernelList {
   // A kernel, or without one a memset of words_[0].
   struct Step {
     CUfunction function = nullptr;
+    CUkernel kernel = nullptr;        // that the function is of; null where a module's
     std::array<unsigned, 6> shape{};  // of the grid and of a block
     unsigned shared_bytes = 0;
     std::vector<CUlaunchAttribute> attributes;
@@ -72,6 +73,7 @@ class KernelList {
   static CUresult launch_step(Step& step, cudaStream_t stream);
   // With as much shared memory as it needs, which is of the function and not of a launch.
   static CUresult launch_with_memory(Step& step, cudaStream_t stream);
+  static bool give_memory(const Step& step);
   void aim(c10::ArrayRef<uint64_t> addresses);
 
   std::vector<Step> steps_;
