@@ -88,6 +88,12 @@ py::dict measurement_dict(const Measurement& m) {
   return d;
 }
 
+py::list ranking(const std::vector<Measurement>& measurements) {
+  py::list out;
+  for (const Measurement& m : measurements) out.append(measurement_dict(m));
+  return out;
+}
+
 template <class T>
 T field(const py::dict& d, const char* name) {
   TORCH_CHECK_VALUE(d.contains(name), "measurement: the field '", name, "' is missing");
@@ -338,9 +344,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
       next_decision_generation();
     }
   }
-  py::list out;
-  for (const Measurement& m : list) out.append(measurement_dict(m));
-  return out;
+  return ranking(list);
 }
 
 using TensorsByRole = std::map<std::string, at::Tensor>;
@@ -456,12 +460,10 @@ py::list table_export() {
   py::list out;
   for (const TableEntry& entry : choice_table::entries()) {
     py::dict d;
-    py::list measurements;
-    for (const Measurement& m : entry.measurements) measurements.append(measurement_dict(m));
     d["problem"] = entry.problem;
     d["device"] = entry.device;
     d["constraints"] = entry.constraints;
-    d["measurements"] = measurements;
+    d["measurements"] = ranking(entry.measurements);
     out.append(d);
   }
   return out;
@@ -737,7 +739,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           return time_budget_s <= 0 || time_budget_s > spent_s;
         };
         if (!any || std::any_of(rows->begin(), rows->end(), was_left_out)) return py::none();
-        return measurement_dict(rows->front());
+        return ranking(*rows);
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "", py::arg("time_budget_s") = 0);
   m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));

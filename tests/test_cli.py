@@ -412,6 +412,36 @@ def test_list_tells_what_was_not_listed(capsys: Capture, networks: str) -> None:
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
+def test_bench_of_layers_keeps_its_choices(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str
+) -> None:
+    file, lines = tmp_path / "choices.jsonl", tmp_path / "lines.txt"
+    lines.write_text(f"{LINE}\n{LINE.replace('pad=1', 'pad=0')}\n")
+    command = ["bench", "--problems", str(lines), "--device", "cpu", "--time-budget", "0.05"]
+    command += ["--jobs", jobs, "--choices", str(file)]
+    wanted = [row["algorithm"] for row in _json(capsys, *command)["comparisons"]]
+    kept = file.read_text()
+    assert sorted(json.loads(line)["problem"] for line in kept.splitlines()) == sorted(
+        lines.read_text().splitlines()
+    )
+    tuning.clear()
+    measure = bench.measure_tasks
+    measured: list[Any] = []
+
+    def watched(tasks: Any, *rest: Any) -> Any:
+        measured.extend(tasks)
+        return measure(tasks, *rest)
+
+    monkeypatch.setattr(bench, "measure_tasks", watched)
+    assert [row["algorithm"] for row in _json(capsys, *command)["comparisons"]] == wanted
+    assert not measured and file.read_text() == kept
+    lines.write_text(f"{lines.read_text()}{LINE.replace('pad=1', 'pad=2')}\n")
+    assert len(_json(capsys, *command)["comparisons"]) == 3
+    assert [task.problem for task in measured] == [LINE.replace("pad=1", "pad=2")]
+    assert len(file.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
 def test_bench_compares_what_the_policy_chooses(capsys: Capture, tmp_path: Path, jobs: str) -> None:
     file = tmp_path / "lines.txt"
     file.write_text(f"{LINE}\n{LINE.replace('pad=1', 'pad=0')}\n")
@@ -986,7 +1016,7 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             "problem line: got softmax_fwd, wanted a conv",
         ),
         (["bench", PROBLEM, "--compiled"], "--compiled: got it without --modules"),
-        (["bench", PROBLEM, "--choices", "x"], "--choices: got it without --networks"),
+        (["bench", "--overhead", "--choices", "x"], "--choices: got 'x' with --overhead"),
         (["bench", PROBLEM, "--kernels"], "--kernels: got True on cpu, wanted a GPU"),
         (["bench", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),
         (["profile", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),

@@ -250,11 +250,12 @@ def policy_for(problem: str, policy: str) -> str:
 
 def tuned(
     problem: str, device: str, policy: str = "", time_budget_s: float = 0
-) -> Measurement | None:
-    """The best measurement that the table has of a problem under the policy's constraints.
+) -> list[Measurement] | None:
+    """The ranking that the table has of a problem under the policy's constraints.
 
-    None where autotune left algorithms out: to measure all is what tuning is for. None as well
-    where a time budget did that which was smaller than ``time_budget_s`` (0: no limit).
+    None where nothing ran, or autotune left algorithms out: to measure all is what tuning is for.
+    None as well where a time budget did that which was smaller than ``time_budget_s`` (0: no
+    limit).
     """
 
 def table_export() -> list[TableEntry]: ...

@@ -481,7 +481,8 @@ def bench_command(
     choices: Annotated[
         str | None,
         typer.Option(
-            "--choices", help="With --networks: a file of choices to begin with, and to add to."
+            "--choices",
+            help="Of layers and --networks: a file of choices to begin with, and to add to.",
         ),
     ] = None,
 ) -> None:
@@ -549,12 +550,8 @@ def bench_command(
             output = bench_networks.comparison_text(whole, format.value)
             finished, total = len(whole), 2 * len(names) * len(precisions)
         else:
-            for option, given, mode in (
-                ("--compiled", compiled, "--modules"),
-                ("--choices", choices is not None, "--networks"),
-            ):
-                if given:
-                    raise typer.BadParameter(f"{option}: got it without {mode}, wanted both")
+            if compiled:
+                raise typer.BadParameter("--compiled: got it without --modules, wanted both")
             if kernels and device == "cpu":
                 raise typer.BadParameter("--kernels: got True on cpu, wanted a GPU")
             work = _workload(
@@ -583,8 +580,12 @@ def bench_command(
                 knob_search,
             )
             layers = _shard(layers, shard_text)
+            if choices is not None:
+                _add_choices(choices)
             comparisons, end = _collect(
-                bench.compare_layers(layers, settings, kernels, _journal(resume), bar, jobs)
+                bench.compare_layers(
+                    layers, settings, kernels, _journal(resume), bar, jobs, choices
+                )
             )
             output = bench.comparison_text(comparisons, format.value)
             finished, total = len(comparisons), len(layers)
@@ -737,8 +738,8 @@ def tune_command(
     except KeyboardInterrupt as interrupt:
         end = interrupt
     finally:
-        best = [(line, rows(line)) for line in lines]
-        records = [{"problem": line, **row} for line, row in best if row is not None]
+        rankings = [(line, rows(line)) for line in lines]
+        records = [{"problem": line, **ranking[0]} for line, ranking in rankings if ranking]
         title = f"tuned on {place}"
         data = {"best": records}
         try:

@@ -13,19 +13,20 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import call
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _C, report
+from . import _C, report, tuning
 from .enabling import enabled
 from .measuring import BASELINE, Progress, Task, measure_tasks, no_algorithm
 from .peaks import current, event_ms, host_ms
@@ -194,6 +195,7 @@ def compare_layers(
     journal: Journal | None = None,
     progress: Progress | None = None,
     jobs: int = 1,
+    choices: str | Path | None = None,
 ) -> Iterator[Comparison]:
     """Compare layer by layer, taking from the journal what was finished before.
 
@@ -208,9 +210,12 @@ def compare_layers(
         journal: Where finished comparisons are kept.
         progress: Told of every problem and algorithm.
         jobs: How many processes tune, before anything is compared; with 1 all goes layer by layer.
+        choices: A file of `tuning.export_choices` to begin with, where there is one, and to keep
+            what is tuned; what it holds is neither measured nor searched again.
 
     Raises:
-        ValueError: A problem is not a convolution as PyTorch has it, or ``jobs`` less than 1.
+        ValueError: A problem is not a convolution as PyTorch has it, or ``jobs`` less than 1; or
+            the file is none of choices.
         RuntimeError: No algorithm works for a problem under the policy, which is told when all
             others are compared.
     """
@@ -221,15 +226,14 @@ def compare_layers(
     for problem in left:  # before anything is measured
         convolution_arguments(problem)
     tasks = [_task(problem, settings) for problem in left]
-    rows = measure_tasks(tasks, jobs, progress)
-    if jobs > 1:
-        rows = iter(list(rows))
-    measured = zip(tasks, rows, strict=True)
     failed = []
-    with _pytorch_threads(settings.device) as threads:
+    with (
+        _pytorch_threads(settings.device) as threads,
+        closing(_rankings(tasks, jobs, progress, choices)) as rankings,
+    ):
         for layer, key, result in zip(layers, keys, finished, strict=True):
             if result is None:
-                task, ranked = next(measured)
+                task, ranked = next(rankings)
                 asked = task.algorithms[:1]
                 ours = [row for row in ranked if not asked or row["algorithm"] in asked]
                 if not ours or ours[0]["status"] != "ok":
@@ -244,6 +248,32 @@ def compare_layers(
             yield result
     if failed:
         raise no_algorithm("bench", settings.policy, failed)
+
+
+def _rankings(
+    tasks: Sequence[Task], jobs: int, progress: Progress | None, choices: str | Path | None
+) -> Generator[tuple[Task, list[Measurement]]]:
+    """With each task its ranking: of the file of choices, or else measured, and kept there."""
+    known: list[list[Measurement] | None] = [None] * len(tasks)
+    if choices is not None:
+        tuning.add_choices(choices)
+        known = [_known(task) for task in tasks]
+    try:
+        left = [task for task, ranking in zip(tasks, known, strict=True) if ranking is None]
+        rows = measure_tasks(left, jobs, progress)
+        if jobs > 1:
+            rows = iter(list(rows))
+        for task, ranking in zip(tasks, known, strict=True):
+            yield task, next(rows) if ranking is None else ranking
+    finally:
+        if choices is not None:
+            tuning.add_choices(choices)
+
+
+def _known(task: Task) -> list[Measurement] | None:
+    if task.algorithms:  # of a policy's choice; what a table ranks are all
+        return None
+    return _C.tuned(task.problem, task.device, task.policy, task.time_budget_s)
 
 
 def _task(problem: str, settings: Settings) -> Task:
