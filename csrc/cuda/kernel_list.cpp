@@ -332,20 +332,25 @@ CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
 }
 
 CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
+  // cuDNN sets the limit anew for each launch, perhaps below what this one needs, and on another
+  // thread perhaps behind our back. Which error that is depends on the kernel: a cooperative one is
+  // too large where none of its blocks has room.
+  constexpr int kMostAttempts = 8;
   CUresult status = launch_step(step, stream);
-  if (status == CUDA_SUCCESS || step.function == nullptr) return status;
-  // cuDNN sets the limit anew for each launch, perhaps below what this one needs. Which error that
-  // is depends on the kernel: a cooperative one is too large where none of its blocks has room.
-  return give_memory(step) ? launch_step(step, stream) : status;
+  for (int i = 1; status != CUDA_SUCCESS && i < kMostAttempts && give_memory(step); ++i) {
+    status = launch_step(step, stream);
+  }
+  return status;
 }
 
 bool KernelList::give_memory(const Step& step) {
+  if (step.function == nullptr) return false;
   constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
   const Driver& d = driver();
   auto bytes = static_cast<int>(step.shared_bytes);
   int has = 0;
-  // Another thread may have raised it meanwhile. What is set of a kernel's function overrides for
-  // good what is set of the kernel: cuDNN's own launches of more would be refused from then on.
+  // What is set of a kernel's function overrides for good what is set of the kernel: cuDNN's own
+  // launches of more would be refused from then on.
   if (step.kernel != nullptr) {
     CUdevice device = c10::cuda::current_device();
     return d.kernel_attribute(&has, kDynamic, step.kernel, device) == CUDA_SUCCESS &&
