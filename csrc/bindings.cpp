@@ -742,6 +742,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return ranking(*rows);
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "", py::arg("time_budget_s") = 0);
+  m.def(
+      "constraints_text",
+      [](const std::string& text, const std::string& policy) {
+        Problem problem = parse_problem(text);
+        return parse_policy(policy, family_of(problem)).constraints_text(problem);
+      },
+      py::arg("problem"), py::arg("policy"));
   m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
   m.def("table_export", table_export);
   m.def("table_import", table_import, py::arg("entries"));

@@ -1016,6 +1016,7 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             "problem line: got softmax_fwd, wanted a conv",
         ),
         (["bench", PROBLEM, "--compiled"], "--compiled: got it without --modules"),
+        (["bench", PROBLEM, "--resume", "x", "--choices", "./x"], "--choices: got './x', the file"),
         (["bench", "--overhead", "--choices", "x"], "--choices: got 'x' with --overhead"),
         (["bench", PROBLEM, "--kernels"], "--kernels: got True on cpu, wanted a GPU"),
         (["bench", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),
@@ -1519,3 +1520,38 @@ def test_what_tells_no_batch_is_left_and_named(
     for line in lines:
         changed = line.split()[0] != unknown
         assert ((line.split()[1] in shown.out) != changed) and ("x=f32[7," in shown.out)
+
+
+def test_the_stricter_cap_holds(capsys: Capture) -> None:
+    command = ["list", PROBLEM, "--device", "cpu", "--max-workspace", "20KiB", "--policy"]
+    for policy, count in (("", 4), ("max_workspace=1KiB", 0), ("max_workspace=1MiB", 4)):
+        assert main([*command, f"deterministic=false;{policy}"]) == 0
+        assert f"cpu accepts {count} algorithms" in capsys.readouterr().out
+
+
+def test_a_network_that_ends_the_process_is_an_error(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["import sys, torch", "make = sys.exit", "class Leaves(torch.nn.Conv2d):"]
+    lines += ["    def forward(self, x): sys.exit(0)"]
+    lines += ["def runs(): return Leaves(3, 4, 3)", "def half(): return runs().half()"]
+    (tmp_path / "that_leaves.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    _compare_here_and_briefly(monkeypatch)
+    for name, command in (("make", "list"), ("runs", "list"), ("runs", "explain")):
+        assert main([command, "--model", f"that_leaves:{name}", "--device", "cpu"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: that_leaves:{name} raised SystemExit:")
+    assert main(["bench", "--networks", "that_leaves:half", "--device", "cpu"]) == 1
+    assert "its tensors are torch.float16, wanted torch.float32" in capsys.readouterr().err
+
+
+def test_a_network_may_read_its_own_arguments(tmp_path: Path) -> None:
+    lines = ["import argparse, torch", "argparse.ArgumentParser().parse_args()"]
+    lines += ["def make(): return torch.nn.Conv2d(3, 4, 3)"]
+    (tmp_path / "that_parses.py").write_text("\n".join(lines))
+    command = [sys.executable, "-m", "torch_cudnn_ext", "list", "--model", "that_parses:make"]
+    done = subprocess.run(
+        [*command, "--device", "cpu"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "cpu accepts" in done.stdout, done.stderr

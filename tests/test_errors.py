@@ -278,6 +278,8 @@ def test_integers_of_other_kinds_are_taken(
 )
 @pytest.mark.parametrize(("argument", "call"), FLAGS)
 def test_a_flag_is_a_bool(argument: str, call: Callable[[Any], object], given: Any) -> None:
+    if argument == "align_corners" and given is None:
+        pytest.skip("None is PyTorch's default here")
     with pytest.raises(TypeError) as caught:
         call(given)
     assert_says(caught, f": argument {argument}: got {given!r}", "wanted a bool")

@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_cudnn_ext import _C, Policy
+from torch_cudnn_ext import _C, Policy, nn, ops
 from torch_cudnn_ext.policy import PolicyLike, as_policy, check_named_pins, check_pins, policy_text
 
 PASSES = ("fwd", "bwd_data", "bwd_filter")
@@ -624,3 +625,31 @@ def test_what_falls_back_may_pin_what_there_is_not(action: str) -> None:
         Policy.parse(f"fwd={nothing}", "softmax"),
     ):
         check_named_pins(policy)
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(fwd="cpu:im2col"), Policy("autotune"), Policy(conv_fwd=1)]
+)
+def test_a_policy_for_other_families_alone_is_refused(policy: Policy) -> None:
+    wanted = r"got a Policy for conv_fwd.*wanted one for softmax: .*family='softmax'"
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=wanted):
+        ops.softmax(x, 1, policy=policy)
+    with pytest.raises(ValueError, match=wanted):
+        nn.Softmax(1, policy=policy)
+    # A text says itself which operators its words are of; a policy may be for several.
+    for other in (
+        f"conv_fwd={policy.get('fwd')}",
+        Policy(max_workspace=0),
+        policy | "softmax_fwd=cpu:online",
+    ):
+        assert nn.Softmax(1, policy=other)(x).shape == x.shape
+
+
+def test_a_choice_for_one_pass_holds_over_one_for_all() -> None:
+    wanted = Policy.parse("conv=cpu:fft;fwd=cpu:direct")
+    assert wanted.get("fwd") == "cpu:direct" and wanted.get("bwd_data") == "cpu:fft"
+    assert Policy(conv="cpu:fft", fwd="cpu:direct") == wanted
+    assert Policy(fwd="cpu:direct", conv="cpu:fft") == wanted
+    assert Policy("cpu:fft", conv_fwd="cpu:direct") == wanted
+    assert Policy().replace(fwd="cpu:direct", conv="cpu:fft") == wanted

@@ -977,7 +977,6 @@ def test_a_policy_of_one_family_leaves_others_alone(
     result = profile(line, device="cpu", policy=policy, time_budget_s=0.05)
     assert result.settings.policy == written
     assert _layer(result).current == current
-    tuning.tune([line], device="cpu", policy=policy, time_budget_s=0.05)
 
 
 def test_another_policy_is_another_measurement(tmp_path: Path) -> None:
@@ -987,6 +986,53 @@ def test_another_policy_is_another_measurement(tmp_path: Path) -> None:
         measure_layers([Layer(PROBLEM)], make_settings("cpu", policy="backends=cpu"), Journal(path))
     )
     assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("deterministic; max_workspace=65536KiB", "max_workspace=64MiB;deterministic"),
+        ("deterministic=false", ""),
+    ],
+)
+def test_constraints_of_kept_choices_may_be_spelled_otherwise(
+    tmp_path: Path, written: str, read: str
+) -> None:
+    file = tmp_path / "choices.jsonl"
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.05)
+    tuning.export_choices(file)
+    entry = json.loads(file.read_text()) | {"constraints": written}
+    file.write_text(json.dumps(entry) + "\n")
+    tuning.clear()
+    assert tuning.import_choices(file) == tuning.add_choices(file) == 1
+    assert [entry["constraints"] for entry in tuning.choices()] == [read]
+    file.write_text(json.dumps(entry | {"constraints": "fwd=cpu:fft"}) + "\n")
+    with pytest.raises(ValueError, match="line 1: constraints: got the choice 'fwd=cpu:fft'"):
+        tuning.import_choices(file)
+
+
+@pytest.mark.parametrize("policy", ["fwd=cpu:fft", "heuristic", Policy("cpu:taps", family="pool")])
+def test_tuning_takes_no_choice(policy: Any) -> None:
+    with pytest.raises(ValueError, match="policy: got the choice .*, wanted constraints alone"):
+        tuning.tune(PROBLEM, device="cpu", policy=policy)
+
+
+def test_lines_of_a_trace_may_be_profiled_and_tuned() -> None:
+    network = torch.nn.Conv2d(2, 3, 3)
+    (line,) = trace(network, torch.ones(1, 2, 4, 4), train=False)
+    assert "#" in line
+    (problem,) = tuning.tune(line, device="cpu", time_budget_s=0.05)
+    assert line.startswith(problem)
+    assert _layer(profile(line, device="cpu", time_budget_s=0.05)).problem == problem
+
+
+def test_a_line_of_a_journal_may_be_empty(tmp_path: Path) -> None:
+    path = tmp_path / "finished.jsonl"
+    list(measure_layers([Layer(PROBLEM)], make_settings("cpu", time_budget_s=0.05), Journal(path)))
+    path.write_text(f"\n{path.read_text()}\n")
+    kept = path.read_text()
+    list(measure_layers([Layer(PROBLEM)], make_settings("cpu", time_budget_s=0.05), Journal(path)))
+    assert path.read_text() == kept
 
 
 def test_a_damaged_line_before_the_last_is_refused(tmp_path: Path) -> None:

@@ -323,3 +323,12 @@ def test_refusals_say_why() -> None:
             c for c in _C.candidates(line, "target:h200", "") if c["algorithm"] == "legacy:bilinear"
         )
         assert row["status"] == "unsupported" and reason in row["reason"]
+
+
+def test_align_corners_may_be_left_to_pytorchs_default() -> None:
+    x, theta = torch.randn(1, 2, 4, 5), torch.randn(1, 2, 3)
+    grid = ops.affine_grid(theta, [1, 2, 3, 3], None)
+    assert torch.equal(grid, ops.affine_grid(theta, [1, 2, 3, 3], False))
+    assert torch.equal(
+        ops.grid_sample(x, grid, align_corners=None), ops.grid_sample(x, grid, align_corners=False)
+    )

@@ -258,6 +258,9 @@ def tuned(
     limit).
     """
 
+def constraints_text(problem: str, policy: str) -> str:
+    """What of a policy an entry of the table of choices is under, as the table spells it."""
+
 def table_export() -> list[TableEntry]: ...
 def check_measurement(row: dict[str, Any]) -> None:
     """Raise a ValueError where a field of it is none."""

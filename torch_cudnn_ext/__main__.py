@@ -27,7 +27,7 @@ from .coverage import coverage
 from .enabling import enabled
 from .explaining import explain
 from .measuring import fp32_switches
-from .policy import CONSTRAINTS, text_for_all
+from .policy import text_for_all
 from .processes import processes
 from .profiling import (
     Profile,
@@ -581,6 +581,10 @@ def bench_command(
             )
             layers = _shard(layers, shard_text)
             if choices is not None:
+                if resume is not None and os.path.realpath(choices) == os.path.realpath(resume):
+                    raise typer.BadParameter(
+                        f"--choices: got {choices!r}, the file of --resume, wanted another"
+                    )
                 _add_choices(choices)
             comparisons, end = _collect(
                 bench.compare_layers(
@@ -716,7 +720,8 @@ def tune_command(
         knob_search,
     )
     place, text = settings.device, settings.policy
-    _refuse_choices(text)
+    with _naming("--policy"):
+        tuning.check_constraints_alone(text)
     lines = [layer.problem for layer in _shard(work.layers, shard_text)]
     _add_choices(choices)
     rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
@@ -940,7 +945,7 @@ def _network(
             channels_last=channels_last,
             device=device,
         )
-    except Exception as error:  # a callable of the user's may raise any
+    except (Exception, SystemExit) as error:  # a callable of the user's may raise any
         if isinstance(error, ValueError) and str(error).startswith("got "):
             raise typer.BadParameter(f"{option}: {error}") from error
         raise _raised(name, error) from error
@@ -980,7 +985,7 @@ def _running(name: str, train: str = "--train", without: str = "no backward") ->
     """What a network raises when it runs is told in one line; it is no wrong argument."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # What this package says of an argument is one, of the option that stands for it.
         options = {"model: ": "--model: ", "passes: ": "--passes: ", "train: ": f"{train}: "}
         for argument, option in options.items():
@@ -990,7 +995,7 @@ def _running(name: str, train: str = "--train", without: str = "no backward") ->
         raise _raised(name, error) from error
 
 
-def _raised(name: str, error: Exception) -> RuntimeError:
+def _raised(name: str, error: BaseException) -> RuntimeError:
     return RuntimeError(f"{name} raised {type(error).__name__}: {error}")
 
 
@@ -1030,23 +1035,16 @@ def _check_policy(text: str, family: str = "conv") -> str:
     return text
 
 
-def _refuse_choices(policy: str) -> None:
-    """Tuning measures whatever the constraints admit."""
-    for part in filter(None, policy.split(";")):
-        is_choice = part.partition("=")[0] not in CONSTRAINTS
-        if is_choice and not part.endswith(("autotune", "time_on_shape_change")):
-            raise typer.BadParameter(
-                f"--policy: got the choice {part!r}, wanted constraints alone, or autotune"
-            )
-
-
 def _constrained(
     policy: str, max_workspace: str | None, deterministic: bool, allow_tf32: bool | None
 ) -> str:
     """A policy text with what the other options add."""
     words = [policy] if policy else []
     if max_workspace is not None:
-        words.append(_field("max_workspace", max_workspace))
+        cap = _field("max_workspace", max_workspace)
+        caps = [word for word in policy.split(";") if word.strip().startswith("max_workspace")]
+        with _naming("--policy"):
+            words.append(_C.merged_policy(cap, ";".join(caps)))  # the stricter one
     # This process is ours: PyTorch's own switches follow, so that its row keeps the constraints.
     if deterministic:
         words.append("deterministic")
@@ -1299,7 +1297,9 @@ def script() -> NoReturn:
     with suppress(OSError):  # as python -m does; a folder that was removed has no name
         if (here := os.getcwd()) not in sys.path:
             sys.path.insert(0, here)
-    sys.exit(main())
+    arguments = sys.argv[1:]
+    del sys.argv[1:]  # a network's own module may read them
+    sys.exit(main(arguments))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, formatted, judge
 from .enabling import enabled
 from .measuring import Progress, check_jobs, fp32_switches
 from .peaks import host_ms
+from .policy import CONSTRAINTS
 from .processes import processes
+from .profiling import keep
 from .workload import call_model, load_model, sum_of_outputs, tensors_in
 
 # What matrix products, convolutions and recurrent networks may use, and the type of autocast.
@@ -163,10 +165,16 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
         task.network,
         batch=task.batch,
         image_size=task.image_size,
-        dtype="f32",  # which `PRECISIONS` are of
         channels_last=task.channels_last,
         device=task.device,
     )
+    tensors = (*model.parameters(), *model.buffers(), *tensors_in(inputs))
+    others = {str(t.dtype) for t in tensors if t.is_floating_point()} - {"torch.float32"}
+    if others:
+        raise ValueError(
+            f"its tensors are {', '.join(sorted(others))}, wanted torch.float32: half types are by "
+            "autocast here"
+        )
     own = [name or "itself" for name, one in model.named_modules() if isinstance(one, nn.Tunable)]
     if own:
         raise ValueError(
@@ -188,7 +196,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
                     model,
                     inputs,
                     train=task.mode == "train",
-                    policy=task.policy,
+                    policy=keep(task.policy, (*CONSTRAINTS,)),
                     time_budget_s=task.time_budget_s or 0,
                     knob_search=task.knob_search,
                     jobs=task.jobs,

@@ -47,7 +47,7 @@ from torch_cudnn_ext.policy import (
     check_mapping,
     check_named_pins,
     naming_policy,
-    operators,
+    others_spoken_of,
     passes_of,
     policy_text,
 )
@@ -426,9 +426,8 @@ def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
     """The canonical text for a layer of this kind; ValueError where it does not speak of it."""
     family = ours.family
     text = ours._checked(policy).text
-    keys = [part.partition("=")[0] for part in text.split(";") if part]
-    others = [key for key in keys if key in operators() and not key.startswith(f"{family}_")]
-    if others and not any(key in passes_of(family) for key in keys):
+    others = others_spoken_of(text, family)
+    if others:
         raise ValueError(f"the policy is for {', '.join(others)}")
     return text
 

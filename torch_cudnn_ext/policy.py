@@ -268,13 +268,13 @@ class Policy:
 
 
 def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
-    """Read whatever stands for a policy of a family of operators.
+    """Read whatever stands for a policy, which may be for other families too.
 
     Raises:
         TypeError: It has a type that stands for no policy.
         ValueError: It is no policy.
     """
-    return Policy.parse(policy_text(policy, family) or "", family)
+    return Policy.parse(_text(policy, family) or "", family)
 
 
 def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
@@ -365,6 +365,24 @@ def _text_for(family: str, text: str, written_for: str) -> str | None:
     return Policy.parse(text, written_for).of(family).text or None
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _check_speaks_of(family: str, text: str, written_for: str) -> None:
+    others = others_spoken_of(_text_for(family, text, written_for) or "", family)
+    if others:
+        raise ValueError(
+            f"policy: got a Policy for {', '.join(others)}, wanted one for {family}: a text, a "
+            f"mapping, or Policy(..., family={family!r})"
+        )
+
+
+def others_spoken_of(text: str, family: str) -> list[str]:
+    """Whose algorithm a text chooses in other families, where it chooses none in this one."""
+    keys = [part.partition("=")[0] for part in text.split(";") if part]
+    if any(key in passes_of(family) for key in keys):
+        return []
+    return [key for key in keys if key in operators()]
+
+
 def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
     """The text that an operator of a family takes for a policy; ``None`` where nothing is set.
 
@@ -373,8 +391,16 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
     Raises:
         TypeError: ``policy`` has a type that stands for no policy.
         ValueError: ``policy`` is an integer other than -1 (integers name an algorithm of one
-            pass), or a mapping with a value that its keyword does not take.
+            pass), a mapping with a value that its keyword does not take, or a `Policy` that chooses
+            for other families alone.
     """
+    if isinstance(policy, Policy) and policy.family != family:
+        _check_speaks_of(family, policy.text, policy.family)
+    return _text(policy, family)
+
+
+def _text(policy: PolicyLike, family: str) -> str | None:
+    """As `policy_text`, of a `Policy` for other families too."""
     if policy is None:
         return None
     if isinstance(policy, str):
@@ -411,7 +437,7 @@ def text_for_all(policy: PolicyLike, family: str = "conv") -> str:
         TypeError: ``policy`` has a type that stands for no policy.
         ValueError: ``policy`` is no policy, or pins what there is not and does not fall back.
     """
-    words = [word.strip() for word in (policy_text(policy, family) or "").split(";")]
+    words = [word.strip() for word in (_text(policy, family) or "").split(";")]
     for_all = [word for word in words if word in FOR_ALL]
     rest = _C.canonical_policy(";".join(word for word in words if word not in FOR_ALL), family, "")
     check_named_pins(rest)
@@ -471,9 +497,14 @@ def _word(value: object) -> str:
 
 
 def _checked(fields: Mapping[str, object], family: str) -> list[str]:
-    """The texts of the fields that are set, each of them valid."""
+    """The texts of the fields that are set, each of them valid.
+
+    A choice for one pass comes behind those for all passes: in a text the last one holds.
+    """
+    families = {of for of, _ in operators().values()}
+    general = sorted(fields, key=lambda key: 0 if key == "" else 1 if key in families else 2)
     return [
-        field_text(key or "choice", key, value, family)
-        for key, value in fields.items()
-        if not (value is None if key in CONSTRAINTS else not_pinned(value))
+        field_text(key or "choice", key, fields[key], family)
+        for key in general
+        if not (fields[key] is None if key in CONSTRAINTS else not_pinned(fields[key]))
     ]

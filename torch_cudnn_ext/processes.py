@@ -93,6 +93,8 @@ def _run(work: Callable[..., T], *arguments: Any) -> T:
     except KeyboardInterrupt:
         # Raised as such by the process that waits for the result, it would look like Ctrl-C there.
         raise RuntimeError("a process that works for this one was ended by SIGTERM") from None
+    except SystemExit as end:  # which would end the process, and nothing else
+        raise RuntimeError(f"SystemExit: {end}") from end
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

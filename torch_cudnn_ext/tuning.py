@@ -27,7 +27,7 @@ from .explaining import trace
 from .files import check_path, naming, not_regular, read_lines, resolved, write_text
 from .knobs import pushed
 from .measuring import Progress, Task, measure_tasks, no_algorithm
-from .policy import PolicyLike, text_for_all
+from .policy import CONSTRAINTS, PolicyLike, text_for_all
 from .profiling import check_time_budget, checked_device, keep
 from .workload import tensors_in
 
@@ -93,6 +93,7 @@ def tune(
     """
     place = checked_device(device)
     text = text_for_all(policy)
+    check_constraints_alone(text)
     check_time_budget(time_budget_s)
     if not isinstance(problems, Iterable):
         kind = type(problems).__name__
@@ -168,6 +169,16 @@ def tune_model(
         jobs=jobs,
         progress=progress,
     )
+
+
+def check_constraints_alone(policy: str, argument: str = "policy") -> None:
+    """ValueError where a policy text chooses an algorithm: tuning measures all that it admits."""
+    for part in filter(None, policy.split(";")):
+        is_choice = part.partition("=")[0] not in CONSTRAINTS
+        if is_choice and not part.endswith(("autotune", "time_on_shape_change")):
+            raise ValueError(
+                f"{argument}: got the choice {part!r}, wanted constraints alone, or autotune"
+            )
 
 
 def problems_met(
@@ -319,7 +330,9 @@ def _entry(value: object) -> TableEntry:
     json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
     value = value | {"problem": _C.canonical_problem(value["problem"])}
     problem = _C.problem_info(value["problem"])
-    _C.canonical_policy(value["constraints"], problem["family"])
+    constraints = _C.canonical_policy(value["constraints"], problem["family"])
+    check_constraints_alone(constraints, "constraints")
+    value["constraints"] = _C.constraints_text(value["problem"], constraints)
     if not value["measurements"]:
         raise ValueError("measurements is [], wanted at least one")
     for row in value["measurements"]:

@@ -1144,6 +1144,8 @@ class Journal:
         if torn and (_is_json(torn) or not torn.startswith(_TORN[: len(torn)])):
             lines.append(torn)
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 entry = json.loads(line.decode())
                 if not isinstance(entry["record"], dict):

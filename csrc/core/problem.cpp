@@ -701,6 +701,7 @@ Problem parse_problem(std::string_view text) {
     if (begin == std::string_view::npos) break;
     text.remove_prefix(begin);
     std::string_view token = text.substr(0, text.find_first_of(" \t\r\n"));
+    if (token[0] == '#') break;  // a remark, such as which layers have it
     text.remove_prefix(token.size());
     if (!seen_first) {
       first = token;

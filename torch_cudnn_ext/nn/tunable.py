@@ -13,6 +13,7 @@ from torch_cudnn_ext.policy import (
     check_pins,
     not_pinned,
     passes_of,
+    policy_text,
 )
 
 # What is chosen at a first call and then kept, and how it is chosen.
@@ -73,6 +74,7 @@ class Tunable(torch.nn.Module):
 
     @policy.setter
     def policy(self, policy: PolicyLike) -> None:
+        policy_text(policy, self.family)  # refuses what is for other operators alone
         self._policy = self._checked(policy).text
         self._policy_changed()
 

@@ -14,7 +14,7 @@ _PADDINGS = ("zeros", "border", "reflection")
 def affine_grid(
     theta: Tensor,
     size: Sequence[int],
-    align_corners: bool = False,
+    align_corners: bool | None = False,
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
@@ -28,7 +28,8 @@ def affine_grid(
     Args:
         theta: Maps ``[N, 2, 3]``, or ``[N, 3, 4]`` in 3-D; float64, float32, float16 or bfloat16.
         size: Of the tensor to be made, ``[N, C, H, W]`` or ``[N, C, D, H, W]``.
-        align_corners: Whether -1 and 1 are the centres of the outermost pixels, or their edges.
+        align_corners: Whether -1 and 1 are the centres of the outermost pixels, or their edges, as
+            for ``None``.
         policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
 
     Returns:
@@ -40,7 +41,7 @@ def affine_grid(
         ValueError: Sizes do not fit together, the dtype is not supported, or the policy is wrong.
     """
     check_tensor("affine_grid", "theta", theta)
-    check_flag("affine_grid", "align_corners", align_corners)
+    align_corners = _flag("affine_grid", align_corners)
     sizes = integers_of("affine_grid", "size", size, "4 or 5 integers")
     return call(
         "affine_grid", theta, sizes, align_corners, policy=policy_text(policy, "affine_grid")
@@ -52,7 +53,7 @@ def grid_sample(
     grid: Tensor,
     mode: str = "bilinear",
     padding_mode: str = "zeros",
-    align_corners: bool = False,
+    align_corners: bool | None = False,
     *,
     policy: PolicyLike = None,
 ) -> Tensor:
@@ -71,7 +72,8 @@ def grid_sample(
             (, z) of each point, where the input reaches from -1 to 1.
         mode: ``bilinear`` (in 3-D, trilinear), ``nearest``, or in 2-D ``bicubic``.
         padding_mode: What is read outside: ``zeros``, ``border`` or ``reflection``.
-        align_corners: Whether -1 and 1 are the centres of the outermost pixels, or their edges.
+        align_corners: Whether -1 and 1 are the centres of the outermost pixels, or their edges, as
+            for ``None``.
         policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
 
     Returns:
@@ -86,7 +88,7 @@ def grid_sample(
     """
     check_tensor("grid_sample", "input", input)
     check_tensor("grid_sample", "grid", grid)
-    check_flag("grid_sample", "align_corners", align_corners)
+    align_corners = _flag("grid_sample", align_corners)
     return call(
         "grid_sample",
         input,
@@ -96,6 +98,13 @@ def grid_sample(
         align_corners,
         policy=policy_text(policy, "grid_sample"),
     )
+
+
+def _flag(function: str, align_corners: bool | None) -> bool:
+    if align_corners is None:  # the default of PyTorch's
+        return False
+    check_flag(function, "align_corners", align_corners)
+    return align_corners
 
 
 def _index(argument: str, word: str, words: Sequence[str]) -> int:
