@@ -558,7 +558,9 @@ def test_samples_of_a_maximum_may_lie_anywhere(device: str) -> None:
     torch.testing.assert_close(got, torch.func.vmap(torch.func.grad(loss(F.max_pool2d)))(odd))
 
 
-@pytest.mark.parametrize("policy", [None, "autotune", Policy(fwd="aten:default")], ids=str)
+@pytest.mark.parametrize(
+    "policy", [None, "autotune", Policy(fwd="aten:default", family="pool")], ids=str
+)
 def test_indices_are_compiled(policy: Any, device: str) -> None:
     x = torch.randn(2, 3, 8, 8, device=device)
     module = ours.MaxPool2d(2, return_indices=True, policy=policy)
