@@ -255,7 +255,10 @@ def test_a_wrong_type_is_told_with_what_came(
     assert_says(caught, f": argument {argument}: got {got}", f", wanted {wanted}")
 
 
-@pytest.mark.parametrize("given", [np.float32(2.7), torch.tensor(2.7), 2.0, True, "2"], ids=repr)
+NO_INTEGERS = [np.float32(2.7), torch.tensor(2.7), 2.0, True, "2", 2**70]
+
+
+@pytest.mark.parametrize("given", NO_INTEGERS, ids=repr)
 @pytest.mark.parametrize(("argument", "call"), INTEGERS)
 def test_an_integer_is_not_cut_from_something_else(
     argument: str, call: Callable[[Any], object], given: Any

@@ -246,9 +246,10 @@ def test_an_input_that_is_skipped_has_the_hidden_size(
     x, h = torch.randn(3, 2, features, device=device), torch.zeros(1, 2, 5, device=device)
     gates = 5 * (4 if lstm else 3)
     params = [torch.randn(s, device=device) for s in ((gates, 5), (gates,), (gates,))]
-    states = [h, h] if lstm else h
     for t in (x, x.to("meta")):
         moved = [p.to(t.device) for p in params]
+        state = h.to(t.device)
+        states = [state, state] if lstm else state
         with pytest.raises(ValueError, match="wanted hidden_size=5 features since skip_input"):
             function(t, states, moved, True, 1, 0.0, False, False, False, skip_input=True)
 
@@ -726,6 +727,12 @@ def test_remembered_states_are_not_for_calls_that_run_again(use_reentrant: bool)
     with pytest.raises(RuntimeError, match="GRU: argument hx: got None in a backward"):
         y.sum().backward()
     checkpoint(lambda x: module(x, h)[0], x, use_reentrant=use_reentrant).sum().backward()
+
+
+def test_an_input_on_the_meta_device_alone_is_refused(device: str) -> None:
+    network, x = ours.LSTM(4, 5).to(device), torch.randn(3, 2, 4, device="meta")
+    with pytest.raises(ValueError, match=f" is on {device}.*, wanted input's device meta"):
+        network(x)
 
 
 @pytest.mark.parametrize("which", ["hx", "cx", "params"])

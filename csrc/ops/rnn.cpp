@@ -272,9 +272,9 @@ Results forward_meta(const Tensor& input, IntArrayRef batch_sizes, const Optiona
                      int64_t num_layers, double dropout, bool bidirectional, bool skip_input, bool,
                      OptionalPolicy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
-  if (has(hx)) check_not_meta(name_of(s), "hx", *hx, "input", input);
-  if (has(cx)) check_not_meta(name_of(s), "cx", *cx, "input", input);
-  for (const Tensor& t : params) check_not_meta(name_of(s), "params", t, "input", input);
+  if (has(hx)) check_device(name_of(s), "hx", *hx, "input", input);
+  if (has(cx)) check_device(name_of(s), "cx", *cx, "input", input);
+  for (const Tensor& t : params) check_device(name_of(s), "params", t, "input", input);
   Sizes sizes = sizes_of(input, batch_sizes, params, s);
   auto y_sizes = input.sym_sizes().vec();
   y_sizes.back() = sizes.state * s.directions();

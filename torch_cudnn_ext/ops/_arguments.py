@@ -92,9 +92,15 @@ def integer_of(function: str, argument: str, value: object) -> int:
 
 
 def integer(value: object) -> int | None:
-    """What stands for an integer, NumPy's and tensors of one too, as one; ``None`` for all else."""
-    if isinstance(value, int | torch.SymInt):
-        return None if isinstance(value, bool) else value  # type: ignore[return-value]
+    """What stands for an integer, NumPy's and tensors of one too, as one; ``None`` for all else.
+
+    More than 64 bits are none that an operator takes.
+    """
+    if isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]
+    if isinstance(value, int):
+        fits = -(2**63) <= value < 2**63
+        return value if fits and not isinstance(value, bool) else None
     if not hasattr(value, "__index__") or _is_meta(value):
         return None
     try:
