@@ -1042,9 +1042,8 @@ def _constrained(
     words = [policy] if policy else []
     if max_workspace is not None:
         cap = _field("max_workspace", max_workspace)
-        caps = [word for word in policy.split(";") if word.strip().startswith("max_workspace")]
-        with _naming("--policy"):
-            words.append(_C.merged_policy(cap, ";".join(caps)))  # the stricter one
+        with _naming("--policy"):  # the stricter one
+            words.append(_C.merged_policy(cap, keep(policy, ("max_workspace",))))
     # This process is ours: PyTorch's own switches follow, so that its row keeps the constraints.
     if deterministic:
         words.append("deterministic")

@@ -366,8 +366,8 @@ def _text_for(family: str, text: str, written_for: str) -> str | None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _check_speaks_of(family: str, text: str, written_for: str) -> None:
-    others = others_spoken_of(_text_for(family, text, written_for) or "", family)
+def _check_speaks_of(family: str, text: str) -> None:
+    others = others_spoken_of(text, family)
     if others:
         raise ValueError(
             f"policy: got a Policy for {', '.join(others)}, wanted one for {family}: a text, a "
@@ -394,9 +394,10 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
             pass), a mapping with a value that its keyword does not take, or a `Policy` that chooses
             for other families alone.
     """
-    if isinstance(policy, Policy) and policy.family != family:
-        _check_speaks_of(family, policy.text, policy.family)
-    return _text(policy, family)
+    text = _text(policy, family)
+    if text is not None and isinstance(policy, Policy) and policy.family != family:
+        _check_speaks_of(family, text)
+    return text
 
 
 def _text(policy: PolicyLike, family: str) -> str | None:

@@ -195,13 +195,8 @@ def problems_met(
     """
     with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
-    problems = [line.partition("  #")[0] for line in lines]
-    infos = [_C.problem_info(problem) for problem in problems]
-    return [
-        problem
-        for problem, info in zip(problems, infos, strict=True)
-        if info["pass_name"] == "fwd" or not info["coupled"]
-    ]
+    infos = [_C.problem_info(line) for line in lines]
+    return [info["text"] for info in infos if info["pass_name"] == "fwd" or not info["coupled"]]
 
 
 def choices() -> list[TableEntry]:

@@ -74,8 +74,7 @@ class Tunable(torch.nn.Module):
 
     @policy.setter
     def policy(self, policy: PolicyLike) -> None:
-        policy_text(policy, self.family)  # refuses what is for other operators alone
-        self._policy = self._checked(policy).text
+        self._policy = self._checked(policy_text(policy, self.family)).text
         self._policy_changed()
 
     def set_mode(self, *choices: AlgorithmChoice, **named: AlgorithmChoice) -> Self:
