@@ -343,26 +343,43 @@ CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
   return status;
 }
 
+int KernelList::most_memory(const Step& step) {
+  int of_device = 0, fixed = 0;
+  bool known = cudaDeviceGetAttribute(&of_device, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                      c10::cuda::current_device()) == cudaSuccess &&
+               driver().function_attribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                                           step.function) == CUDA_SUCCESS;
+  return known ? of_device - fixed : 0;
+}
+
 bool KernelList::give_memory(const Step& step) {
   if (step.function == nullptr) return false;
   constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
   const Driver& d = driver();
   auto bytes = static_cast<int>(step.shared_bytes);
-  int has = 0;
   // What is set of a kernel's function overrides for good what is set of the kernel: cuDNN's own
   // launches of more would be refused from then on.
-  if (step.kernel != nullptr) {
-    CUdevice device = c10::cuda::current_device();
-    return d.kernel_attribute(&has, kDynamic, step.kernel, device) == CUDA_SUCCESS &&
-           (has >= bytes ||
-            d.set_kernel_attribute(kDynamic, bytes, step.kernel, device) == CUDA_SUCCESS);
-  }
-  return d.function_attribute(&has, kDynamic, step.function) == CUDA_SUCCESS &&
-         (has >= bytes || d.set_function_attribute(step.function, kDynamic, bytes) == CUDA_SUCCESS);
+  bool of_kernel = step.kernel != nullptr;
+  CUdevice device = c10::cuda::current_device();
+  int has = 0;
+  CUresult status = of_kernel ? d.kernel_attribute(&has, kDynamic, step.kernel, device)
+                              : d.function_attribute(&has, kDynamic, step.function);
+  if (status != CUDA_SUCCESS || has >= bytes) return status == CUDA_SUCCESS;
+  // All that there is: less could take away what another thread has just set for its own launch.
+  int most = most_memory(step);
+  if (most < bytes) return false;
+  status = of_kernel ? d.set_kernel_attribute(kDynamic, most, step.kernel, device)
+                     : d.set_function_attribute(step.function, kDynamic, most);
+  return status == CUDA_SUCCESS;
 }
 
 bool KernelList::launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream) {
   aim(addresses);
+  // Behind the first there is no way back to cuDNN.
+  bool all_have_memory = std::all_of(steps_.begin() + 1, steps_.end(), [](const Step& step) {
+    return step.shared_bytes == 0 || give_memory(step);
+  });
+  if (!all_have_memory) return false;
   for (size_t s = 0; s < steps_.size(); ++s) {
     CUresult status = launch_with_memory(steps_[s], stream);
     if (status == CUDA_SUCCESS) continue;

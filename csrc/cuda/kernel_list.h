@@ -37,11 +37,11 @@ class KernelList {
                                          const RecordedAt& real, size_t most);
 
   // Whether a call's kernels are given memory at all of its addresses. What cuDNN does behind a
-  // capture's back is not among them, and would be done at made-up ones.
+  // capture's back is not among them: it would be done at made-up ones, or never again.
   static bool gives(const RecordedAt& call, size_t most);
 
   // On a stream, with the tensors at these addresses, in the order of those that it was learnt of.
-  // False where CUDA refuses the first, so that nothing was launched; throws behind that.
+  // False where nothing was launched, since CUDA refuses it; throws where that is behind the first.
   bool launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream);
 
  private:
@@ -74,6 +74,7 @@ class KernelList {
   // With as much shared memory as it needs, which is of the function and not of a launch.
   static CUresult launch_with_memory(Step& step, cudaStream_t stream);
   static bool give_memory(const Step& step);
+  static int most_memory(const Step& step);  // in bytes; 0 where CUDA does not tell it
   void aim(c10::ArrayRef<uint64_t> addresses);
 
   std::vector<Step> steps_;

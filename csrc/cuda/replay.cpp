@@ -59,6 +59,23 @@ class CaptureMode {
   cudaStreamCaptureMode mode_;
 };
 
+// The last error of CUDA stays what it was before this was made: the next call that looks at it
+// would take one of ours for its own, and one of somebody else's is not ours to clear.
+class OwnErrors {
+ public:
+  OwnErrors() = default;
+  ~OwnErrors() { clear(); }
+  OwnErrors(const OwnErrors&) = delete;
+  OwnErrors& operator=(const OwnErrors&) = delete;
+
+  void clear() const {
+    if (before_ == cudaSuccess) cudaGetLastError();
+  }
+
+ private:
+  const cudaError_t before_ = cudaPeekAtLastError();
+};
+
 struct DestroyGraph {
   void operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
 };
@@ -94,6 +111,7 @@ class Capture {
 
 // Null where cuDNN or CUDA refuses: cuDNN itself is called then, and says what is wrong.
 Graph recorded(c10::function_ref<void()> call) {
+  OwnErrors errors;
   Capture capture;
   bool refused = !capture.goes_on();
   if (!refused) {
@@ -108,7 +126,7 @@ Graph recorded(c10::function_ref<void()> call) {
     }
   }
   Graph graph = capture.end();
-  if (graph == nullptr || refused) cudaGetLastError();  // the next call would find it
+  errors.clear();
   cudnn_handle();  // knows the current stream again, before that one is gone
   return refused ? nullptr : std::move(graph);
 }
@@ -140,13 +158,19 @@ ReplayInfo replay_info() {
 
 void set_recording_alone(RunAlone alone) { recording_alone() = std::move(alone); }
 
-LaunchableGraph LaunchableGraph::record(c10::function_ref<void()> call) {
+LaunchableGraph LaunchableGraph::record(const ReplayKey& key, CallAt call) {
   LaunchableGraph made;
   if (kept_kernels >= kMostKernels) return made;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+  OwnErrors errors;  // such as of memory that is all PyTorch's: cuDNN's call needs none
   Graph graph;
-  recording_alone()([&] { graph = recorded(call); });
+  recording_alone()([&] { graph = recorded([&] { call(key); }); });
   made.kernels_ = graph == nullptr ? 0 : kernels_of(graph.get());
+  if (made.kernels_ > 0 && !KernelList::can_learn()) {
+    // An engine that nobody has seen may do its work elsewhere.
+    bool all_given = KernelList::gives({graph.get(), key.addresses()}, kMostKernels);
+    if (!all_given) return made;
+  }
   if (made.kernels_ == 0 || kept_kernels + made.kernels_ > most_kernels(made.kernels_)) return made;
   cudaError_t status = cudaGraphInstantiate(&made.graph_, graph.get(), 0);
   if (status != cudaSuccess) made.graph_ = nullptr;
@@ -154,18 +178,16 @@ LaunchableGraph LaunchableGraph::record(c10::function_ref<void()> call) {
     kept_kernels += made.kernels_;
     status = cudaGraphUpload(made.graph_, c10::cuda::getCurrentCUDAStream());
   }
-  if (status == cudaSuccess) {
-    ++recorded_calls;
-    return made;
-  }
-  cudaGetLastError();  // such as of memory that is all PyTorch's: cuDNN's call needs none
-  return {};
+  if (status != cudaSuccess) return {};
+  ++recorded_calls;
+  return made;
 }
 
 LaunchableGraph::~LaunchableGraph() {
   if (graph_ == nullptr) return;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
-  if (cudaGraphExecDestroy(graph_) != cudaSuccess) cudaGetLastError();  // as at the process's end
+  OwnErrors errors;  // as at the process's end
+  cudaGraphExecDestroy(graph_);
   kept_kernels -= kernels_;
 }
 
@@ -175,9 +197,11 @@ LaunchableGraph& LaunchableGraph::operator=(LaunchableGraph&& other) noexcept {
   return *this;
 }
 
-void LaunchableGraph::launch() const {
-  C10_CUDA_CHECK(cudaGraphLaunch(graph_, c10::cuda::getCurrentCUDAStream()));
+bool LaunchableGraph::launch() const {
+  OwnErrors errors;
+  if (cudaGraphLaunch(graph_, c10::cuda::getCurrentCUDAStream()) != cudaSuccess) return false;
   replayed_calls.fetch_add(1, std::memory_order_relaxed);
+  return true;
 }
 
 uint64_t ReplayKey::hash() const {
@@ -242,12 +266,14 @@ std::optional<KernelList>& Replays::list_of(const ReplayKey& key, bool at_once, 
   auto known = std::find_if(lists_.begin(), lists_.end(),
                             [&](const Learnt& learnt) { return learnt.kind == kind; });
   if (known == lists_.end()) {
+    int calls_before = kCallsBefore - 1;  // a plan's first call does not come here
     if (lists_.size() < kLists) {
       known = lists_.insert(lists_.end(), Learnt{});
     } else {
       known = lists_.begin() + static_cast<std::ptrdiff_t>(oldest_list_++ % kLists);
+      calls_before = kCallsBeforeNextTry;  // kinds that take turns would all be learnt each time
     }
-    *known = {std::move(kind), kCallsBefore - 1, {}};  // a plan's first call does not come here
+    *known = {std::move(kind), calls_before, {}};
   }
   int& left = known->calls_until_learnt;
   if (!known->list && (at_once ? left <= kCallsBefore : --left < 0)) {
@@ -260,22 +286,24 @@ std::optional<KernelList>& Replays::list_of(const ReplayKey& key, bool at_once, 
 std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
   if (!KernelList::can_learn()) return std::nullopt;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+  OwnErrors errors;  // of what was asked about a node, and is refused
   std::optional<KernelList> list;
   recording_alone()([&] {
-    Graph graph = recorded([&] { call(key); });
-    RecordedAt real{graph.get(), key.addresses()};
-    if (!graph || !KernelList::gives(real, kMostListed)) return;
-    std::array<ReplayKey, 3> keys{key.made_up(0), key.made_up(1), key.made_up(2)};
-    std::array<Graph, 3> graphs;
-    std::array<RecordedAt, 3> made_up;
+    auto record_at = [&](const ReplayKey& at) { return recorded([&] { call(at); }); };
+    Graph first = record_at(key);
+    if (!first || !KernelList::gives({first.get(), key.addresses()}, kMostListed)) return;
+    // Padding of parameters is what lay on the stack: alike where the same went before, which is a
+    // recording, and not in the first one.
+    std::array<ReplayKey, 4> keys{key.made_up(0), key.made_up(1), key.made_up(2), key};
+    std::array<Graph, 4> graphs;
+    std::array<RecordedAt, 4> at;
     for (size_t i = 0; i < keys.size(); ++i) {
-      graphs[i] = recorded([&] { call(keys[i]); });
+      graphs[i] = record_at(keys[i]);
       if (!graphs[i]) return;
-      made_up[i] = {graphs[i].get(), keys[i].addresses()};
+      at[i] = {graphs[i].get(), keys[i].addresses()};
     }
-    list = KernelList::learn(made_up, real, kMostListed);
+    list = KernelList::learn({at[0], at[1], at[2]}, at[3], kMostListed);
   });
-  cudaGetLastError();  // of what was asked about a node, and is refused
   if (list) ++learnt_calls;
   return list;
 }
@@ -317,13 +345,20 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
     int& left = entry.calls_until_recorded;
     if (!entry.graph && (at_once ? left <= kCallsBefore : --left < 0) && has_run_) {
-      entry.graph = LaunchableGraph::record([&] { call(key); });
+      entry.graph = LaunchableGraph::record(key, call);
       left = kCallsBeforeNextTry;
     }
-    if (entry.graph) return entry.graph.launch();
+    if (entry.graph && entry.graph.launch()) return;
+    entry.graph = {};  // refused: cuDNN says why, or does it otherwise
   }
   call(key);
   has_run_ = true;
+}
+
+void ReplayedPlan::unload(c10::function_ref<void()> drop) {
+  replays_.forget();
+  CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+  drop();
 }
 
 }  // namespace torch_cudnn_ext

@@ -88,12 +88,12 @@ class LaunchableGraph {
  public:
   LaunchableGraph() = default;
   // Of what `call` puts on the current stream; none where that cannot be had.
-  static LaunchableGraph record(c10::function_ref<void()> call);
+  static LaunchableGraph record(const ReplayKey& key, CallAt call);
   ~LaunchableGraph();
   LaunchableGraph(LaunchableGraph&& other) noexcept { *this = std::move(other); }
   LaunchableGraph& operator=(LaunchableGraph&& other) noexcept;
   explicit operator bool() const { return graph_ != nullptr; }
-  void launch() const;  // on the current stream
+  bool launch() const;  // on the current stream; false where CUDA refuses it
 
  private:
   cudaGraphExec_t graph_ = nullptr;
@@ -135,13 +135,16 @@ class Replays {
   bool has_run_ = false;
 };
 
-// A plan that calls cuDNN through `replays_`. Graphs must go before the code that they run, which
-// may be a member of a derived class: its destructor forgets them.
+// A plan that calls cuDNN through `replays_`.
 class ReplayedPlan : public Plan {
  public:
   using Plan::Plan;
 
  protected:
+  // Called by the destructor of a plan that owns code, which `drop` drops. Graphs of it go before,
+  // and no capture of any thread is disturbed.
+  void unload(c10::function_ref<void()> drop);
+
   Replays replays_;
 };
 

@@ -327,6 +327,10 @@ EnginePlan::EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec>
       slots_(std::move(slots)),
       scalars_(std::move(scalars)) {}
 
+EnginePlan::~EnginePlan() {
+  unload([&] { Descriptor gone = std::move(plan_); });
+}
+
 const Descriptor& EnginePlan::pack_for(const ReplayKey& key, const Bindings& bindings) {
   for (const Pack& pack : packs_) {
     if (pack.key == key) return pack.descriptor;

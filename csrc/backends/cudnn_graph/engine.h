@@ -76,7 +76,7 @@ class EnginePlan : public ReplayedPlan {
   // `scalars` in the order that make_scalar was given them.
   EnginePlan(Algorithm algorithm, Engine engine, std::vector<SlotSpec> slots,
              std::vector<Scalar> scalars = {});
-  ~EnginePlan() override { replays_.forget(); }
+  ~EnginePlan() override;
   void run(Bindings& bindings) override;
 
  private:
@@ -88,7 +88,7 @@ class EnginePlan : public ReplayedPlan {
   };
   const Descriptor& pack_for(const ReplayKey& key, const Bindings& bindings);
 
-  const Descriptor plan_;
+  Descriptor plan_;
   const std::vector<SlotSpec> slots_;
   const std::vector<Scalar> scalars_;
   std::vector<Pack> packs_;

@@ -195,7 +195,9 @@ class RnnPlan : public ReplayedPlan {
         p_(p),
         d_(std::move(descriptors)),
         layout_(std::move(layout)) {}
-  ~RnnPlan() override { replays_.forget(); }
+  ~RnnPlan() override {
+    unload([&] { d_.reset(); });
+  }
 
   void run(Bindings& b) override {
     rows_ = p_.steps() * p_.batch();
@@ -329,7 +331,7 @@ class RnnPlan : public ReplayedPlan {
   }
 
   const RnnProblem p_;
-  const std::unique_ptr<Descriptors> d_;
+  std::unique_ptr<Descriptors> d_;
   Layout layout_;
   int64_t rows_ = 0;  // of the batch that runs
 };
