@@ -184,7 +184,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def fresh_state() -> Iterator[None]:
+def fresh_state(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fixed seeds; afterwards no knob, choice, plan or switch of PyTorch's is left behind."""
     torch.manual_seed(0)
     switches = fp32_switches()
@@ -201,6 +201,8 @@ def fresh_state() -> Iterator[None]:
             switch.fp32_precision = precision
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
     torch.use_deterministic_algorithms(deterministic)
+    if request.node.get_closest_marker("big") is not None:
+        torch.cuda.empty_cache()  # which several processes share
 
 
 def newest(op: str | None = None) -> ops.Choice:
