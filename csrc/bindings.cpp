@@ -307,7 +307,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
                     const std::string& policy_text,
                     const std::optional<std::vector<std::string>>& algorithms, double time_budget_s,
                     bool knob_search, bool record, int min_samples, bool flush_l2,
-                    const py::object& progress) {
+                    const py::object& progress, bool levels) {
   TORCH_CHECK_VALUE(min_samples >= 1, "measure: min_samples is ", min_samples,
                     ", wanted at least 1");
   TORCH_CHECK_VALUE(time_budget_s >= 0, "measure: time_budget_s is ", time_budget_s,
@@ -317,7 +317,9 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   device.torch_device();  // refuses a target
   // Rules say nothing of algorithms that are asked for by their names.
   bool all = !algorithms || algorithms->empty();
-  const ResolvedPolicy& policy = all ? ruled(problem, policy_text) : resolved(problem, policy_text);
+  const ResolvedPolicy& policy = !levels ? resolve_alone(family_of(problem), policy_text)
+                                 : all   ? ruled(problem, policy_text)
+                                         : resolved(problem, policy_text);
   MeasureOptions options;
   for (const std::string& algorithm : algorithms.value_or(std::vector<std::string>{})) {
     auto [family, pass] = find_pass(op_of(problem));
@@ -620,7 +622,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("measure", measure_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
         py::arg("algorithms") = py::none(), py::arg("time_budget_s") = 0.0,
         py::arg("knob_search") = false, py::arg("record") = true, py::arg("min_samples") = 11,
-        py::arg("flush_l2") = true, py::arg("progress") = py::none());
+        py::arg("flush_l2") = true, py::arg("progress") = py::none(), py::arg("levels") = true);
   m.def("choose", choose_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def("run", run, NoGil(), py::arg("problem"), py::arg("algorithm"), py::arg("tensors"),
         py::arg("policy") = "", py::arg("replay") = "never");

@@ -7,6 +7,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace py = pybind11;
 
 namespace torch_cudnn_ext {
@@ -39,6 +42,12 @@ std::string signature(int which) {
   return head + rest + ", *, c10::string_view? policy=None)";
 }
 
+// Whether PyTorch's parser, which takes more for a list of integers, can also unpack it.
+bool can_unpack(PyObject* list) {
+  return list == nullptr || PyTuple_Check(list) || PyList_Check(list) || PyLong_Check(list) ||
+         THPVariable_Check(list) || torch::is_symint(py::handle(list));
+}
+
 template <int which>
 PyObject* fast_call(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
@@ -50,7 +59,10 @@ PyObject* fast_call(PyObject*, PyObject* args, PyObject* kwargs) {
           .template typed<std::conditional_t<transposed, Transposed, Convolution>>();
   torch::ParsedArgs<9> parsed;
   torch::PythonArgs r = parser.parse(args, kwargs, parsed);
-  if (r.has_torch_function()) return PyObject_Call(generic_call[which], args, kwargs);
+  constexpr int lists[] = {3, 4, 5, transposed ? 7 : 5};
+  bool plain =
+      std::all_of(std::begin(lists), std::end(lists), [&](int i) { return can_unpack(r.args[i]); });
+  if (!plain || r.has_torch_function()) return PyObject_Call(generic_call[which], args, kwargs);
   Tensor input = r.tensor(0), weight = r.tensor(1);
   std::optional<Tensor> bias = r.optionalTensor(2);
   std::vector<SymInt> stride = r.symintlist(3), padding = r.symintlist(4);

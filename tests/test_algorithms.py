@@ -468,6 +468,26 @@ def test_images_of_one_channel_are_read_inside(line: str, refused: str, device: 
 
 
 @pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("x=f32[3,3,8,5]:nhwc w=f32[2,3,1,1]:nhwc pad=0 stride=2,1", "aten:default"),
+        ("x=f32[3,4,5,8,5]:nchw w=f32[2,4,1,1,1]:nchw pad=0 stride=1,2,1", "aten:default"),
+        ("x=f32[3,3,8,5]:nhwc w=f32[2,3,1,3]:nhwc pad=0 stride=2,3", "aten:folded"),
+        ("x=f32[3,3,8,5]:nhwc w=f32[2,3,1,1]:nhwc pad=0 stride=2", ""),
+        ("x=f64[3,3,8,5]:nhwc w=f64[2,3,1,1]:nhwc pad=0 stride=2,1", ""),
+    ],
+)
+def test_filter_gradients_of_left_out_rows_write_inside(
+    line: str, refused: str, device: str
+) -> None:
+    rows = _C.candidates(f"conv_bwd_filter {line}", device)
+    outside = [row["algorithm"] for row in rows if "leave out rows" in row["reason"]]
+    assert (refused in outside) == (bool(refused) and device == "cpu")
+    measured = _C.measure(f"conv_bwd_filter {line}", device, EVERY_NUMERICS, min_samples=1)
+    assert [row for row in measured if row["status"] == "ok"]
+
+
+@pytest.mark.parametrize(
     "problem",
     [
         "conv_fwd x=f32[1,158,1,1]:nchw w=f32[1,158,1,1]:nchw pad=0 bias=f32",

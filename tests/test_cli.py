@@ -946,6 +946,14 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["profile", PROBLEM, "--device", "tpu"], "--device: got 'tpu', wanted 'cpu'"),
         (["profile", PROBLEM, "--target", "z80"], "--target: no target 'z80', wanted one of h2"),
         (["profile", PROBLEM, "--policy", "zork=1"], "--policy: "),
+        (
+            ["profile", PROBLEM, "--policy", "softmax=cpu:online"],
+            "--policy: got a choice for softmax_bwd, softmax_fwd, wanted one for conv_fwd",
+        ),
+        (
+            ["bench", PROBLEM, "--policy", "bwd_data=cpu:im2col"],
+            "--policy: got a choice for conv_bwd_data, wanted one for conv_fwd",
+        ),
         (["profile", PROBLEM, "--max-workspace", "lots"], "--max-workspace: "),
         (["profile", PROBLEM, "--format", "tex"], "--format: got 'tex', wanted one of 'table', '"),
         (["profile", PROBLEM, "--passes", "infer"], "--passes: conv has fwd,bwd_data,bwd_filter"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from conftest import newest
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils import prune
@@ -328,6 +329,23 @@ def test_a_model_that_fails_leaves_nothing_behind(net: Net, device: str) -> None
     assert not is_enabled()
     with pytest.raises(ValueError, match="gradient"):
         explain(nn.ReLU(), torch.randn(3), train=True)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_what_a_layer_chose_once_is_what_it_is_said_to_run(train: bool) -> None:
+    layer, x = ours.Conv2d(3, 4, 3, policy="guess_once"), images("cpu")
+    with knobs.flags(backends="cpu"):
+        layer(x).sum().backward()
+    layer(x)
+    (runs,) = {call.algorithm for call in explain(layer, x, measure=False, train=train).calls}
+    assert runs == newest("conv_fwd").algorithm and runs.startswith("cpu:")
+
+
+def test_a_name_may_hold_the_end_of_a_line(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"i\nj": nn.Conv2d(3, 4, 3)})
+    model.forward = lambda x: model["i\nj"](x)  # type: ignore[method-assign]
+    trace(model, images("cpu"), tmp_path / "net.txt", train=False)
+    assert [layer.names for layer in read_problems(tmp_path / "net.txt")] == [("i_j",)]
 
 
 def test_trace_writes_what_profile_reads(net: Net, device: str, tmp_path: Path) -> None:

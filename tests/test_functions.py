@@ -89,6 +89,8 @@ def test_sizes_may_be_integers_tuples_or_lists(stride: Any, device: str) -> None
 
 def test_integers_may_be_numpys_or_tensors(device: str) -> None:
     x = random(device, 2, 4, 6, 6)
+    with pytest.raises(RuntimeError, match="Expected a value of type 'List"):
+        torch.ops.torch_cudnn_ext.conv2d.default(x, x[:, :, :3, :3], stride=np.int64(2))
     for two in (np.int64(2), torch.tensor(2), torch.tensor(2, dtype=torch.uint8)):
         for size in (two, (two, 2)):
             for name in ("max_pool2d", "avg_pool2d"):

@@ -521,3 +521,19 @@ def test_replay_is_on_unless_it_is_switched_off() -> None:
     assert knobs.replay is True
     done = run_with_environment("print(knobs.replay)", REPLAY="off")
     assert done.returncode == 0 and done.stdout.strip() == "False"
+
+
+def test_what_falls_back_may_pin_what_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.ones(1, 2, 4, 4), torch.ones(2, 2, 3, 3)
+    with knobs.flags(conv_fwd_algo="cpu:nonsense", on_unsupported="fallback"):
+        ops.conv2d(x, w)
+        assert newest().why.startswith("fallback")
+    knobs.on_unsupported = "fallback"
+    knobs.conv_fwd_algo = "cpu:nonsense"
+    ops.conv2d(x, w)
+    assert newest().why.startswith("fallback")
+    monkeypatch.setenv("TORCH_CUDNN_EXT_CONV_FWD_ALGO", "cpu:nonsense")
+    with pytest.raises(ValueError, match="TORCH_CUDNN_EXT_CONV_FWD_ALGO: got 'cpu:nonsense'"):
+        knobs._read_environment()
+    monkeypatch.setenv("TORCH_CUDNN_EXT_ON_UNSUPPORTED", "fallback")
+    assert knobs._read_environment()["conv_fwd_algo"] == "cpu:nonsense"

@@ -637,6 +637,14 @@ def test_a_policy_for_other_families_alone_is_refused(policy: Policy) -> None:
         ops.softmax(x, 1, policy=policy)
     with pytest.raises(ValueError, match=wanted):
         nn.Softmax(1, policy=policy)
+    image, filters = torch.ones(1, 2, 4, 4), torch.ones(2, 2, 3, 3)
+    others = Policy(softmax="cpu:online")
+    for call in (
+        lambda: ops.conv2d(image, filters, policy=others),
+        lambda: nn.Conv2d(2, 2, 3, policy=others),
+    ):
+        with pytest.raises(ValueError, match="got a Policy for softmax_fwd.*wanted one for conv"):
+            call()
     # A text says itself which operators its words are of; a policy may be for several.
     for other in (
         f"conv_fwd={policy.get('fwd')}",

@@ -949,6 +949,16 @@ def test_finished_problems_are_not_measured_again(tmp_path: Path) -> None:
     assert third.rows == again[1].rows
 
 
+@pytest.mark.parametrize(
+    "level", [{"max_workspace": "4KiB"}, {"backends": "cpu"}, {"deterministic": True}], ids=str
+)
+def test_pytorchs_own_row_is_there_whatever_knobs_say(level: Any, device: str) -> None:
+    problem = PROBLEM.replace("conv_fwd", "conv_bwd_filter")
+    with knobs.flags(**level):
+        layer = _layer(profile(problem, device=device, time_budget_s=0.5))
+    assert layer.pytorch is not None and layer.pytorch["median_ms"] is not None
+
+
 def test_another_time_budget_is_another_measurement(tmp_path: Path) -> None:
     path = tmp_path / "finished.jsonl"
     for budget_s in (0.0001, 0.5, 0.5):

@@ -51,6 +51,24 @@ def _flat(value: Any) -> list[Tensor]:
     return [] if value is None else [t for item in value for t in _flat(item)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_a_batch_of_vectors(kind: str, device: str) -> None:
+    mine, _ = _pair(kind, 3, 4, num_layers=2, device=device)
+    x = torch.randn(5, 2, 3, dtype=torch.float64, device=device, requires_grad=True)
+    y, states = mine(x)
+    inputs = (x, *mine.parameters())
+    for result in (y, *_flat(states)):
+        basis = torch.randn(3, *result.shape, dtype=torch.float64, device=device)
+        batch = torch.autograd.grad(result, inputs, basis, retain_graph=True, is_grads_batched=True)
+        for i in range(3):
+            one = torch.autograd.grad(result, inputs, basis[i], retain_graph=True)
+            torch.testing.assert_close(tuple(t[i] for t in batch), one)
+    mine.dropout = 0.5
+    y, _ = mine(x)
+    with pytest.raises(NotImplementedError, match="a batch of its gradients .* wanted dropout=0"):
+        torch.autograd.grad(y, x, torch.ones_like(y).expand(3, *y.shape), is_grads_batched=True)
+
+
 def _states(module: torch.nn.RNNBase, batch: int | None, like: Tensor) -> Any:
     layers = module.num_layers * (2 if module.bidirectional else 1)
     sizes = [module.proj_size or module.hidden_size, module.hidden_size]

@@ -140,10 +140,12 @@ def measure(
     min_samples: int = 11,
     flush_l2: bool = True,
     progress: Callable[[int, int, str], None] | None = None,
+    levels: bool = True,
 ) -> list[Measurement]:
     """Times candidates on scratch memory; ranked best first, then the others with reasons.
 
-    ``time_budget_s`` 0 means no limit; ``record`` stores the ranking in the choice table.
+    ``time_budget_s`` 0 means no limit; ``record`` stores the ranking in the choice table. Without
+    ``levels`` the policy alone holds, with PyTorch's switches: no knobs, flags or `enable`.
     ``progress(done, total, algorithm)`` may raise (KeyboardInterrupt): then nothing is stored.
     """
 

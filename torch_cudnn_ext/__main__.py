@@ -24,10 +24,10 @@ import typer
 from . import _C, __version__, bench, bench_modules, bench_networks, nn, report, tuning
 from .conversion import eager_model
 from .coverage import coverage
-from .enabling import enabled
+from .enabling import enabled_anew
 from .explaining import explain
 from .measuring import fp32_switches
-from .policy import text_for_all
+from .policy import FOR_ALL, operators, text_for_all
 from .processes import processes
 from .profiling import (
     Profile,
@@ -817,7 +817,7 @@ def explain_command(
         place = checked_device(device)
     _check_policy(policy)
     network, inputs = _network(model, batch, image_size, dtype, channels_last, place)
-    with enabled(policy), _running(model):
+    with enabled_anew(policy), _running(model):
         explanation = explain(network, inputs, train=train, measure=measure)
     if format is Format.json:
         typer.echo(json.dumps([asdict(call) for call in explanation.calls], indent=2))
@@ -1013,6 +1013,7 @@ def _settings(
     """How to measure; a policy is of the one family that all layers are of, or as `enable`'s."""
     families = {_C.problem_info(layer.problem)["family"] for layer in layers}
     policy = _check_policy(policy, families.pop() if len(families) == 1 else "conv")
+    _check_reaches(policy, {layer.problem.split()[0] for layer in layers})
     text = _constrained(policy, max_workspace, deterministic, allow_tf32)
     with _options():
         settings = make_settings(device, target, text, time_budget, None, knob_search)
@@ -1033,6 +1034,15 @@ def _check_policy(text: str, family: str = "conv") -> str:
         text = text_for_all(text, family)
         _C.resolved_policy(text, family)
     return text
+
+
+def _check_reaches(policy: str, ops: set[str]) -> None:
+    """Refuses a policy all of whose choices are for operators that are not there."""
+    words = {part.partition("=")[0] for part in policy.split(";")}
+    chosen = words & operators().keys()
+    if chosen and not chosen & ops and not words & {*FOR_ALL}:
+        listed, there = ", ".join(sorted(chosen)), ", ".join(sorted(ops))
+        raise typer.BadParameter(f"--policy: got a choice for {listed}, wanted one for {there}")
 
 
 def _constrained(

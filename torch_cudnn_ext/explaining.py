@@ -35,6 +35,7 @@ from torch_cudnn_ext.workload import (
     looking,
     merge,
     recording,
+    remember_as,
     sum_of_outputs,
     tensors_in,
 )
@@ -163,6 +164,8 @@ def explain(
         runner = copy.deepcopy(model) if train else model
     except Exception:  # of tensors that are computed, such as pruned weights, of locks, ...
         runner = model
+    else:
+        remember_as(model, runner)
     with (
         kept_as_it_was(runner),
         enabled() if not is_enabled() else nullcontext(),
@@ -199,7 +202,10 @@ def trace(
     with looking():
         calls = explain(model, inputs, train=train, measure=False).calls
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
-    lines = [f"{one.problem}  # {', '.join(one.names)} x{one.count}" for one in layers]
+    lines = []
+    for one in layers:
+        names = ", ".join("_".join(name.split()) for name in one.names)  # they may hold lines' ends
+        lines.append(f"{one.problem}  # {names} x{one.count}")
     if path is not None:
         write_text(path, "\n".join(lines) + "\n")
     return lines

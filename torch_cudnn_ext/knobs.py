@@ -81,6 +81,7 @@ _ALGORITHMS = {  # knob -> operator family
 _SWITCHES = {"verbose": False, "replay": True}  # of the process alone, which no flag sets
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_SWITCHES)
 _DEFAULTS = {"enabled": "auto", **_SWITCHES}
+_FALLING_BACK = ("warn", "fallback")  # of on_unsupported
 _ENABLED = {"auto": "", True: "backends=cudnn", False: "backends=aten,cpu"}
 _FLAG_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -122,7 +123,8 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     for name in values:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
-    level = {name: _checked(name, value, name) for name, value in values.items()}
+    falls_back = values.get("on_unsupported") in _FALLING_BACK
+    level = {name: _checked(name, value, name, falls_back) for name, value in values.items()}
     if level.get("enabled") == "auto" and level.get("backends") is None:
         level["backends"] = "cudnn,aten,cpu"  # over what weaker levels say, now or later
     return pushed(_level_text(level))
@@ -138,8 +140,15 @@ def pushed(text: str) -> Iterator[None]:
         _C.pop_flags(level)
 
 
-def _checked(name: str, value: object, label: str) -> object:
-    """The value as it is kept, ``None`` for "not set"; `label` is what an error calls the knob."""
+def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
+    """The value as it is kept, ``None`` for "not set".
+
+    Args:
+        name: Of the knob.
+        value: As it came.
+        label: What an error calls the knob.
+        falls_back: Whether the knobs beside it let an algorithm that there is not be replaced.
+    """
     if value is None:
         return None
     if name in _ALGORITHMS:
@@ -150,7 +159,9 @@ def _checked(name: str, value: object, label: str) -> object:
                 f"{label}: got {value!r}, which is state of a module, "
                 "wanted 'heuristic', 'autotune' or an algorithm"
             )
-        check_pins(Policy.parse(_text(name, value, label), _ALGORITHMS[name]), label)
+        policy = Policy.parse(_text(name, value, label), _ALGORITHMS[name])
+        if not falls_back:
+            check_pins(policy, label)
     elif name in CONSTRAINTS:
         field_text(label, name, value)
     elif name == "enabled":
@@ -213,6 +224,7 @@ def _read_environment() -> dict[str, Any]:
     """
     values = {}
     prefix = "TORCH_CUDNN_EXT_"
+    falls_back = os.environ.get(f"{prefix}ON_UNSUPPORTED", "").strip() in _FALLING_BACK
     variables = {f"{prefix}{name.upper()}": name for name in _NAMES}
     for variable in sorted(os.environ):
         text = os.environ[variable].strip()
@@ -230,7 +242,7 @@ def _read_environment() -> dict[str, Any]:
             value = _FLAG_WORDS.get(text.lower(), text)
         if not text.isascii():
             raise ValueError(f"environment variable {variable}: got {text!r}, wanted ASCII")
-        checked = _checked(name, value, f"environment variable {variable}")
+        checked = _checked(name, value, f"environment variable {variable}", falls_back)
         if checked is not None:
             values[name] = checked
     return values
@@ -255,7 +267,8 @@ class _Knobs(ModuleType):
             raise AttributeError(
                 f"torch_cudnn_ext.knobs has no knob {name!r}, wanted one of {', '.join(_NAMES)}"
             )
-        checked = _checked(name, value, name)
+        falls_back = _process.get("on_unsupported") in _FALLING_BACK
+        checked = _checked(name, value, name, falls_back)
         with _lock:
             process = {other: kept for other, kept in _process.items() if other != name}
             _install(process if checked is None else process | {name: checked})

@@ -395,7 +395,7 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
             for other families alone.
     """
     text = _text(policy, family)
-    if text is not None and isinstance(policy, Policy) and policy.family != family:
+    if text is not None and isinstance(policy, Policy):
         _check_speaks_of(family, text)
     return text
 

@@ -772,6 +772,7 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
         time_budget_s=settings.time_budget_s,
         min_samples=settings.min_samples,
         record=False,
+        levels=False,
     )
     if baseline["status"] == "ok":
         baseline["status"] = "excluded"

@@ -712,6 +712,14 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def remember_as(model: nn.Module, copied: nn.Module) -> None:
+    """A copy of a model keeps what its modules remember of calls, which a copy forgets."""
+    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+        for name in getattr(type(module), "_remembers", ()):
+            if name in vars(module):
+                vars(twin)[name] = vars(module)[name]
+
+
 @contextmanager
 def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     """What a run changes is put back.

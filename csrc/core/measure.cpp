@@ -371,7 +371,9 @@ class Session {
       if (input && (slot.is_output || slot.is_mutated)) step.before[slot.role] = tensor.clone();
     }
     op_.set_scalars(step.problem, scratch_);
+    auto start = Clock::now();
     step.reference = reference_of(step);
+    reference_s_ += seconds_since(start);
     for (const SlotSpec& slot : step.slots) {
       if (!slot.is_output || scratch_[slot.role].defined()) continue;
       scratch_[slot.role] = empty_of_slot(slot, device_, alignment_of_tensors(step.problem));
@@ -404,8 +406,9 @@ class Session {
     turn_.give_back();
   }
 
+  // The reference is computed once, however many are tried, and leaves them the time.
   bool out_of_time(double share = 1) const {
-    double spent_s = seconds_since(start_) - turn_.waited_s();
+    double spent_s = seconds_since(start_) - turn_.waited_s() - reference_s_;
     return options_.time_budget_s > 0 && spent_s > options_.time_budget_s * share;
   }
 
@@ -690,8 +693,10 @@ class Session {
 
   // Interleaved rounds. After each, what is clearly slower than the best is dropped: by a factor 2
   // at first, by 1.25 later. PyTorch's own row stays, since every other is compared with it.
+  // Three rounds in any case, but for those that would take more than twice the time.
   void time_rounds(int rounds) {
-    for (int round = 1; round < rounds; ++round) {
+    constexpr double kLongest = 2;
+    for (int round = 1; round < rounds && !out_of_time(kLongest); ++round) {
       move_on();
       double baseline = baseline_of(&Contender::best);
       double best = kInfinity;  // of those that may win
@@ -709,7 +714,8 @@ class Session {
         bool is_sure = c.samples.size() > 1 || c.best > kSliceMs;
         bool hopeless = is_sure && (own > limit(best) || c.best > limit(baseline));
         c.running = c.running && (c.algorithm.is_baseline() || !hopeless);
-        if (c.running) attempt(measurements_[c.index], [&] { sample(c); });
+        if (!c.running || out_of_time(kLongest)) continue;
+        attempt(measurements_[c.index], [&] { sample(c); });
       }
       drop_failed();
       report(round, rounds, Algorithm{"timing", "round", {}});
@@ -873,6 +879,7 @@ class Session {
   }
 
   const Clock::time_point start_ = Clock::now();
+  double reference_s_ = 0;
   Turn turn_;
   const Problem& problem_;
   const ResolvedPolicy& policy_;

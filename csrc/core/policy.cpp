@@ -394,7 +394,8 @@ Policy constraints_that_add_up(const Policy& level) {
 }
 
 const ResolvedPolicy& resolve_anew(const std::string& family,
-                                   std::optional<std::string_view> argument, Switches switches) {
+                                   std::optional<std::string_view> argument, Switches switches,
+                                   bool alone = false) {
   ResolvedPolicy made{};
   made.switches = switches;
   std::string_view text = argument.value_or("");
@@ -411,16 +412,17 @@ const ResolvedPolicy& resolve_anew(const std::string& family,
   Policy then = saved ? parse(text.substr(below + 1), family, "") : Policy{};
   if (spared_then) then.deterministic.reset();
   made.policy = merge(made.policy, then);
-  {
-    std::lock_guard<std::mutex> lock(policy_mutex);
-    made.enabled = policy_of_enable();
-  }
-  add(made.enabled);
-  add(thread_policies.merged());
-  if (auto received = received_flags()) add(received->policy);
-  {
-    std::lock_guard<std::mutex> lock(policy_mutex);
-    add(process_policy());
+  if (!alone) {
+    Policy process;
+    {
+      std::lock_guard<std::mutex> lock(policy_mutex);
+      made.enabled = policy_of_enable();
+      process = process_policy();
+    }
+    add(made.enabled);
+    add(thread_policies.merged());
+    if (auto received = received_flags()) add(received->policy);
+    add(process);
   }
   bool demanded = made.policy.deterministic.value_or(false) || switches.has(Switches::kStrict);
   add(policy_of_switches(switches));
@@ -619,6 +621,11 @@ const ResolvedPolicy& resolve_policy(std::string_view family,
              switches.bits, &resolved};
   }
   return *entry.resolved;
+}
+
+const ResolvedPolicy& resolve_alone(const std::string& family, std::string_view argument) {
+  constexpr bool kAlone = true;
+  return resolve_anew(family, argument, read_switches(family), kAlone);
 }
 
 std::string saved_with(const ResolvedPolicy& resolved, const Policy& more,

@@ -98,6 +98,8 @@ struct ResolvedPolicy {
 };
 const ResolvedPolicy& resolve_policy(std::string_view family,
                                      std::optional<std::string_view> argument);
+// The argument and PyTorch's switches, whatever threads, the process and enable() say.
+const ResolvedPolicy& resolve_alone(const std::string& family, std::string_view argument);
 // The same with rules for one problem, which are stronger than all but the argument.
 const ResolvedPolicy& add_level(const ResolvedPolicy& resolved, const Policy& rules,
                                 std::string_view family);

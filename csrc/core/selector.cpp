@@ -791,6 +791,15 @@ bool insists(const Problem& problem, const Decision& decision) {
   return !falls_back || operator_of(problem).forward_of(problem).has_value();
 }
 
+// Whether a plan that ran out of memory may have changed its inputs before: the next one would once
+// more. Plans that know their workspace take all memory first.
+bool may_have_changed(const Problem& problem, const Plan& plan) {
+  if (plan.workspace_bytes) return false;
+  std::vector<SlotSpec> slots = operator_of(problem).slots(problem);
+  return std::any_of(slots.begin(), slots.end(),
+                     [](const SlotSpec& slot) { return slot.is_mutated; });
+}
+
 // A workspace could not be had: the next plan in rank order that fits, and it is said so.
 void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
                  const Call& failed, Bindings& bindings, const std::string& failure) {
@@ -903,7 +912,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
       break;
     } catch (const c10::OutOfMemoryError& error) {
       bool has_workspace = call.plan->workspace_bytes != 0;
-      if (call.decision->pinned || !has_workspace) throw;
+      if (call.decision->pinned || !has_workspace || may_have_changed(problem, *call.plan)) throw;
       run_smaller(problem, *call.decision->policy, device, call, bindings,
                   error.what_without_backtrace());
       break;

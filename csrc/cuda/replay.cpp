@@ -1,6 +1,5 @@
 #include "cuda/replay.h"
 
-#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -135,13 +134,13 @@ Graph recorded(c10::function_ref<void()> call) {
 // copies of host memory, which is the caller's and may be gone when the graph is launched.
 int64_t kernels_of(cudaGraph_t graph) {
   size_t count = 0;
-  C10_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
+  if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess) return 0;
   std::vector<cudaGraphNode_t> nodes(count);
-  C10_CUDA_CHECK(cudaGraphGetNodes(graph, nodes.data(), &count));
+  if (cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) return 0;
   bool no_other = std::all_of(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
     cudaGraphNodeType type;
-    C10_CUDA_CHECK(cudaGraphNodeGetType(node, &type));
-    return type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemset;
+    return cudaGraphNodeGetType(node, &type) == cudaSuccess &&
+           (type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemset);
   });
   return no_other ? static_cast<int64_t>(count) : 0;
 }
@@ -345,8 +344,8 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
     int& left = entry.calls_until_recorded;
     if (!entry.graph && (at_once ? left <= kCallsBefore : --left < 0) && has_run_) {
-      entry.graph = LaunchableGraph::record(key, call);
       left = kCallsBeforeNextTry;
+      entry.graph = LaunchableGraph::record(key, call);
     }
     if (entry.graph && entry.graph.launch()) return;
     entry.graph = {};  // refused: cuDNN says why, or does it otherwise

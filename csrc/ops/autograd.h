@@ -246,9 +246,16 @@ Results from_list(std::array<Tensor, count> list) {
 //            save_result) from a list of the results; called only when a gradient is wanted,
 //            after `run`
 //   differentiable  how many of the leading results have gradients
-template <class Gradient, class Run, class Record>
+//   save_first      (node) -> void: saves inputs before `run`, as PyTorch's operators do. A hook
+//                   that raises then leaves nothing changed, and torch.utils.checkpoint need not
+//                   run once more what saves inputs alone.
+struct SaveNothingFirst {
+  template <class Node>
+  void operator()(Node&) const {}
+};
+template <class Gradient, class Run, class Record, class SaveFirst = SaveNothingFirst>
 auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, Run&& run,
-                       Record&& record) {
+                       Record&& record, SaveFirst&& save_first = {}) {
   using namespace torch::autograd;
   using Results = decltype(run());
   using Node = GradientNode<Gradient>;
@@ -270,6 +277,7 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
     edges.reserve(inputs.size());
     for (const Tensor& t : inputs) edges.push_back(t.defined() ? impl::gradient_edge(t) : Edge());
     node->set_next_edges(std::move(edges));
+    save_first(*node);
   }
   Results given = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;

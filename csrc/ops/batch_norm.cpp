@@ -1,6 +1,7 @@
 // Batch normalisation in training and inference: argument checks, Problem, gradients, and what the
 // core must know of it.
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -435,10 +436,12 @@ Tensors4 training_with_gradient(const Tensor& input, const OptionalTensor& weigh
       [&](auto& node, const auto& results) {
         fill(node, weight, bias, eps, mode, activation, policy);
         node.gradient.training = true;
-        save_input(node, input);
-        save_input(node, or_undefined(weight));
         for (int i : {1, 2, 3}) save_result(node, results[i]);
         save_result(node, node.gradient.relu ? results[0] : Tensor());
+      },
+      [&](auto& node) {
+        save_input(node, input);
+        save_input(node, or_undefined(weight));
       });
 }
 
@@ -487,12 +490,14 @@ Tensor infer_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tenso
       },
       [&](auto& node, const auto& results) {
         fill(node, weight, bias, eps, mode, activation, policy);
+        save_result(node, node.gradient.relu ? results[0] : Tensor());
+      },
+      [&](auto& node) {
         save_input(node, input);
         save_input(node, or_undefined(weight));
         save_input(node, running_mean);
         save_input(node, running_var);
         save_input(node, Tensor());
-        save_result(node, node.gradient.relu ? results[0] : Tensor());
       });
 }
 
@@ -585,6 +590,11 @@ struct AtenBatchNorm {
       return reason;
     }
     if (mean.defined() != var.defined()) return "one of the running statistics is missing";
+    for (const Tensor* running : {&mean, &var}) {
+      bool overlaps = training && running->defined() &&
+                      at::has_internal_overlap(*running) == at::MemOverlap::Yes;
+      if (overlaps) return "elements of a running statistic share memory";
+    }
     if (training && input.dim() >= 2 && input.sym_numel() == input.sym_size(1)) {
       return "there is one value per channel";
     }

@@ -7,6 +7,7 @@
 #include <ATen/ops/convolution_native.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "ops/autograd.h"
@@ -189,7 +190,8 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
   bool any_tangent = isFwGradDefined(a) || isFwGradDefined(b) || isFwGradDefined(bias_tensor) ||
                      isFwGradDefined(z_tensor);
   Tensor result = run_with_gradient<ConvolutionGradient>(
-      {a, b, bias_tensor, z_tensor}, 1, run, [&](auto& node, const auto& results) {
+      {a, b, bias_tensor, z_tensor}, 1, run,
+      [&](auto& node, const auto& results) {
         ConvolutionGradient& own = node.gradient;
         own.pass = pass;
         own.a_sizes = a.sym_sizes();
@@ -203,6 +205,8 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
         own.flip_kernel = g.flip_kernel;
         own.channels_last = results[0].suggest_memory_format() != at::MemoryFormat::Contiguous;
         own.policy = policy_to_save(ConvolutionProblem::kFamily, g.policy);
+      },
+      [&](auto& node) {
         save_input(node, node.should_compute_output(1) ? a : Tensor());
         save_input(node, node.should_compute_output(0) ? b : Tensor());
       });
@@ -372,13 +376,17 @@ struct AtenConvolution {
 
   static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
                                             const Tensor& weight, const OptionalTensor& bias,
-                                            SymIntArrayRef, SymIntArrayRef, SymIntArrayRef, bool,
-                                            SymIntArrayRef, const SymInt&) {
+                                            SymIntArrayRef, SymIntArrayRef, SymIntArrayRef,
+                                            bool transposed, SymIntArrayRef output_padding,
+                                            const SymInt&) {
     if (auto reason = refusal_of(keys, "input", input)) return reason;
     if (auto reason = refusal_of(keys, "weight", weight)) return reason;
     if (auto reason = refusal_of(keys, "bias", or_undefined(bias))) return reason;
     // It records what PyTorch's kernel calls, not this operator.
     if (at::tracer::impl::is_dispatch_enabled()) return "torch.jit.trace is tracing";
+    bool padded = std::any_of(output_padding.begin(), output_padding.end(),
+                              [](const SymInt& n) { return n != 0; });
+    if (padded && !transposed) return "output_padding of a convolution that is not transposed";
     return std::nullopt;
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,

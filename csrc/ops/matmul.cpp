@@ -261,9 +261,11 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
         g.b_sizes = b.sym_sizes().vec();
         if (added.defined()) g.z_sizes = added.sym_sizes().vec();
         g.policy = policy_to_save(MatmulProblem::kFamily, policy);
+        if (g.relu) save_result(node, results[0]);
+      },
+      [&](auto& node) {
         save_input(node, node.should_compute_output(1) ? a : Tensor());
         save_input(node, node.should_compute_output(0) ? b : Tensor());
-        if (g.relu) save_result(node, results[0]);
       });
 }
 

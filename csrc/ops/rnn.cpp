@@ -465,6 +465,31 @@ void visit_settings(Settings& s, F&& visit) {
   visit(s.skip_input);
 }
 
+// Where backward_formula() is evaluated.
+struct Point {
+  RnnProblem p;
+  std::vector<int64_t> lengths;
+  std::vector<Tensor> tensors;  // input, hx, cx, parameters; states that are left out are zero
+};
+
+Point point_of(const Settings& settings, IntArrayRef batch_sizes, std::vector<Tensor> tensors,
+               const char* gradient) {
+  TORCH_CHECK_NOT_IMPLEMENTED(settings.dropout == 0 || settings.num_layers == 1,
+                              "torch_cudnn_ext::", name_of(settings), ": ", gradient,
+                              " is not computed with dropout, since the mask is not known outside "
+                              "of the algorithm; wanted dropout=0, got ",
+                              settings.dropout);
+  RnnProblem p = settings.problem();
+  sizes_of(tensors[0], batch_sizes, TensorList(tensors).slice(3), settings).set(p, tensors[0]);
+  std::vector<int64_t> lengths = batch_sizes.vec();
+  if (lengths.empty()) lengths.assign(static_cast<size_t>(p.steps()), p.batch());
+  if (!tensors[1].defined()) tensors[1] = at::zeros(rnn_h(p).sizes, tensors[0].options());
+  if (!tensors[2].defined() && settings.is_lstm()) {
+    tensors[2] = at::zeros(rnn_c(p).sizes, tensors[0].options());
+  }
+  return {p, std::move(lengths), std::move(tensors)};
+}
+
 struct RnnBackwardGradient {
   static constexpr const char* kName = "TorchCudnnExtRnnBackwardBackward";
   static constexpr size_t kInputs = kAny;  // the three gradients, input, hx, cx, parameters
@@ -478,26 +503,13 @@ struct RnnBackwardGradient {
   }
 
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
-    TORCH_CHECK_NOT_IMPLEMENTED(settings.dropout == 0 || settings.num_layers == 1,
-                                "torch_cudnn_ext::", name_of(settings),
-                                ": the gradient of its gradient is not computed with dropout, "
-                                "since the mask is not known outside of the algorithm; wanted "
-                                "dropout=0, got ",
-                                settings.dropout);
-    std::vector<Tensor> inputs = saved.vec();
-    RnnProblem p = settings.problem();
-    sizes_of(saved[3], batch_sizes, saved.slice(6), settings).set(p, saved[3]);
-    std::vector<int64_t> lengths = batch_sizes;
-    if (lengths.empty()) {
-      lengths.assign(static_cast<size_t>(p.steps()), p.batch());
-    }
-    if (!inputs[4].defined()) inputs[4] = at::zeros(rnn_h(p).sizes, saved[3].options());
-    if (!inputs[5].defined() && settings.is_lstm()) {
-      inputs[5] = at::zeros(rnn_c(p).sizes, saved[3].options());
-    }
+    Point at =
+        point_of(settings, batch_sizes, saved.slice(3).vec(), "the gradient of its gradient");
+    std::vector<Tensor> inputs = saved.slice(0, 3).vec();
+    inputs.insert(inputs.end(), at.tensors.begin(), at.tensors.end());
     return gradients_of_formula(
         [&](const std::vector<Tensor>& in) {
-          return backward_formula(p, lengths, {in.begin() + 3, in.end()},
+          return backward_formula(at.p, at.lengths, {in.begin() + 3, in.end()},
                                   {in.begin(), in.begin() + 3});
         },
         inputs, grads, needed);
@@ -559,18 +571,38 @@ struct RnnGradient {
                                          kForBackward, policy));
   }
 
-  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
+  // Gradients of x, hx, cx and w.
+  std::vector<Tensor> all(const variable_list& grads, TensorList saved,
+                          const std::vector<Tensor>& params) {
     const Settings& s = settings;
-    std::vector<Tensor> params(saved.begin() + 4, saved.end() - 1);
+    variable_list three = grads;
+    three.resize(3);
+    constexpr c10::DispatchKeySet kBatched(
+        {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched});
+    // An operator of lists of tensors has no rule for batches.
+    bool batched = std::any_of(three.begin(), three.end(), [&](const Tensor& t) {
+      return t.defined() && t.key_set().has_any(kBatched);
+    });
+    if (batched) {
+      std::vector<Tensor> tensors = saved.slice(0, 3).vec();
+      tensors.insert(tensors.end(), params.begin(), params.end());
+      Point at = point_of(s, batch_sizes, std::move(tensors), "a batch of its gradients");
+      return backward_formula(at.p, at.lengths, std::move(at.tensors), three);
+    }
     // cuDNN writes into the reserve, and whoever traces a graph may run it more than once.
     bool again = retain_variables || c10::impl::TorchDispatchModeTLS::any_modes_set();
     Tensor reserve = again ? saved[3].clone() : saved[3];
-    Tensor dcy = grads.size() > 2 ? grads[2] : Tensor();
     auto [dx, dhx, dcx, dw] = backward_op().call(
-        optional_of(grads[0]), optional_of(grads[1]), optional_of(dcy), saved[0], batch_sizes,
+        optional_of(three[0]), optional_of(three[1]), optional_of(three[2]), saved[0], batch_sizes,
         optional_of(saved[1]), optional_of(saved[2]), params, saved.back(), reserve, s.cell, s.bias,
         s.num_layers, s.dropout, s.bidirectional, s.skip_input, policy);
-    variable_list gradients{dx, dhx, dcx};
+    return {dx, dhx, dcx, dw};
+  }
+
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
+    std::vector<Tensor> params(saved.begin() + 4, saved.end() - 1);
+    variable_list gradients = all(grads, saved, params);
+    Tensor dw = std::move(gradients[3]);
     for (size_t i = 0; i < 3; ++i) {
       if (!needed[i]) gradients[i] = Tensor();
     }

@@ -1,5 +1,7 @@
 // Spatial transformers through cuDNN's classic API, whose grids have their outermost points at the
 // centres of the corner pixels (align_corners), in two dimensions alone.
+#include <limits>
+
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
 
@@ -22,6 +24,9 @@ std::optional<Unsupported> refuse_transformer(const TensorSpec& grid, bool align
   if (!align_corners) return Unsupported{"cuDNN's spatial transformers align corners"};
   if (grid.dtype == c10::ScalarType::BFloat16) {
     return Unsupported{"cuDNN's spatial transformers take f32, f64 and f16, not bf16"};
+  }
+  if (grid.numel() > std::numeric_limits<int>::max()) {  // PyTorch's own limit for calling cuDNN
+    return Unsupported{"cuDNN's spatial transformers take grids of less than 2^31 elements"};
   }
   return std::nullopt;
 }
