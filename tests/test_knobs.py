@@ -529,6 +529,9 @@ def test_what_falls_back_may_pin_what_there_is_not(monkeypatch: pytest.MonkeyPat
         ops.conv2d(x, w)
         assert newest().why.startswith("fallback")
     knobs.on_unsupported = "fallback"
+    with knobs.flags(conv_fwd_algo="cpu:nonsense"):
+        ops.conv2d(x, w)
+        assert newest().why.startswith("fallback")
     knobs.conv_fwd_algo = "cpu:nonsense"
     ops.conv2d(x, w)
     assert newest().why.startswith("fallback")

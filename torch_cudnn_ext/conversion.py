@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import nn
-from .policy import Policy, PolicyLike, check_named_pins
+from .policy import PolicyLike, check_named_pins
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
@@ -111,12 +111,12 @@ def convert(
         if step.becomes is not None
     ]
     check_named_pins(policy)
-    policies: dict[type[torch.nn.Module], Policy] = {
-        cls: cls._checked(policy) for _, cls in changes if issubclass(cls, nn.Tunable)
+    policies: dict[type[torch.nn.Module], str] = {
+        cls: cls._checked(policy).text for _, cls in changes if issubclass(cls, nn.Tunable)
     }
     for module, cls in changes:
         exchange(module, cls)
-        if isinstance(module, nn.Tunable) and policies[cls].text:
+        if isinstance(module, nn.Tunable) and policies[cls]:
             module.policy = policies[cls]
     settle_fast_paths(model.modules())
     return model

@@ -123,7 +123,8 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     for name in values:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
-    falls_back = values.get("on_unsupported") in _FALLING_BACK
+    action = values.get("on_unsupported") or _process.get("on_unsupported")
+    falls_back = action in _FALLING_BACK
     level = {name: _checked(name, value, name, falls_back) for name, value in values.items()}
     if level.get("enabled") == "auto" and level.get("backends") is None:
         level["backends"] = "cudnn,aten,cpu"  # over what weaker levels say, now or later

@@ -185,11 +185,11 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
         f"[{_LAYERS}]",
     ]
     for pattern, policy in pins.items():
-        family = policy.family if isinstance(policy, Policy) else "conv"
-        with naming_policy("pins", pattern, policy):
-            text = policy_text(policy, family) or ""
-        if family != "conv":  # in a file nothing tells the family of a single "fwd"
-            text = _C.canonical_policy(text, family, "conv")
+        if isinstance(policy, Policy):  # in a file nothing tells the family of a single "fwd"
+            text = _C.canonical_policy(policy.text, policy.family, "conv")
+        else:
+            with naming_policy("pins", pattern, policy):
+                text = policy_text(policy) or ""
         lines.append(_line("pins", _LAYERS, pattern, text))
     if rules:
         lines += ["", "# And by problem, likewise.", f"[{_PROBLEMS}]"]

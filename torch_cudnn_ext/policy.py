@@ -337,7 +337,7 @@ def check_named_pins(policy: PolicyLike) -> None:
         # Its own operator's passes are written without the operator's name.
         if isinstance(policy, Policy) and policy.family != "conv":
             policy = _C.canonical_policy(policy.text, policy.family, "")
-        parts = [part.strip() for part in (policy_text(policy, "conv") or "").split(";")]
+        parts = [part.strip() for part in (_text(policy, "conv") or "").split(";")]
     falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)
     for part in parts:
         operator = operators().get(part.partition("=")[0])
@@ -370,8 +370,9 @@ def _check_speaks_of(family: str, text: str) -> None:
     others = others_spoken_of(text, family)
     if others:
         raise ValueError(
-            f"policy: got a Policy for {', '.join(others)}, wanted one for {family}: a text, a "
-            f"mapping, or Policy(..., family={family!r})"
+            f"policy: got a Policy for {', '.join(others)}, wanted one for {family} "
+            f"({', '.join(passes_of(family))}): a text, a mapping, or Policy(..., "
+            f"family={family!r})"
         )
 
 

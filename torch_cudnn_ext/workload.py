@@ -714,7 +714,10 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def remember_as(model: nn.Module, copied: nn.Module) -> None:
     """A copy of a model keeps what its modules remember of calls, which a copy forgets."""
-    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+    twins = dict(copied.named_modules())
+    for path, module in model.named_modules():
+        if type(twin := twins.get(path)) is not type(module):
+            continue  # a copy may be what its class makes of it
         for name in getattr(type(module), "_remembers", ()):
             if name in vars(module):
                 vars(twin)[name] = vars(module)[name]

@@ -371,8 +371,11 @@ class Session {
       if (input && (slot.is_output || slot.is_mutated)) step.before[slot.role] = tensor.clone();
     }
     op_.set_scalars(step.problem, scratch_);
+    std::string what = c10::str("the reference of ", problem_text(step.problem));
+    runtime_.synchronize(device_, what);
     auto start = Clock::now();
     step.reference = reference_of(step);
+    runtime_.synchronize(device_, what);
     reference_s_ += seconds_since(start);
     for (const SlotSpec& slot : step.slots) {
       if (!slot.is_output || scratch_[slot.role].defined()) continue;

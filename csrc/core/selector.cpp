@@ -826,6 +826,7 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
     try {
       usable->plan->run(bindings);
     } catch (const c10::OutOfMemoryError&) {
+      if (may_have_changed(problem, *usable->plan)) throw;
       limit = bytes.value_or(limit);
       continue;
     } catch (const RefusedAtRun& error) {

@@ -159,17 +159,17 @@ bool KernelList::read_memset(cudaGraphNode_t node, Step& step) {
   return params.elementSize == 1 || params.elementSize == 4;
 }
 
-std::optional<std::vector<KernelList::Step>> KernelList::read(cudaGraph_t graph, size_t most) {
+std::optional<std::vector<KernelList::Step>> KernelList::read(cudaGraph_t graph, size_t most,
+                                                              bool in_a_chain) {
   size_t count = 0, edge_count = 0;
   if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess || count == 0 || count > most) {
     return std::nullopt;
   }
   std::vector<cudaGraphNode_t> nodes(count);
-  if (cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess ||
-      cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &edge_count) != cudaSuccess ||
-      edge_count != count - 1) {
-    return std::nullopt;
-  }
+  if (cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) return std::nullopt;
+  bool counted = !in_a_chain ||
+                 cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &edge_count) == cudaSuccess;
+  if (!counted || (in_a_chain && edge_count != count - 1)) return std::nullopt;
   std::vector<cudaGraphNode_t> from(edge_count), to(edge_count);
   std::vector<cudaGraphEdgeData> edges(edge_count);
   if (edge_count > 0 &&
@@ -179,7 +179,7 @@ std::optional<std::vector<KernelList::Step>> KernelList::read(cudaGraph_t graph,
   // The order of the nodes is that of the chain, or they are none.
   std::vector<Step> steps(count);
   for (size_t i = 0; i < count; ++i) {
-    if (i > 0) {
+    if (in_a_chain && i > 0) {
       auto edge = static_cast<size_t>(std::find(to.begin(), to.end(), nodes[i]) - to.begin());
       if (edge == edge_count || from[edge] != nodes[i - 1]) return std::nullopt;
       if (edges[edge].type == cudaGraphDependencyTypeProgrammatic) {
@@ -234,7 +234,8 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& mad
                                             const RecordedAt& real, size_t most) {
   std::array<std::vector<Step>, 4> recorded;
   for (size_t r = 0; r < recorded.size(); ++r) {
-    auto steps = read(r < 3 ? made_up[r].graph : real.graph, most);
+    constexpr bool kInAChain = true;
+    auto steps = read(r < 3 ? made_up[r].graph : real.graph, most, kInAChain);
     if (!steps) return std::nullopt;
     recorded[r] = std::move(*steps);
     if (recorded[r].size() != recorded[0].size()) return std::nullopt;
@@ -278,7 +279,9 @@ bool KernelList::can_learn() {
 }
 
 bool KernelList::gives(const RecordedAt& call, size_t most) {
-  auto steps = read(call.graph, most);
+  if (!driver().complete) return false;
+  constexpr bool kInAChain = false;
+  auto steps = read(call.graph, most, kInAChain);
   auto addresses = call.addresses;
   auto is_given = [&](uint64_t address) {
     auto is_of = [&](uint64_t word) {

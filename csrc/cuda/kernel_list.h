@@ -63,7 +63,9 @@ class KernelList {
     unsigned value = 0, element_bytes = 0;  // of a memset
     size_t elements = 0;
   };
-  static std::optional<std::vector<Step>> read(cudaGraph_t graph, size_t most);
+  // What there is to do; none where it is more, or of another kind. In a chain each step waits for
+  // the one before.
+  static std::optional<std::vector<Step>> read(cudaGraph_t graph, size_t most, bool in_a_chain);
   static bool read_kernel(cudaGraphNode_t node, Step& step);
   static bool read_buffer(void* const* extra, Step& step);
   static bool read_memset(cudaGraphNode_t node, Step& step);

@@ -58,8 +58,8 @@ class CaptureMode {
   cudaStreamCaptureMode mode_;
 };
 
-// The last error of CUDA stays what it was before this was made: the next call that looks at it
-// would take one of ours for its own, and one of somebody else's is not ours to clear.
+// Leaves no error of ours behind, which the next call that looks at CUDA's last one would take for
+// its own. One that was there before is not ours to clear.
 class OwnErrors {
  public:
   OwnErrors() = default;
@@ -184,8 +184,8 @@ LaunchableGraph LaunchableGraph::record(const ReplayKey& key, CallAt call) {
 
 LaunchableGraph::~LaunchableGraph() {
   if (graph_ == nullptr) return;
-  CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
   OwnErrors errors;  // as at the process's end
+  CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
   cudaGraphExecDestroy(graph_);
   kept_kernels -= kernels_;
 }
@@ -264,16 +264,21 @@ std::optional<KernelList>& Replays::list_of(const ReplayKey& key, bool at_once, 
   ReplayKey kind = key.kind();
   auto known = std::find_if(lists_.begin(), lists_.end(),
                             [&](const Learnt& learnt) { return learnt.kind == kind; });
+  ++calls_;
   if (known == lists_.end()) {
-    int calls_before = kCallsBefore - 1;  // a plan's first call does not come here
     if (lists_.size() < kLists) {
       known = lists_.insert(lists_.end(), Learnt{});
     } else {
-      known = lists_.begin() + static_cast<std::ptrdiff_t>(oldest_list_++ % kLists);
-      calls_before = kCallsBeforeNextTry;  // kinds that take turns would all be learnt each time
+      // Kinds that take turns would else be learnt each time.
+      known = std::min_element(lists_.begin(), lists_.end(), [](const Learnt& a, const Learnt& b) {
+        return a.last_call < b.last_call;
+      });
+      if (calls_ - known->last_call < kCallsBeforeNextTry) return left_out_;
     }
-    *known = {std::move(kind), calls_before, {}};
+    // A plan's first call does not come here.
+    *known = {std::move(kind), calls_, kCallsBefore - 1, {}};
   }
+  known->last_call = calls_;
   int& left = known->calls_until_learnt;
   if (!known->list && (at_once ? left <= kCallsBefore : --left < 0)) {
     left = kCallsBeforeNextTry;
@@ -311,7 +316,7 @@ void Replays::forget() {
   lists_.clear();
   entries_.clear();
   hashes_.clear();
-  last_ = oldest_ = oldest_list_ = 0;
+  last_ = oldest_ = 0;
 }
 
 void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
@@ -356,6 +361,7 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
 
 void ReplayedPlan::unload(c10::function_ref<void()> drop) {
   replays_.forget();
+  OwnErrors errors;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
   drop();
 }

@@ -117,6 +117,7 @@ class Replays {
   Entry& entry_of(const ReplayKey& key, size_t most);
   struct Learnt {
     ReplayKey kind;
+    uint64_t last_call = 0;
     int calls_until_learnt = 0;
     std::optional<KernelList> list;  // none where its kernels cannot be launched so
   };
@@ -124,7 +125,8 @@ class Replays {
   static std::optional<KernelList> learn(const ReplayKey& key, CallAt call);
 
   std::vector<Learnt> lists_;
-  size_t oldest_list_ = 0;  // of as many as there can be, counted on
+  uint64_t calls_ = 0;                  // that asked for a list
+  std::optional<KernelList> left_out_;  // none, of kinds that are too many
 
   std::vector<Entry> entries_;
   // Of their keys. Where addresses never come back, all are searched.

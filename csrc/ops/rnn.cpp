@@ -587,6 +587,8 @@ struct RnnGradient {
       std::vector<Tensor> tensors = saved.slice(0, 3).vec();
       tensors.insert(tensors.end(), params.begin(), params.end());
       Point at = point_of(s, batch_sizes, std::move(tensors), "a batch of its gradients");
+      std::optional<NoSavedTensorHooks> no_hooks;
+      if (!c10::GradMode::is_enabled()) no_hooks.emplace();
       return backward_formula(at.p, at.lengths, std::move(at.tensors), three);
     }
     // cuDNN writes into the reserve, and whoever traces a graph may run it more than once.
