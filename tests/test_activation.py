@@ -83,6 +83,14 @@ def test_nan_and_infinities_are_pytorchs(name: str, device: str) -> None:
         torch.testing.assert_close(got, wanted, equal_nan=True, msg=str(candidate["algorithm"]))
 
 
+@pytest.mark.parametrize("algorithm", ["cpu:exponential", "cpu:hyperbolic"])
+def test_the_slope_of_elu_at_nan_is_pytorchs(algorithm: str) -> None:
+    x = torch.tensor([float("nan"), -1.0, 2.0], requires_grad=True)
+    (wanted,) = torch.autograd.grad(F.elu(x).sum(), x)
+    (got,) = torch.autograd.grad(ops.elu(x, policy=f"bwd={algorithm}").sum(), x)
+    torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_of_gradients(name: str, device: str) -> None:
     mine, _, _ = ALL[name]

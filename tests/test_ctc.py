@@ -299,6 +299,27 @@ def test_one_tensor_on_the_meta_device_is_refused(place: int, device: str) -> No
         ops.ctc_loss(*arguments)
 
 
+@pytest.mark.parametrize("policy", ["aten:default", "cpu:forward_backward"])
+def test_a_blank_among_the_targets_is_as_pytorch_has_it(policy: str) -> None:
+    log_probs = torch.randn(6, 1, 4, dtype=torch.float64).log_softmax(2)
+    arguments = (torch.tensor([[1, 0, 2]]), (6,), (3,))
+    wanted = F.ctc_loss(log_probs, *arguments)
+    torch.testing.assert_close(ops.ctc_loss(log_probs, *arguments, policy=policy), wanted)
+
+
+def test_lengths_without_a_batch(device: str) -> None:
+    log_probs = torch.randn(5, 4, device=device).log_softmax(1)
+    targets = torch.tensor([1, 2], device=device)
+    with pytest.raises(ValueError, match="input_lengths: got sizes .2.* wanted one length"):
+        ops.ctc_loss(log_probs, targets, [5, 5], 2)
+    with pytest.raises(ValueError, match="targets has 2 elements, wanted the sum of"):
+        ops.ctc_loss(log_probs, targets, 5, 1)
+    wanted = ops.ctc_loss(log_probs, targets, 5, 2)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        lengths = torch.tensor(5, dtype=dtype), torch.tensor(2, dtype=dtype)
+        torch.testing.assert_close(ops.ctc_loss(log_probs, targets, *lengths), wanted)
+
+
 def test_targets_of_every_type_that_pytorch_takes(device: str) -> None:
     log_probs = torch.randn(6, 1, 2, device=device).log_softmax(2)
     targets = torch.ones(1, 2, dtype=torch.int64, device=device)

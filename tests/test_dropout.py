@@ -54,6 +54,15 @@ def test_every_algorithm_passes_its_check(line: Any, device: str) -> None:
     assert not any(status in ("rejected", "failed") for status, _ in statuses.values()), statuses
 
 
+@pytest.mark.parametrize("algorithm", ["aten:default", "cpu:threshold", "cpu:geometric"])
+def test_what_is_dropped_is_zero_where_the_rest_overflows(algorithm: str) -> None:
+    x = torch.full((1000,), 40000.0, dtype=torch.float16, requires_grad=True)
+    y = ops.dropout(x, 0.5, policy=algorithm)
+    (dx,) = torch.autograd.grad(y, x, x.detach())
+    for result in (y, dx):
+        assert not result.isnan().any() and 400 < int((result == 0).sum()) < 600
+
+
 def test_seeds_repeat_masks_and_masks_differ(device: str) -> None:
     x = torch.ones(1000, device=device)
     for policy in _policies(device):

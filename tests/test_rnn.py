@@ -747,6 +747,15 @@ def test_remembered_states_are_not_for_calls_that_run_again(use_reentrant: bool)
     checkpoint(lambda x: module(x, h)[0], x, use_reentrant=use_reentrant).sum().backward()
 
 
+def test_remembered_states_are_not_exported() -> None:
+    module, x = ours.GRU(3, 4, remember_states=True).eval(), torch.randn(5, 2, 3)
+    with pytest.raises(RuntimeError, match="GRU: argument hx: got None under torch.export"):
+        torch.export.export(module, (x,))
+    h = torch.zeros(1, 2, 4)
+    exported = torch.export.export(module, (x, h)).module()
+    torch.testing.assert_close(exported(x, h)[0], module(x, h)[0])
+
+
 def test_an_input_on_the_meta_device_alone_is_refused(device: str) -> None:
     network, x = ours.LSTM(4, 5).to(device), torch.randn(3, 2, 4, device="meta")
     with pytest.raises(ValueError, match=f" is on {device}.*, wanted input's device meta"):

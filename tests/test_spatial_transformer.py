@@ -50,6 +50,19 @@ def test_what_is_no_number_stays_where_it_is_read(padding: str, value: float) ->
     torch.testing.assert_close(gradient, wanted_gradient, equal_nan=True)
 
 
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+def test_a_grid_that_is_no_number_is_pytorchs(padding: str) -> None:
+    x = torch.arange(16.0).view(1, 1, 4, 4).requires_grad_()
+    points = [[float("nan"), 0.0], [0.2, float("nan")], [0.1, 0.3]]
+    grid = torch.tensor(points).view(1, 1, 3, 2).requires_grad_()
+    wanted = F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
+    y = ops.grid_sample(x, grid, padding_mode=padding, policy="cpu:gather")
+    torch.testing.assert_close(y, wanted)
+    dx, dgrid = torch.autograd.grad(y.sum(), (x, grid))  # PyTorch's may crash on the CPU
+    torch.testing.assert_close(dx.sum(), torch.tensor(3.0))
+    assert dgrid.isfinite().all() and dgrid[0, 0, 0, 0] == dgrid[0, 0, 1, 1] == 0
+
+
 @needs_cuda
 def test_grids_in_tf32_are_noted() -> None:
     theta = torch.randn(2, 2, 3, device="cuda")

@@ -69,13 +69,18 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             ValueError: ``input`` has neither 2 nor 3 dimensions, or dtypes or devices do not fit.
             RuntimeError: Sizes of ``input`` or ``hx`` do not fit, a pinned algorithm cannot run, or
                 none can under the policy; or states are remembered and without ``hx`` the call is
-                one in a backward, or its batch has another size than theirs.
+                one in a backward or exported, or its batch has another size than theirs.
         """
         if self.remember_states and hx is None and _is_in_backward():
             raise RuntimeError(
                 f"{type(self).__name__}: argument hx: got None in a backward, as where a "
                 "checkpoint runs a call again, wanted states: those that are remembered are of a "
                 "later call"
+            )
+        if self.remember_states and hx is None and torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"{type(self).__name__}: argument hx: got None under torch.export, wanted states: "
+                "what is exported remembers none"
             )
         self._update_flat_weights()
         if isinstance(input, PackedSequence):

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torch_cudnn_ext.ops._arguments import call_renamed, check_number, check_tensor
+from torch_cudnn_ext.ops._arguments import call_renamed, check_flag, check_number, check_tensor
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -100,6 +100,7 @@ def _activation(
     argument: str = "coefficient",
 ) -> Tensor:
     check_tensor(function, "input", input)
+    check_flag(function, "inplace", inplace)
     check_number(function, argument, coefficient)
     text = policy_text(policy, "activation")
     names = {"coefficient": argument}

@@ -505,9 +505,9 @@ def _convolve(
     before, behind = border(name, padding, weight.shape[2:], stride_, dilation_)
     input = pad_behind(input, before, behind)
     text = policy_text(policy)
-    if not _flips(name, conv_mode):
-        return call(name, input, weight, bias, stride_, before, dilation_, groups, policy=text)
     count = integer_of(name, "groups", groups)
+    if not _flips(name, conv_mode):
+        return call(name, input, weight, bias, stride_, before, dilation_, count, policy=text)
     return _flipped(
         input, weight, bias, stride_, before, dilation_, False, [0] * n, count, policy=text
     )
@@ -533,11 +533,11 @@ def _convolve_transposed(
     padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, words)
     added = sizes_of(name, "output_padding", output_padding, n)
     text = policy_text(policy)
+    count = integer_of(name, "groups", groups)
     if not _flips(name, conv_mode):
         return call(
-            name, input, weight, bias, stride_, padding_, added, groups, dilation_, policy=text
+            name, input, weight, bias, stride_, padding_, added, count, dilation_, policy=text
         )
-    count = integer_of(name, "groups", groups)
     return _flipped(
         input, weight, bias, stride_, padding_, dilation_, True, added, count, policy=text
     )

@@ -21,6 +21,7 @@ from torch_cudnn_ext.policy import PolicyLike, policy_text
 Lengths: TypeAlias = Tensor | Sequence[int] | int
 
 _OPS = torch.ops.torch_cudnn_ext
+_SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16)
 
 
 @register_op_impl([_OPS.ctc_loss.default, _OPS._ctc_loss.default])
@@ -95,12 +96,12 @@ def ctc_loss(
     check_flag("ctc_loss", "zero_infinity", zero_infinity)
     inputs = _lengths("input_lengths", input_lengths)
     lengths = _lengths("target_lengths", target_lengths)
-    if targets.dtype in (torch.uint8, torch.int8, torch.int16, torch.bool):
+    if targets.dtype in (*_SMALL_INTEGERS, torch.bool):
         targets = targets.long()
     batched = log_probs.dim() != 2
     if not batched:
-        log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)
-        inputs, lengths = inputs.reshape(1), lengths.reshape(1)
+        log_probs, targets = log_probs.unsqueeze(1), targets.reshape(-1)
+        inputs, lengths = _one("input_lengths", inputs), _one("target_lengths", lengths)
     losses = call(
         "ctc_loss",
         log_probs,
@@ -120,6 +121,16 @@ def ctc_loss(
 
 def _lengths(argument: str, value: Lengths) -> Tensor:
     try:
-        return torch.as_tensor(value)
+        lengths = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise wrong_type("ctc_loss", argument, value, "a Tensor or integers") from error
+    return lengths.long() if lengths.dtype in _SMALL_INTEGERS else lengths
+
+
+def _one(argument: str, lengths: Tensor) -> Tensor:
+    if lengths.numel() != 1:
+        raise ValueError(
+            f"ctc_loss: argument {argument}: got sizes {list(lengths.shape)} for log_probs without "
+            "a batch, wanted one length"
+        )
+    return lengths.reshape(1)

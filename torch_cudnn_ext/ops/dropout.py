@@ -43,6 +43,7 @@ def dropout(
     check_tensor("dropout", "input", input)
     check_number("dropout", "p", p)
     check_flag("dropout", "training", training)
+    check_flag("dropout", "inplace", inplace)
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: argument p: got {p}, wanted a probability from 0 to 1")
     text = policy_text(policy, "dropout")

@@ -400,6 +400,7 @@ def _max_pool(
     name = f"max_pool{dims}d"
     check_tensor(name, "input", input)
     check_flag(name, "ceil_mode", ceil_mode)
+    check_flag(name, "return_indices", return_indices)
     kernel = sizes_of(name, "kernel_size", kernel_size, dims)
     arguments = (
         _strides(name, stride, dims, kernel),
@@ -459,6 +460,8 @@ def _lp_pool(
 ) -> Tensor:
     check_tensor(f"lp_pool{dims}d", "input", input)
     check_number(f"lp_pool{dims}d", "norm_type", norm_type)
+    if type(norm_type) is int:
+        integer_of(f"lp_pool{dims}d", "norm_type", norm_type)
     if norm_type == 0:
         raise ValueError(f"lp_pool{dims}d: argument norm_type: got 0, wanted any other number")
     mean = _avg_pool(
@@ -499,6 +502,7 @@ def _adaptive_max_pool(
     policy: PolicyLike,
 ) -> Tensor | tuple[Tensor, Tensor]:
     name = f"adaptive_max_pool{dims}d"
+    check_flag(name, "return_indices", return_indices)
     sizes = _output_sizes(name, input, output_size, dims)
     arguments = (sizes, sizes, [0] * dims, [1] * dims)  # none is empty: AOTInductor has None then
     if return_indices:

@@ -77,6 +77,7 @@ def reduce(
     """
     check_tensor("reduce", "input", input)
     check_flag("reduce", "keepdim", keepdim)
+    check_flag("reduce", "return_indices", return_indices)
     dims = _dims(dim)
     text = policy_text(policy, "reduce")
     name = "reduce_with_indices" if return_indices else "reduce"

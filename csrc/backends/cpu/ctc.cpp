@@ -38,8 +38,8 @@ States states_of(const CtcProblem& p, const Bindings& b) {
   s.valid = state <= 2 * lengths;
   s.last = s.valid.logical_and(state >= 2 * lengths - 1);
   s.skip = at::zeros_like(s.label, at::kBool);
-  Tensor differs = s.label.slice(1, 2) != s.label.slice(1, 0, -2);
-  s.skip.slice(1, 2).copy_(differs.logical_and(s.label.slice(1, 2) != p.blank));
+  // Blanks between labels never differ; one among the targets is as PyTorch has it.
+  s.skip.slice(1, 2).copy_(s.label.slice(1, 2) != s.label.slice(1, 0, -2));
   s.steps = b[Role::input_lengths].unsqueeze(1);
   return s;
 }

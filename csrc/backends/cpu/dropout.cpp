@@ -43,8 +43,9 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm) {
   return make_plan(algorithm, {}, [=](Bindings& b) {
     bool forward = p.pass == Pass::fwd;
     Tensor mask = forward ? mask_of(p, geometric) : b[Role::reserve].view(at::kBool);
-    Tensor scaled = b[forward ? Role::x : Role::dy] * (1 / (1 - p.p));
-    give(b, forward ? Role::y : Role::dx, p.x, scaled * mask);
+    // Not the tensor is scaled: what is dropped would be NaN where that overflows.
+    Tensor scale = mask.to(p.x.dtype).div_(1 - p.p);
+    give(b, forward ? Role::y : Role::dx, p.x, b[forward ? Role::x : Role::dy] * scale);
     if (forward && p.train) b[Role::reserve] = mask.view(at::kByte);
   });
 }

@@ -40,6 +40,7 @@ Coordinate coordinate(const GridSampleProblem& p, const Tensor& grid, int i) {
     slope = slope * at::where(odd.logical_xor(from_low < 0), -1, 1);
   }
   auto last = static_cast<double>(n - 1);
+  pixel = pixel.nan_to_num(0);  // as PyTorch
   slope = slope.masked_fill((pixel <= 0).logical_or_(pixel >= last), 0);
   return {pixel.clamp(0, last), slope};
 }
