@@ -42,7 +42,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import CONSTRAINTS, Policy, check_pins, field_text, not_pinned
+from torch_cudnn_ext.policy import (
+    CONSTRAINTS,
+    FALLING_BACK,
+    Policy,
+    check_pins,
+    field_text,
+    not_pinned,
+)
 
 __all__ = ["flags", "reset"]
 
@@ -81,7 +88,6 @@ _ALGORITHMS = {  # knob -> operator family
 _SWITCHES = {"verbose": False, "replay": True}  # of the process alone, which no flag sets
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_SWITCHES)
 _DEFAULTS = {"enabled": "auto", **_SWITCHES}
-_FALLING_BACK = ("warn", "fallback")  # of on_unsupported
 _ENABLED = {"auto": "", True: "backends=cudnn", False: "backends=aten,cpu"}
 _FLAG_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -124,7 +130,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
     action = values.get("on_unsupported") or _process.get("on_unsupported")
-    falls_back = action in _FALLING_BACK
+    falls_back = action in FALLING_BACK
     level = {name: _checked(name, value, name, falls_back) for name, value in values.items()}
     if level.get("enabled") == "auto" and level.get("backends") is None:
         level["backends"] = "cudnn,aten,cpu"  # over what weaker levels say, now or later
@@ -225,7 +231,7 @@ def _read_environment() -> dict[str, Any]:
     """
     values = {}
     prefix = "TORCH_CUDNN_EXT_"
-    falls_back = os.environ.get(f"{prefix}ON_UNSUPPORTED", "").strip() in _FALLING_BACK
+    falls_back = os.environ.get(f"{prefix}ON_UNSUPPORTED", "").strip() in FALLING_BACK
     variables = {f"{prefix}{name.upper()}": name for name in _NAMES}
     for variable in sorted(os.environ):
         text = os.environ[variable].strip()
@@ -268,7 +274,7 @@ class _Knobs(ModuleType):
             raise AttributeError(
                 f"torch_cudnn_ext.knobs has no knob {name!r}, wanted one of {', '.join(_NAMES)}"
             )
-        falls_back = _process.get("on_unsupported") in _FALLING_BACK
+        falls_back = _process.get("on_unsupported") in FALLING_BACK
         checked = _checked(name, value, name, falls_back)
         with _lock:
             process = {other: kept for other, kept in _process.items() if other != name}

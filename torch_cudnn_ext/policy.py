@@ -9,7 +9,7 @@ text itself, a `Policy`, or a mapping of `Policy`'s keywords.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,8 @@ from torch_cudnn_ext import _C
 AlgorithmChoice: TypeAlias = str | int | None
 PolicyLike: TypeAlias = "Policy | str | int | Mapping[str, Any] | None"
 
+# The values of on_unsupported by which another algorithm runs.
+FALLING_BACK = ("warn", "fallback")
 # The words for all passes that every operator knows.
 FOR_ALL = ("autotune", "heuristic", "time_on_shape_change", "guess_on_shape_change")
 
@@ -288,7 +290,7 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
     pin = (policy.get(name) or "").partition("/")[0]
     # Of cuDNN's engines only a GPU tells.
     named = pin.startswith(("aten:", "cpu:", "legacy:"))
-    if not named or policy.get("on_unsupported") in ("warn", "fallback"):
+    if not named or policy.get("on_unsupported") in FALLING_BACK:
         return
     known = algorithms_of(policy.family, name)
     if pin not in known:
@@ -338,7 +340,7 @@ def check_named_pins(policy: PolicyLike) -> None:
         if isinstance(policy, Policy) and policy.family != "conv":
             policy = _C.canonical_policy(policy.text, policy.family, "")
         parts = [part.strip() for part in (_text(policy, "conv") or "").split(";")]
-    falls_back = any(part in ("on_unsupported=warn", "on_unsupported=fallback") for part in parts)
+    falls_back = any(f"on_unsupported={action}" in parts for action in FALLING_BACK)
     for part in parts:
         operator = operators().get(part.partition("=")[0])
         if operator is not None and not falls_back:
@@ -376,12 +378,13 @@ def _check_speaks_of(family: str, text: str) -> None:
         )
 
 
-def others_spoken_of(text: str, family: str) -> list[str]:
+@lru_cache
+def others_spoken_of(text: str, family: str) -> tuple[str, ...]:
     """Whose algorithm a text chooses in other families, where it chooses none in this one."""
     keys = [part.partition("=")[0] for part in text.split(";") if part]
     if any(key in passes_of(family) for key in keys):
-        return []
-    return [key for key in keys if key in operators()]
+        return ()
+    return tuple(key for key in keys if key in operators())
 
 
 def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:

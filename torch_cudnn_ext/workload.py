@@ -714,13 +714,16 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def remember_as(model: nn.Module, copied: nn.Module) -> None:
     """A copy of a model keeps what its modules remember of calls, which a copy forgets."""
-    twins = dict(copied.named_modules())
-    for path, module in model.named_modules():
-        if type(twin := twins.get(path)) is not type(module):
-            continue  # a copy may be what its class makes of it
-        for name in getattr(type(module), "_remembers", ()):
-            if name in vars(module):
-                vars(twin)[name] = vars(module)[name]
+    originals = dict(model.named_modules())
+    for path, twin in copied.named_modules():
+        original = originals.get(path, twin)
+        if isinstance(twin, type(original)):  # a copy may be what its class makes of it
+            twin.__dict__.update(_remembered(original))
+
+
+def _remembered(module: nn.Module) -> dict[str, Any]:
+    names = getattr(type(module), "_remembers", ())
+    return {name: vars(module)[name] for name in names if name in vars(module)}
 
 
 @contextmanager
@@ -737,12 +740,7 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     leaves = [t for t in own if t.is_leaf and t.requires_grad]
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     hooks = [(t, h) for t in leaves if (h := t._post_accumulate_grad_hooks)]
-    remembered = []
-    for module in model.modules():
-        names = getattr(type(module), "_remembers", ())
-        attributes = vars(module)
-        kept = {name: attributes[name] for name in names if name in attributes}
-        remembered.append((attributes, names, kept))
+    remembered = [(module, _remembered(module)) for module in model.modules()]
     try:
         for leaf in leaves:
             leaf.grad = None
@@ -768,10 +766,10 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
                     buffer.resize_(value.shape)
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-        for attributes, names, kept in remembered:
-            for name in names:
-                attributes.pop(name, None)
-            attributes.update(kept)
+        for module, kept in remembered:
+            for name in _remembered(module):
+                del vars(module)[name]
+            vars(module).update(kept)
 
 
 def _version(t: Tensor) -> int | None:

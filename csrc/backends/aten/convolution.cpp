@@ -248,22 +248,27 @@ bool meets_depth_defect(const ConvolutionProblem& p) {
   return stride > 1 && padding > 0 && first_inside + extent > p.x.sizes[2];
 }
 
-// Whether windows of one pixel leave out rows and no columns: on the CPU the filter gradient of
-// PyTorch 2.11 (oneDNN) may then write out of bounds in float32, on two threads. Folded windows are
-// one column wide, and meet each.
-bool meets_row_defect(const ConvolutionProblem& p, bool folded) {
-  int last = p.spatial_dims() - 1;
+// Windows of one pixel that leave out rows and no columns: on the CPU the filter gradient of
+// PyTorch 2.11 (oneDNN) may then write out of bounds in float32, on two threads. This is their part
+// but for the last dimension.
+bool leaves_out_rows(const ConvolutionProblem& p) {
   if (p.pass != ConvolutionPass::bwd_filter || p.x.dtype != at::kFloat) return false;
-  bool leaves_out_rows = false;
-  for (int i = 0; i < last; ++i) {
+  bool leaves_out = false;
+  for (int i = 0; i + 1 < p.spatial_dims(); ++i) {
     if (p.w.sizes[i + 2] != 1) return false;
-    leaves_out_rows |= p.stride[i] > 1;
+    leaves_out |= p.stride[i] > 1;
   }
-  return leaves_out_rows && (folded || (p.w.sizes[last + 2] == 1 && p.stride[last] == 1));
+  return leaves_out;
 }
-constexpr const char* kRowDefect =
-    "PyTorch 2.11's f32 filter gradients on the CPU may write out of bounds where windows of one "
-    "pixel leave out rows and no columns";
+bool sees_each_column_alone(const ConvolutionProblem& p) {
+  int last = p.spatial_dims() - 1;
+  return p.w.sizes[last + 2] == 1 && p.stride[last] == 1;
+}
+Unsupported refused_for_rows() {
+  return {
+      "PyTorch 2.11's f32 filter gradients on the CPU may write out of bounds where windows of one "
+      "pixel leave out rows and no columns"};
+}
 
 // Whether the forward of PyTorch 2.11 (oneDNN) on the CPU may read beside channels-last images of
 // one channel. The strides of such are contiguous ones as well.
@@ -353,7 +358,9 @@ std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const
         "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
         "there where 8 images of a larger batch have 2^31 elements or more"};
   }
-  if (!device.is_cuda() && meets_row_defect(p, false)) return Unsupported{kRowDefect};
+  if (!device.is_cuda() && leaves_out_rows(p) && sees_each_column_alone(p)) {
+    return refused_for_rows();
+  }
   return refuse_problem(p, device);
 }
 
@@ -411,8 +418,8 @@ BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm
         "dimensions, with windows wider than a pixel and not dilated there, one group, "
         "cross-correlating, of f32 and narrower"};
   }
-  constexpr bool kFolds = true;
-  if (!device.is_cuda() && meets_row_defect(p, kFolds)) return Unsupported{kRowDefect};
+  // Folded windows are one column wide, and meet each.
+  if (!device.is_cuda() && leaves_out_rows(p)) return refused_for_rows();
   if (device.is_target()) return needs_device();
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device), Fold(p));
 }
