@@ -9,6 +9,7 @@
 
 #include "core/problem.h"
 #include "core/recording.h"
+#include "ops/arguments.h"
 #include "overrides.h"
 
 namespace torch_cudnn_ext {
@@ -107,19 +108,6 @@ void reset_declined() {
   declined_counts().clear();
 }
 
-namespace {
-
-// Whether a mode of PyTorch's own is on, whose tensors of such classes stand for plain ones.
-bool is_traced() {
-  using Key = c10::impl::TorchDispatchModeKey;
-  for (Key key : {Key::FAKE, Key::PROXY, Key::FUNCTIONAL}) {
-    if (c10::impl::TorchDispatchModeTLS::get_mode(key)) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
                                       const at::Tensor& t) {
   if (!t.defined()) return std::nullopt;
@@ -144,7 +132,7 @@ std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name
   // the key.
   if (keys.has(c10::DispatchKey::Python)) {
     bool of_mode = c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-                   (is_traced() || !t.key_set().has(c10::DispatchKey::Python));
+                   (is_tracing() || !t.key_set().has(c10::DispatchKey::Python));
     if (!of_mode) return "a tensor is of a class with __torch_dispatch__";
   }
   return std::nullopt;

@@ -200,6 +200,7 @@ CASES: tuple[Case, ...] = (
     *_rows("depthwise_x2", (1, 8, 8, 8), (16, 1, 3, 3), _BOTH, padding=1, groups=8),
     *_rows("depthwise_x3", (1, 5, 7, 7), (15, 1, 3, 3), _BOTH, padding=1, groups=5),
     *_rows("depthwise_s2", (1, 8, 8, 8), (8, 1, 3, 3), _BOTH, padding=1, stride=2, groups=8),
+    *_rows("groups3_s2", (2, 6, 9, 7), (9, 2, 3, 4), _BOTH, padding=1, stride=(1, 2), groups=3),
     *_rows("depthwise_5x5", (1, 8, 8, 8), (8, 1, 5, 5), _BOTH, padding=2, groups=8),
     *_rows("depthwise_d2", (1, 8, 8, 8), (8, 1, 3, 3), _BOTH, padding=2, dilation=2, groups=8),
     # Rows that are no multiples of 16 bytes.
@@ -265,6 +266,7 @@ CASES: tuple[Case, ...] = (
     *_rows("1d_7_stride2", (2, 8, 31), (8, 8, 7), _BOTH, padding=3, stride=2),
     *_rows("1d_dilation4", (1, 8, 32), (8, 8, 3), _BOTH, padding=4, dilation=4),
     *_rows("1d_groups", (2, 16, 16), (16, 4, 5), _BOTH, padding=2, groups=4),
+    *_rows("1d_groups_s3", (2, 8, 17), (4, 2, 5), _BOTH, padding=2, stride=3, groups=4),
     *_rows("1d_depthwise", (1, 16, 32), (16, 1, 5), _BOTH, padding=2, groups=16),
     *_rows("1d_depthwise_rest", (2, 6, 37), (6, 1, 15), _PLANES, padding=7, groups=6),
     *_rows("1d_primes", (3, 7, 29), (5, 7, 4), _BOTH, padding=1, stride=3),

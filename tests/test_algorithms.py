@@ -346,7 +346,11 @@ def test_images_are_offered_folded(op: str, device: str) -> None:
         ("x=f32[2,17,4,4]:nhwc w=f32[8,17,3,3]:nhwc stride=2", []),
         ("x=f32[2,3,9,8]:nchw w=f32[8,3,3,3]:nchw dilation=1,2", []),
         ("x=f32[2,9,9,8]:nchw w=f32[6,3,5,5]:nchw groups=3", [1]),
-        ("x=f32[2,9,9,8]:nchw w=f32[9,1,5,5]:nchw stride=2 groups=9", []),
+        ("x=f32[2,9,9,8]:nchw w=f32[9,1,5,5]:nchw stride=2 groups=9", [2]),
+        ("x=f32[2,9,9,8]:nhwc w=f32[6,3,5,5]:nhwc stride=1,2 groups=3", [2]),
+        ("x=f32[2,9,9,8]:nchw w=f32[9,1,5,5]:nchw stride=2,3 groups=9", []),
+        ("x=f32[2,130,3,3]:nchw w=f32[2,65,3,3]:nchw groups=2", [1]),
+        ("x=f32[2,34,4,4]:nchw w=f32[2,17,3,3]:nchw stride=2 groups=2", []),
     ],
 )
 def test_data_gradients_are_offered_turned(line: str, blocks: list[int], device: str) -> None:
@@ -356,7 +360,7 @@ def test_data_gradients_are_offered_turned(line: str, blocks: list[int], device:
     assert list(turned) == [f"aten:turned/block={block}" for block in blocks]
     for row in turned.values():
         assert row["status"] == "ok" and "nondeterministic" not in row["notes"]
-    with pytest.raises(RuntimeError, match="at most 64 channels in a block"):
+    with pytest.raises(RuntimeError, match="at most 64 channels of a group in a block"):
         _C.choose(problem, device, "aten:turned/block=5")
 
 

@@ -502,3 +502,14 @@ def test_a_policy_of_another_operator_is_checked_as_its_text_is() -> None:
     for policy in (wrong, "softmax_fwd=cpu:im2col"):
         with pytest.raises(ValueError, match="cpu:im2col"):
             convert(tnn.Sequential(tnn.Conv2d(3, 4, 3)), policy=policy)
+
+
+def test_what_convolutions_keep_reaches_networks_of_other_layers(device: str) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Softmax(1)
+    ).to(device)
+    x = torch.randn(2, 3, 6, 6, device=device)
+    expected = model(x)
+    convert(model, policy="conv=guess_once")
+    torch.testing.assert_close(model(x), expected)
+    assert "fwd=guess_once" in model[0].policy

@@ -1115,7 +1115,13 @@ def test_attributes_of_torch_backends_cudnn() -> None:
         cudnn.conv_fwd_algo = -1
         cudnn.conv_bwd_filter_algo = -1
         assert not chosen().startswith("legacy:implicit_gemm")
-        for wrong, kind in (("nonsense", ValueError), (99, ValueError), (1.5, TypeError)):
+        for wrong, kind in (
+            ("nonsense", ValueError),
+            ("cpu:nonsense", ValueError),
+            ("time_once", ValueError),
+            (99, ValueError),
+            (1.5, TypeError),
+        ):
             with pytest.raises(kind, match="torch.backends.cudnn.conv_fwd_algo"):
                 cudnn.conv_fwd_algo = wrong
         assert cudnn.conv_fwd_algo == -1

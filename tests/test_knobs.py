@@ -540,3 +540,10 @@ def test_what_falls_back_may_pin_what_there_is_not(monkeypatch: pytest.MonkeyPat
         knobs._read_environment()
     monkeypatch.setenv("TORCH_CUDNN_EXT_ON_UNSUPPORTED", "fallback")
     assert knobs._read_environment()["conv_fwd_algo"] == "cpu:nonsense"
+    code = """
+knobs.conv_fwd_algo = "cpu:nonsense"
+with knobs.flags(conv_bwd_data_algo="cpu:nonsense"):
+    print(knobs.conv_fwd_algo)
+"""
+    done = run_with_environment(code, ON_UNSUPPORTED="fallback")
+    assert done.returncode == 0 and done.stdout.strip() == "cpu:nonsense"

@@ -446,6 +446,29 @@ def test_bare_deterministic_is_the_constraint() -> None:
     assert Policy(bwd_data="deterministic") == Policy(bwd_data=1)
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("fwd=legacy:fft;fwd=legacy:gemm", "fwd=legacy:gemm"),
+        ("fwd=legacy:fft;fwd=-1", ""),
+        ("fwd=legacy:fft;fwd=", ""),
+        (
+            "autotune;fwd=legacy:fft;fwd=-1",
+            "fwd=autotune;bwd_data=autotune;bwd_filter=autotune",
+        ),
+        (
+            "max_workspace=1MiB;max_workspace=2%;max_workspace=2MiB",
+            "max_workspace=2MiB;max_workspace=2%",
+        ),
+        ("deterministic;deterministic=false", "deterministic=false"),
+    ],
+)
+def test_of_a_field_that_stands_twice_the_last_one_holds(written: str, read: str) -> None:
+    assert Policy.parse(written) == Policy.parse(read)
+    with pytest.raises(ValueError, match="nonsense"):
+        Policy.parse("fwd=nonsense;fwd=legacy:fft")
+
+
 @pytest.mark.parametrize("pass_name", PASSES)
 def test_theanos_runtime_choices(pass_name: str) -> None:
     assert of_pass(pass_name, "guess_on_shape_change") == of_pass(pass_name, "heuristic")

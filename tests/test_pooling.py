@@ -649,3 +649,30 @@ def test_no_list_of_a_pooling_is_empty(how: str) -> None:
     ours = [given for function, given in seeing.met if function.namespace == "torch_cudnn_ext"]
     lists = [argument for given in ours for argument in given if isinstance(argument, list)]
     assert len(lists) > 6 and all(lists)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x=bf16[2,2,9,255]:nchw window=3",
+        "x=bf16[1,1,12,256]:nhwc window=5 stride=2",
+        "x=bf16[1,2,13,128]:nchw window=5",
+        "x=bf16[1,1,20,56]:nchw window=13",
+        "x=bf16[1,1,20,31]:nchw window=3,4 dilation=4,1",
+        "x=f16[1,1,5,64,64]:nchw window=3",
+        "x=bf16[1,1,1,300]:nchw window=1,17 dilation=1,3",
+        "x=f32[1,1,70,70]:nchw window=64",
+    ],
+)
+def test_maxima_of_scratch_stand_in_one_place(line: str) -> None:
+    problem = f"pool_fwd {line} mode=max"
+    windows = _C.scratch(problem, "cpu")["x"]
+    fields = dict(field.split("=") for field in line.split()[1:])
+    dims = windows.dim() - 2
+    for dim in range(dims):
+        size, step = (
+            int([*fields.get(name, "1").split(",") * dims][dim]) for name in ("window", "dilation")
+        )
+        windows = windows.unfold(dim + 2, (size - 1) * step + 1, 1)[..., ::step]
+    windows = windows.flatten(-dims)
+    assert (windows == windows.amax(-1, keepdim=True)).sum(-1).max() == 1

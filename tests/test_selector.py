@@ -966,7 +966,7 @@ def test_what_refuses_at_its_run_is_followed_by_the_next(
         with ThreadPoolExecutor(1) as elsewhere:
             assert elsewhere.submit(_convolve, x, w, policy).result() == "fake:b"
     assert fake.counts("fake:a")[1] == runs, "it is not asked again"
-    with pytest.raises(RuntimeError, match="^fake:a was told to refuse"):
+    with pytest.raises(RuntimeError, match="pinned algorithm fake:a cannot run: fake:a was told"):
         _convolve(x, w, "fwd=fake:a")  # a pin asks
     _C.plan_cache_clear()
     fake.script("fake:a")
@@ -1063,10 +1063,28 @@ def test_a_pin_that_refuses_at_its_run_is_an_error(fake: Any, x: Tensor, w: Tens
     fake.script("fake:a", run_raises="refusal")
     fake.script("fake:b")
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="fake:a was told to refuse"):
-            _convolve(x, w, "fwd=fake:a")
+        with pytest.raises(RuntimeError) as caught:
+            _convolve(x, w, "fwd=fake:a;backends=fake")
+        for part in (
+            "conv_fwd: the pinned algorithm fake:a cannot run: fake:a was told to refuse",
+            "problem: conv_fwd x=f32[1,2,6,6]",
+            "device: cpu",
+            "would work: fake:b",
+        ):
+            assert part in str(caught.value)
     fake.script("fake:a")
-    assert _convolve(x, w, "fwd=fake:a") == "fake:a"
+    assert _convolve(x, w, "fwd=fake:a;backends=fake") == "fake:a"
+
+
+@pytest.mark.filterwarnings("ignore:.*no memory for the workspace")
+def test_a_pin_without_memory_is_an_error_or_falls_back(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", workspace_bytes=300, run_raises="out_of_memory")
+    fake.script("fake:b", workspace_bytes=200)
+    policy = "fwd=fake:a;backends=fake"
+    with pytest.raises(torch.OutOfMemoryError, match="(?s)fake:a cannot run.*would work: fake:b"):
+        _convolve(x, w, policy)
+    for action in ("warn", "fallback"):
+        assert _convolve(x, w, f"{policy};on_unsupported={action}") == "fake:b"
 
 
 def test_where_all_refuse_at_their_runs_each_reason_is_told(
@@ -1431,3 +1449,18 @@ def test_a_candidate_that_fails_while_tuning_does_not_stop_the_rest(
     assert "fake:a was told to" in failed["reason"]
     assert fake.counts("fake:a")[1] == run, "it is not run again"
     assert _convolve(x, w, TUNE) == "fake:b"
+
+
+def test_plans_of_all_threads_are_forgotten(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    with ThreadPoolExecutor(1) as elsewhere:
+
+        def convolve() -> int:
+            _convolve(x, w, "fwd=fake:a")
+            return int(fake.counts("fake:a")[0])
+
+        assert convolve() == 1 and elsewhere.submit(convolve).result() == 2
+        assert elsewhere.submit(convolve).result() == 2
+        tuning.reset()
+        assert elsewhere.submit(convolve).result() == 3
+        assert elsewhere.submit(convolve).result() == 3 and convolve() == 4

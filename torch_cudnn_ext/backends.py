@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import field_text, not_pinned
+from torch_cudnn_ext.policy import Policy, check_pins, field_text, not_pinned, refuse_once
 
 _PASSES = {
     "conv_fwd_algo": "conv_fwd",
@@ -97,8 +97,10 @@ def _set(values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if not_pinned(value) or (isinstance(value, int) and value < 0):
             continue
-        op = _PASSES[name]
-        parts.append(field_text(f"torch.backends.cudnn.{name}", op, value))
+        label = f"torch.backends.cudnn.{name}"
+        refuse_once(label, value)
+        parts.append(field_text(label, _PASSES[name], value))
+        check_pins(Policy.parse(parts[-1]), label)
         assert isinstance(value, str | int)
         pins[name] = value
     _C.set_cudnn_pins(";".join(parts))

@@ -192,7 +192,8 @@ def when(matcher: str, use: PolicyLike) -> Rule:
     """Choose for every problem that matches, in all threads.
 
     A rule is weaker than a call's ``policy=`` and a module's pin, and stronger than all else. Of
-    two that match, the newer is the stronger. Calls that were seen before pay nothing for it.
+    two that match, the newer is the stronger. It is read as each pass runs: a backward behind its
+    removal does not obey it. Calls that were seen before pay nothing for it, but dropout's.
 
     Example:
         >>> rule = when("conv_fwd w=*[64,64,3,3]* pad=1", use="winograd_nonfused")

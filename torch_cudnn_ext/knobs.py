@@ -49,6 +49,7 @@ from torch_cudnn_ext.policy import (
     check_pins,
     field_text,
     not_pinned,
+    refuse_once,
 )
 
 __all__ = ["flags", "reset"]
@@ -129,7 +130,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     for name in values:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
-    action = values.get("on_unsupported") or _process.get("on_unsupported")
+    action = values.get("on_unsupported") or _in_force("on_unsupported")
     falls_back = action in FALLING_BACK
     level = {name: _checked(name, value, name, falls_back) for name, value in values.items()}
     if level.get("enabled") == "auto" and level.get("backends") is None:
@@ -161,11 +162,7 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
     if name in _ALGORITHMS:
         if not_pinned(value):
             return None
-        if value in ("guess_once", "time_once"):
-            raise ValueError(
-                f"{label}: got {value!r}, which is state of a module, "
-                "wanted 'heuristic', 'autotune' or an algorithm"
-            )
+        refuse_once(label, value)
         policy = Policy.parse(_text(name, value, label), _ALGORITHMS[name])
         if not falls_back:
             check_pins(policy, label)
@@ -255,6 +252,10 @@ def _read_environment() -> dict[str, Any]:
     return values
 
 
+def _in_force(name: str) -> Any:
+    return _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
+
+
 class _Knobs(ModuleType):
     """This module's class, so that assigning to its attributes sets knobs."""
 
@@ -263,7 +264,7 @@ class _Knobs(ModuleType):
             raise AttributeError(f"torch_cudnn_ext.knobs has no knob {name!r}")
         if name in _deleted:
             raise AttributeError(f"torch_cudnn_ext.knobs.{name} was deleted and not set since")
-        value = _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
+        value = _in_force(name)
         return [*value] if isinstance(value, list) else value
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -274,7 +275,7 @@ class _Knobs(ModuleType):
             raise AttributeError(
                 f"torch_cudnn_ext.knobs has no knob {name!r}, wanted one of {', '.join(_NAMES)}"
             )
-        falls_back = _process.get("on_unsupported") in FALLING_BACK
+        falls_back = _in_force("on_unsupported") in FALLING_BACK
         checked = _checked(name, value, name, falls_back)
         with _lock:
             process = {other: kept for other, kept in _process.items() if other != name}

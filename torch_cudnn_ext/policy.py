@@ -24,6 +24,9 @@ FALLING_BACK = ("warn", "fallback")
 # The words for all passes that every operator knows.
 FOR_ALL = ("autotune", "heuristic", "time_on_shape_change", "guess_on_shape_change")
 
+# What keeps a module's first choice, and the word that makes it.
+ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
+
 _CHOICE_WANTED = (
     "'autotune', 'heuristic' or an algorithm: its text ('legacy:fft', 'graph:eng67'), cuDNN's "
     "integer or enum name for this pass, or Theano's name"
@@ -300,6 +303,15 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
             f"{argument}: got {pin!r} for {policy.family}_{name}, wanted one of "
             f"{', '.join(wanted)}, or on_unsupported=fallback"
             + (f"; it is an algorithm of {others}" if others else "")
+        )
+
+
+def refuse_once(argument: str, value: object) -> None:
+    """ValueError for a choice that only a module can keep."""
+    if value in ONCE:
+        raise ValueError(
+            f"{argument}: got {value!r}, which is state of a module, "
+            "wanted 'heuristic', 'autotune' or an algorithm"
         )
 
 

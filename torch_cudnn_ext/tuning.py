@@ -364,7 +364,10 @@ def clear() -> None:
 
 
 def reset() -> None:
-    """Forget every measurement and every plan, and give cached GPU memory back."""
+    """Forget every measurement and every plan, and give cached GPU memory back.
+
+    Another thread's plans, as that of autograd on a GPU, go at its next call.
+    """
     _C.table_clear()
     _C.plan_cache_clear()
     if torch.cuda.is_available():

@@ -162,7 +162,7 @@ void add_target(const std::string& name, const std::string& device_properties_js
   targets().push_back(std::make_unique<Target>(Target{name, device_properties_json}));
 }
 
-const std::string& target_properties(const Device& target) {
+std::string target_properties(const Device& target) {
   std::lock_guard<std::mutex> lock(targets_mutex);
   return targets().at(target.index)->properties;
 }

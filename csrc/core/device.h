@@ -30,7 +30,7 @@ struct Device {
 Device device_of(const c10::Device& device);
 Device parse_device(const std::string& text);  // throws ValueError
 void add_target(const std::string& name, const std::string& device_properties_json);
-const std::string& target_properties(const Device& target);  // JSON
+std::string target_properties(const Device& target);  // JSON
 
 // Time between two points of the device's work, and of the host's where that runs ahead.
 class Timer {

@@ -327,8 +327,11 @@ Policy policy_of_switches(Switches switches) {
 // the determinism in it spares the baseline.
 constexpr char kBelow = '\x1f', kSpared = '\x1e';
 
-void refuse_once(const Policy& policy) {
+// Of one family's choices, or of all.
+void refuse_once(const Policy& policy, std::string_view family = {}) {
+  std::string prefix = family.empty() ? "" : c10::str(family, "_");
   for (const auto& [op, choice] : policy.choices) {
+    if (op.compare(0, prefix.size(), prefix) != 0) continue;
     bool once = choice.kind == Choice::Kind::guess_once || choice.kind == Choice::Kind::time_once;
     TORCH_CHECK_VALUE(!once, "policy: ", op, " is ", choice.text(),
                       ", which freezes the first choice in a module's state; an operator has none. "
@@ -337,7 +340,7 @@ void refuse_once(const Policy& policy) {
 }
 
 const ResolvedPolicy& intern(std::string_view family, ResolvedPolicy made) {
-  refuse_once(made.policy);
+  refuse_once(made.policy, family);
   std::string name(family);
   made.text = made.policy.text(name);
   made.saved = saved_with(made, {}, family);
@@ -352,7 +355,9 @@ const ResolvedPolicy& intern(std::string_view family, ResolvedPolicy made) {
   return *entry;
 }
 
-// A word that chooses for all passes weighs less than a pass's own field, wherever they stand.
+// A word that chooses for all passes weighs less than a pass's own field, wherever they stand. Of a
+// field that stands twice the last one holds, though all are read: caps in bytes and in percent are
+// two.
 Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
   std::vector<std::string_view> words, fields;
   bool more = !text.empty();
@@ -375,11 +380,16 @@ Policy parse(std::string_view text, const std::string& family, const std::string
   }
   Policy policy;
   for (std::string_view word : words) read_field(policy, word, std::nullopt, family, pass);
-  for (std::string_view field : fields) {
-    size_t equals = field.find('=');
+  auto key_of = [](std::string_view field) { return field.substr(0, field.find('=')); };
+  for (auto field = fields.begin(); field != fields.end(); ++field) {
+    std::string_view key = key_of(*field);
     std::optional<std::string_view> value;
-    if (equals != std::string_view::npos) value = field.substr(equals + 1);
-    read_field(policy, field.substr(0, equals), value, family, pass);
+    if (key.size() < field->size()) value = field->substr(key.size() + 1);
+    bool stands_again = std::any_of(field + 1, fields.end(), [&](std::string_view later) {
+      return key_of(later) == key && ends_with(later, "%") == ends_with(*field, "%");
+    });
+    Policy overruled;
+    read_field(stands_again ? overruled : policy, key, value, family, pass);
   }
   return policy;
 }

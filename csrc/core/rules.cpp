@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <map>
 #include <mutex>
@@ -24,7 +25,8 @@ struct Rule {
   std::string text;
 };
 
-std::mutex mutex;  // guards what follows
+std::atomic<size_t> rule_count{0};  // so that where there is none, no call waits for others
+std::mutex mutex;                   // guards what follows
 auto& rules() {
   static auto* list = new std::vector<Rule>();
   return *list;
@@ -152,6 +154,7 @@ int64_t add_rule(std::string_view matcher, std::string_view use) {
   std::lock_guard<std::mutex> lock(mutex);
   rule.id = next_id++;
   rules().push_back(std::move(rule));
+  rule_count = rules().size();
   next_decision_generation();
   return rules().back().id;
 }
@@ -166,13 +169,15 @@ void remove_rule(int64_t id) {
       std::find_if(rules().begin(), rules().end(), [&](const Rule& rule) { return rule.id == id; });
   TORCH_CHECK_VALUE(found != rules().end(), "when: this rule was removed before");
   rules().erase(found);
+  rule_count = rules().size();
   next_decision_generation();
 }
+
+bool has_rules() { return rule_count.load(std::memory_order_relaxed) > 0; }
 
 RuledPolicy rules_for(const Problem& problem) {
   RuledPolicy out;
   std::lock_guard<std::mutex> lock(mutex);
-  if (rules().empty()) return out;
   std::string op = op_of(problem);
   auto fields = problem_fields(problem);
   for (auto rule = rules().rbegin(); rule != rules().rend(); ++rule) {

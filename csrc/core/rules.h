@@ -1,6 +1,6 @@
 // Choices by problem: `when("conv_fwd w=*[64,64,3,3]* pad=1", use="winograd")`. They are weaker
-// than what a call or a module asks for and stronger than all else, and read only when a problem is
-// decided, so that they cost nothing on calls that were seen before.
+// than what a call or a module asks for and stronger than all else, and read when a problem is
+// decided, so that they cost nothing on calls that were seen before; dropout's read them each time.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ int64_t add_rule(std::string_view matcher, std::string_view use);
 std::string check_rule(std::string_view matcher, std::string_view use);
 void remove_rule(int64_t id);
 
+bool has_rules();
 struct RuledPolicy {
   bool any = false;  // whether a rule matches
   Policy policy;

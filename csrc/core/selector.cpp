@@ -78,8 +78,9 @@ struct ThreadCache {
   LruCache<Key, Call, KeyHash> calls{kCallsPerThread};
   // Plans outlive a change of knobs: going back to a pin costs no rebuilding.
   LruCache<std::string, std::shared_ptr<Plan>, std::hash<std::string>> plans{kPlansPerThread};
-  uint64_t generation = 0;
+  uint64_t generation = 0, plans_generation = 0;
 };
+std::atomic<uint64_t> plans_generation{0};  // grows as all threads' plans are to go
 
 std::atomic<bool> plans_are_left{false};
 
@@ -268,6 +269,14 @@ class Decider {
     return {decision_, found.plan};
   }
 
+  std::string error_of_pin(const Algorithm& algorithm, const std::string& reason) {
+    return c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
+                    " cannot run: ", reason, of_others(algorithm),
+                    "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
+                    "\n  policy: ", policy_.text, "\n  would work: ", alternatives(algorithm),
+                    "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
+  }
+
  private:
   Found find() {
     const Choice* chosen = find_choice();
@@ -398,12 +407,7 @@ class Decider {
     OnUnsupported action = policy_.policy.on_unsupported.value_or(OnUnsupported::error);
     if (op_.forward_of(problem_)) action = OnUnsupported::error;  // what it reads is its forward's
     if (action == OnUnsupported::error) {
-      decision_->error =
-          c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
-                   " cannot run: ", reason, of_others(algorithm),
-                   "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
-                   "\n  policy: ", policy_.text, "\n  would work: ", alternatives(),
-                   "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
+      decision_->error = error_of_pin(algorithm, reason);
       return {};
     }
     if (action == OnUnsupported::warn && !follows_refusal) {  // of which a warning told
@@ -425,9 +429,9 @@ class Decider {
     return "; it is an algorithm of " + c10::Join(", ", families);
   }
 
-  // Some that can run, also where only a run tells the workspace. Not all: cuDNN may take seconds
-  // to build one.
-  std::string alternatives() {
+  // Some others that can run, also where only a run tells the workspace. Not all: cuDNN may take
+  // seconds to build one.
+  std::string alternatives(const Algorithm& pinned) {
     constexpr int kShown = 8;
     std::string out;
     int count = 0;
@@ -436,7 +440,7 @@ class Decider {
         bool tried = std::any_of(refused_.begin(), refused_.end(), [&](const auto& entry) {
           return entry.first == algorithm.text();
         });
-        if (tried) continue;
+        if (tried || algorithm == pinned) continue;
         auto result = build_usable(problem_, algorithm, policy_, device_);
         if (std::holds_alternative<Unsupported>(result)) continue;
         if (count++ == kShown) return out + " and others";
@@ -562,8 +566,9 @@ class Decider {
     static std::atomic<bool> warned{false};
     if (!warned.exchange(true)) {
       decision_->warning = c10::str(
-          "benchmark or fastest is on, but a problem was first met while a CUDA graph is "
-          "captured: the heuristic's choice is taken and not kept (said once). Problem: ",
+          "problems are to be tuned as they come (benchmark, fastest, enable or when says so), but "
+          "this one was first met while a CUDA graph is captured: the heuristic's choice is taken "
+          "and not kept (said once). Problem: ",
           problem_text(problem_));
     }
     return unkept("heuristic: first met under stream capture");
@@ -726,6 +731,8 @@ Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   if (cache.generation != now) {
     cache.calls.clear();
     cache.generation = now;
+    if (cache.plans_generation != plans_generation) cache.plans.clear();
+    cache.plans_generation = plans_generation;
   }
   Key key;
   append_key(key, problem);
@@ -789,6 +796,13 @@ bool insists(const Problem& problem, const Decision& decision) {
   bool falls_back =
       decision.policy->policy.on_unsupported.value_or(OnUnsupported::error) != OnUnsupported::error;
   return !falls_back || operator_of(problem).forward_of(problem).has_value();
+}
+
+// Where a pin fails at its run.
+std::string error_of_pin(const Problem& problem, const Call& call, const Device& device,
+                         const c10::Error& error) {
+  return Decider(problem, *call.decision->policy, device)
+      .error_of_pin(call.plan->algorithm, error.what_without_backtrace());
 }
 
 // Whether a plan that ran out of memory may have changed its inputs before: the next one would once
@@ -858,6 +872,7 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
 }  // namespace
 
 const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& policy) {
+  if (!has_rules()) return policy;
   RuledPolicy rules = rules_for_all(problem);
   return rules.any ? add_level(policy, rules.policy, family_of(problem)) : policy;
 }
@@ -912,13 +927,18 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
       keep_for_graph(call.plan, device);
       break;
     } catch (const c10::OutOfMemoryError& error) {
+      if (insists(problem, *call.decision)) {
+        TORCH_CHECK_WITH(OutOfMemoryError, false, error_of_pin(problem, call, device, error));
+      }
       bool has_workspace = call.plan->workspace_bytes != 0;
-      if (call.decision->pinned || !has_workspace || may_have_changed(problem, *call.plan)) throw;
+      if (!has_workspace || may_have_changed(problem, *call.plan)) throw;
       run_smaller(problem, *call.decision->policy, device, call, bindings,
                   error.what_without_backtrace());
       break;
     } catch (const RefusedAtRun& error) {
-      if (insists(problem, *call.decision)) throw;
+      if (insists(problem, *call.decision)) {
+        TORCH_CHECK(false, error_of_pin(problem, call, device, error));
+      }
       refuse_from_now_on(problem, call, device, error);
       follows_refusal = true;
     }
@@ -978,8 +998,11 @@ PlanCacheInfo plan_cache_info() {
 }
 
 void plan_cache_clear() {
-  thread_cache().calls.clear();
-  thread_cache().plans.clear();
+  ThreadCache& cache = thread_cache();
+  cache.calls.clear();
+  cache.plans.clear();
+  cache.plans_generation = ++plans_generation;
+  next_decision_generation();  // so that other threads' next calls look
   {
     std::lock_guard<std::mutex> lock(refused_at_run_mutex);
     refused_at_run().clear();

@@ -64,6 +64,7 @@ struct PlanCacheInfo {
   int64_t size, capacity, hits, misses;
 };
 PlanCacheInfo plan_cache_info();  // of this thread
-void plan_cache_clear();          // of this thread; and the decisions of all
+// And the decisions of all threads. Other threads' plans go at their next call.
+void plan_cache_clear();
 
 }  // namespace torch_cudnn_ext

@@ -85,6 +85,14 @@ bool is_set(const CUlaunchAttribute& attribute) {
 
 }  // namespace
 
+std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph, size_t most) {
+  size_t count = 0;
+  if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess || count > most) return {};
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) return {};
+  return nodes;
+}
+
 bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   CUDA_KERNEL_NODE_PARAMS params{};
   if (driver().kernel_params(node, &params) != CUDA_SUCCESS) return false;
@@ -159,43 +167,47 @@ bool KernelList::read_memset(cudaGraphNode_t node, Step& step) {
   return params.elementSize == 1 || params.elementSize == 4;
 }
 
-std::optional<std::vector<KernelList::Step>> KernelList::read(cudaGraph_t graph, size_t most,
-                                                              bool in_a_chain) {
-  size_t count = 0, edge_count = 0;
-  if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess || count == 0 || count > most) {
-    return std::nullopt;
-  }
-  std::vector<cudaGraphNode_t> nodes(count);
-  if (cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) return std::nullopt;
-  bool counted = !in_a_chain ||
-                 cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &edge_count) == cudaSuccess;
-  if (!counted || (in_a_chain && edge_count != count - 1)) return std::nullopt;
-  std::vector<cudaGraphNode_t> from(edge_count), to(edge_count);
-  std::vector<cudaGraphEdgeData> edges(edge_count);
-  if (edge_count > 0 &&
-      cudaGraphGetEdges(graph, from.data(), to.data(), edges.data(), &edge_count) != cudaSuccess) {
-    return std::nullopt;
-  }
-  // The order of the nodes is that of the chain, or they are none.
-  std::vector<Step> steps(count);
-  for (size_t i = 0; i < count; ++i) {
-    if (in_a_chain && i > 0) {
-      auto edge = static_cast<size_t>(std::find(to.begin(), to.end(), nodes[i]) - to.begin());
-      if (edge == edge_count || from[edge] != nodes[i - 1]) return std::nullopt;
-      if (edges[edge].type == cudaGraphDependencyTypeProgrammatic) {
-        if (edges[edge].from_port != cudaGraphKernelNodePortProgrammatic) return std::nullopt;
-        CUlaunchAttribute early{};  // it begins before the one in front of it has ended
-        early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        early.value.programmaticStreamSerializationAllowed = 1;
-        steps[i].attributes.push_back(early);
-      }
-    }
+std::optional<std::vector<KernelList::Step>> KernelList::read(
+    const std::vector<cudaGraphNode_t>& nodes) {
+  if (nodes.empty()) return std::nullopt;
+  std::vector<Step> steps(nodes.size());
+  for (size_t i = 0; i < nodes.size(); ++i) {
     cudaGraphNodeType type;
     if (cudaGraphNodeGetType(nodes[i], &type) != cudaSuccess) return std::nullopt;
     bool known = type == cudaGraphNodeTypeKernel   ? read_kernel(nodes[i], steps[i])
                  : type == cudaGraphNodeTypeMemset ? read_memset(nodes[i], steps[i])
                                                    : false;
     if (!known) return std::nullopt;
+  }
+  return steps;
+}
+
+std::optional<std::vector<KernelList::Step>> KernelList::read_chain(cudaGraph_t graph,
+                                                                    size_t most) {
+  std::vector<cudaGraphNode_t> nodes = nodes_of(graph, most);
+  auto steps = read(nodes);
+  if (!steps) return std::nullopt;
+  size_t links = nodes.size() - 1, edge_count = 0;
+  if (cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &edge_count) != cudaSuccess ||
+      edge_count != links) {
+    return std::nullopt;
+  }
+  std::vector<cudaGraphNode_t> from(links), to(links);
+  std::vector<cudaGraphEdgeData> edges(links);
+  if (links > 0 &&
+      cudaGraphGetEdges(graph, from.data(), to.data(), edges.data(), &edge_count) != cudaSuccess) {
+    return std::nullopt;
+  }
+  // The order of the nodes is that of the chain, or they are none.
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    auto edge = static_cast<size_t>(std::find(to.begin(), to.end(), nodes[i]) - to.begin());
+    if (edge == links || from[edge] != nodes[i - 1]) return std::nullopt;
+    if (edges[edge].type != cudaGraphDependencyTypeProgrammatic) continue;
+    if (edges[edge].from_port != cudaGraphKernelNodePortProgrammatic) return std::nullopt;
+    CUlaunchAttribute early{};  // it begins before the one in front of it has ended
+    early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    early.value.programmaticStreamSerializationAllowed = 1;
+    (*steps)[i].attributes.push_back(early);
   }
   return steps;
 }
@@ -234,8 +246,7 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& mad
                                             const RecordedAt& real, size_t most) {
   std::array<std::vector<Step>, 4> recorded;
   for (size_t r = 0; r < recorded.size(); ++r) {
-    constexpr bool kInAChain = true;
-    auto steps = read(r < 3 ? made_up[r].graph : real.graph, most, kInAChain);
+    auto steps = read_chain(r < 3 ? made_up[r].graph : real.graph, most);
     if (!steps) return std::nullopt;
     recorded[r] = std::move(*steps);
     if (recorded[r].size() != recorded[0].size()) return std::nullopt;
@@ -280,8 +291,7 @@ bool KernelList::can_learn() {
 
 bool KernelList::gives(const RecordedAt& call, size_t most) {
   if (!driver().complete) return false;
-  constexpr bool kInAChain = false;
-  auto steps = read(call.graph, most, kInAChain);
+  auto steps = read(nodes_of(call.graph, most));
   auto addresses = call.addresses;
   auto is_given = [&](uint64_t address) {
     auto is_of = [&](uint64_t word) {

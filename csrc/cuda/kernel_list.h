@@ -16,6 +16,9 @@ namespace torch_cudnn_ext {
 
 constexpr uint64_t kAlignment = 512;  // bytes, as PyTorch's allocator aligns
 
+// In the order in which they were recorded; none where there are more, or CUDA does not tell them.
+std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph, size_t most);
+
 // A call recorded with its tensors at these addresses.
 struct RecordedAt {
   cudaGraph_t graph;
@@ -63,9 +66,10 @@ class KernelList {
     unsigned value = 0, element_bytes = 0;  // of a memset
     size_t elements = 0;
   };
-  // What there is to do; none where it is more, or of another kind. In a chain each step waits for
-  // the one before.
-  static std::optional<std::vector<Step>> read(cudaGraph_t graph, size_t most, bool in_a_chain);
+  // None where there is nothing to do, or something of another kind.
+  static std::optional<std::vector<Step>> read(const std::vector<cudaGraphNode_t>& nodes);
+  // Of steps that each wait for the one before.
+  static std::optional<std::vector<Step>> read_chain(cudaGraph_t graph, size_t most);
   static bool read_kernel(cudaGraphNode_t node, Step& step);
   static bool read_buffer(void* const* extra, Step& step);
   static bool read_memset(cudaGraphNode_t node, Step& step);

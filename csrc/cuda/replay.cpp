@@ -133,16 +133,13 @@ Graph recorded(c10::function_ref<void()> call) {
 // How many there are, with memory that is set; 0 where there is work of another kind, such as
 // copies of host memory, which is the caller's and may be gone when the graph is launched.
 int64_t kernels_of(cudaGraph_t graph) {
-  size_t count = 0;
-  if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess) return 0;
-  std::vector<cudaGraphNode_t> nodes(count);
-  if (cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) return 0;
+  std::vector<cudaGraphNode_t> nodes = nodes_of(graph, kMostKernels);
   bool no_other = std::all_of(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
     cudaGraphNodeType type;
     return cudaGraphNodeGetType(node, &type) == cudaSuccess &&
            (type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemset);
   });
-  return no_other ? static_cast<int64_t>(count) : 0;
+  return no_other ? static_cast<int64_t>(nodes.size()) : 0;
 }
 
 }  // namespace
@@ -260,7 +257,7 @@ Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   return entries_[last_];
 }
 
-std::optional<KernelList>& Replays::list_of(const ReplayKey& key, bool at_once, CallAt call) {
+std::optional<KernelList>* Replays::list_of(const ReplayKey& key, bool at_once, CallAt call) {
   ReplayKey kind = key.kind();
   auto known = std::find_if(lists_.begin(), lists_.end(),
                             [&](const Learnt& learnt) { return learnt.kind == kind; });
@@ -273,7 +270,7 @@ std::optional<KernelList>& Replays::list_of(const ReplayKey& key, bool at_once, 
       known = std::min_element(lists_.begin(), lists_.end(), [](const Learnt& a, const Learnt& b) {
         return a.last_call < b.last_call;
       });
-      if (calls_ - known->last_call < kCallsBeforeNextTry) return left_out_;
+      if (calls_ - known->last_call < kCallsBeforeNextTry) return nullptr;
     }
     // A plan's first call does not come here.
     *known = {std::move(kind), calls_, kCallsBefore - 1, {}};
@@ -284,7 +281,7 @@ std::optional<KernelList>& Replays::list_of(const ReplayKey& key, bool at_once, 
     left = kCallsBeforeNextTry;
     known->list = learn(key, call);
   }
-  return known->list;
+  return &known->list;
 }
 
 std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
@@ -312,6 +309,24 @@ std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
   return list;
 }
 
+bool Replays::relaunch(const ReplayKey& key, bool at_once, CallAt call) {
+  std::optional<KernelList>* list = list_of(key, at_once, call);
+  if (list == nullptr || !*list) return false;
+  bool launched = false;
+  try {
+    launched = (*list)->launch(key.addresses(), c10::cuda::getCurrentCUDAStream());
+  } catch (const c10::Error&) {
+    list->reset();  // so that the next call is cuDNN's
+    throw;
+  }
+  if (launched) {
+    relaunched_calls.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    list->reset();  // cuDNN says why, or does it otherwise
+  }
+  return launched;
+}
+
 void Replays::forget() {
   lists_.clear();
   entries_.clear();
@@ -328,21 +343,7 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
   }
   bool may_relaunch = may_replay && has_run_ && replay != Replay::at_once &&
                       relaunch_on.load(std::memory_order_relaxed);
-  if (may_relaunch) {
-    auto& list = list_of(key, replay == Replay::kernels_at_once, call);
-    bool launched = false;
-    try {
-      launched = list && list->launch(key.addresses(), c10::cuda::getCurrentCUDAStream());
-    } catch (const c10::Error&) {
-      list.reset();  // so that the next call is cuDNN's
-      throw;
-    }
-    if (launched) {
-      relaunched_calls.fetch_add(1, std::memory_order_relaxed);
-      return;
-    }
-    list.reset();  // refused before anything was launched: cuDNN says why, or does it otherwise
-  }
+  if (may_relaunch && relaunch(key, replay == Replay::kernels_at_once, call)) return;
   if (may_replay && replay != Replay::kernels_at_once) {
     // Of the many plans that are timed each keeps one: they are large where networks recur.
     bool at_once = replay == Replay::at_once;

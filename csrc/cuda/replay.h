@@ -121,12 +121,14 @@ class Replays {
     int calls_until_learnt = 0;
     std::optional<KernelList> list;  // none where its kernels cannot be launched so
   };
-  std::optional<KernelList>& list_of(const ReplayKey& key, bool at_once, CallAt call);
+  // Null of kinds that are too many.
+  std::optional<KernelList>* list_of(const ReplayKey& key, bool at_once, CallAt call);
   static std::optional<KernelList> learn(const ReplayKey& key, CallAt call);
+  // False where nothing was launched.
+  bool relaunch(const ReplayKey& key, bool at_once, CallAt call);
 
   std::vector<Learnt> lists_;
-  uint64_t calls_ = 0;                  // that asked for a list
-  std::optional<KernelList> left_out_;  // none, of kinds that are too many
+  uint64_t calls_ = 0;  // that asked for a list
 
   std::vector<Entry> entries_;
   // Of their keys. Where addresses never come back, all are searched.

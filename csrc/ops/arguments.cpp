@@ -110,7 +110,8 @@ std::optional<std::string> argument_to_save(OptionalPolicy policy) {
   return std::string(*policy);
 }
 
-// A mode of the user's own, such as one that counts operations, runs them here and now.
+}  // namespace
+
 bool is_tracing() {
   using c10::impl::TorchDispatchModeKey;
   for (auto key : {TorchDispatchModeKey::FAKE, TorchDispatchModeKey::PROXY,
@@ -119,8 +120,6 @@ bool is_tracing() {
   }
   return false;
 }
-
-}  // namespace
 
 std::optional<std::string> policy_to_save(std::string_view family, OptionalPolicy policy) {
   return is_tracing() ? argument_to_save(policy)

@@ -88,6 +88,10 @@ double epsilon_of(c10::ScalarType dtype);
 // are projected out of every `length` values: of what is left of few, most is rounding.
 double conditioning_of_norm(int64_t length, int64_t removed);
 
+// Whether a mode of PyTorch's own is on, whose tensors stand for others. A user's, such as one that
+// counts operations, runs them here and now.
+bool is_tracing();
+
 // What an autograd node keeps of the policy. Under a tracer the knobs of today must not be frozen
 // into the graph: it keeps the argument alone, and reads them when it runs. An eager node keeps
 // what was resolved, so that backward obeys it on any thread.

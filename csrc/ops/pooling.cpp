@@ -4,10 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/_adaptive_avg_pool2d_cpu_dispatch.h>
-#include <ATen/ops/_adaptive_avg_pool2d_cuda_dispatch.h>
-#include <ATen/ops/_adaptive_avg_pool3d_cpu_dispatch.h>
-#include <ATen/ops/_adaptive_avg_pool3d_cuda_dispatch.h>
 #include <ATen/ops/avg_pool2d_cpu_dispatch.h>
 #include <ATen/ops/avg_pool2d_cuda_dispatch.h>
 #include <ATen/ops/avg_pool3d_cpu_dispatch.h>
@@ -1013,8 +1009,7 @@ const RegisterOverrideOfComposite<AtenAdaptiveAvgPool<3>, AdaptiveSignature> ada
 
 // --- what the core must know
 
-// Numbers of which no two in a window are equal, so that a maximum stands in one place: multiples
-// of a power of two from -4 to 4, `count` of them, which is prime.
+// Multiples of a power of two from -4 to 4, `count` of them, which is prime.
 struct Numbers {
   int64_t count, factor;
   double step;
@@ -1072,10 +1067,7 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
   void prepare_scratch(const PoolingProblem& p, Bindings& bindings) const override {
     if (p.mode != PoolingMode::max) return;
     Tensor& x = bindings[Role::x];
-    Numbers numbers = numbers_of(p.x.dtype);
-    Tensor places = at::arange(p.x.numel(), x.options().dtype(at::kLong));
-    Tensor values = places.mul_(numbers.factor).remainder_(numbers.count).sub_(numbers.count / 2);
-    x.copy_(values.to(at::kDouble).mul_(numbers.step).view(p.x.sizes));
+    x.copy_(distinct_in_windows(p, x.device()));
     if (p.pass == Pass::bwd) bindings[Role::y].copy_(forward_in_double(p, x));
   }
 
@@ -1161,6 +1153,38 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
 
   static const char* classic(const PoolingProblem& p) {
     return p.mode == PoolingMode::max ? "legacy:max" : "legacy:avg";
+  }
+
+  // Values of x of which no two in a window are equal, so that a maximum stands in one place:
+  // windows of more elements than there are numbers have some that are.
+  static Tensor distinct_in_windows(const PoolingProblem& p, at::Device device) {
+    Numbers numbers = numbers_of(p.x.dtype);
+    at::TensorOptions options = at::TensorOptions(at::kLong).device(device);
+    int dims = p.spatial_dims();
+    // Places are numbered anew behind so many, which no window reaches over.
+    Dims period = p.window;
+    double volume = 1;
+    for (int i = 0; i < dims; ++i) {
+      if (p.adaptive) period[i] = p.x.sizes[i + 2] / p.window[i] + 2;
+      volume *= static_cast<double>(period[i]);
+    }
+    double room = std::pow(static_cast<double>(numbers.count) / volume, 1.0 / dims);
+    Dims shape(dims + 2, 1);
+    shape[0] = p.x.sizes[0];
+    shape[1] = p.x.sizes[1];
+    Tensor places = at::arange(shape[0] * shape[1], options).view(shape);
+    int64_t unit = 1;
+    for (int i = 0; i < dims; ++i) {
+      period[i] *= std::max(static_cast<int64_t>(room), int64_t{1});
+      Tensor place = at::arange(p.x.sizes[i + 2], options).div_(p.dilation[i], "floor");
+      place.remainder_(period[i]).mul_(unit);
+      unit *= period[i];
+      shape = Dims(dims + 2, 1);
+      shape[i + 2] = p.x.sizes[i + 2];
+      places = places + place.view(shape);
+    }
+    places.mul_(numbers.factor).remainder_(numbers.count).sub_(numbers.count / 2);
+    return places.to(at::kDouble).mul_(numbers.step);
   }
 
   static double window_elements(const PoolingProblem& p) {

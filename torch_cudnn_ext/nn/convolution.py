@@ -10,10 +10,10 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.nn.tunable import ONCE, Tunable
+from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import check_tensor
 from torch_cudnn_ext.ops.convolution import border, pad_behind
-from torch_cudnn_ext.policy import Policy, passes_of
+from torch_cudnn_ext.policy import ONCE, Policy, passes_of
 
 
 class _Convolution(Tunable, _ConvNd):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from torch_cudnn_ext.policy import (
+    ONCE,
     AlgorithmChoice,
     Policy,
     PolicyLike,
@@ -15,9 +16,6 @@ from torch_cudnn_ext.policy import (
     passes_of,
     policy_text,
 )
-
-# What is chosen at a first call and then kept, and how it is chosen.
-ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
 
 
 class Tunable(torch.nn.Module):

@@ -438,9 +438,10 @@ BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm
     return std::make_shared<AtenConvolution>(p, algorithm, notes, Turn(p, block));
   }
   return Unsupported{
-      "turns data gradients, not dilated: of several groups with stride 1 and block=1, of one "
-      "group with at most 64 channels in a block, whose side is 2 or more, a multiple of each "
-      "stride and at most 4 times the least"};
+      "turns data gradients, not dilated, by blocks whose side is a multiple of each stride: of "
+      "one "
+      "group 2 or more and at most 4 times the least, of several groups the largest; sides above 1 "
+      "with at most 64 channels of a group in a block"};
 }
 
 BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm,

@@ -110,18 +110,17 @@ std::vector<int64_t> Turn::blocks(const ConvolutionProblem& p) {
       !std::all_of(p.dilation.begin(), p.dilation.end(), is_one)) {
     return {};
   }
-  if (p.groups > 1) {
-    bool whole = std::all_of(p.stride.begin(), p.stride.end(), is_one);
-    return whole ? std::vector<int64_t>{1} : std::vector<int64_t>();
-  }
   int64_t least = *std::min_element(p.stride.begin(), p.stride.end());
+  int64_t most = *std::max_element(p.stride.begin(), p.stride.end());
+  // Few channels of one group become more; of several groups a block is what strides make of it.
+  int64_t side = p.groups > 1 ? most : 2, end = p.groups > 1 ? most : kMostSteps * least;
   std::vector<int64_t> sides;
-  for (int64_t side = 2; side <= std::min(kMostSteps * least, kMostChannels); ++side) {
-    int64_t channels = p.x.sizes[1];
+  for (; side <= std::min(end, kMostChannels); ++side) {
+    int64_t channels = p.x.sizes[1] / p.groups;
     for (int i = 0; i < p.spatial_dims() && channels <= kMostChannels; ++i) channels *= side;
     bool fits = std::all_of(p.stride.begin(), p.stride.end(),
                             [side](int64_t stride) { return side % stride == 0; });
-    if (fits && channels <= kMostChannels) sides.push_back(side);
+    if (fits && (side == 1 || channels <= kMostChannels)) sides.push_back(side);
   }
   return sides;
 }

@@ -66,6 +66,18 @@ struct Result {
   Tensor losses, posterior;
 };
 
+Tensor losses_of(const States& s, const Tensor& log_likelihood) {
+  // Without input, nothing but an empty target is certain.
+  Tensor certain = (s.steps == 0).logical_and(s.valid.sum(1, true) == 1).squeeze(1);
+  return -log_likelihood.masked_fill(certain, 0);
+}
+
+Tensor skips_from_their_beginnings(const States& s) {
+  Tensor leaving = at::zeros_like(s.skip);
+  leaving.slice(1, 0, -2).copy_(s.skip.slice(1, 2));
+  return leaving;
+}
+
 Result forward_backward(const CtcProblem& p, const States& s, const Tensor& log_probs) {
   int64_t steps = log_probs.size(0);
   Tensor emitted = log_probs.gather(2, s.label.unsqueeze(0).expand({steps, -1, -1}));  // [T, N, L]
@@ -83,12 +95,9 @@ Result forward_backward(const CtcProblem& p, const States& s, const Tensor& log_
     end = at::where(s.steps == t + 1, alpha[t], end);
   }
   Tensor log_likelihood = end.masked_fill(s.last.logical_not(), -kInfinity).logsumexp(1);
-  // Without input, nothing but an empty target is certain.
-  Tensor certain = (s.steps == 0).logical_and(s.valid.sum(1, true) == 1).squeeze(1);
-  Result result{-log_likelihood.masked_fill(certain, 0), {}};
+  Result result{losses_of(s, log_likelihood), {}};
   if (!p.gradient) return result;
-  Tensor leaving = at::zeros_like(s.skip);  // the same skips, seen from where they begin
-  leaving.slice(1, 0, -2).copy_(s.skip.slice(1, 2));
+  Tensor leaving = skips_from_their_beginnings(s);
   result.posterior = at::zeros_like(emitted);
   Tensor beta;  // of what follows a step
   for (int64_t t = steps - 1; t >= 0; --t) {
@@ -122,11 +131,9 @@ Result rescaled(const CtcProblem& p, const States& s, const Tensor& log_probs) {
     end = at::where(s.steps == t + 1, alpha[t], end);
   }
   Tensor log_likelihood = (end * s.last).sum(1).log() + log_scale.squeeze(1);
-  Tensor certain = (s.steps == 0).logical_and(s.valid.sum(1, true) == 1).squeeze(1);
-  Result result{-log_likelihood.masked_fill(certain, 0), {}};
+  Result result{losses_of(s, log_likelihood), {}};
   if (!p.gradient) return result;
-  Tensor leaving = at::zeros_like(s.skip);
-  leaving.slice(1, 0, -2).copy_(s.skip.slice(1, 2));
+  Tensor leaving = skips_from_their_beginnings(s);
   result.posterior = at::zeros_like(emitted);
   Tensor beta;
   for (int64_t t = steps - 1; t >= 0; --t) {
