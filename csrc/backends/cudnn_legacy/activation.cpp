@@ -84,9 +84,6 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   if (p.kind == ActivationKind::elu && p.pass == Pass::bwd && p.coefficient != 1) {
     return Unsupported{"cuDNN's gradient of ELU at zero itself is 1, and not alpha"};
   }
-  if (p.x.sizes[0] > INT_MAX) {
-    return Unsupported{c10::str("the classic API counts elements in 32 bits, not ", p.x.sizes[0])};
-  }
   if (auto refused = refuse(device)) return *refused;
   return std::make_shared<ActivationPlan>(p, algorithm);
 }

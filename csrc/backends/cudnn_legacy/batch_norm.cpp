@@ -111,11 +111,7 @@ std::string over_the_limit(const BatchNormProblem& p, bool per_activation) {
   int64_t most = infer ? 65535 : 880801;
   if (per_activation) most = infer ? 262136 : 131070;
   if (p.x.sizes[0] > most) return c10::str("cuDNN takes at most ", most, " samples in this mode");
-  if (!per_activation && !infer) {
-    std::string reason = too_many_channels(p.x.sizes[1]);
-    if (!reason.empty()) return reason;
-  }
-  return too_many_elements(p.x);
+  return per_activation || infer ? "" : too_many_channels(p.x.sizes[1]);
 }
 
 BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,

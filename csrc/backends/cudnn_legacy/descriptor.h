@@ -49,6 +49,8 @@ inline std::vector<int> as_ints(const Dims& values) {
 }
 
 inline void set(const TensorDescriptor& descriptor, const TensorSpec& spec) {
+  TORCH_CHECK(spec.numel() <= INT_MAX, "the classic API counts elements in 32 bits, not ",
+              spec.numel());
   check_cudnn(
       cudnnSetTensorNdDescriptor(descriptor.get(), cudnn_type(spec.dtype), spec.sizes.size(),
                                  as_ints(spec.sizes).data(), as_ints(spec.strides).data()),
@@ -77,13 +79,10 @@ inline void* output(Bindings& bindings, Role role, const TensorSpec& spec, const
   return tensor.data_ptr();
 }
 
-// Bounds of batch normalisation when training; empty where they are kept. PyTorch found the first.
+// A bound of batch normalisation when training, which PyTorch found; empty where it is kept.
 inline std::string too_many_channels(int64_t channels) {
   if (channels <= 65535) return "";
   return c10::str("cuDNN takes at most 65535 channels when training, and here are ", channels);
-}
-inline std::string too_many_elements(const TensorSpec& t) {
-  return t.numel() > INT_MAX ? "the classic API counts elements in 32 bits" : "";
 }
 
 // The math type that an algorithm's options name; nullptr without.

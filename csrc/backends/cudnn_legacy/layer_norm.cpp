@@ -95,9 +95,8 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
     if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;
     return std::make_shared<GroupNormPlan>(p, std::get<std::shared_ptr<Plan>>(built));
   }
-  for (const std::string& reason : {too_many_channels(p.view().count()), too_many_elements(p.x)}) {
-    if (!reason.empty()) return Unsupported{reason};
-  }
+  std::string reason = too_many_channels(p.view().count());
+  if (!reason.empty()) return Unsupported{reason};
   bool persistent = algorithm.name == "spatial_persistent";
   Notes notes;
   // Of float32 and float16 data it may sum scaled integers, which overflow where values are large.

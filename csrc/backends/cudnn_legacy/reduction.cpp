@@ -83,9 +83,6 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
   if (auto refused = refuse_all_but_default(algorithm)) return *refused;
   if (p.x.dtype == at::kBFloat16) return Unsupported{"cuDNN reduces no bfloat16 data"};
   if (p.reduced_count() == 1) return Unsupported{"cuDNN has no reduction of a single element each"};
-  if (p.x.numel() > INT_MAX) {
-    return Unsupported{c10::str("the classic API counts elements in 32 bits, not ", p.x.numel())};
-  }
   if (auto refused = refuse(device)) return *refused;
   auto descriptors = std::make_unique<Descriptors>(p);
   Needs needs;
