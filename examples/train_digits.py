@@ -9,9 +9,9 @@ The data are the 1797 images of the UCI "Optical Recognition of Handwritten Digi
 pixels each (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), in ``digits.csv.gz`` beside this file. A
 fifth of them, always the same, is kept for testing.
 
-The first epoch is autotuned. Then every epoch pins other algorithms, as one would to compare them;
-the network learns on undisturbed, since all of them compute the same convolution. At the end stands
-the table of what each algorithm costs in each layer and pass.
+The first epoch is autotuned, the next three pin other algorithms, as one would to compare them, and
+so on in turns; the network learns on undisturbed, since all of them compute the same convolution.
+At the end stands the table of what each algorithm costs in each layer and pass.
 """
 
 import argparse

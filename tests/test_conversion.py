@@ -513,3 +513,48 @@ def test_what_convolutions_keep_reaches_networks_of_other_layers(device: str) ->
     convert(model, policy="conv=guess_once")
     torch.testing.assert_close(model(x), expected)
     assert "fwd=guess_once" in model[0].policy
+
+
+def _resized(padding: str) -> torch.nn.Module:
+    layer = torch.nn.Conv2d(4, 4, 1, padding=padding)
+    layer.weight = torch.nn.Parameter(torch.randn(4, 4, 3, 3))
+    return layer
+
+
+def _changed(layer: torch.nn.Module, **attributes: Any) -> torch.nn.Module:
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _resized("same"),
+        lambda: _resized("valid"),
+        lambda: _changed(tnn.Conv2d(4, 4, 3), stride=2),
+        lambda: _changed(tnn.Conv2d(4, 4, 3, padding="same"), dilation=2),
+        lambda: _changed(tnn.Conv2d(4, 4, 3), padding=1, dilation=(2,)),
+        lambda: tnn.ReLU(inplace=0),
+        lambda: tnn.ELU(inplace=None),
+        lambda: tnn.Dropout(0.0, 0),
+        lambda: tnn.MaxPool2d(2, return_indices=0),
+    ],
+)
+@pytest.mark.parametrize("policy", [None, "conv=guess_once"])
+def test_attributes_are_read_as_pytorch_reads_them(make: Any, policy: str | None) -> None:
+    layer, x = tnn.Sequential(make()), torch.randn(2, 4, 8, 8)
+    expected = layer(x.clone())
+    torch.testing.assert_close(convert(layer, policy=policy)(x), expected)
+
+
+def test_transposed_convolutions_pad_with_zeros_alone() -> None:
+    layer = convert(_changed(tnn.ConvTranspose2d(4, 4, 3), padding_mode="reflect"))
+    with pytest.raises(ValueError, match="padding_mode is 'reflect', wanted 'zeros'"):
+        layer(torch.randn(2, 4, 8, 8))
+
+
+@pytest.mark.parametrize("word", ["softmax", "softmax_fwd"])
+def test_pins_of_families_are_checked(word: str) -> None:
+    with pytest.raises(ValueError, match="cpu:nonsense"):
+        convert(tnn.Sequential(tnn.Conv2d(3, 4, 3)), policy=f"{word}=cpu:nonsense")

@@ -1,5 +1,6 @@
 """What every layer of a model runs, and why."""
 
+import copy
 import gc
 import operator
 import threading
@@ -388,15 +389,71 @@ def test_recording_costs_nothing_when_off(net: Net, device: str) -> None:
     assert recorded == []
 
 
-def test_nothing_of_a_run_stays_in_memory(net: Net, device: str) -> None:
-    copies: list[weakref.ref[nn.Module]] = []
-    hook = nn.modules.module.register_module_forward_pre_hook(
-        lambda module, args: copies.append(weakref.ref(module))
+def test_nothing_of_a_run_stays_in_memory(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)).to(device)
+    seen: list[weakref.ref[Any]] = []
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: seen.extend(map(weakref.ref, (module, output)))
     )
-    explain(net, images(device), train=True, measure=False)
+    explain(model, images(device), train=True, measure=False)
     hook.remove()
+    del model
     gc.collect()
-    assert copies and all(copy() is None for copy in copies)
+    assert len(seen) == 6 and all(one() is None for one in seen)
+
+
+class Hidden(nn.Module):
+    """Reaches modules by closures, lists and attributes, and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.teacher = [nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))]
+        self.block = lambda x: self.norm(self.conv(x))
+        self.state, self.sizes = torch.zeros(()), [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = x.mean()
+        self.sizes.append(len(x))
+        y: Tensor = self.teacher[0](self.block(x))
+        return y
+
+
+@pytest.mark.parametrize("ask", [explain, trace, torch_cudnn_ext.profile_model])
+def test_what_a_model_reaches_otherwise_stays(ask: Any) -> None:
+    model = Hidden()
+    modules = [model, model.teacher[0]]
+    before = [copy.deepcopy(module.state_dict()) for module in modules]
+    for parameter in (p for module in modules for p in module.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(p.grad))  # an optimizer
+    state = model.state
+    keywords: dict[str, Any] = {"train": True}
+    keywords |= {"time_budget_s": 0.01} if ask is torch_cudnn_ext.profile_model else {}
+    keywords |= {"measure": False} if ask is explain else {}
+    asked = ask(model, torch.randn(2, 3, 6, 6), **keywords)
+    for module, values in zip(modules, before, strict=True):
+        assert all(torch.equal(values[name], t) for name, t in module.state_dict().items())
+        assert all(p.grad is None for p in module.parameters())
+    assert model.state is state and model.sizes == [0]
+    if ask is explain:
+        assert {"conv", "norm"} <= {call.layer for call in asked.calls}
+
+
+def test_frozen_layers_are_traced_as_they_are() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
+    model[1].eval()
+    x = torch.randn(2, 3, 6, 6)
+    ops = [line.split()[0] for line in trace(model, x)]
+    assert "batch_norm_infer" in ops and "batch_norm_fwd" not in ops
+    assert not model[1].training and model.training
+    model.eval()
+    assert "batch_norm_fwd" in [line.split()[0] for line in trace(model, x)]
+    assert not model.training
+
+
+def test_a_packed_sequence_is_one_input() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
+    assert trace(nn.LSTM(4, 5), packed)[0].startswith("rnn_fwd cell=lstm")
 
 
 class Counting(nn.Module):

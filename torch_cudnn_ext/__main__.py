@@ -808,7 +808,7 @@ def explain_command(
     device: DeviceOption = None,
     policy: PolicyOption = "",
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Time every distinct algorithm.")
+        bool, typer.Option("--measure/--no-measure", help="Time each algorithm that runs.")
     ] = True,
     format: FormatOption = Format.table,
 ) -> None:

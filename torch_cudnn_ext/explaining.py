@@ -4,7 +4,6 @@
 >>> trace(model, images, "model.txt")  # for: python -m torch_cudnn_ext profile --problems model.txt
 """
 
-import copy
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,15 +28,17 @@ from torch_cudnn_ext.workload import (
     Layer,
     call_model,
     detached,
+    gradients_kept,
     in_mode,
     kept_as_it_was,
+    leaves_behind,
     led_problems,
     looking,
     merge,
     recording,
-    remember_as,
     sum_of_outputs,
     tensors_in,
+    values_kept,
 )
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
@@ -133,12 +134,13 @@ def explain(
 ) -> Explanation:
     """Run a model once, and tell for every call of its layers what ran and why.
 
-    Nothing of the model changes, nor of its inputs' gradients or PyTorch's random state: without
-    ``train`` it runs in eval mode and without gradients, and its buffers are put back; with
-    ``train`` it is a copy, where it can be copied, that runs forward and backward. Where `enable`
-    was not called, it is enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and
-    the like for what holds there. What is compiled runs in eager mode; the model must run in one
-    thread.
+    Nothing of the model changes, nor of its inputs' gradients or PyTorch's random state:
+    without ``train`` it runs in eval mode and without gradients, with ``train`` in training
+    mode forward and backward, and what that changes is put back: parameters, buffers, gradients
+    and attributes. A model that is in that mode already runs as it is, with layers in the other
+    one, such as frozen batch norms. Where `enable` was not called, it is enabled meanwhile.
+    Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds there. What is
+    compiled runs in eager mode; the model must run in one thread.
 
     Args:
         model: Any module.
@@ -160,18 +162,13 @@ def explain(
                 "model: got one that has, or whose inputs have, no data (on the meta device, or "
                 "fake), wanted data to run on; profile_model takes the meta device"
             )
-    try:
-        runner = copy.deepcopy(model) if train else model
-    except Exception:  # of tensors that are computed, such as pruned weights, of locks, ...
-        runner = model
-    else:
-        remember_as(model, runner)
     with (
-        kept_as_it_was(runner),
+        kept_as_it_was(model),
+        values_kept(model.parameters()) if train else nullcontext(),
         enabled() if not is_enabled() else nullcontext(),
         torch.compiler.set_stance("force_eager"),  # layers of it may be compiled
     ):
-        calls = _record(runner, detached(inputs) if train else inputs, train)
+        calls = _record(model, detached(inputs) if train else inputs, train)
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
@@ -387,7 +384,9 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
         with in_mode(model, train), recorder.watching(), torch.set_grad_enabled(train):
             output = call_model(model, inputs)
             if train:
-                torch.autograd.backward(sum_of_outputs(output))
+                loss = sum_of_outputs(output)
+                with gradients_kept(leaves_behind([loss])):
+                    torch.autograd.backward(loss)
         return list(recorder.calls())
 
 

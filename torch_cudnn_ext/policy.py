@@ -182,7 +182,7 @@ class Policy:
             "compute": compute,
             **choices,
         }
-        known = dict.fromkeys((*passes_of(family), *_operators()))
+        known = dict.fromkeys((*passes_of(family), *_families()))
         for name in choices:
             if name not in known:
                 raise TypeError(
@@ -241,7 +241,7 @@ class Policy:
             TypeError: A keyword is unknown, or its value has a type that it does not take.
             ValueError: A keyword has a value that it does not take.
         """
-        known = (*passes_of(self.family), *_operators(), *CONSTRAINTS)
+        known = (*passes_of(self.family), *_families(), *CONSTRAINTS)
         for name in changes:
             if name not in known:
                 raise TypeError(f"replace: got the keyword {name!r}, wanted {', '.join(known)}")
@@ -354,10 +354,9 @@ def check_named_pins(policy: PolicyLike) -> None:
         parts = [part.strip() for part in (_text(policy, "conv") or "").split(";")]
     falls_back = any(f"on_unsupported={action}" in parts for action in FALLING_BACK)
     for part in parts:
-        operator = operators().get(part.partition("=")[0])
-        if operator is not None and not falls_back:
-            family, name = operator
-            check_pin(Policy.parse(part, family), name)
+        family = _families().get(part.partition("=")[0])
+        if family is not None and not falls_back:
+            check_pins(Policy.parse(part, family))
 
 
 @cache
@@ -494,9 +493,10 @@ def operators() -> dict[str, tuple[str, str]]:
 
 
 @cache
-def _operators() -> tuple[str, ...]:
-    """``conv``, ``softmax``, ..., ``conv_fwd``, ``conv_bwd_data``, ..."""
-    return (*(op["family"] for op in _C.operators()), *operators())
+def _families() -> dict[str, str]:
+    """Of ``conv``, ``softmax``, ..., ``conv_fwd``, ``conv_bwd_data``, ..., each one's family."""
+    families = {op["family"]: op["family"] for op in _C.operators()}
+    return families | {name: family for name, (family, _) in operators().items()}
 
 
 def _fields(keyword: str, family: str) -> set[str]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import (
     Callable,
     Iterable,
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from . import _C
@@ -712,64 +712,107 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def remember_as(model: nn.Module, copied: nn.Module) -> None:
-    """A copy of a model keeps what its modules remember of calls, which a copy forgets."""
-    originals = dict(model.named_modules())
-    for path, twin in copied.named_modules():
-        original = originals.get(path, twin)
-        if isinstance(twin, type(original)):  # a copy may be what its class makes of it
-            twin.__dict__.update(_remembered(original))
-
-
-def _remembered(module: nn.Module) -> dict[str, Any]:
-    names = getattr(type(module), "_remembers", ())
-    return {name: vars(module)[name] for name in names if name in vars(module)}
-
-
 @contextmanager
 def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     """What a run changes is put back.
 
-    The random state; buffers, by object and, where they differ, by value; gradients, none of which
-    is there meanwhile, and nothing hears that one was accumulated; and what modules of this package
-    remember of a call.
+    The random state; buffers, by object and, where they differ, by value; attributes, and what
+    lists, dicts and sets among them hold; gradients, none of which is there meanwhile, and nothing
+    hears that one was accumulated. Also of modules that attributes hold unregistered.
     """
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [(b, b.clone(), _version(b)) for b in model.buffers() if not b.is_meta]
-    own = tensors_in([vars(module) for module in model.modules()])
+    modules = _modules_of(model)
+    attributes = [(vars(module), dict(vars(module))) for module in modules]
+    held = [
+        (container, copy.copy(container))
+        for _, before in attributes
+        for container in before.values()
+        if type(container) in (list, dict, OrderedDict, set)
+    ]
+    own = tensors_in([before for _, before in attributes])
     leaves = [t for t in own if t.is_leaf and t.requires_grad]
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    try:
+        with (
+            values_kept(buffers),
+            gradients_kept(leaves),
+            torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+        ):
+            yield
+    finally:
+        for now, before in attributes:
+            for name in [name for name in now if name not in before]:
+                del now[name]
+            now.update(before)
+        for container, before in held:
+            container.clear()
+            if isinstance(container, list):
+                container.extend(before)
+            else:
+                container.update(before)
+
+
+@contextmanager
+def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors are put back where their values, or sizes, have changed."""
+    values = [(t, t.detach().clone(), _version(t)) for t in tensors if not t.is_meta]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for t, value, version in values:
+                strided = t.layout == torch.strided and not is_traceable_wrapper_subclass(t)
+                if t.is_nested or not strided:  # which have no torch.equal
+                    if _version(t) != version:
+                        t.copy_(value)
+                    continue
+                if t.shape != value.shape:
+                    t.resize_(value.shape)
+                if not torch.equal(t, value):
+                    t.copy_(value)
+
+
+@contextmanager
+def gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """For a while leaves have no gradients, and nothing hears that one is accumulated."""
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     hooks = [(t, h) for t in leaves if (h := t._post_accumulate_grad_hooks)]
-    remembered = [(module, _remembered(module)) for module in model.modules()]
     try:
         for leaf in leaves:
             leaf.grad = None
         for leaf, _ in hooks:
             leaf._post_accumulate_grad_hooks = {}
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
+        yield
     finally:
         for leaf, gradient in gradients:
             leaf.grad = gradient
         for leaf, heard_by in hooks:
             leaf._post_accumulate_grad_hooks = heard_by
-        for module, before in buffers:
-            module._buffers.clear()
-            module._buffers.update(before)
-        with torch.no_grad():
-            for buffer, value, version in values:
-                if buffer.is_nested or buffer.layout != torch.strided:  # which have no torch.equal
-                    if _version(buffer) != version:
-                        buffer.copy_(value)
-                    continue
-                if buffer.shape != value.shape:
-                    buffer.resize_(value.shape)
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
-        for module, kept in remembered:
-            for name in _remembered(module):
-                del vars(module)[name]
-            vars(module).update(kept)
+
+
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    """The model, its modules, and those that are in attributes' containers."""
+    modules = [model]
+    known = {model}
+    for module in modules:  # which grows
+        found = [one for one in _found_in(vars(module), nn.Module) if one not in known]
+        modules += dict.fromkeys(found)
+        known.update(found)
+    return modules
+
+
+def leaves_behind(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves whose gradients a backward of these accumulates."""
+    outputs = [*outputs]
+    leaves = [t for t in outputs if t.is_leaf]
+    nodes = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    known = set(nodes)
+    for node in nodes:  # which grows
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
+        found = {after for after, _ in node.next_functions if after is not None} - known
+        nodes += found
+        known |= found
+    return leaves
 
 
 def _version(t: Tensor) -> int | None:
@@ -779,8 +822,14 @@ def _version(t: Tensor) -> int | None:
 
 @contextmanager
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """For a while, all of a model is in training mode, or in eval mode."""
+    """For a while a model is in training mode, or in eval mode.
+
+    Where it is so already, its layers stay as they are, which may differ (frozen batch norms).
+    """
     modes = {module: module.training for module in model.modules()}
+    if model.training == train:
+        yield
+        return
     try:
         model.train(train)
         yield
@@ -875,7 +924,8 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     """A model on a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    if isinstance(inputs, tuple | list):
+    named = hasattr(inputs, "_fields")  # a PackedSequence, say, is one argument
+    if isinstance(inputs, tuple | list) and not named:
         return model(*inputs)
     return model(inputs)
 
@@ -889,11 +939,15 @@ def detached(inputs: Any) -> Any:
 
 def tensors_in(values: Any) -> list[Tensor]:
     """The tensors in nested containers: Python's, dataclasses, and what pytrees know."""
-    found: list[Tensor] = []
+    return _found_in(values, Tensor)
+
+
+def _found_in(values: Any, kind: type[T]) -> list[T]:
+    found: list[T] = []
     seen: dict[int, Any] = {}
 
     def look(value: Any) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, kind):
             found.append(value)
         elif (items := _items(value)) and id(value) not in seen:  # it may hold itself
             seen[id(value)] = value
@@ -971,16 +1025,17 @@ def go_back(output: Any) -> bool:
     """Run the backward of all that a model gave, of ones; whether there was one."""
     outputs = tuple(with_gradients(output))
     if outputs:
-        # Not torch.autograd.backward: it hides from modes what is computed again in it.
-        torch.autograd.Variable._execution_engine.run_backward(
-            outputs,
-            tuple(torch.ones_like(t) for t in outputs),
-            False,  # retain_graph
-            False,  # create_graph
-            (),  # inputs: all of them
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        with gradients_kept(leaves_behind(outputs)):
+            # Not torch.autograd.backward: it hides from modes what is computed again in it.
+            torch.autograd.Variable._execution_engine.run_backward(
+                outputs,
+                tuple(torch.ones_like(t) for t in outputs),
+                False,  # retain_graph
+                False,  # create_graph
+                (),  # inputs: all of them
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
     return bool(outputs)
 
 

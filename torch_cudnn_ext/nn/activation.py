@@ -16,7 +16,7 @@ class ReLU(Tunable, torch.nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rectified elements; sizes as the input's."""
-        return relu(input, self.inplace, policy=self._running)
+        return relu(input, bool(self.inplace), policy=self._running)
 
 
 class ReLU6(Tunable, torch.nn.ReLU6):
@@ -27,7 +27,7 @@ class ReLU6(Tunable, torch.nn.ReLU6):
 
     def forward(self, input: Tensor) -> Tensor:
         """Elements kept between 0 and 6; sizes as the input's."""
-        return relu6(input, self.inplace, policy=self._running)
+        return relu6(input, bool(self.inplace), policy=self._running)
 
 
 class ClippedReLU(Tunable, torch.nn.Module):
@@ -49,7 +49,7 @@ class ClippedReLU(Tunable, torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Clipped elements; sizes as the input's."""
-        return clipped_relu(input, self.ceiling, self.inplace, policy=self._running)
+        return clipped_relu(input, self.ceiling, bool(self.inplace), policy=self._running)
 
     def extra_repr(self) -> str:
         """The ceiling, whether in place, and the policy."""
@@ -87,7 +87,7 @@ class ELU(Tunable, torch.nn.ELU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Exponential linear units; sizes as the input's."""
-        return elu(input, self.alpha, self.inplace, policy=self._running)
+        return elu(input, self.alpha, bool(self.inplace), policy=self._running)
 
 
 class SiLU(Tunable, torch.nn.SiLU):
@@ -98,4 +98,4 @@ class SiLU(Tunable, torch.nn.SiLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """``x sigmoid(x)``; sizes as the input's."""
-        return silu(input, self.inplace, policy=self._running)
+        return silu(input, bool(self.inplace), policy=self._running)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.nn.tunable import Tunable
-from torch_cudnn_ext.ops._arguments import check_tensor
+from torch_cudnn_ext.ops._arguments import check_tensor, sizes_of
 from torch_cudnn_ext.ops.convolution import border, pad_behind
 from torch_cudnn_ext.policy import ONCE, Policy, passes_of
 
@@ -29,7 +29,6 @@ class _Convolution(Tunable, _ConvNd):
     _operator: ClassVar[Any]
     _once: tuple[str, ...] = ()
     _takes_once = True
-    _remembers = ("_running", "_once")
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
@@ -38,7 +37,10 @@ class _Convolution(Tunable, _ConvNd):
             padding = (0,) * len(self.kernel_size)
         elif isinstance(padding, str):
             name = type(self).__name__
-            before, behind = border(name, padding, self.kernel_size, self.stride, self.dilation)  # type: ignore[arg-type]
+            kernel = weight.shape[2:]  # which may be another than was constructed
+            stride = sizes_of(name, "stride", self.stride, len(kernel))
+            dilation = sizes_of(name, "dilation", self.dilation, len(kernel))
+            before, behind = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
             input = pad_behind(input, before, behind)
             padding = tuple(before)
         if self._once and (
@@ -109,15 +111,19 @@ class _Convolution(Tunable, _ConvNd):
         if _C.is_look():  # it is not the first call
             return
         x = _as_computed(x if x.dim() == w.dim() else x.unsqueeze(0))
+        function, dims = type(self).__name__, w.dim() - 2
+        before = sizes_of(function, "padding", padding, dims)
+        stride = sizes_of(function, "stride", self.stride, dims)
+        dilation = sizes_of(function, "dilation", self.dilation, dims)
         for name in waiting:
             policy = Policy.parse(self._running or "")
             problem = _C.convolution_problem(
                 f"conv_{name}",
                 x,
                 _as_computed(w),
-                list(padding),
-                list(self.stride),
-                list(self.dilation),
+                before,
+                stride,
+                dilation,
                 self.groups,
                 policy.text,
                 has_bias,
@@ -144,8 +150,12 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
             ``[N, C_out, *space_out]``, without ``N`` where the input has none.
 
         Raises:
-            ValueError: No output padding gives ``output_size``.
+            ValueError: No output padding gives ``output_size``, or the padding is not of zeros.
         """
+        if self.padding_mode != "zeros":
+            raise ValueError(
+                f"{type(self).__name__}: padding_mode is {self.padding_mode!r}, wanted 'zeros'"
+            )
         assert isinstance(self.padding, tuple)  # its constructor takes no words
         output_padding = self._output_padding(
             input,

@@ -25,7 +25,7 @@ class _MaxPool(_Pool, pooling._MaxPoolNd):
             self.padding,
             self.dilation,
             self.ceil_mode,
-            self.return_indices,
+            bool(self.return_indices),
             policy=self._running,
         )
         return result
@@ -74,7 +74,7 @@ class _AdaptiveMaxPool(_Pool, pooling._AdaptiveMaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Maxima, as many as ``output_size`` says, and with ``return_indices`` where they stand."""
         result: Tensor | tuple[Tensor, Tensor] = self._operator(
-            input, self.output_size, self.return_indices, policy=self._running
+            input, self.output_size, bool(self.return_indices), policy=self._running
         )
         return result
 

@@ -39,7 +39,6 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     skip_input: bool = False
     remember_states: bool = False
     _states: tuple[Tensor, ...] = ()
-    _remembers = ("_states",)
 
     def __init__(
         self, *args: Any, skip_input: bool = False, remember_states: bool = False, **kwargs: Any

@@ -39,7 +39,6 @@ class Tunable(torch.nn.Module):
     _running: str | None = None
     _takes_once: ClassVar[bool] = False
     _draws: ClassVar[bool] = False  # whether an algorithm says which random numbers it draws
-    _remembers: ClassVar[tuple[str, ...]] = ()  # attributes that a call may change
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let a class be seen to take the arguments of the one that it replaces."""
