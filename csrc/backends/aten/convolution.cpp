@@ -438,10 +438,9 @@ BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm
     return std::make_shared<AtenConvolution>(p, algorithm, notes, Turn(p, block));
   }
   return Unsupported{
-      "turns data gradients, not dilated, by blocks whose side is a multiple of each stride: of "
-      "one "
-      "group 2 or more and at most 4 times the least, of several groups the largest; sides above 1 "
-      "with at most 64 channels of a group in a block"};
+      "turns data gradients, not dilated, by blocks whose side is a multiple of each stride, with "
+      "at most 64 channels of a group in a block, but for side 1: of one group 2 or more and at "
+      "most 4 times the least stride, of several groups the largest stride"};
 }
 
 BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm,
