@@ -203,4 +203,8 @@ def _start(turns: str, switches: dict[str, Any]) -> None:
 
 def _measure_elsewhere(task: Task) -> _Measured:
     _C.table_clear()
-    return _measure(task), _C.table_export()
+    try:
+        return _measure(task), _C.table_export()
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the others want it for their problems
