@@ -1121,10 +1121,14 @@ def test_attributes_of_torch_backends_cudnn() -> None:
             ("time_once", ValueError),
             (99, ValueError),
             (1.5, TypeError),
+            ([1], TypeError),
         ):
             with pytest.raises(kind, match="torch.backends.cudnn.conv_fwd_algo"):
                 cudnn.conv_fwd_algo = wrong
         assert cudnn.conv_fwd_algo == -1
+    with enabled("on_unsupported=fallback"):
+        cudnn.conv_fwd_algo = "cpu:nonsense"  # which anything may replace
+        cudnn.conv_fwd_algo = -1
 
 
 @pytest.mark.parametrize("at", ["before", "within", "behind"])

@@ -411,10 +411,17 @@ class Hidden(nn.Module):
         self.teacher = [nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))]
         self.block = lambda x: self.norm(self.conv(x))
         self.state, self.sizes = torch.zeros(()), [0]
+        self.nested, self.calls, self.moves = {"seen": [0]}, torch.zeros(()), True
+        self.itself = [weakref.proxy(self)]
 
     def forward(self, x: Tensor) -> Tensor:
         self.state = x.mean()
         self.sizes.append(len(x))
+        self.nested["seen"].append(1)
+        if self.moves:
+            self.calls.add_(1)
+            with torch.no_grad():
+                self.teacher[0][1].weight.mul_(0.9)
         y: Tensor = self.teacher[0](self.block(x))
         return y
 
@@ -424,9 +431,13 @@ def test_what_a_model_reaches_otherwise_stays(ask: Any) -> None:
     model = Hidden()
     modules = [model, model.teacher[0]]
     before = [copy.deepcopy(module.state_dict()) for module in modules]
+    heard: list[Tensor] = []
     for parameter in (p for module in modules for p in module.parameters()):
-        parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(p.grad))  # an optimizer
+        parameter.register_post_accumulate_grad_hook(heard.append)
+    model.moves = ask is not torch_cudnn_ext.profile_model  # which keeps no values but buffers'
     state = model.state
+    kept = [*model.nested["seen"], *model.sizes]
+    loss = (model.conv.weight.sum() * model.norm.running_mean).sum()  # a graph that saves a buffer
     keywords: dict[str, Any] = {"train": True}
     keywords |= {"time_budget_s": 0.01} if ask is torch_cudnn_ext.profile_model else {}
     keywords |= {"measure": False} if ask is explain else {}
@@ -434,7 +445,9 @@ def test_what_a_model_reaches_otherwise_stays(ask: Any) -> None:
     for module, values in zip(modules, before, strict=True):
         assert all(torch.equal(values[name], t) for name, t in module.state_dict().items())
         assert all(p.grad is None for p in module.parameters())
-    assert model.state is state and model.sizes == [0]
+    assert model.state is state and [*model.nested["seen"], *model.sizes] == kept
+    assert model.calls == 0 and not heard
+    loss.backward()
     if ask is explain:
         assert {"conv", "norm"} <= {call.layer for call in asked.calls}
 

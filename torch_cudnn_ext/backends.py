@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import Policy, check_pins, field_text, not_pinned, refuse_once
+from torch_cudnn_ext.policy import (
+    FALLING_BACK,
+    Policy,
+    check_pins,
+    field_text,
+    not_pinned,
+    refuse_once,
+)
 
 _PASSES = {
     "conv_fwd_algo": "conv_fwd",
@@ -23,6 +30,7 @@ _PASSES = {
     "conv_bwd_filter_algo": "conv_bwd_filter",
 }
 _OFF = -1
+_ANY_PROBLEM = "conv_fwd x=f32[1,1,1,1]:nchw w=f32[1,1,1,1]:nchw"
 
 _pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
 _deleted: set[str] = set()
@@ -100,7 +108,9 @@ def _set(values: Mapping[str, object]) -> None:
         label = f"torch.backends.cudnn.{name}"
         refuse_once(label, value)
         parts.append(field_text(label, _PASSES[name], value))
-        check_pins(Policy.parse(parts[-1]), label)
+        here = Policy.parse(_C.policy_for(_ANY_PROBLEM, ""))
+        if here.get("on_unsupported") not in FALLING_BACK:
+            check_pins(Policy.parse(parts[-1]), label)
         assert isinstance(value, str | int)
         pins[name] = value
     _C.set_cudnn_pins(";".join(parts))

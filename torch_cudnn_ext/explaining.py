@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudnn_ext import _C, knobs, report
@@ -35,6 +35,7 @@ from torch_cudnn_ext.workload import (
     led_problems,
     looking,
     merge,
+    modules_of,
     recording,
     sum_of_outputs,
     tensors_in,
@@ -136,11 +137,12 @@ def explain(
 
     Nothing of the model changes, nor of its inputs' gradients or PyTorch's random state:
     without ``train`` it runs in eval mode and without gradients, with ``train`` in training
-    mode forward and backward, and what that changes is put back: parameters, buffers, gradients
-    and attributes. A model that is in that mode already runs as it is, with layers in the other
-    one, such as frozen batch norms. Where `enable` was not called, it is enabled meanwhile.
-    Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds there. What is
-    compiled runs in eager mode; the model must run in one thread.
+    mode forward and backward. What that changes is put back: buffers, gradients, attributes,
+    what Python's containers among them hold, and with ``train`` the values of parameters; not
+    what other objects hold. A model that is in that mode already runs as it is, with layers in
+    the other one, such as frozen batch norms. Where `enable` was not called, it is enabled
+    meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds
+    there. What is compiled runs in eager mode; the model must run in one thread.
 
     Args:
         model: Any module.
@@ -164,7 +166,7 @@ def explain(
             )
     with (
         kept_as_it_was(model),
-        values_kept(model.parameters()) if train else nullcontext(),
+        values_kept(_all_tensors(model)) if train else nullcontext(),
         enabled() if not is_enabled() else nullcontext(),
         torch.compiler.set_stance("force_eager"),  # layers of it may be compiled
     ):
@@ -172,6 +174,11 @@ def explain(
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
+
+
+def _all_tensors(model: nn.Module) -> list[Tensor]:
+    """A model's own and those that its attributes hold, each once."""
+    return [*{id(t): t for t in tensors_in([vars(one) for one in modules_of(model)])}.values()]
 
 
 def trace(

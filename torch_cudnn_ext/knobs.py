@@ -130,7 +130,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     for name in values:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
-    action = values.get("on_unsupported") or _in_force("on_unsupported")
+    action = values.get("on_unsupported") or _of_process("on_unsupported")
     falls_back = action in FALLING_BACK
     level = {name: _checked(name, value, name, falls_back) for name, value in values.items()}
     if level.get("enabled") == "auto" and level.get("backends") is None:
@@ -252,7 +252,7 @@ def _read_environment() -> dict[str, Any]:
     return values
 
 
-def _in_force(name: str) -> Any:
+def _of_process(name: str) -> Any:
     return _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
 
 
@@ -264,7 +264,7 @@ class _Knobs(ModuleType):
             raise AttributeError(f"torch_cudnn_ext.knobs has no knob {name!r}")
         if name in _deleted:
             raise AttributeError(f"torch_cudnn_ext.knobs.{name} was deleted and not set since")
-        value = _in_force(name)
+        value = _of_process(name)
         return [*value] if isinstance(value, list) else value
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -275,7 +275,7 @@ class _Knobs(ModuleType):
             raise AttributeError(
                 f"torch_cudnn_ext.knobs has no knob {name!r}, wanted one of {', '.join(_NAMES)}"
             )
-        falls_back = _in_force("on_unsupported") in FALLING_BACK
+        falls_back = _of_process("on_unsupported") in FALLING_BACK
         checked = _checked(name, value, name, falls_back)
         with _lock:
             process = {other: kept for other, kept in _process.items() if other != name}

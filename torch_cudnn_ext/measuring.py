@@ -206,5 +206,5 @@ def _measure_elsewhere(task: Task) -> _Measured:
     try:
         return _measure(task), _C.table_export()
     finally:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()  # the others want it for their problems

@@ -308,7 +308,7 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
 
 def refuse_once(argument: str, value: object) -> None:
     """ValueError for a choice that only a module can keep."""
-    if value in ONCE:
+    if isinstance(value, str) and value in ONCE:
         raise ValueError(
             f"{argument}: got {value!r}, which is state of a module, "
             "wanted 'heuristic', 'autotune' or an algorithm"

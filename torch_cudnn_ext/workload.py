@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import (
     Callable,
     Iterable,
@@ -717,16 +717,20 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     """What a run changes is put back.
 
     The random state; buffers, by object and, where they differ, by value; attributes, and what
-    lists, dicts and sets among them hold; gradients, none of which is there meanwhile, and nothing
+    Python's containers among them hold; gradients, none of which is there meanwhile, and nothing
     hears that one was accumulated. Also of modules that attributes hold unregistered.
     """
-    modules = _modules_of(model)
+    modules = modules_of(model)
     attributes = [(vars(module), dict(vars(module))) for module in modules]
+    # Parameters are the module's own business: FSDP exchanges them as they come and go.
     held = [
         (container, copy.copy(container))
-        for _, before in attributes
-        for container in before.values()
-        if type(container) in (list, dict, OrderedDict, set)
+        for container in _containers_in(
+            value
+            for _, before in attributes
+            for name, value in before.items()
+            if name != "_parameters"
+        )
     ]
     own = tensors_in([before for _, before in attributes])
     leaves = [t for t in own if t.is_leaf and t.requires_grad]
@@ -745,7 +749,7 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             now.update(before)
         for container, before in held:
             container.clear()
-            if isinstance(container, list):
+            if isinstance(container, list | deque):
                 container.extend(before)
             else:
                 container.update(before)
@@ -753,22 +757,38 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Tensors are put back where their values, or sizes, have changed."""
-    values = [(t, t.detach().clone(), _version(t)) for t in tensors if not t.is_meta]
+    """Tensors are put back where their values, sizes or dtypes have changed.
+
+    A graph that saved one before may still go back.
+    """
+    kept = [(t, t.data, _copied(t), _version(t)) for t in tensors if not t.is_meta]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for t, value, version in values:
-                strided = t.layout == torch.strided and not is_traceable_wrapper_subclass(t)
-                if t.is_nested or not strided:  # which have no torch.equal
-                    if _version(t) != version:
-                        t.copy_(value)
-                    continue
-                if t.shape != value.shape:
-                    t.resize_(value.shape)
-                if not torch.equal(t, value):
-                    t.copy_(value)
+        for t, data, value, version in kept:
+            with torch.inference_mode(t.is_inference()), torch.no_grad():
+                _put_back(t, data, value, version)
+            if version is not None and _version(t) != version:
+                torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+
+
+def _copied(t: Tensor) -> Tensor:
+    try:
+        return t.detach().clone()
+    except torch.OutOfMemoryError:
+        return t.detach().cpu()
+
+
+def _put_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> None:
+    if t.is_nested or t.layout != torch.strided or is_traceable_wrapper_subclass(t):
+        if _version(t) != version:  # which have no torch.equal
+            t.copy_(value)
+        return
+    is_other = t.untyped_storage()._cdata != data.untyped_storage()._cdata
+    if is_other or t.shape != data.shape or t.dtype != data.dtype:
+        t.data = data
+    if t.device != value.device or not torch.equal(t, value):
+        t.copy_(value)
 
 
 @contextmanager
@@ -789,26 +809,44 @@ def gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
             leaf._post_accumulate_grad_hooks = heard_by
 
 
-def _modules_of(model: nn.Module) -> list[nn.Module]:
+def modules_of(model: nn.Module) -> list[nn.Module]:
     """The model, its modules, and those that are in attributes' containers."""
-    modules = [model]
-    known = {model}
-    for module in modules:  # which grows
-        found = [one for one in _found_in(vars(module), nn.Module) if one not in known]
-        modules += dict.fromkeys(found)
-        known.update(found)
-    return modules
+    modules = {id(model): model}
+    left = [model]
+    while left:
+        module = left.pop()
+        for one in (*module.children(), *_found_in(vars(module), nn.Module)):
+            if id(one) not in modules:
+                modules[id(one)] = one
+                left.append(one)
+    return [*modules.values()]
+
+
+def _containers_in(values: Iterable[Any]) -> list[Any]:
+    """Those of Python's that can change, among these and in them."""
+    found: dict[int, Any] = {}
+    left = [*values]
+    while left:
+        container = left.pop()
+        if id(container) in found:
+            continue
+        if type(container) in (list, dict, set, deque, OrderedDict, defaultdict, Counter):
+            found[id(container)] = container
+        elif not isinstance(container, tuple):
+            continue
+        left += container.values() if isinstance(container, dict) else container
+    return [*found.values()]
 
 
 def leaves_behind(outputs: Iterable[Tensor]) -> list[Tensor]:
     """The leaves whose gradients a backward of these accumulates."""
     outputs = [*outputs]
     leaves = [t for t in outputs if t.is_leaf]
-    nodes = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    nodes: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     known = set(nodes)
     for node in nodes:  # which grows
-        if (leaf := getattr(node, "variable", None)) is not None:
-            leaves.append(leaf)
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.append(node.variable)
         found = {after for after, _ in node.next_functions if after is not None} - known
         nodes += found
         known |= found
@@ -924,8 +962,8 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     """A model on a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    named = hasattr(inputs, "_fields")  # a PackedSequence, say, is one argument
-    if isinstance(inputs, tuple | list) and not named:
+    packed = isinstance(inputs, nn.utils.rnn.PackedSequence)  # a tuple, which stands for one
+    if isinstance(inputs, tuple | list) and not packed:
         return model(*inputs)
     return model(inputs)
 
@@ -947,7 +985,7 @@ def _found_in(values: Any, kind: type[T]) -> list[T]:
     seen: dict[int, Any] = {}
 
     def look(value: Any) -> None:
-        if isinstance(value, kind):
+        if issubclass(type(value), kind):  # a weak proxy is no module, though it says so
             found.append(value)
         elif (items := _items(value)) and id(value) not in seen:  # it may hold itself
             seen[id(value)] = value

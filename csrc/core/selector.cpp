@@ -239,6 +239,12 @@ constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
 
+std::string where_it_failed(const Problem& problem, const Device& device,
+                            const ResolvedPolicy& policy) {
+  return c10::str("\n  problem: ", problem_text(problem), "\n  device: ", device.text(),
+                  "\n  policy: ", policy.text);
+}
+
 class Decider {
  public:
   // `must_not_wait`: this thread is deciding the same already, and was interrupted by a handler of
@@ -272,8 +278,8 @@ class Decider {
   std::string error_of_pin(const Algorithm& algorithm, const std::string& reason) {
     return c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
                     " cannot run: ", reason, of_others(algorithm),
-                    "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
-                    "\n  policy: ", policy_.text, "\n  would work: ", alternatives(algorithm),
+                    where_it_failed(problem_, device_, policy_),
+                    "\n  would work: ", alternatives(algorithm),
                     "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
   }
 
@@ -619,8 +625,7 @@ class Decider {
     }
     decision_->error =
         c10::str(op_of(problem_), ": no algorithm can run under these constraints",
-                 "\n  problem: ", problem_text(problem_), "\n  device: ", device_.text(),
-                 "\n  policy: ", policy_.text, "\n  reasons:", reasons);
+                 where_it_failed(problem_, device_, policy_), "\n  reasons:", reasons);
   }
 
   const Problem& problem_;
@@ -731,8 +736,9 @@ Call find_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   if (cache.generation != now) {
     cache.calls.clear();
     cache.generation = now;
-    if (cache.plans_generation != plans_generation) cache.plans.clear();
-    cache.plans_generation = plans_generation;
+    uint64_t of_plans = plans_generation;
+    if (cache.plans_generation != of_plans) cache.plans.clear();
+    cache.plans_generation = of_plans;
   }
   Key key;
   append_key(key, problem);
@@ -760,8 +766,7 @@ Found Decider::find_as_forward(const Problem& forward) {
   if (found.plan == nullptr) {
     decision_->error = c10::str(op_of(problem_), ": ", refused_.back().first,
                                 ", which its forward runs, cannot run: ", refused_.back().second,
-                                "\n  problem: ", problem_text(problem_),
-                                "\n  device: ", device_.text(), "\n  policy: ", policy_.text);
+                                where_it_failed(problem_, device_, policy_));
   }
   return found;
 }
@@ -798,11 +803,31 @@ bool insists(const Problem& problem, const Decision& decision) {
   return !falls_back || operator_of(problem).forward_of(problem).has_value();
 }
 
-// Where a pin fails at its run.
-std::string error_of_pin(const Problem& problem, const Call& call, const Device& device,
-                         const c10::Error& error) {
-  return Decider(problem, *call.decision->policy, device)
-      .error_of_pin(call.plan->algorithm, error.what_without_backtrace());
+// Of what nothing may replace and refuses at its run: a pin, or what its forward ran.
+std::string error_of_refusal(const Problem& problem, const Call& call, const Device& device,
+                             const RefusedAtRun& error) {
+  const Algorithm& algorithm = call.plan->algorithm;
+  const ResolvedPolicy& policy = *call.decision->policy;
+  std::string reason = error.what_without_backtrace();
+  if (!operator_of(problem).forward_of(problem)) {
+    return Decider(problem, policy, device).error_of_pin(algorithm, reason);
+  }
+  return c10::str(op_of(problem), ": ", algorithm.text(),
+                  ", which its forward ran, cannot run: ", reason,
+                  where_it_failed(problem, device, policy));
+}
+
+// The same for want of memory, where others are not even built.
+std::string error_of_memory(const Problem& problem, const Call& call, const Device& device,
+                            const c10::OutOfMemoryError& error) {
+  bool coupled = operator_of(problem).forward_of(problem).has_value();
+  const char* hint =
+      "\n  (on_unsupported=warn or fallback takes one with a smaller workspace instead)";
+  return c10::str(op_of(problem), coupled ? ": " : ": the pinned algorithm ",
+                  call.plan->algorithm.text(), coupled ? ", which its forward ran," : "",
+                  " cannot run: no memory (workspace: ", memory_text(call.plan->workspace_bytes),
+                  "): ", error.what_without_backtrace(),
+                  where_it_failed(problem, device, *call.decision->policy), coupled ? "" : hint);
 }
 
 // Whether a plan that ran out of memory may have changed its inputs before: the next one would once
@@ -928,7 +953,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
       break;
     } catch (const c10::OutOfMemoryError& error) {
       if (insists(problem, *call.decision)) {
-        TORCH_CHECK_WITH(OutOfMemoryError, false, error_of_pin(problem, call, device, error));
+        TORCH_CHECK_WITH(OutOfMemoryError, false, error_of_memory(problem, call, device, error));
       }
       bool has_workspace = call.plan->workspace_bytes != 0;
       if (!has_workspace || may_have_changed(problem, *call.plan)) throw;
@@ -937,7 +962,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
       break;
     } catch (const RefusedAtRun& error) {
       if (insists(problem, *call.decision)) {
-        TORCH_CHECK(false, error_of_pin(problem, call, device, error));
+        TORCH_CHECK(false, error_of_refusal(problem, call, device, error));
       }
       refuse_from_now_on(problem, call, device, error);
       follows_refusal = true;
@@ -1002,13 +1027,15 @@ void plan_cache_clear() {
   cache.calls.clear();
   cache.plans.clear();
   cache.plans_generation = ++plans_generation;
-  next_decision_generation();  // so that other threads' next calls look
   {
     std::lock_guard<std::mutex> lock(refused_at_run_mutex);
     refused_at_run().clear();
   }
-  std::lock_guard<std::mutex> lock(decisions_mutex);
-  decisions().clear();
+  {
+    std::lock_guard<std::mutex> lock(decisions_mutex);
+    decisions().clear();
+  }
+  next_decision_generation();  // other threads' next calls look
 }
 
 }  // namespace torch_cudnn_ext
