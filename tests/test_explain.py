@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -862,3 +862,38 @@ def test_sparse_buffers_are_put_back() -> None:
     explain(model, images("cpu"), measure=False)
     network_layers(model, images("cpu"))
     assert torch.equal(model.get_buffer("sparse").to_dense(), torch.eye(3))
+
+
+def test_sharded_parameters_come_and_go_as_fsdp_has_it(tmp_path: Path) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2))
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        x = torch.randn(2, 3, 6, 6)
+        expected = model.eval()(x)
+        for train in (False, True):
+            assert explain(model, x, train=train, measure=False).calls
+            torch.testing.assert_close(model(x), expected)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_named_tuples_hold_positional_arguments() -> None:
+    pair = NamedTuple("pair", [("a", Tensor), ("b", Tensor)])
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.add(self.conv(a), self.conv(b))
+
+    x = torch.randn(2, 3, 6, 6)
+    assert len(explain(Two(), pair(x, x), measure=False).calls) == 2

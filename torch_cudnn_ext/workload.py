@@ -761,7 +761,9 @@ def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
 
     A graph that saved one before may still go back.
     """
-    kept = [(t, t.data, _copied(t), _version(t)) for t in tensors if not t.is_meta]
+    kept = [
+        (t, t.data, _copied(t), _version(t)) for t in tensors if not t.is_meta and not _is_freed(t)
+    ]
     try:
         yield
     finally:
@@ -772,6 +774,15 @@ def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
                 torch._C._autograd._unsafe_set_version_counter((t,), (version,))
 
 
+def _is_plain(t: Tensor) -> bool:
+    return not (t.is_nested or t.layout != torch.strided or is_traceable_wrapper_subclass(t))
+
+
+def _is_freed(t: Tensor) -> bool:
+    """Whether its memory was taken away, as FSDP does between calls."""
+    return _is_plain(t) and t.numel() > 0 and t.untyped_storage().nbytes() == 0
+
+
 def _copied(t: Tensor) -> Tensor:
     try:
         return t.detach().clone()
@@ -780,9 +791,11 @@ def _copied(t: Tensor) -> Tensor:
 
 
 def _put_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> None:
-    if t.is_nested or t.layout != torch.strided or is_traceable_wrapper_subclass(t):
+    if not _is_plain(t):
         if _version(t) != version:  # which have no torch.equal
             t.copy_(value)
+        return
+    if _is_freed(t):
         return
     is_other = t.untyped_storage()._cdata != data.untyped_storage()._cdata
     if is_other or t.shape != data.shape or t.dtype != data.dtype:
