@@ -885,7 +885,9 @@ def test_sharded_parameters_come_and_go_as_fsdp_has_it(tmp_path: Path) -> None:
 
 
 def test_named_tuples_hold_positional_arguments() -> None:
-    pair = NamedTuple("pair", [("a", Tensor), ("b", Tensor)])
+    class Pair(NamedTuple):
+        a: Tensor
+        b: Tensor
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -896,4 +898,4 @@ def test_named_tuples_hold_positional_arguments() -> None:
             return torch.add(self.conv(a), self.conv(b))
 
     x = torch.randn(2, 3, 6, 6)
-    assert len(explain(Two(), pair(x, x), measure=False).calls) == 2
+    assert len(explain(Two(), Pair(x, x), measure=False).calls) == 2
