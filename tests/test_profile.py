@@ -1428,6 +1428,47 @@ def test_jobs_tune_what_one_process_would() -> None:
         tuning.tune([PROBLEM, OTHER], device="cpu", policy="backends=graph", jobs=2)
 
 
+def _short_of_memory_once(task: Task) -> Any:
+    """In another process: as if PROBLEM found no memory the first time that it is measured."""
+    rows, entries = measuring._measure_elsewhere(task)
+    with Path(os.environ["MEASURED"]).open("a+") as file:
+        file.seek(0)
+        first = PROBLEM not in file.read()
+        file.write(f"{os.getpid()} {task.problem}\n")
+    if first and task.problem == PROBLEM:
+        for measured in (rows, *(entry["measurements"] for entry in entries)):
+            for row in measured:
+                row.update(status="failed", reason="out of memory: 18 GiB", median_ms=None)
+    return rows, entries
+
+
+def test_what_lacks_memory_is_measured_again_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
+    monkeypatch.setattr(measuring, "_measure_elsewhere", _short_of_memory_once)
+    tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (PROBLEM, OTHER)]
+    lacking, other = measuring.measure_tasks(tasks, jobs=2)
+    assert lacking[0]["status"] == other[0]["status"] == "ok"
+    *together, (pid, problem) = (
+        line.split(maxsplit=1) for line in (tmp_path / "measured").read_text().splitlines()
+    )
+    assert sorted(problem for _, problem in together) == sorted([PROBLEM, OTHER])
+    assert problem == PROBLEM and pid not in [before for before, _ in together]
+    kept = {entry["problem"]: entry["measurements"] for entry in tuning.choices()}
+    assert kept == {PROBLEM: lacking, OTHER: other}
+
+
+def test_who_has_the_memory_is_not_told_for_each_algorithm() -> None:
+    said = "out of memory: CUDA out of memory. Tried to allocate 2 GiB."
+    rows: Any = [
+        {"algorithm": f"graph:eng{free}", "reason": f"{said} GPU 0 has {free} MiB free."}
+        for free in (3, 4)
+    ]
+    error = measuring.no_algorithm("tune", "", [(PROBLEM, rows)])
+    assert str(error).endswith(f"for {PROBLEM}: graph:eng3 and 1 more: {said}")
+
+
 def test_measuring_takes_turns(tmp_path: Path) -> None:
     turns = tmp_path / "turns"
     _C.set_turn_file(str(turns))

@@ -1,13 +1,14 @@
 """Measuring many problems, in this process or in several at a time.
 
 Where engines are compiled at run time, building takes most of the time. Several processes build
-side by side, and take turns to run and to time what they built.
+side by side, and take turns to run and to time what they built. What a process ran takes some of
+the GPU's memory for as long as it lives, so that memory may lack which a process alone would have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     _Measured = tuple[list[Measurement], list[TableEntry]]
 
 BASELINE = "aten:default"  # PyTorch's own kernel
+_NO_MEMORY = "out of memory"  # how a reason begins
 
 
 class Progress(Protocol):
@@ -62,7 +64,10 @@ def no_algorithm(
     for problem, rows in failed:
         reasons: dict[str, list[str]] = {}
         for row in rows:
-            reasons.setdefault(row["reason"], []).append(row["algorithm"])
+            reason = row["reason"]
+            if reason.startswith(_NO_MEMORY):  # PyTorch goes on with who has how much of the GPU's
+                reason = reason.partition(" GPU ")[0]
+            reasons.setdefault(reason, []).append(row["algorithm"])
         told = (
             f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"
             for reason, names in reasons.items()
@@ -92,15 +97,9 @@ def measure_tasks(
     if min(jobs, len(tasks)) <= 1:
         yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
         return
-    whole = [_as_here(task) for task in tasks]
-    with _taking_turns(min(jobs, len(tasks))) as pool:
-        left = [pool.submit(_measure_elsewhere, task) for task in whole]
-        try:
-            yield from _told(tasks, _imported(left), progress)
-        finally:
-            for future in left:  # finished before others that are not
-                if future.done() and future.exception() is None:
-                    _C.table_import(future.result()[1])
+    yield from _told(
+        tasks, _measure_in_processes([_as_here(task) for task in tasks], jobs), progress
+    )
 
 
 def check_jobs(jobs: int) -> None:
@@ -151,13 +150,34 @@ def _as_here(task: Task) -> Task:
     return replace(task, policy=policy, device=device)
 
 
-def _imported(left: list[Future[_Measured]]) -> Iterator[list[Measurement]]:
-    """Takes from the list what it gives."""
-    while left:
-        rows, entries = left[0].result()
-        del left[0]
-        _C.table_import(entries)
+def _measure_in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[list[Measurement]]:
+    """In order; what lacked memory is measured again by a process alone, once the others ended."""
+    with _taking_turns(min(jobs, len(tasks))) as pool:
+        left = [(task, pool.submit(_measure_elsewhere, task)) for task in tasks]
+        try:
+            while left and not _lacks_memory(left[0][1].result()[0]):
+                yield _imported(left.pop(0)[1])
+            wait(future for _, future in left)
+        finally:
+            for _, future in left:  # finished before others that are not
+                if future.done() and future.exception() is None:
+                    _C.table_import(future.result()[1])
+    for task, future in left:
+        rows = future.result()[0]
+        if _lacks_memory(rows):
+            with _taking_turns(1) as pool:
+                rows = _imported(pool.submit(_measure_elsewhere, task))
         yield rows
+
+
+def _imported(future: Future[_Measured]) -> list[Measurement]:
+    rows, entries = future.result()
+    _C.table_import(entries)
+    return rows
+
+
+def _lacks_memory(rows: Sequence[Measurement]) -> bool:
+    return any(row["reason"].startswith(_NO_MEMORY) for row in rows)
 
 
 def fp32_switches() -> list[Any]:
