@@ -7,9 +7,9 @@ the GPU's memory for as long as it lives, so that memory may lack which a proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,9 +97,9 @@ def measure_tasks(
     if min(jobs, len(tasks)) <= 1:
         yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
         return
-    yield from _told(
-        tasks, _measure_in_processes([_as_here(task) for task in tasks], jobs), progress
-    )
+    whole = [_as_here(task) for task in tasks]
+    with closing(_measure_in_processes(whole, jobs)) as results:  # also while an error refers to it
+        yield from _told(tasks, results, progress)
 
 
 def check_jobs(jobs: int) -> None:
@@ -150,7 +150,9 @@ def _as_here(task: Task) -> Task:
     return replace(task, policy=policy, device=device)
 
 
-def _measure_in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[list[Measurement]]:
+def _measure_in_processes(
+    tasks: Sequence[Task], jobs: int
+) -> Generator[list[Measurement], None, None]:
     """In order; what lacked memory is measured again by a process alone, once the others ended."""
     with _taking_turns(min(jobs, len(tasks))) as pool:
         left = [(task, pool.submit(_measure_elsewhere, task)) for task in tasks]
