@@ -340,7 +340,8 @@ py::list measure_py(const std::string& text, const std::string& device_text,
     py::gil_scoped_release release;
     list = measure(problem, policy, device, options);
     bool any = !list.empty() && list[0].status == Measurement::Status::ok;
-    if (record && any && options.algorithms.empty()) {
+    bool kept = record && options.algorithms.empty() && are_rankings_kept(policy, device);
+    if (kept && any) {
       choice_table::insert({problem_text(problem), fingerprint_of(device),
                             policy.policy.constraints_text(problem), list});
       next_decision_generation();
@@ -730,9 +731,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [](const std::string& text, const std::string& device, const std::string& policy_text,
          double time_budget_s) -> py::object {
         Problem problem = parse_problem(text);
-        auto rows =
-            choice_table::find(problem_text(problem), fingerprint_of(parse_device(device)),
-                               ruled(problem, policy_text).policy.constraints_text(problem));
+        Device place = parse_device(device);
+        const ResolvedPolicy& policy = ruled(problem, policy_text);
+        if (!are_rankings_kept(policy, place)) return py::none();
+        auto rows = choice_table::find(problem_text(problem), fingerprint_of(place),
+                                       policy.policy.constraints_text(problem));
         bool any = rows && !rows->empty() && rows->front().status == Measurement::Status::ok;
         auto was_left_out = [&](const Measurement& m) {
           if (m.reason.rfind(kLeftOut, 0) == 0) return true;

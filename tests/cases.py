@@ -9,6 +9,7 @@ real networks and run on a GPU only.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 PASSES = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
 
@@ -97,12 +98,7 @@ def _rows(
     groups: int = 1,
     compute: str | None = None,
     size: str = "small",
-    x_layout: str | None = None,
-    w_layout: str | None = None,
-    y_layout: str | None = None,
-    align: int = 16,
-    mode: str = "cross",
-    accumulate: str = "none",
+    **more: Any,
 ) -> Iterator[Case]:
     """One case for each ``dtype:layout`` among the words of ``kinds``."""
     for kind in kinds.split():
@@ -120,12 +116,7 @@ def _rows(
             groups=groups,
             compute=compute or ("f64" if dtype == "f64" else "f32"),
             size=size,
-            x_layout=x_layout,
-            w_layout=w_layout,
-            y_layout=y_layout,
-            align=align,
-            mode=mode,
-            accumulate=accumulate,
+            **more,
         )
 
 

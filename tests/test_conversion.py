@@ -321,9 +321,15 @@ def test_coverage_counts_calls_by_kind() -> None:
 
 def test_coverage_takes_lists_of_backends() -> None:
     model, x = small_network(), torch.randn(2, 3, 6, 6)
-    assert coverage(model, x, backends="aten,cpu").share() == 1
-    with pytest.raises(ValueError, match="coverage: argument backends: got 'cuda'"):
+    for backends in ("aten,cpu", ["aten", "cpu"]):
+        result = coverage(model, x, backends=backends)
+        assert result.share() == 1 and result.backends == "aten,cpu"
+    with pytest.raises(ValueError, match="backends: got 'cuda', wanted"):
         coverage(model, x, backends="cuda")
+    with pytest.raises(ValueError, match="backends: got 'cpu;deterministic', wanted .*without ';'"):
+        coverage(model, x, backends="cpu;deterministic")
+    with pytest.raises(TypeError, match=r"backends: got 3 \(int\), wanted"):
+        coverage(model, x, backends=3)  # type: ignore[arg-type]
 
 
 def test_blanks_in_a_policy_make_no_difference() -> None:

@@ -23,7 +23,7 @@ from conftest import (
 from torch import Tensor
 from torch.autograd import DeviceType
 
-from torch_cudnn_ext import _C, enabled, knobs, ops
+from torch_cudnn_ext import _C, enabled, knobs, ops, tuning
 from torch_cudnn_ext.bench_modules import Case as ModuleCase
 from torch_cudnn_ext.bench_modules import compare_modules
 from torch_cudnn_ext.peaks import measured_peaks
@@ -714,6 +714,16 @@ def test_the_heuristic_finds_what_its_order_leaves_out(
     problem: str, policy: str, algorithm: str
 ) -> None:
     assert _C.choose(problem, "cuda", policy)["algorithm"].startswith(algorithm)
+
+
+def test_a_ranking_without_cudnn_is_not_kept() -> None:
+    line = "conv_fwd x=f32[2,8,14,14]:nchw w=f32[8,8,3,3]:nchw pad=1"
+    with torch.backends.cudnn.flags(enabled=False):
+        (best,) = tuning.tune(line, device="cuda").values()
+    assert best["algorithm"].startswith("aten:") and tuning.choices() == []
+    tuning.tune(line, device="cuda")
+    (entry,) = tuning.choices()
+    assert any(row["backend"] == "graph" and row["status"] == "ok" for row in entry["measurements"])
 
 
 # Another GPU than the current one.

@@ -88,6 +88,19 @@ def test_the_listing_is_the_same_in_two_processes() -> None:
     assert outputs[0] == outputs[1] == [_listing(op) for op in OPS]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="of cuDNN 9.19")
+def test_an_engine_that_would_keep_gigabytes_is_refused(dtype: str) -> None:
+    for channels, groups in ((64, 1), (16, 1), (64, 4), (64, 64)):
+        line = (
+            f"conv_fwd x={dtype}[8,{channels},28,28]:nhwc "
+            f"w={dtype}[64,{channels // groups},3,3]:nhwc pad=1 groups={groups}"
+        )
+        rows = {row["algorithm"]: row for row in _C.candidates(line, TARGET, "allow_tf32")}
+        kept = "for which the driver takes gigabytes" in rows["graph:eng80"]["reason"]
+        assert kept == (channels // groups > 16), rows["graph:eng80"]
+
+
 def test_a_target_refuses_to_measure_and_to_run() -> None:
     problem = PROBLEM.format(op="conv_fwd")
     with pytest.raises((RuntimeError, ValueError), match="h200") as refused:

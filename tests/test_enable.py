@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -709,11 +710,12 @@ def test_results_may_be_changed_in_place(device: str) -> None:
 def test_the_users_own_cache_tag_is_kept() -> None:
     from torch.compiler import config
 
-    before, config.cache_key_tag = config.cache_key_tag, "mine"
+    mine = "my_torch_cudnn_ext"
+    before, config.cache_key_tag = config.cache_key_tag, mine
     try:
         with enabled():
-            assert config.cache_key_tag not in ("mine", "")
-        assert config.cache_key_tag == "mine"
+            assert config.cache_key_tag not in (mine, "")
+        assert config.cache_key_tag == mine
     finally:
         config.cache_key_tag = before
 
@@ -1204,6 +1206,33 @@ def test_a_pin_of_flags_ends_with_them_also_where_disabled_inside() -> None:
             assert cudnn.conv_fwd_algo == 5
         assert cudnn.conv_fwd_algo == 1
         cudnn.conv_fwd_algo = -1
+
+
+def test_pins_of_several_threads_do_not_undo_each_other() -> None:
+    cudnn: Any = torch.backends.cudnn
+    names = ("conv_fwd_algo", "conv_bwd_data_algo")
+    lost = []
+
+    def work(name: str) -> None:
+        for value in (0, 1) * 300:
+            setattr(cudnn, name, value)
+            if getattr(cudnn, name) != value:
+                lost.append(name)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with enabled():
+            threads = [threading.Thread(target=work, args=(name,)) for name in names]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for name in names:
+                setattr(cudnn, name, -1)
+    finally:
+        sys.setswitchinterval(before)
+    assert not lost
 
 
 def test_flags_leave_what_they_do_not_name() -> None:

@@ -351,7 +351,13 @@ def test_what_primitives_refuse() -> None:
     assert_says(caught, "convolution", "z", "out")
     with pytest.raises(ValueError) as caught:
         ops.convolution_backward_input(dy, w, (2, 4, 8))
-    assert_says(caught, "convolution_backward_input", "input_size", "3 numbers", "4")
+    assert_says(caught, "convolution_backward_input", "input_size", "[2, 4, 8]", "4 sizes")
+    with pytest.raises(ValueError) as caught:
+        ops.convolution_backward_weight(dy, x, [3])
+    assert_says(caught, "convolution_backward_weight", "weight_size", "[3]", "4 sizes")
+    with pytest.raises(TypeError) as wrong_type:
+        ops.convolution_backward_input(dy, w, 8)  # type: ignore[arg-type]
+    assert_says(wrong_type, "convolution_backward_input", "input_size", "8", "4 sizes")
     with pytest.raises(ValueError) as caught:
         ops.convolution_backward_weight(dy, x[0, 0], w.shape)
     assert_says(caught, "convolution_backward_weight", "input", "[8, 8]", "dimensions")

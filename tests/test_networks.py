@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, Policy, apply_rules, enabled, explain, pinned, trace
-from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import counterparts
 from torch_cudnn_ext.coverage import _names, _refusals
 from torch_cudnn_ext.explaining import LayerCall
 from torch_cudnn_ext.measuring import fp32_switches
+from torch_cudnn_ext.timing import kernel_names
 from torch_cudnn_ext.workload import recording
 
 # A CPU runs the same with its own algorithms, on networks that it has done in seconds.

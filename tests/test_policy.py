@@ -576,6 +576,12 @@ def test_replace_sets_and_takes_out() -> None:
     assert both.replace(softmax_fwd=None, fwd=None) == Policy(softmax_bwd="legacy:accurate")
     with pytest.raises(TypeError, match="sideways"):
         policy.replace(sideways="fft")
+    with pytest.raises(TypeError, match="got the keyword 'bwd', wanted one of fwd, bwd_data"):
+        Policy(bwd="autotune")
+    with pytest.raises(TypeError, match="got the keyword 'bwd_data', wanted one of fwd, bwd,"):
+        Policy(family="softmax", bwd_data=1)
+    with pytest.raises(TypeError, match=r"got 5 \(int\), wanted .* or a text or name of an algo"):
+        Policy(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="fwd.*nonsense"):
         policy.replace(fwd="nonsense")
 

@@ -594,8 +594,11 @@ def test_indices_obey_what_a_policy_says_of_the_unsupported(device: str) -> None
     policy = "cpu:taps;on_unsupported="
     got = ops.max_pool2d(x, 2, return_indices=True, policy=f"{policy}fallback")
     assert all(map(torch.equal, got, wanted))
-    with pytest.warns(UserWarning, match="no other algorithm gives indices; aten:default runs"):
+    with pytest.warns(
+        UserWarning, match="no other algorithm gives indices; aten:default runs"
+    ) as w:
         ops.max_pool2d(x, 2, return_indices=True, policy=f"{policy}warn")
+    assert w[0].filename == __file__
     with (
         knobs.flags(pool_fwd_algo="cpu:taps"),
         pytest.raises(ValueError, match="policy fwd=cpu:taps, wanted aten:default"),

@@ -46,6 +46,7 @@ from torch_cudnn_ext import (
     profile,
     profile_model,
     report,
+    timing,
     trace,
     tuning,
     when,
@@ -737,15 +738,22 @@ def test_a_linear_layer_has_a_pin_where_its_three_products_agree() -> None:
 
 
 def test_profiling_leaves_the_random_state_as_it_is() -> None:
-    peaks.measured_peaks.cache_clear()  # they are measured once a process
+    peaks._measured_peaks.cache_clear()  # they are measured once a process
     state = torch.get_rng_state()
     profile(PROBLEM, device="cpu", time_budget_s=0.05)
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_peaks_are_of_the_device_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = peaks.measured_peaks("cpu", "f32", allow_tf32=False)
+    assert peaks.measured_peaks("cpu", "f32", allow_tf32=False) is now
+    monkeypatch.setattr(_C, "device_fingerprint", lambda device: f"{device} of more threads")
+    assert peaks.measured_peaks("cpu", "f32", allow_tf32=False) is not now
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_a_cpu_s_peak_in_half_types_is_at_least_that_of_float32(dtype: str) -> None:
-    peaks.measured_peaks.cache_clear()
+    peaks._measured_peaks.cache_clear()
     floats = peaks.measured_peaks("cpu", "f32", allow_tf32=False)
     halves = peaks.measured_peaks("cpu", dtype, allow_tf32=False)
     assert halves.flops_per_second > 0.5 * floats.flops_per_second  # the rest is noise
@@ -1331,6 +1339,21 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
 
 
+def test_a_share_of_no_device_s_memory_is_refused() -> None:
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    kept = profile_of_choices(tuning.choices())
+    assert kept.best(max_workspace="1GiB") == kept.best()
+    with pytest.raises(ValueError, match="max_workspace: got '20%' for what a file kept"):
+        kept.best(max_workspace="20%")
+
+
+def test_what_tunes_nothing_says_so() -> None:
+    with pytest.raises(ValueError, match="model: Hardsigmoid called no operator of this package"):
+        tuning.tune_model(nn.Hardsigmoid(), torch.ones(2), train=False)
+    with pytest.raises(ValueError, match="knob_search: got 'no', wanted True or False"):
+        tuning.tune(PROBLEM, device="cpu", knob_search="no")  # type: ignore[arg-type]
+
+
 def test_times_under_several_constraints_have_no_totals() -> None:
     for policy in ("allow_tf32", "allow_tf32;deterministic"):
         tuning.tune(PROBLEM, device="cpu", policy=policy, time_budget_s=0.1)
@@ -1506,6 +1529,31 @@ def test_measuring_takes_turns(tmp_path: Path) -> None:
         _C.set_turn_file("")
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_error_gives_the_turn_back_though_a_forked_process_has_its_file(tmp_path: Path) -> None:
+    turns, children = tmp_path / "turns", []
+
+    def progress(done: int, total: int, algorithm: str) -> None:
+        if algorithm.startswith("timing:"):
+            if (child := os.fork()) == 0:
+                time.sleep(60)
+                os._exit(0)
+            children.append(child)
+            raise KeyError
+
+    _C.set_turn_file(str(turns))
+    try:
+        with pytest.raises(KeyError):
+            _C.measure(PROBLEM, "cpu", progress=progress)
+        with turns.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        _C.set_turn_file("")
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
 def test_jobs_measure_on_what_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     there = [measuring._as_here(Task(PROBLEM, device, "")).device for device in ("cuda", "cuda:1")]
@@ -1673,6 +1721,12 @@ def test_what_others_measured_anew_is_kept(tmp_path: Path) -> None:
     tuning.add_choices(path)
     newer = {kept["problem"]: kept for kept in tuning.read_choices(path)}
     assert newer.keys() == {PROBLEM, OTHER} and newer[PROBLEM] == entry
+    _C.table_import([entry | {"measurements": [entry["measurements"][0] | {"error": math.nan}]}])
+    tuning.add_choices(path)
+    assert "NaN" not in path.read_text()  # which is not JSON
+    path.write_text(json.dumps(entry) + "\n")
+    tuning.add_choices(path)
+    assert entry in tuning.read_choices(path)  # what is not a number is no other ranking
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
     tuning.add_choices(path)
     assert entry not in tuning.read_choices(path)  # what is measured here is newer still
@@ -1905,7 +1959,7 @@ def test_networks_are_channels_last_themselves() -> None:
 
 
 def test_host_time_is_of_the_work() -> None:
-    assert peaks.host_ms(lambda: time.sleep(0.02)) >= 20
+    assert timing.host_ms(lambda: time.sleep(0.02)) >= 20
 
 
 def test_layers_after_one_that_raised_have_their_own_names() -> None:

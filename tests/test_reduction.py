@@ -315,3 +315,13 @@ def test_a_norm_of_zero_has_a_second_derivative(sizes: tuple[int, ...], device: 
         (dx,) = torch.autograd.grad((w * norm(x, 1)).sum(), x, create_graph=True)
         results.append(torch.autograd.grad(dx.square().sum() + dx.sum(), w)[0])
     assert torch.equal(*results)
+
+
+def test_errors_name_the_function_that_was_called() -> None:
+    x = torch.ones(0, 0)
+    with pytest.raises(TypeError, match="^sum: argument input: got 3"):
+        ops.sum(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="^argmax: argument dim: got 'a'"):
+        ops.argmax(x, "a")  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="^amin: argument dim: "):
+        ops.amin(x, 1)

@@ -302,7 +302,7 @@ def test_opcheck(device: str) -> None:
         (
             ops.grid_sample,
             (torch.zeros(1, 1, 2, 2, 2), torch.zeros(1, 2, 2, 2, 3), "bicubic"),
-            "mode is 2 .bicubic., wanted 0 or 1",
+            "argument mode: got 'bicubic', wanted one of bilinear, nearest",
         ),
         (
             ops.grid_sample,

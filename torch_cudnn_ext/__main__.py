@@ -26,14 +26,12 @@ from .conversion import eager_model
 from .coverage import coverage
 from .enabling import enabled_anew
 from .explaining import explain
-from .measuring import fp32_switches
-from .policy import FOR_ALL, operators, text_for_all
+from .measuring import checked_device, fp32_switches
+from .policy import FOR_ALL, only_fields, operators, text_for_all
 from .processes import processes
 from .profiling import (
     Profile,
     Settings,
-    checked_device,
-    keep,
     list_layer,
     make_settings,
     measure_layers,
@@ -1053,7 +1051,7 @@ def _constrained(
     if max_workspace is not None:
         cap = _field("max_workspace", max_workspace)
         with _naming("--policy"):  # the stricter one
-            words.append(_C.merged_policy(cap, keep(policy, ("max_workspace",))))
+            words.append(_C.merged_policy(cap, only_fields(policy, ("max_workspace",))))
     # This process is ours: PyTorch's own switches follow, so that its row keeps the constraints.
     if deterministic:
         words.append("deterministic")
@@ -1157,7 +1155,7 @@ def _workload(
         load = partial(_network, model, batch, image_size, dtype, channels_last)
         # Problems hold this alone of a policy; what else it says may depend on their families.
         with _naming("--policy"):
-            compute = _C.canonical_policy(keep(policy, ("compute",)))
+            compute = _C.canonical_policy(only_fields(policy, ("compute",)))
         return look(model, load, wanted or [*PASSES], compute, place)
     if image_size is not None:
         raise typer.BadParameter(f"--image-size: got {image_size} without --model, wanted both")
@@ -1170,7 +1168,7 @@ def _workload(
             assert problem is not None
             layers = [Layer(_C.canonical_problem(problem))]
     with _naming("--policy"):
-        if compute := _C.canonical_policy(keep(policy, ("compute",))):
+        if compute := _C.canonical_policy(only_fields(policy, ("compute",))):
             raise ValueError(f"got {compute!r} with problem lines, which say it themselves")
     changes = {"--dtype": dtype, "--batch": batch, "--channels-last": channels_last or None}
     options = ", ".join(name for name, value in changes.items() if value is not None)

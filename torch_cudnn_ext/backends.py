@@ -8,6 +8,7 @@ value that was assigned before `enable` is adopted.
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -32,6 +33,7 @@ _PASSES = {
 _OFF = -1
 _ANY_PROBLEM = "conv_fwd x=f32[1,1,1,1]:nchw w=f32[1,1,1,1]:nchw"
 
+_lock = threading.RLock()  # one change of the pins at a time
 _pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
 _deleted: set[str] = set()
 _plain_flags: Callable[..., AbstractContextManager[None]] | None = None
@@ -90,12 +92,16 @@ class _Pin:
         return _pins[self._name]
 
     def __set__(self, module: object, value: object) -> None:
-        _set({**_pins, self._name: value})
-        _deleted.discard(self._name)
+        with _lock:
+            _set({**_pins, self._name: value})
+            _deleted.discard(self._name)
 
     def __delete__(self, module: object) -> None:
-        _set({**_pins, self._name: _OFF})
-        _deleted.add(self._name)  # or unittest.mock.patch would not set again what was there before
+        with _lock:
+            _set({**_pins, self._name: _OFF})
+            _deleted.add(
+                self._name
+            )  # or unittest.mock.patch would not set again what was there before
 
 
 def _set(values: Mapping[str, object]) -> None:
@@ -155,11 +161,12 @@ def _installed() -> bool:
 
 def _set_or_keep(pins: Mapping[str, Any]) -> None:
     """Set these pins; uninstalled, as the plain values that `install` adopts."""
-    if _installed():
-        _set({**_pins, **pins})
-        _deleted.difference_update(pins)
-    else:
-        _keep_as_values(pins)
+    with _lock:
+        if _installed():
+            _set({**_pins, **pins})
+            _deleted.difference_update(pins)
+        else:
+            _keep_as_values(pins)
 
 
 def _change_settings(values: Mapping[str, Any]) -> None:

@@ -29,8 +29,8 @@ from torch import Tensor
 from . import _C, report, tuning
 from .enabling import enabled
 from .measuring import BASELINE, Progress, Task, measure_tasks, no_algorithm
-from .peaks import current, event_ms, host_ms
 from .profiling import Settings
+from .timing import current, event_ms, host_ms, kernel_names
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
 
 if TYPE_CHECKING:
@@ -490,28 +490,6 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
         statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)
     )
     return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
-
-
-def kernel_names(work: Callable[[], object], runner: _Runner, device: str) -> list[str]:
-    """What one call runs, longest first.
-
-    On a GPU its kernels; on the CPU the operators that took a tenth of the time or more, at least
-    the longest.
-    """
-    activity = torch.profiler.ProfilerActivity
-    if not device.startswith("cuda"):
-        with torch.profiler.profile(activities=[activity.CPU], acc_events=True) as profiler:
-            runner(work)
-        times = {e.key: e.self_cpu_time_total for e in profiler.key_averages()}
-        longest = sorted(times, key=lambda name: -times[name])
-        large = [name for name in longest if times[name] >= sum(times.values()) / 10]
-        return large or longest[:1]
-    torch.cuda.synchronize(device)
-    with torch.profiler.profile(activities=[activity.CUDA], acc_events=True) as profiler:
-        runner(work)
-        torch.cuda.synchronize(device)
-    events = [e for e in profiler.key_averages() if e.device_type.name == "CUDA"]
-    return [e.key for e in sorted(events, key=lambda e: -e.self_device_time_total)]
 
 
 def geometric_means(comparisons: Sequence[Comparison]) -> dict[str, float]:

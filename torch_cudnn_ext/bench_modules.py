@@ -21,9 +21,17 @@ import torch._functorch.config
 from torch import Tensor
 
 from . import _C, nn, report
-from .bench import DEFAULT_POLICY, RATIO_COLUMNS, TIME_COLUMNS, formatted, judged, samplers
+from .bench import (
+    DEFAULT_POLICY,
+    LEAST_ROUNDS,
+    RATIO_COLUMNS,
+    TIME_COLUMNS,
+    formatted,
+    judged,
+    samplers,
+)
 from .measuring import Progress
-from .peaks import current
+from .timing import current
 from .workload import DTYPES, in_channels_last
 
 _Window = int | tuple[int, ...]
@@ -261,7 +269,9 @@ def _compare(
                 sides.append(make(torch.compile(copy.deepcopy(theirs)), x))
             timers = samplers([(side, call) for side in sides], device)
             result = judged(timers[:2])
-            compiled_ms = statistics.median(timers[2]() for _ in range(11)) if compiled else None
+            compiled_ms = (
+                statistics.median(timers[2]() for _ in range(LEAST_ROUNDS)) if compiled else None
+            )
         yield ModuleComparison(
             family=case.family,
             module=case.text,
@@ -330,11 +340,7 @@ COLUMNS = (
     report.Column("pass", lambda r: r["pass_name"], False),
     report.Column("tuned", report.ALGORITHM.cell, whole=True),
     *TIME_COLUMNS,
-    report.Column(
-        "compiled ms",
-        lambda r: "" if r["compiled_ms"] is None else report.milliseconds(r["compiled_ms"]),
-        True,
-    ),
+    report.Column("compiled ms", lambda r: report.milliseconds(r["compiled_ms"]), True),
     *RATIO_COLUMNS,
 )
 

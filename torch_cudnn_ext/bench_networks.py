@@ -24,10 +24,9 @@ from . import nn, report, tuning
 from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, formatted, judged
 from .enabling import enabled
 from .measuring import Progress, check_jobs, fp32_switches
-from .peaks import host_ms
-from .policy import CONSTRAINTS
+from .policy import CONSTRAINTS, only_fields
 from .processes import processes
-from .profiling import keep
+from .timing import host_ms
 from .workload import call_model, load_model, sum_of_outputs, tensors_in
 
 # What matrix products, convolutions and recurrent networks may use, and the type of autocast.
@@ -196,7 +195,7 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
                     model,
                     inputs,
                     train=task.mode == "train",
-                    policy=keep(task.policy, (*CONSTRAINTS,)),
+                    policy=only_fields(task.policy, (*CONSTRAINTS,)),
                     time_budget_s=task.time_budget_s or 0,
                     knob_search=task.knob_search,
                     jobs=task.jobs,

@@ -8,9 +8,9 @@ result.print()
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,17 @@ from torch import nn
 from . import _C, report
 from .conversion import converted, eager_model
 from .enabling import apply_rules, enabled, is_enabled
-from .workload import Watch, call_model, detached, go_back, kept_as_it_was, looking, recording
+from .policy import field_text
+from .workload import (
+    Watch,
+    call_model,
+    detached,
+    go_back,
+    kept_as_it_was,
+    looking,
+    nothing_found,
+    recording,
+)
 
 if TYPE_CHECKING:
     from ._C import Choice
@@ -98,7 +108,11 @@ class Coverage:
 
 
 def coverage(
-    model: nn.Module, inputs: Any, *, backward: bool = True, backends: str = "cudnn"
+    model: nn.Module,
+    inputs: Any,
+    *,
+    backward: bool = True,
+    backends: str | list[str] | tuple[str, ...] = "cudnn",
 ) -> Coverage:
     """Run a network with its calls kept to some backends, and count what ran.
 
@@ -116,12 +130,13 @@ def coverage(
         backends: What the policy's ``backends`` is set to: ``cudnn``, or a list of backends.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``backends`` neither text nor list.
         ValueError: ``backends`` names none. The model calls no operator of this package, or a lazy
             layer is not initialised.
     """
     model = eager_model("coverage", model)
-    wanted = _names(backends)
+    policy = field_text("backends", "backends", backends)
+    wanted = _C.policy_fields(policy)["backends"]
     with ExitStack() as stack:
         stack.enter_context(converted(model))
         stack.enter_context(looking())
@@ -130,19 +145,18 @@ def coverage(
         seen, *_ = _ran(model, inputs, backward, Watch(model))
         pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
         free = {one["problem"]: one["device"] for one in seen if one["problem"] not in pinned}
-        refusals = _refusals(free, backends)
+        refusals = _refusals(free, policy, wanted)
         lines = free.keys() - refusals.keys()
         # A line is a rule for those that say more, too: of two that hold, that one's own is first.
-        every = ",".join(dict.fromkeys(b for op in _C.operators() for b in op["backends"]))
-        rules = {line: every if line in refusals else backends for line in free}
-        longest_first = sorted(rules, key=lambda line: -len(line.split()))
-        stack.enter_context(apply_rules({r: f"backends={rules[r]}" for r in longest_first}))
+        every = dict.fromkeys(b for op in _C.operators() for b in op["backends"])
+        any_policy = f"backends={','.join(every)}"
+        longest_first = sorted(free, key=lambda line: -len(line.split()))
+        rules = {line: any_policy if line in refusals else policy for line in longest_first}
+        stack.enter_context(apply_rules(rules))
         watch = Watch(model)
         ran, declined, went_back = _ran(model, inputs, backward, watch)
     if not ran:
-        raise ValueError(
-            f"model: {type(model).__name__} called no operator of this package on these inputs"
-        )
+        raise ValueError(nothing_found(model))
     families: dict[str, Family] = {}
     for choice in ran:
         problem = choice["problem"]
@@ -157,35 +171,26 @@ def coverage(
         else:
             family.exceptions["a first run did not meet this problem"] += 1
     elsewhere = dict(watch.others.most_common())
-    return Coverage(backends, families, elsewhere, dict(declined.most_common()), went_back)
+    named = policy.partition("=")[2]
+    return Coverage(named, families, elsewhere, dict(declined.most_common()), went_back)
 
 
-@cache
-def _names(backends: str) -> set[str]:
-    """The backends that a policy's ``backends`` names."""
-    try:
-        return set(_C.policy_fields(f"backends={backends}")["backends"])
-    except ValueError as error:
-        raise ValueError(f"coverage: argument backends: got {backends!r}: {error}") from error
-
-
-def _refusals(problems: dict[str, str], backends: str) -> dict[str, str]:
+def _refusals(problems: dict[str, str], policy: str, backends: Container[str]) -> dict[str, str]:
     """By problem, each with its device, why the backends do not take it or what it shares."""
     refusals: dict[str, str] = {}
     for problem, device in problems.items():
-        if reason := _refusal(problem, device, backends):
+        if reason := _refusal(problem, device, policy, backends):
             refusals |= dict.fromkeys((problem, *_C.problem_info(problem)["coupled"]), reason)
     return refusals
 
 
-def _refusal(problem: str, device: str, backends: str) -> str:
+def _refusal(problem: str, device: str, policy: str, backends: Container[str]) -> str:
     """Why none of the backends takes a problem; empty where one does."""
     try:
-        _C.choose(problem, device, f"backends={backends}")
+        _C.choose(problem, device, policy)
     except RuntimeError:
-        wanted = _names(backends)
-        rows = _C.candidates(problem, device, f"backends={backends}")
-        refused = (row for row in rows if row["backend"] in wanted and row["status"] != "ok")
+        rows = _C.candidates(problem, device, policy)
+        refused = (row for row in rows if row["backend"] in backends and row["status"] != "ok")
         reasons = Counter(row["reason"] for row in refused)
         words = [reason for reason, _ in reasons.most_common(REASONS)]
         return "; ".join(words) or "no such backend has it"

@@ -43,7 +43,7 @@ from torch_cudnn_ext.policy import (
 )
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
-_TAG = "torch_cudnn_ext"
+_TAG = "<enabled by torch_cudnn_ext>"  # in a text that may be the user's
 
 
 def enable(policy: PolicyLike = None) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudnn_ext import _C, knobs, report
-from torch_cudnn_ext.bench import kernel_names
 from torch_cudnn_ext.conversion import eager_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.files import write_text
@@ -24,6 +23,7 @@ from torch_cudnn_ext.measuring import BASELINE
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.pins import pin_of, standing_for
 from torch_cudnn_ext.policy import Policy
+from torch_cudnn_ext.timing import kernel_names
 from torch_cudnn_ext.workload import (
     Layer,
     call_model,
@@ -122,8 +122,7 @@ class Explanation:
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
-        rows = [asdict(call) | {"pytorch": "; ".join(call.pytorch)} for call in self.calls]
-        return report.csv_text(rows, report.field_names(LayerCall))
+        return report.csv_text(list(map(asdict, self.calls)), report.field_names(LayerCall))
 
     def __str__(self) -> str:
         """The table as Markdown."""

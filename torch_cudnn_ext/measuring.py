@@ -7,6 +7,8 @@ the GPU's memory for as long as it lives, so that memory may lack which a proces
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     _Measured = tuple[list[Measurement], list[TableEntry]]
 
 BASELINE = "aten:default"  # PyTorch's own kernel
+GPU_MIN_SAMPLES = 11
 _NO_MEMORY = "out of memory"  # how a reason begins
 
 
@@ -52,7 +55,7 @@ class Task:
     policy: str
     time_budget_s: float = 0.0
     knob_search: bool = False
-    min_samples: int = 11
+    min_samples: int = GPU_MIN_SAMPLES
     algorithms: tuple[str, ...] = ()
 
 
@@ -100,6 +103,38 @@ def measure_tasks(
     whole = [_as_here(task) for task in tasks]
     with closing(_measure_in_processes(whole, jobs)) as results:  # also while an error refers to it
         yield from _told(tasks, results, progress)
+
+
+def checked_device(device: str | torch.device | None = None) -> str:
+    """``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU where there is one.
+
+    Raises:
+        ValueError: ``device`` is none of these.
+        RuntimeError: PyTorch finds no such CUDA device.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        return "cuda" if count else "cpu"
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(device))
+    if match is None:
+        raise ValueError(f"device: got {str(device)!r}, wanted 'cpu', 'cuda' or 'cuda:<index>'")
+    if match[0] != "cpu" and int(match[1] or 0) >= count:
+        found = f"{count or 'no'} CUDA device{'s' * (count > 1)}"
+        raise RuntimeError(f"device: got {match[0]!r}, but PyTorch finds {found}")
+    return match[0]
+
+
+def check_time_budget(time_budget_s: float) -> None:
+    """ValueError where it is no number of seconds."""
+    is_number = isinstance(time_budget_s, int | float) and not isinstance(time_budget_s, bool)
+    if not is_number or not 0 <= time_budget_s < math.inf:  # nor nan
+        raise ValueError(f"time_budget_s: got {time_budget_s!r}, wanted seconds, 0 for no limit")
+
+
+def check_knob_search(knob_search: bool) -> None:
+    """ValueError where it is no bool."""
+    if not isinstance(knob_search, bool):
+        raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
 
 
 def check_jobs(jobs: int) -> None:
@@ -180,6 +215,14 @@ def _imported(future: Future[_Measured]) -> list[Measurement]:
 
 def _lacks_memory(rows: Sequence[Measurement]) -> bool:
     return any(row["reason"].startswith(_NO_MEMORY) for row in rows)
+
+
+def finite_rows(rows: Iterable[Measurement]) -> list[Measurement]:
+    """The rows as JSON has them: an error that is not finite is ``None``."""
+    return [
+        row if row["error"] is None or math.isfinite(row["error"]) else {**row, "error": None}
+        for row in rows
+    ]
 
 
 def fp32_switches() -> list[Any]:

@@ -1,14 +1,15 @@
 """What a device can do at best, measured with PyTorch: its arithmetic and its memory bandwidth."""
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
+from . import _C
+from .timing import current, event_ms, host_ms
 from .workload import DTYPES
 
 _REPEATS = 5
@@ -31,7 +32,6 @@ class Peaks:
         return 1e3 * max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
 
 
-@cache
 def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     """The peaks of a device for a dtype, measured at the first call of the process.
 
@@ -40,11 +40,16 @@ def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
         allow_tf32: Whether f32 may be multiplied in TF32 (CUDA).
     """
+    return _measured_peaks(_C.device_fingerprint(device), device, dtype, allow_tf32)
+
+
+@cache
+def _measured_peaks(fingerprint: str, device: str, dtype: str, allow_tf32: bool) -> Peaks:
     with current(device):
-        return _measured_peaks(device, dtype, allow_tf32)
+        return _peaks_here(device, dtype, allow_tf32)
 
 
-def _measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
+def _peaks_here(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     on_gpu = device.startswith("cuda")
     size = 8192 if on_gpu else 1024
     own = torch.Generator(device).manual_seed(0)  # the caller's random state stays as it is
@@ -76,29 +81,6 @@ def _products_in_tf32(allowed: bool) -> Iterator[None]:
     finally:
         # What it was given by the switch for all goes on to follow that.
         products.fp32_precision = "none" if before == backends.fp32_precision else before
-
-
-def current(device: str) -> AbstractContextManager[object]:
-    """Make a GPU the current one, whose streams events record on; nothing of the CPU."""
-    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
-
-
-def event_ms(work: Callable[[], object]) -> float:
-    """GPU milliseconds of what ``work`` puts on the current GPU's current stream."""
-    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
-
-
-def host_ms(work: Callable[[], object]) -> float:
-    """Host milliseconds of ``work``."""
-    began = time.perf_counter()
-    work()
-    return (time.perf_counter() - began) * 1e3
 
 
 def _best_seconds(work: Callable[[], object], on_gpu: bool) -> float:

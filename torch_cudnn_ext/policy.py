@@ -6,7 +6,7 @@ constraints (``max_workspace=64MiB``, ``deterministic``, ``backends=cudnn``). Op
 text itself, a `Policy`, or a mapping of `Policy`'s keywords.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -31,6 +31,7 @@ _CHOICE_WANTED = (
     "'autotune', 'heuristic' or an algorithm: its text ('legacy:fft', 'graph:eng67'), cuDNN's "
     "integer or enum name for this pass, or Theano's name"
 )
+_CHOICE_FOR_ALL_WANTED = "'autotune', 'heuristic', or a text or name of an algorithm"
 _BOOLEAN: tuple[tuple[type, ...], str] = ((bool,), "True or False")
 
 # Each constraint: the Python types that it takes, and what an error says was wanted.
@@ -70,7 +71,8 @@ def field_text(argument: str, key: str, value: object, family: str = "conv") -> 
         TypeError: The value has a type that the field does not take.
         ValueError: The value is none that the field takes.
     """
-    types, wanted = CONSTRAINTS.get(key, ((int, str) if key else (str,), _CHOICE_WANTED))
+    of_choice = ((int, str), _CHOICE_WANTED) if key else ((str,), _CHOICE_FOR_ALL_WANTED)
+    types, wanted = CONSTRAINTS.get(key, of_choice)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise TypeError(f"{argument}: got {value!r} ({type(value).__name__}), wanted {wanted}")
     word = _word(value)
@@ -183,8 +185,9 @@ class Policy:
             **choices,
         }
         known = dict.fromkeys((*passes_of(family), *_families()))
-        for name in choices:
-            if name not in known:
+        for name, value in fields.items():
+            is_known = name in known or name in CONSTRAINTS or not name
+            if not is_known and (name in choices or not not_pinned(value)):
                 raise TypeError(
                     f"Policy: got the keyword {name!r}, wanted one of {', '.join(known)}"
                 )
@@ -280,6 +283,11 @@ def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
         ValueError: It is no policy.
     """
     return Policy.parse(_text(policy, family) or "", family)
+
+
+def only_fields(policy: str, keys: Sequence[str]) -> str:
+    """Some fields of a policy text, as a policy text."""
+    return ";".join(word for word in policy.split(";") if word.partition("=")[0].strip() in keys)
 
 
 def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:

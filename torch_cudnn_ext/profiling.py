@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,9 +25,19 @@ from torch import nn
 
 from . import _C, report
 from .conversion import eager_model
-from .measuring import BASELINE, Progress, Task, measure_tasks
+from .measuring import (
+    BASELINE,
+    GPU_MIN_SAMPLES,
+    Progress,
+    Task,
+    check_knob_search,
+    check_time_budget,
+    checked_device,
+    finite_rows,
+    measure_tasks,
+)
 from .peaks import Peaks, measured_peaks
-from .policy import Policy, PolicyLike, field_text, text_for_all
+from .policy import Policy, PolicyLike, field_text, only_fields, text_for_all
 from .workload import (
     PASSES,
     Journal,
@@ -50,7 +58,6 @@ if TYPE_CHECKING:
 
 CPU_TIME_BUDGET_S = 2.0
 CPU_MIN_SAMPLES = 7
-GPU_MIN_SAMPLES = 11
 
 # What decides which algorithms may run at all, and how they rank. Choices are left out, since
 # everything is measured; the workspace cap too, since the tables tell what it costs.
@@ -81,7 +88,7 @@ class Settings:
     @property
     def measured_policy(self) -> str:
         """The policy's constraints, without its choices and its workspace cap."""
-        return keep(self.policy, _MEASURED_CONSTRAINTS)
+        return only_fields(self.policy, _MEASURED_CONSTRAINTS)
 
     def task(self, problem: str, policy: str) -> Task:
         """The measurement of one problem under a policy."""
@@ -100,32 +107,6 @@ class Settings:
             f"min_samples={self.min_samples}",
         ]
         return " | ".join(words)
-
-
-def checked_device(device: str | torch.device | None = None) -> str:
-    """``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU where there is one.
-
-    Raises:
-        ValueError: ``device`` is none of these.
-        RuntimeError: PyTorch finds no such CUDA device.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device is None:
-        return "cuda" if count else "cpu"
-    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(device))
-    if match is None:
-        raise ValueError(f"device: got {str(device)!r}, wanted 'cpu', 'cuda' or 'cuda:<index>'")
-    if match[0] != "cpu" and int(match[1] or 0) >= count:
-        found = f"{count or 'no'} CUDA device{'s' * (count > 1)}"
-        raise RuntimeError(f"device: got {match[0]!r}, but PyTorch finds {found}")
-    return match[0]
-
-
-def check_time_budget(time_budget_s: float) -> None:
-    """ValueError where it is no number of seconds."""
-    is_number = isinstance(time_budget_s, int | float) and not isinstance(time_budget_s, bool)
-    if not is_number or not 0 <= time_budget_s < math.inf:  # nor nan
-        raise ValueError(f"time_budget_s: got {time_budget_s!r}, wanted seconds, 0 for no limit")
 
 
 def make_settings(
@@ -170,8 +151,7 @@ def make_settings(
     is_count = isinstance(min_samples, int) and not isinstance(min_samples, bool)
     if min_samples is not None and (not is_count or min_samples < 1):
         raise ValueError(f"min_samples: got {min_samples!r}, wanted at least 1")
-    if not isinstance(knob_search, bool):
-        raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
+    check_knob_search(knob_search)
     on_cpu = chosen == "cpu"
     text = text_for_all(policy)
     return Settings(
@@ -321,6 +301,11 @@ class Profile:
         cap = None
         if max_workspace is not None:
             text = field_text("max_workspace", "max_workspace", max_workspace)
+            if self.is_kept and text.endswith("%"):
+                raise ValueError(
+                    f"max_workspace: got {max_workspace!r} for what a file kept, which tells no "
+                    "device's memory; wanted bytes, or a text such as '64MiB'"
+                )
             cap = _C.workspace_cap(text, self.settings.device)
         fits = len({profile.family for profile in profiles}) <= 1
         pins: dict[str, str] = {}
@@ -341,7 +326,7 @@ class Profile:
                 "of operators, so one policy does not fit: ask for one layer with "
                 "best(layer=...), or all with best_by_layer()"
             )
-        numerics = keep(self.settings.policy, _NUMERICS)
+        numerics = only_fields(self.settings.policy, _NUMERICS)
         words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
         family = profiles[0].family if profiles else "conv"
         return Policy.parse(";".join(words + [numerics] * bool(numerics)), family)
@@ -476,9 +461,7 @@ class Profile:
         """
         layers = [dataclasses.asdict(profile) for profile in self.layers]
         for layer in layers:
-            for row in layer["rows"]:
-                if row["error"] is not None and not math.isfinite(row["error"]):
-                    row["error"] = None
+            layer["rows"] = finite_rows(layer["rows"])
         return json.dumps(
             {
                 "title": self.title,
@@ -778,8 +761,3 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
         baseline["status"] = "excluded"
         baseline["reason"] = "baseline only: " + (refused or "the policy does not admit it")
     return [row for row in rows if row["algorithm"] != BASELINE] + [baseline]
-
-
-def keep(policy: str, keys: Sequence[str]) -> str:
-    """Some constraints of a policy text, as a policy text."""
-    return ";".join(word for word in policy.split(";") if word.partition("=")[0].strip() in keys)

@@ -173,12 +173,13 @@ def field_names(kind: Any) -> list[str]:
 
 
 def csv_text(records: Sequence[Record], names: Sequence[str]) -> str:
-    """Records as CSV, a line each below the names of their fields; a list is joined by spaces."""
+    """Records as CSV, a line each below the names of their fields; lists are joined by "; "."""
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
     for record in records:
-        writer.writerow({k: " ".join(v) if isinstance(v, list) else v for k, v in record.items()})
+        cells = {k: "; ".join(v) if isinstance(v, list | tuple) else v for k, v in record.items()}
+        writer.writerow(cells)
     return out.getvalue()
 
 
@@ -401,13 +402,14 @@ def summary_table(profile: Profile) -> Table:
         notes.append("no totals: of several devices, or of one problem under several constraints")
     if any(layer.measured != layer.problem for layer in profile.layers):
         notes.append(f"measured on the CPU at batch {STAND_IN_BATCH}: not the target's times")
-    if any(line.shares for line in profile.totals()):
+    lines = profile.totals()
+    if any(line.shares for line in lines):
         notes.append("in brackets: the share of all passes")
     columns = [Column(heading, right=i > 0) for i, heading in enumerate(headings)]
     count = sum(layer.count for layer in profile.layers)
     name = profile.title or "Summary"
     title = f"{name}: {_plural(len(profile.layers), 'problem')}, {_plural(count, 'call')}, ms"
-    rows = [cells(line) for line in profile.totals()]
+    rows = [cells(line) for line in lines]
     return Table(title, columns, rows, "; ".join(notes), _not_profiled(profile))
 
 

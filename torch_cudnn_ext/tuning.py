@@ -26,10 +26,18 @@ from .enabling import enabled_anew
 from .explaining import trace
 from .files import check_path, naming, not_regular, read_lines, resolved, write_text
 from .knobs import pushed
-from .measuring import Progress, Task, measure_tasks, no_algorithm
-from .policy import CONSTRAINTS, PolicyLike, text_for_all
-from .profiling import check_time_budget, checked_device, keep
-from .workload import tensors_in
+from .measuring import (
+    Progress,
+    Task,
+    check_knob_search,
+    check_time_budget,
+    checked_device,
+    finite_rows,
+    measure_tasks,
+    no_algorithm,
+)
+from .policy import CONSTRAINTS, PolicyLike, only_fields, text_for_all
+from .workload import nothing_found, tensors_in
 
 if TYPE_CHECKING:
     from ._C import Measurement, TableEntry
@@ -79,15 +87,15 @@ def tune(
         time_budget_s: Seconds a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes; with 1 it is this one.
-        progress: Told of every problem.
+        progress: Told of every problem, and with one job of every algorithm.
 
     Returns:
         The best measurement of each problem, by its canonical line.
 
     Raises:
-        TypeError: A problem is no text.
+        TypeError: A problem is no text, or ``policy`` none of what stands for one.
         ValueError: A line is no problem, the policy no policy, the device none, ``time_budget_s``
-            no number of seconds, or ``jobs`` less than 1.
+            no number of seconds, ``knob_search`` no bool, or ``jobs`` less than 1.
         RuntimeError: A problem has no algorithm under the policy, which is told when all others are
             tuned; or PyTorch finds no such device.
     """
@@ -95,6 +103,7 @@ def tune(
     text = text_for_all(policy)
     check_constraints_alone(text)
     check_time_budget(time_budget_s)
+    check_knob_search(knob_search)
     if not isinstance(problems, Iterable):
         kind = type(problems).__name__
         raise TypeError(f"problems: got {problems!r} ({kind}), wanted problem lines")
@@ -141,15 +150,15 @@ def tune_model(
         time_budget_s: Seconds a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes.
-        progress: Told of every problem.
+        progress: As for `tune`.
 
     Returns:
         The best measurement of each problem that was measured.
 
     Raises:
         TypeError: ``model`` is no module, or as `tune`.
-        ValueError: There is no tensor among inputs and parameters, a lazy layer is not
-            initialised, or as `tune`.
+        ValueError: There is no tensor among inputs and parameters, the model calls no operator of
+            this package, a lazy layer is not initialised, or as `tune`.
         RuntimeError: As `tune`.
     """
     model = eager_model("tune_model", model)
@@ -160,6 +169,8 @@ def tune_model(
     place = checked_device(tensors[0].device)
     text = text_for_all(policy)
     problems = problems_met(model, inputs, train=train, policy=text)
+    if not problems:
+        raise ValueError(nothing_found(model))
     return tune(
         [p for p in problems if _C.tuned(p, place, text, time_budget_s) is None],
         device=place,
@@ -193,7 +204,7 @@ def problems_met(
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient.
     """
-    with enabled_anew("heuristic"), pushed(keep(policy, ("compute",))):
+    with enabled_anew("heuristic"), pushed(only_fields(policy, ("compute",))):
         lines = trace(model, inputs, train=train)
     infos = [_C.problem_info(line) for line in lines]
     return [info["text"] for info in infos if info["pass_name"] == "fwd" or not info["coupled"]]
@@ -215,17 +226,18 @@ def export_choices(path: str | os.PathLike[str]) -> int:
     """
     _check_replaceable(path)
     entries = choices()
-    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
-    _held[resolved(path)] = _by_key(entries)
+    lines = _lines(entries)
+    write_text(path, "".join(f"{line}\n" for line in lines.values()))
+    _held[resolved(path)] = lines
     return len(entries)
 
 
 def add_choices(path: str | os.PathLike[str]) -> int:
-    """Write the table of choices beside what the file holds of others, if there is one.
+    """Bring the table of choices and a file together: afterwards both hold what either held.
 
-    Processes that add to one file at a time wait for each other, so that no problem is lost: they
-    lock a hidden file beside it, which stays. Of a problem that both have, this table's ranking is
-    kept, unless it is what the file held when this process last read or wrote it.
+    Of a problem that both have, the table's ranking is kept, unless it is what the file held when
+    this process last read or wrote it. Processes that add to one file at a time wait for each
+    other, so that no problem is lost: they lock a hidden file beside it, which stays.
 
     Returns:
         The number of entries.
@@ -237,7 +249,9 @@ def add_choices(path: str | os.PathLike[str]) -> int:
     _check_replaceable(path)
     target = resolved(path)
     held = _held.get(target, {})
-    mine = [entry for key, entry in _by_key(choices()).items() if held.get(key) != entry]
+    entries = choices()
+    lines = _lines(entries)
+    mine = [entry for entry in entries if held.get(_key(entry)) != lines[_key(entry)]]
     with ExitStack() as stack:
         with naming(path):
             file = target.parent / f".{target.name}.lock"
@@ -267,7 +281,8 @@ def _check_replaceable(path: str | os.PathLike[str]) -> None:
 def import_choices(path: str | os.PathLike[str]) -> int:
     """Read what `export_choices` wrote and add it to the table.
 
-    Entries of other devices and library versions are kept but not used here.
+    Of a problem that both have, the file's ranking replaces the table's. Entries of other devices
+    and library versions are kept but not used here.
 
     Returns:
         The number of entries that were read.
@@ -278,18 +293,24 @@ def import_choices(path: str | os.PathLike[str]) -> int:
     """
     entries = read_choices(path)
     count = _C.table_import(entries)
-    read = _by_key(entries)
-    now = _by_key(choices())  # as the table has them
-    _held[resolved(path)] = {key: now[key] for key in read}
+    now = _lines(choices())  # as the table has them
+    _held[resolved(path)] = {key: now[key] for key in map(_key, entries)}
     return count
 
 
-# By file, the choices that it held when it was last read or written here.
-_held: dict[Path, dict[tuple[str, str, str], TableEntry]] = {}
+# By file, the lines of the choices that it held when it was last read or written here.
+_held: dict[Path, dict[tuple[str, str, str], str]] = {}
 
 
-def _by_key(entries: Iterable[TableEntry]) -> dict[tuple[str, str, str], TableEntry]:
-    return {(one["problem"], one["device"], one["constraints"]): one for one in entries}
+def _key(entry: TableEntry) -> tuple[str, str, str]:
+    return entry["problem"], entry["device"], entry["constraints"]
+
+
+def _lines(entries: Iterable[TableEntry]) -> dict[tuple[str, str, str], str]:
+    return {
+        _key(one): json.dumps(one | {"measurements": finite_rows(one["measurements"])})
+        for one in entries
+    }
 
 
 def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:

@@ -489,8 +489,8 @@ def _on(switch: Callable[[bool], None]) -> Iterator[None]:
 
 def nothing_found(
     model: nn.Module,
-    passes: Sequence[str],
-    others: Iterable[str],
+    passes: Sequence[str] = (),
+    others: Iterable[str] = (),
     refused: Iterable[str] = (),
 ) -> str:
     """Why a network has none of these passes: others alone, or no operator of this package.

@@ -151,6 +151,7 @@ class Turn {
  public:
   Turn() = default;
   ~Turn() {
+    if (held_) ::flock(file_, LOCK_UN);  // a process forked meanwhile has the file open, too
     if (file_ >= 0) ::close(file_);
   }
   Turn(const Turn&) = delete;
@@ -937,6 +938,10 @@ double relative_error(const at::Tensor& result, const at::Tensor& reference) {
     return std::numeric_limits<double>::quiet_NaN();
   }
   return std::max(mean, largest);
+}
+
+bool are_rankings_kept(const ResolvedPolicy& policy, const Device& device) {
+  return !device.has_gpu_backends() || policy.switches.has(Switches::kCudnnEnabled);
 }
 
 std::string refusal_of_backend(const std::string& backend, const ResolvedPolicy& policy,

@@ -65,6 +65,9 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
                                  const Device& device, const MeasureOptions& options);
 
+// Not without cuDNN: the table of choices knows nothing of PyTorch's switch.
+bool are_rankings_kept(const ResolvedPolicy& policy, const Device& device);
+
 // Processes that measure on one device at the same time build plans side by side, and take turns to
 // run and to time them, each holding a lock on this file meanwhile. Empty, as at first: there is no
 // other.

@@ -461,11 +461,9 @@ class Decider {
     std::string problem = problem_text(problem_);
     std::string fingerprint = runtime.fingerprint(device_);
     std::string constraints = policy_.policy.constraints_text(problem_);
-    // A ranking without cuDNN is not kept: the table knows nothing of PyTorch's switch.
-    bool cudnn_is_off =
-        device_.has_gpu_backends() && !policy_.switches.has(Switches::kCudnnEnabled);
     std::optional<std::vector<Measurement>> known;
-    if (!cudnn_is_off) known = choice_table::find(problem, fingerprint, constraints);
+    bool kept = are_rankings_kept(policy_, device_);
+    if (kept) known = choice_table::find(problem, fingerprint, constraints);
     if (known && !find_failure_of_all(*known)) {
       size_t told = refused_.size();
       Found found = first_that_builds(*known, "cached");
@@ -489,7 +487,7 @@ class Decider {
       return without_tuning(kOutOfMemory);
     }
     if (auto failure = find_failure_of_all(*known)) return without_tuning(*failure);
-    if (!cudnn_is_off) choice_table::insert({problem, fingerprint, constraints, *known});
+    if (kept) choice_table::insert({problem, fingerprint, constraints, *known});
     Found found = first_that_builds(*known, "tuned");
     return found.plan == nullptr ? find_rejected_baseline(*known) : found;
   }

@@ -162,11 +162,10 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     def extra_repr(self) -> str:
         """The parent's line, the policy, and what else is not as usual."""
         words = [super().extra_repr()]
-        words += [f"{name}=True" for name in ("skip_input", "remember_states") if self._is(name)]
+        words += [
+            f"{name}=True" for name in ("skip_input", "remember_states") if getattr(self, name)
+        ]
         return ", ".join(words)
-
-    def _is(self, name: str) -> bool:
-        return bool(getattr(self, name))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._states = ()  # of another device or dtype, maybe
@@ -174,7 +173,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         return result
 
     def _reason_to_stay(self) -> str:
-        given = [name for name in ("skip_input", "remember_states") if self._is(name)]
+        given = [name for name in ("skip_input", "remember_states") if getattr(self, name)]
         return f"torch.nn has no {' and no '.join(given)}" if given else ""
 
     def _drop_input_matrices(self) -> None:

@@ -47,6 +47,7 @@ def clipped_relu(
 
     Raises:
         ValueError: Also where the ceiling is not above zero.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _activation("clipped_relu", input, "clipped_relu", ceiling, inplace, policy, "ceiling")
 

@@ -79,6 +79,7 @@ def batch_norm(
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, there is one value a channel in training, or running
             statistics are missing without training; or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("batch_norm", "input", input)
     check_flag("batch_norm", "training", training)

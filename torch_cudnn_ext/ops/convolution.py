@@ -354,7 +354,7 @@ def convolution_backward_input(
     arguments = (
         grad_output,
         weight,
-        sizes_of(name, "input_size", input_size, n + 2),
+        _all_sizes(name, "input_size", input_size, n + 2),
         stride_,
         _even_padding(name, padding, kernel, stride_, dilation_, _BORDER_MODES),
         dilation_,
@@ -413,7 +413,7 @@ def convolution_backward_weight(
     name = "convolution_backward_weight"
     n = _spatial_dims(name, "input", input)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    weight_size_ = sizes_of(name, "weight_size", weight_size, n + 2)
+    weight_size_ = _all_sizes(name, "weight_size", weight_size, n + 2)
     arguments = (
         grad_output,
         input,
@@ -424,6 +424,13 @@ def convolution_backward_weight(
         integer_of(name, "groups", groups),
     )
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
+
+
+def _all_sizes(function: str, argument: str, value: object, count: int) -> list[int]:
+    sizes = integers_of(function, argument, value, f"{count} sizes")
+    if len(sizes) != count:
+        raise ValueError(f"{function}: argument {argument}: got {sizes}, wanted {count} sizes")
+    return sizes
 
 
 _BORDER_MODES = ("valid", "same", "half", "full")

@@ -89,6 +89,7 @@ def ctc_loss(
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes, lengths, classes, dtypes or devices do not fit together, a word is
             unknown, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)

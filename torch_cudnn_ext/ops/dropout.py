@@ -39,6 +39,7 @@ def dropout(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: ``p`` is out of range, the dtype is not supported, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("dropout", "input", input)
     check_number("dropout", "p", p)

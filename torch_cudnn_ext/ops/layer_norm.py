@@ -47,6 +47,7 @@ def layer_norm(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("layer_norm", "input", input)
     check_number("layer_norm", "eps", eps)
@@ -82,6 +83,7 @@ def rms_norm(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("rms_norm", "input", input)
     if eps is not None:
@@ -131,6 +133,7 @@ def instance_norm(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("instance_norm", "input", input)
     check_flag("instance_norm", "use_input_stats", use_input_stats)
@@ -174,6 +177,7 @@ def group_norm(
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, there is one value a group in all of the batch, or
             the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("group_norm", "input", input)
     check_number("group_norm", "eps", eps)

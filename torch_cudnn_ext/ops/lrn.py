@@ -47,6 +47,7 @@ def local_response_norm(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: An argument is out of range, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("local_response_norm", "input", input)
     size = _checked_size("local_response_norm", size, alpha, beta, k)
@@ -92,6 +93,7 @@ def divisive_norm(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: An argument is out of range, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("divisive_norm", "input", input)
     size = _checked_size("divisive_norm", size, alpha, beta, k)

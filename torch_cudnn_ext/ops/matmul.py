@@ -70,6 +70,7 @@ def linear(
     Raises:
         TypeError: As of `matmul`.
         ValueError: As of `matmul`.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("linear", "input", input)
     check_tensor("linear", "weight", weight)

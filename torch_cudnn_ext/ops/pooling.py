@@ -15,6 +15,7 @@ is the graph API's alone. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, 
 All raise ``TypeError`` where an argument's type is wrong and ``ValueError`` where its value is.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -476,9 +477,7 @@ def _lp_pool(
         None,
         policy,
     )
-    volume = 1
-    for size in sizes_of(f"lp_pool{dims}d", "kernel_size", kernel_size, dims):
-        volume *= size
+    volume = math.prod(sizes_of(f"lp_pool{dims}d", "kernel_size", kernel_size, dims))
     # relu makes the gradient zero where the root's is infinite.
     return (mean.sign() * mean.abs().relu()).mul(volume).pow(1 / norm_type)
 
@@ -563,4 +562,4 @@ def _check_indices(name: str, policy: str | None) -> None:
     if action == "error":
         raise ValueError(said)
     if action == "warn":
-        warnings.warn(f"{said}; aten:default runs instead", stacklevel=2)
+        warnings.warn(f"{said}; aten:default runs instead", stacklevel=4)

@@ -1,7 +1,7 @@
 """Reductions as functions."""
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -74,109 +74,136 @@ def reduce(
         ValueError: There is no such kind, ``dim`` is out of range or named twice, the dtype is not
             supported, or the policy is wrong.
         IndexError: An extreme of no elements.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
-    check_tensor("reduce", "input", input)
-    check_flag("reduce", "keepdim", keepdim)
     check_flag("reduce", "return_indices", return_indices)
-    dims = _dims(dim)
-    text = policy_text(policy, "reduce")
-    name = "reduce_with_indices" if return_indices else "reduce"
-    result = call_for_all(name, input, kind, dims, keepdim, policy=text)
-    _check_extreme(input, kind, dims)
-    return (result[0], result[1]) if return_indices else result
+    if return_indices:
+        return _with_indices("reduce", input, kind, dim, keepdim, policy)
+    return _reduce("reduce", input, kind, dim, keepdim, policy)
 
 
 def sum(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The sum, as ``torch.sum``; arguments are those of `reduce`."""
-    return reduce(input, "add", dim, keepdim, policy=policy)
+    return _reduce("sum", input, "add", dim, keepdim, policy)
 
 
 def prod(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The product, as ``torch.prod`` over any dimensions; arguments are those of `reduce`."""
-    return reduce(input, "mul", dim, keepdim, policy=policy)
+    return _reduce("prod", input, "mul", dim, keepdim, policy)
 
 
 def prod_nonzero(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The product of what is not zero; arguments are those of `reduce`."""
-    return reduce(input, "mul_no_zeros", dim, keepdim, policy=policy)
+    return _reduce("prod_nonzero", input, "mul_no_zeros", dim, keepdim, policy)
 
 
 def amin(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The minimum, as ``torch.amin``; arguments are those of `reduce`."""
-    return reduce(input, "min", dim, keepdim, policy=policy)
+    return _reduce("amin", input, "min", dim, keepdim, policy)
 
 
 def amax(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The maximum, as ``torch.amax``; arguments are those of `reduce`."""
-    return reduce(input, "max", dim, keepdim, policy=policy)
+    return _reduce("amax", input, "max", dim, keepdim, policy)
 
 
 def absmax(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The largest absolute value; arguments are those of `reduce`."""
-    return reduce(input, "absmax", dim, keepdim, policy=policy)
+    return _reduce("absmax", input, "absmax", dim, keepdim, policy)
 
 
 def mean(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The mean, as ``torch.mean``; arguments are those of `reduce`."""
-    return reduce(input, "mean", dim, keepdim, policy=policy)
+    return _reduce("mean", input, "mean", dim, keepdim, policy)
 
 
 def norm1(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The sum of absolute values; arguments are those of `reduce`."""
-    return reduce(input, "norm1", dim, keepdim, policy=policy)
+    return _reduce("norm1", input, "norm1", dim, keepdim, policy)
 
 
 def norm2(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The root of the sum of squares; arguments are those of `reduce`."""
-    return reduce(input, "norm2", dim, keepdim, policy=policy)
+    return _reduce("norm2", input, "norm2", dim, keepdim, policy)
 
 
 def argmin(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The place of a minimum, as ``torch.argmin``; arguments are those of `reduce`."""
-    return reduce(input, "min", dim, keepdim, return_indices=True, policy=policy)[1]
+    return _with_indices("argmin", input, "min", dim, keepdim, policy)[1]
 
 
 def argmax(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
     """The place of a maximum, as ``torch.argmax``; arguments are those of `reduce`."""
-    return reduce(input, "max", dim, keepdim, return_indices=True, policy=policy)[1]
+    return _with_indices("argmax", input, "max", dim, keepdim, policy)[1]
 
 
-def _dims(dim: Dim) -> list[int] | None:
+def _reduce(
+    function: str, input: Tensor, kind: str, dim: Dim, keepdim: bool, policy: PolicyLike
+) -> Tensor:
+    result: Tensor = _result("reduce", function, input, kind, dim, keepdim, policy)
+    return result
+
+
+def _with_indices(
+    function: str, input: Tensor, kind: str, dim: Dim, keepdim: bool, policy: PolicyLike
+) -> tuple[Tensor, Tensor]:
+    result = _result("reduce_with_indices", function, input, kind, dim, keepdim, policy)
+    return result[0], result[1]
+
+
+def _result(
+    name: str,
+    function: str,
+    input: Tensor,
+    kind: str,
+    dim: Dim,
+    keepdim: bool,
+    policy: PolicyLike,
+) -> Any:
+    check_tensor(function, "input", input)
+    check_flag(function, "keepdim", keepdim)
+    dims = _dims(function, dim)
+    result = call_for_all(name, input, kind, dims, keepdim, policy=policy_text(policy, "reduce"))
+    _check_extreme(function, input, kind, dims)
+    return result
+
+
+def _dims(function: str, dim: Dim) -> list[int] | None:
     if dim is None:
         return None
     one = integer(dim)
-    return integers_of("reduce", "dim", dim, "integers") if one is None else [one]
+    return integers_of(function, "dim", dim, "integers") if one is None else [one]
 
 
-def _check_extreme(input: Tensor, kind: str, dims: list[int] | None) -> None:
+def _check_extreme(function: str, input: Tensor, kind: str, dims: list[int] | None) -> None:
     """Refuse extremes of no elements also where there are none to give, as PyTorch does."""
     count = integer(input.numel())  # a tensor in a trace
     if kind not in ("min", "max", "absmax") or not guard_or_false(count == 0):
         return
     if any(input.shape[dim] == 0 for dim in dims or range(input.dim())):
         raise IndexError(
-            f"reduce: argument dim: got {dims} of an input of sizes {list(input.shape)}, "
+            f"{function}: argument dim: got {dims} of an input of sizes {list(input.shape)}, "
             "wanted dimensions of at least one element"
         )

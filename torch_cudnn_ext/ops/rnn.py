@@ -73,6 +73,7 @@ def lstm(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes, dtypes or devices do not fit, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     states = [] if hx is None else _listed(hx)
@@ -107,6 +108,7 @@ def gru(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: As for `lstm`.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     y, hy = _run(

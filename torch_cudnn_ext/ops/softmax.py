@@ -35,6 +35,7 @@ def softmax(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: ``dim`` is out of range, the dtype is not supported, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _along("softmax", input, dim, dtype, policy)
 

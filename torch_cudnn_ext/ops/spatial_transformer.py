@@ -39,6 +39,7 @@ def affine_grid(
         TypeError: ``theta`` is no tensor, ``size`` no integers, ``align_corners`` no bool, or
             ``policy`` none of what stands for one.
         ValueError: Sizes do not fit together, the dtype is not supported, or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("affine_grid", "theta", theta)
     align_corners = _flag("affine_grid", align_corners)
@@ -85,6 +86,7 @@ def grid_sample(
             of what stands for one.
         ValueError: Sizes, dtypes or devices do not fit together, a word is unknown, or the policy
             is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("grid_sample", "input", input)
     check_tensor("grid_sample", "grid", grid)
@@ -93,7 +95,7 @@ def grid_sample(
         "grid_sample",
         input,
         grid,
-        _index("mode", mode, _MODES),
+        _index("mode", mode, _MODES[:2] if input.dim() == 5 else _MODES),
         _index("padding_mode", padding_mode, _PADDINGS),
         align_corners,
         policy=policy_text(policy, "grid_sample"),
