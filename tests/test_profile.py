@@ -1482,16 +1482,6 @@ def test_what_lacks_memory_is_measured_again_alone(
     assert kept == {PROBLEM: lacking, OTHER: other}
 
 
-def test_who_has_the_memory_is_not_told_for_each_algorithm() -> None:
-    said = "out of memory: CUDA out of memory. Tried to allocate 2 GiB."
-    rows: Any = [
-        {"algorithm": f"graph:eng{free}", "reason": f"{said} GPU 0 has {free} MiB free."}
-        for free in (3, 4)
-    ]
-    error = measuring.no_algorithm("tune", "", [(PROBLEM, rows)])
-    assert str(error).endswith(f"for {PROBLEM}: graph:eng3 and 1 more: {said}")
-
-
 def test_measuring_takes_turns(tmp_path: Path) -> None:
     turns = tmp_path / "turns"
     _C.set_turn_file(str(turns))

@@ -571,6 +571,7 @@ def test_a_candidate_that_fails_is_not_tried_again(
     assert failed["status"] == ("unsupported" if when == "build_raises" else "failed")
     assert "fake:a was told to" in failed["reason"] or kind == "out_of_memory"
     assert ("out of memory" in failed["reason"]) == (kind == "out_of_memory")
+    assert "GPU 0 has" not in failed["reason"]  # which is so at one moment
 
 
 @pytest.mark.parametrize(("first_ms", "left_out"), [(1.6, True), (1.4, False)])

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 BASELINE = "aten:default"  # PyTorch's own kernel
 GPU_MIN_SAMPLES = 11
-_NO_MEMORY = "out of memory"  # how a reason begins
 
 
 class Progress(Protocol):
@@ -67,10 +66,7 @@ def no_algorithm(
     for problem, rows in failed:
         reasons: dict[str, list[str]] = {}
         for row in rows:
-            reason = row["reason"]
-            if reason.startswith(_NO_MEMORY):  # PyTorch goes on with who has how much of the GPU's
-                reason = reason.partition(" GPU ")[0]
-            reasons.setdefault(reason, []).append(row["algorithm"])
+            reasons.setdefault(row["reason"], []).append(row["algorithm"])
         told = (
             f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"
             for reason, names in reasons.items()
@@ -214,7 +210,7 @@ def _imported(future: Future[_Measured]) -> list[Measurement]:
 
 
 def _lacks_memory(rows: Sequence[Measurement]) -> bool:
-    return any(row["reason"].startswith(_NO_MEMORY) for row in rows)
+    return any(row["reason"].startswith("out of memory") for row in rows)
 
 
 def finite_rows(rows: Iterable[Measurement]) -> list[Measurement]:

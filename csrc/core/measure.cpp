@@ -513,8 +513,10 @@ class Session {
 
   static void set_failed(Measurement& m, const c10::Error& error) {
     m.status = Status::failed;
-    std::string why = error.what_without_backtrace();
-    m.reason = is_out_of_memory(error) ? c10::str(kOutOfMemory, ": ", why) : why;
+    m.reason = error.what_without_backtrace();
+    if (!is_out_of_memory(error)) return;
+    // PyTorch goes on with how much of the GPU's each process has at that moment.
+    m.reason = c10::str(kOutOfMemory, ": ", m.reason.substr(0, m.reason.find(" GPU ")));
   }
 
   void drop_failed() {

@@ -178,7 +178,7 @@ class ScriptedRuntime : public DeviceRuntime {
 void raise(const std::string& kind, const std::string& algorithm) {
   if (kind.empty()) return;
   TORCH_CHECK_WITH(OutOfMemoryError, kind != "out_of_memory", algorithm,
-                   " was told to find no memory");
+                   " was told to find no memory. GPU 0 has none left");
   if (kind == "refusal") {
     c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
     throw RefusedAtRun(here, algorithm + " was told to refuse");
