@@ -900,3 +900,41 @@ def test_named_tuples_hold_positional_arguments() -> None:
 
     x = torch.randn(2, 3, 6, 6)
     assert len(explain(Two(), Pair(x, x), measure=False).calls) == 2
+
+
+class Writing(nn.Module):
+    """Freezes a layer in `train`, and writes to tensors of its own in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1)
+        self.calls, self.total = [torch.zeros(2)], torch.zeros(())
+
+    def train(self, mode: bool = True) -> "Writing":
+        super().train(mode)
+        if mode:
+            self.frozen.requires_grad_(False)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0].add_(1)
+        self.total.add_(self.head.weight.sum())  # which is no leaf then
+        result: Tensor = self.head(self.frozen(x))
+        return result
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [torch_cudnn_ext.explain, torch_cudnn_ext.trace, torch_cudnn_ext.profile_model],
+)
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_requires_gradients_and_what_a_forward_writes_are_put_back(
+    ask: Any, train: bool, training: bool
+) -> None:
+    model = Writing()
+    model.training = training
+    ask(model, torch.ones(1, 3, 4, 4), train=train)
+    assert model.training == training and all(p.requires_grad for p in model.parameters())
+    assert model.calls[0].tolist() == [0, 0] and model.total == 0
+    assert model.total.is_leaf and not model.total.requires_grad

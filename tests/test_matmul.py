@@ -412,3 +412,14 @@ def test_products_run_where_pytorch_wants_determinism(dtype: torch.dtype, device
     torch.testing.assert_close(ops.matmul(a, b), torch.matmul(a, b))
     grid = F.affine_grid(theta, [2, 1, 4, 5], align_corners=False)
     torch.testing.assert_close(ops.affine_grid(theta, (2, 1, 4, 5), align_corners=False), grid)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4), (2, 3, 0)])
+def test_a_weight_has_a_vectorised_jacobian(sizes: tuple[int, ...], device: str) -> None:
+    x = torch.randn(sizes, device=device)
+    w = torch.randn(5, sizes[-1], device=device)
+    results = [
+        torch.autograd.functional.jacobian(lambda w, f=f: f(x, w), w, vectorize=True)
+        for f in (ops.linear, F.linear)
+    ]
+    torch.testing.assert_close(*results)

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, Policy, apply_rules, enabled, explain, pinned, trace
 from torch_cudnn_ext.conversion import counterparts
-from torch_cudnn_ext.coverage import _names, _refusals
+from torch_cudnn_ext.coverage import _refusals
 from torch_cudnn_ext.explaining import LayerCall
 from torch_cudnn_ext.measuring import fp32_switches
 from torch_cudnn_ext.timing import kernel_names
@@ -105,14 +105,14 @@ def refusals_of(model: nn.Module, inputs: Tensor, device: str) -> dict[str, str]
     """By problem line, why the wanted backends do not take it or what shares its algorithm."""
     with enabled(f"backends={WANTED[device]},aten"):
         lines = [line.partition("  #")[0] for line in trace(model, inputs)]
-    return _refusals(dict.fromkeys(lines, device), WANTED[device])
+    return _refusals(dict.fromkeys(lines, device), f"backends={WANTED[device]}")
 
 
 def exceptions_of(
     calls: list[LayerCall], device: str, refusals: dict[str, str]
 ) -> tuple[int, Counter[str]]:
     """How many calls there are that the wanted backends could run, and which they did not."""
-    backends = _names(WANTED[device])
+    backends = _C.policy_fields(f"backends={WANTED[device]}")["backends"]
     count, exceptions = 0, Counter[str]()
     for call in calls:
         # Without a problem and a layer's kind it is a function's call that was declined.

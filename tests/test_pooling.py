@@ -1,6 +1,7 @@
 """Pooling: PyTorch's values, gradients, layouts and errors."""
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -679,3 +680,11 @@ def test_maxima_of_scratch_stand_in_one_place(line: str) -> None:
         windows = windows.unfold(dim + 2, (size - 1) * step + 1, 1)[..., ::step]
     windows = windows.flatten(-dims)
     assert (windows == windows.amax(-1, keepdim=True)).sum(-1).max() == 1
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:taps", "cpu:unfold", "aten:default"])
+def test_a_gradient_that_is_not_finite_goes_to_the_maximum_alone(algorithm: str) -> None:
+    x = torch.tensor([[[[1.0, 4.0, 2.0, 3.0]]]], requires_grad=True)
+    y = ops.max_pool2d(x, (1, 4), policy=algorithm)
+    (dx,) = torch.autograd.grad(y, x, torch.full_like(y, math.inf))
+    assert dx.flatten().tolist() == [0, math.inf, 0, 0]

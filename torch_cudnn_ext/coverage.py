@@ -145,7 +145,7 @@ def coverage(
         seen, *_ = _ran(model, inputs, backward, Watch(model))
         pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
         free = {one["problem"]: one["device"] for one in seen if one["problem"] not in pinned}
-        refusals = _refusals(free, policy, wanted)
+        refusals = _refusals(free, policy)
         lines = free.keys() - refusals.keys()
         # A line is a rule for those that say more, too: of two that hold, that one's own is first.
         every = dict.fromkeys(b for op in _C.operators() for b in op["backends"])
@@ -175,8 +175,9 @@ def coverage(
     return Coverage(named, families, elsewhere, dict(declined.most_common()), went_back)
 
 
-def _refusals(problems: dict[str, str], policy: str, backends: Container[str]) -> dict[str, str]:
+def _refusals(problems: dict[str, str], policy: str) -> dict[str, str]:
     """By problem, each with its device, why the backends do not take it or what it shares."""
+    backends = _C.policy_fields(policy)["backends"]
     refusals: dict[str, str] = {}
     for problem, device in problems.items():
         if reason := _refusal(problem, device, policy, backends):

@@ -716,9 +716,10 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     """What a run changes is put back.
 
-    The random state; buffers, by object and, where they differ, by value; attributes, and what
-    Python's containers among them hold; gradients, none of which is there meanwhile, and nothing
-    hears that one was accumulated. Also of modules that attributes hold unregistered.
+    The random state; attributes, and what Python's containers among them hold; buffers and other
+    tensors there also by value, but no parameters; gradients, none of which is there meanwhile, and
+    nothing hears that one was accumulated; what requires one. Also of modules that attributes hold
+    unregistered.
     """
     modules = modules_of(model)
     attributes = [(vars(module), dict(vars(module))) for module in modules]
@@ -732,13 +733,13 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             if name != "_parameters"
         )
     ]
-    own = tensors_in([before for _, before in attributes])
-    leaves = [t for t in own if t.is_leaf and t.requires_grad]
-    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    own = [*{id(t): t for t in tensors_in([before for _, before in attributes])}.values()]
+    leaves = [t for t in own if t.is_leaf]
     try:
         with (
-            values_kept(buffers),
-            gradients_kept(leaves),
+            values_kept(t for t in own if not isinstance(t, nn.Parameter)),
+            gradients_kept([t for t in leaves if t.requires_grad]),
+            wishes_kept(leaves),
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         ):
             yield
@@ -802,6 +803,20 @@ def _put_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> No
         t.data = data
     if t.device != value.device or not torch.equal(t, value):
         t.copy_(value)
+
+
+@contextmanager
+def wishes_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Which leaves require a gradient is put back."""
+    wishes = [(leaf, leaf.requires_grad) for leaf in leaves]
+    try:
+        yield
+    finally:
+        for leaf, wish in wishes:
+            if not leaf.is_leaf and not leaf._is_view():  # something was computed into it
+                leaf.detach_()
+            if leaf.is_leaf and leaf.requires_grad != wish:
+                leaf.requires_grad_(wish)
 
 
 @contextmanager
@@ -881,13 +896,14 @@ def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
     if model.training == train:
         yield
         return
-    try:
-        model.train(train)
-        yield
-    finally:
-        model.train(modes[model])  # which may do more than say so
-        for module, mode in modes.items():
-            module.training = mode
+    with wishes_kept([*model.parameters()]):  # train() may freeze some
+        try:
+            model.train(train)
+            yield
+        finally:
+            model.train(modes[model])  # which may do more than say so
+            for module, mode in modes.items():
+                module.training = mode
 
 
 def led_problems(problem: str) -> list[str]:

@@ -189,6 +189,13 @@ const auto& op() {
   return op;
 }
 
+// The rows of all matrices as those of one; for flatten vmap has no rule here.
+Tensor as_rows(const Tensor& t) {
+  c10::SymInt count = 1;
+  for (int64_t i = 0; i < t.dim() - 1; ++i) count *= t.sym_size(i);
+  return t.reshape_symint({count, t.sym_size(-1)});
+}
+
 struct MatmulGradient {
   static constexpr const char* kName = "TorchCudnnExtMatmulBackward";
   static constexpr size_t kInputs = 4;  // a, b, bias, z
@@ -229,7 +236,7 @@ struct MatmulGradient {
     if (needed[1]) {
       // One matrix for all rows of a: one product over all rows.
       bool rows = b_sizes.size() == 2 && a.dim() > 2 && !transpose_a;
-      Tensor x = rows ? a.flatten(0, -2) : a, dy = rows ? grad.flatten(0, -2) : grad;
+      Tensor x = rows ? as_rows(a) : a, dy = rows ? as_rows(grad) : grad;
       result[1] = transpose_b ? product(dy, true, x, transpose_a, b_sizes)
                               : product(x, !transpose_a, dy, false, b_sizes);
     }

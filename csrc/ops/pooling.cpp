@@ -238,7 +238,7 @@ Tensor backward_by_taps(const PoolingProblem& p, const Tensor& x, const Tensor& 
     wins.push_back(win);
   });
   size_t next = 0;
-  for_each_tap(p, dx, [&](const Tensor& tap) { tap.add_(dy * wins[next++]); });
+  for_each_tap(p, dx, [&](const Tensor& tap) { tap.add_(at::where(wins[next++], dy, 0)); });
   return interior(p, dx);
 }
 
