@@ -22,6 +22,7 @@ import torch
 import typer
 
 from . import _C, __version__, bench, bench_modules, bench_networks, nn, report, tuning
+from .bench_networks import NETWORK_BATCH
 from .conversion import eager_model
 from .coverage import coverage
 from .enabling import enabled_anew
@@ -39,6 +40,8 @@ from .profiling import (
 )
 from .workload import (
     DTYPES,
+    IMAGE_SIZE,
+    MODEL_BATCH,
     PASSES,
     Journal,
     Layer,
@@ -73,9 +76,7 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 INTERRUPTED = 130
-MODEL_BATCH = 32
 MOST = 2**31 - 1  # of a whole number that an option takes
-IMAGE_SIZE = 224
 INFO_JOBS = 8  # each has a CUDA context, of half a GiB of the GPU's memory
 
 # Any complaint about the command line; the class is click's, which some typers carry within.
@@ -204,7 +205,8 @@ BatchOption = Annotated[
         "--batch",
         parser=_number(int, 1),
         metavar="N",
-        help=f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: 64).",
+        help=f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: "
+        f"{NETWORK_BATCH}).",
     ),
 ]
 ImageOption = Annotated[
@@ -536,7 +538,7 @@ def bench_command(
                     channels_last,
                     device,
                     text,
-                    batch or 64,
+                    batch or NETWORK_BATCH,
                     image_size or IMAGE_SIZE,
                     bar,
                     jobs,
@@ -749,7 +751,7 @@ def tune_command(
             tuning.add_choices(choices)
         finally:
             _print(
-                bench.formatted(
+                report.formatted(
                     format.value,
                     data,
                     title,

@@ -8,7 +8,6 @@ thread of its own here, which lives as long as the comparison.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import statistics
@@ -710,7 +709,7 @@ def comparison_text(comparisons: Sequence[Comparison], format: str) -> str | lis
     title = "ours against PyTorch's best"
     footer = "; ".join(words)
     names = report.field_names(Comparison)
-    return formatted(format, data, title, COMPARISON_COLUMNS, records, names, footer, lists)
+    return report.formatted(format, data, title, COMPARISON_COLUMNS, records, names, footer, lists)
 
 
 def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report.Table]:
@@ -732,24 +731,6 @@ def overhead_text(results: Sequence[Overhead], format: str) -> str | list[report
     footer = f"medians of the ratios: {', '.join(words)}" if words else ""
     data = {"overhead": records}
     fields = [*report.field_names(Overhead), *shown]
-    return formatted(format, data, "host time per call", OVERHEAD_COLUMNS, records, fields, footer)
-
-
-def formatted(
-    format: str,
-    data: dict[str, Any],
-    title: str,
-    columns: Sequence[report.Column],
-    records: Sequence[report.Record],
-    names: Sequence[str],
-    footer: str,
-    lists: Sequence[tuple[str, Sequence[str]]] = (),
-) -> str | list[report.Table]:
-    """Records as one table, as CSV with fields of these names, Markdown, or ``data`` as JSON."""
-    if format == "json":
-        return json.dumps(data, indent=1)
-    if format == "csv":
-        return report.csv_text(records, names)
-    rows = [[column.cell(record) for column in columns] for record in records]
-    made = [report.Table(title, columns, rows, footer, lists)]
-    return report.tables_markdown(made) if format == "markdown" else made
+    return report.formatted(
+        format, data, "host time per call", OVERHEAD_COLUMNS, records, fields, footer
+    )

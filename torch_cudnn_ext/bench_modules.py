@@ -26,7 +26,6 @@ from .bench import (
     LEAST_ROUNDS,
     RATIO_COLUMNS,
     TIME_COLUMNS,
-    formatted,
     judged,
     samplers,
 )
@@ -365,4 +364,4 @@ def comparison_text(
     footer = f"geometric means: {'; '.join(words)}"
     title = "modules, tuned against PyTorch's"
     names = report.field_names(ModuleComparison)
-    return formatted(format, data, title, COLUMNS, records, names, footer)
+    return report.formatted(format, data, title, COLUMNS, records, names, footer)

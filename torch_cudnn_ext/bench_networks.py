@@ -21,13 +21,13 @@ from tempfile import TemporaryDirectory
 import torch
 
 from . import nn, report, tuning
-from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, formatted, judged
+from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, judged
 from .enabling import enabled
 from .measuring import Progress, check_jobs, fp32_switches
 from .policy import CONSTRAINTS, only_fields
 from .processes import processes
 from .timing import host_ms
-from .workload import call_model, load_model, sum_of_outputs, tensors_in
+from .workload import IMAGE_SIZE, call_model, load_model, sum_of_outputs, tensors_in
 
 # What matrix products, convolutions and recurrent networks may use, and the type of autocast.
 PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
@@ -37,6 +37,7 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
     "bf16": ("ieee", torch.bfloat16),
 }
 Autocast = Callable[[], AbstractContextManager[None]]
+NETWORK_BATCH = 64
 GRACE_S = 10.0  # for what was tuned to be written
 SAMPLE_MS = 100.0  # as many steps are timed at once as this holds
 # Each side steps so often before, and this in turns: memory must lie as it will before a call comes
@@ -86,8 +87,8 @@ def compare_networks(
     channels_last: bool,
     device: str,
     policy: str = "autotune",
-    batch: int = 64,
-    image_size: int = 224,
+    batch: int = NETWORK_BATCH,
+    image_size: int = IMAGE_SIZE,
     progress: Progress | None = None,
     jobs: int = 1,
     choices: str | Path | None = None,
@@ -286,4 +287,6 @@ def comparison_text(
     footer = f"geometric mean: {statistics.geometric_mean(ratios):.3f}" if ratios else ""
     title = "unmodified networks, enable() against eager"
     names = report.field_names(NetworkComparison)
-    return formatted(format, {"comparisons": records}, title, COLUMNS, records, names, footer)
+    return report.formatted(
+        format, {"comparisons": records}, title, COLUMNS, records, names, footer
+    )

@@ -298,7 +298,7 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
     Raises:
         ValueError: The family has no such algorithm in that pass.
     """
-    pin = (policy.get(name) or "").partition("/")[0]
+    pin = without_options(policy.get(name) or "")
     # Of cuDNN's engines only a GPU tells.
     named = pin.startswith(("aten:", "cpu:", "legacy:"))
     if not named or policy.get("on_unsupported") in FALLING_BACK:
@@ -368,12 +368,17 @@ def check_named_pins(policy: PolicyLike) -> None:
 
 
 @cache
+def without_options(algorithm: str) -> str:
+    """Its backend and name: ``graph:eng67`` of ``graph:eng67/k2=1``."""
+    return algorithm.partition("/")[0]
+
+
 def algorithms_of(family: str, name: str) -> list[str]:
     """The algorithms of a pass, without options; whether they can run here or not."""
     examples = operator_info(family)["examples"]
     lines = [" ".join([f"{family}_{name}", *line.split()[1:]]) for line in examples]
     rows = [row for line in lines for row in _C.candidates(line, "cpu")]
-    return list(dict.fromkeys(row["algorithm"].partition("/")[0] for row in rows))
+    return list(dict.fromkeys(without_options(row["algorithm"]) for row in rows))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import json
 import sys
 import textwrap
 from collections import Counter
@@ -23,6 +24,7 @@ from rich.text import Text
 
 from . import _C, nn
 from .measuring import BASELINE
+from .policy import without_options
 
 if TYPE_CHECKING:
     from .profiling import LayerProfile, Profile, Totals
@@ -183,6 +185,26 @@ def csv_text(records: Sequence[Record], names: Sequence[str]) -> str:
     return out.getvalue()
 
 
+def formatted(
+    format: str,
+    data: dict[str, Any],
+    title: str,
+    columns: Sequence[Column],
+    records: Sequence[Record],
+    names: Sequence[str],
+    footer: str,
+    lists: Sequence[tuple[str, Sequence[str]]] = (),
+) -> str | list[Table]:
+    """Records as one table, as CSV with fields of these names, Markdown, or ``data`` as JSON."""
+    if format == "json":
+        return json.dumps(data, indent=1)
+    if format == "csv":
+        return csv_text(records, names)
+    rows = [[column.cell(record) for column in columns] for record in records]
+    made = [Table(title, columns, rows, footer, lists)]
+    return tables_markdown(made) if format == "markdown" else made
+
+
 # Cells.
 
 
@@ -309,8 +331,7 @@ def _accepted(records: Sequence[Record]) -> str:
     names: dict[str, Counter[str]] = {}
     for record in records:
         if record["status"] == "ok":
-            # The options behind the first slash are one engine's knobs, or one algorithm's math.
-            name = record["algorithm"].partition("/")[0].partition(":")[2]
+            name = without_options(record["algorithm"]).partition(":")[2]
             names.setdefault(record["backend"], Counter())[name] += 1
     lines = [f"{sum(count.total() for count in names.values())} algorithms (listed, not timed)"]
     for backend, counts in names.items():
@@ -564,7 +585,7 @@ def operators_markdown() -> str:
 def _algorithms(problems: list[str], device: str, backend: str) -> set[str]:
     """The names of a backend's algorithms but for those that refuse every one of the problems."""
     return {
-        row["algorithm"].partition("/")[0].partition(":")[2]
+        without_options(row["algorithm"]).partition(":")[2]
         for problem in problems
         for row in _C.candidates(problem, device)
         if row["backend"] == backend and row["status"] != "unsupported"
@@ -580,7 +601,7 @@ def algorithm_counts(op: str, problem: str, backends: list[str], gpu: str) -> li
             here = [c for c in found if c["backend"] == backend]
             states = Counter(c["status"] for c in here)
             if states["ok"] or states["needs a driver"]:
-                names = {c["algorithm"].partition("/")[0] for c in here}
+                names = {without_options(c["algorithm"]) for c in here}
                 words = ", ".join(f"{count} {state}" for state, count in states.items())
                 rows.append([op, backend, device, str(len(names)), str(len(here)), words])
     return rows

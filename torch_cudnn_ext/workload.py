@@ -50,6 +50,8 @@ DTYPES = {
     "f16": torch.float16,
     "bf16": torch.bfloat16,
 }
+# Of images that a network of torchvision takes, where nothing else is said.
+MODEL_BATCH, IMAGE_SIZE = 32, 224
 FRAMES = 16  # of a video network's clips
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
 
@@ -1120,8 +1122,8 @@ def sum_of_outputs(output: Any) -> Tensor:
 def load_model(
     name: str,
     *,
-    batch: int = 32,
-    image_size: int = 224,
+    batch: int = MODEL_BATCH,
+    image_size: int = IMAGE_SIZE,
     dtype: str | None = None,
     channels_last: bool = False,
     device: str = "meta",
