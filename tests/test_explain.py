@@ -909,6 +909,8 @@ class Writing(nn.Module):
         super().__init__()
         self.frozen, self.head = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1)
         self.calls, self.total = [torch.zeros(2)], torch.zeros(())
+        self.base = torch.zeros(4)
+        self.part, self.mask = self.base[:2], torch.full((1, 1), torch.nan).expand(4, 4)
 
     def train(self, mode: bool = True) -> "Writing":
         super().train(mode)
@@ -919,6 +921,7 @@ class Writing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls[0].add_(1)
         self.total.add_(self.head.weight.sum())  # which is no leaf then
+        self.part.add_(self.head.weight.sum())
         result: Tensor = self.head(self.frozen(x))
         return result
 
@@ -938,3 +941,5 @@ def test_what_requires_gradients_and_what_a_forward_writes_are_put_back(
     assert model.training == training and all(p.requires_grad for p in model.parameters())
     assert model.calls[0].tolist() == [0, 0] and model.total == 0
     assert model.total.is_leaf and not model.total.requires_grad
+    assert model.base.tolist() == [0] * 4 and model.mask.isnan().all()
+    model(torch.ones(1, 3, 4, 4))

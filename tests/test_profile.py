@@ -1482,6 +1482,25 @@ def test_what_lacks_memory_is_measured_again_alone(
     assert kept == {PROBLEM: lacking, OTHER: other}
 
 
+def test_what_lacked_memory_is_not_kept_without_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
+    monkeypatch.setattr(measuring, "_measure_elsewhere", _short_of_memory_once)
+    turns = measuring._taking_turns
+
+    def interrupted(count: int) -> Any:
+        if count == 1:
+            raise KeyboardInterrupt
+        return turns(count)
+
+    monkeypatch.setattr(measuring, "_taking_turns", interrupted)
+    tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (PROBLEM, OTHER)]
+    with pytest.raises(KeyboardInterrupt):
+        list(measuring.measure_tasks(tasks, jobs=2))
+    assert [entry["problem"] for entry in tuning.choices()] == [OTHER]
+
+
 def test_measuring_takes_turns(tmp_path: Path) -> None:
     turns = tmp_path / "turns"
     _C.set_turn_file(str(turns))

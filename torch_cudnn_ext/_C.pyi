@@ -125,6 +125,8 @@ def cudnn_files() -> list[str]:
     """Paths of all mapped libcudnn files, in order of mapping."""
 
 # Choosing.
+OUT_OF_MEMORY: str  # in the reason of what found none
+
 def set_turn_file(path: str) -> None:
     """Processes with one such file build side by side and otherwise measure one at a time."""
 

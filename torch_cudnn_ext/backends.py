@@ -47,15 +47,16 @@ def install() -> None:
         ValueError: What was assigned names no algorithm.
     """
     global _plain_flags
-    cudnn: Any = torch.backends.cudnn
-    before = {name: vars(cudnn)[name] for name in _PASSES if name in vars(cudnn)}
-    _set(before)
-    _deleted.clear()
-    for name in _PASSES:
-        setattr(type(cudnn), name, _Pin(name))
-        vars(cudnn).pop(name, None)
-    _plain_flags = cudnn.m.flags
-    cudnn.flags = _flags
+    with _lock:
+        cudnn: Any = torch.backends.cudnn
+        before = {name: vars(cudnn)[name] for name in _PASSES if name in vars(cudnn)}
+        _set(before)
+        _deleted.clear()
+        for name in _PASSES:
+            setattr(type(cudnn), name, _Pin(name))
+            vars(cudnn).pop(name, None)
+        _plain_flags = cudnn.m.flags
+        cudnn.flags = _flags
 
 
 def uninstall() -> None:
@@ -63,13 +64,14 @@ def uninstall() -> None:
 
     Also where `install` or this was interrupted.
     """
-    cudnn: Any = torch.backends.cudnn
-    vars(cudnn).pop("flags", None)
-    for name in _PASSES:
-        if name in vars(type(cudnn)):
-            delattr(type(cudnn), name)
-            _keep_as_values({name: _pins[name]})
-    _set({})
+    with _lock:
+        cudnn: Any = torch.backends.cudnn
+        vars(cudnn).pop("flags", None)
+        for name in _PASSES:
+            if name in vars(type(cudnn)):
+                delattr(type(cudnn), name)
+                _keep_as_values({name: _pins[name]})
+        _set({})
 
 
 def _keep_as_values(pins: Mapping[str, str | int]) -> None:
@@ -99,9 +101,8 @@ class _Pin:
     def __delete__(self, module: object) -> None:
         with _lock:
             _set({**_pins, self._name: _OFF})
-            _deleted.add(
-                self._name
-            )  # or unittest.mock.patch would not set again what was there before
+            # Or unittest.mock.patch would not set again what was there before.
+            _deleted.add(self._name)
 
 
 def _set(values: Mapping[str, object]) -> None:

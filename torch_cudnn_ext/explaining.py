@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudnn_ext import _C, knobs, report
@@ -35,7 +35,7 @@ from torch_cudnn_ext.workload import (
     led_problems,
     looking,
     merge,
-    modules_of,
+    own_tensors,
     recording,
     sum_of_outputs,
     tensors_in,
@@ -136,9 +136,10 @@ def explain(
 
     Nothing of the model changes, nor of its inputs' gradients or PyTorch's random state:
     without ``train`` it runs in eval mode and without gradients, with ``train`` in training
-    mode forward and backward. What that changes is put back: buffers, gradients, attributes,
-    what Python's containers among them hold, and with ``train`` the values of parameters; not
-    what other objects hold. A model that is in that mode already runs as it is, with layers in
+    mode forward and backward. What that changes is put back: buffers, gradients and what requires
+    one, attributes, what Python's containers among them hold, the values of tensors there, and
+    with ``train`` those of parameters; not what other objects hold, nor parameter objects that the
+    model replaces itself. A model that is in that mode already runs as it is, with layers in
     the other one, such as frozen batch norms. Where `enable` was not called, it is enabled
     meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds
     there. What is compiled runs in eager mode; the model must run in one thread.
@@ -165,7 +166,7 @@ def explain(
             )
     with (
         kept_as_it_was(model),
-        values_kept(_all_tensors(model)) if train else nullcontext(),
+        values_kept(t for t in own_tensors(model) if train and isinstance(t, nn.Parameter)),
         enabled() if not is_enabled() else nullcontext(),
         torch.compiler.set_stance("force_eager"),  # layers of it may be compiled
     ):
@@ -173,11 +174,6 @@ def explain(
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
-
-
-def _all_tensors(model: nn.Module) -> list[Tensor]:
-    """A model's own and those that its attributes hold, each once."""
-    return [*{id(t): t for t in tensors_in([vars(one) for one in modules_of(model)])}.values()]
 
 
 def trace(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,7 +81,8 @@ def measure_tasks(
     """Each task's measurements, best first, in the order of the tasks.
 
     Afterwards the table of choices of this process holds them, and after an error or Ctrl-C those
-    that were finished.
+    that were finished. Of several jobs, a problem for which there was no memory is measured again
+    once the others have ended.
 
     Args:
         tasks: The problems.
@@ -190,10 +191,12 @@ def _measure_in_processes(
         try:
             while left and not _lacks_memory(left[0][1].result()[0]):
                 yield _imported(left.pop(0)[1])
-            wait(future for _, future in left)
+            for _, future in left:
+                future.result()
         finally:
             for _, future in left:  # finished before others that are not
-                if future.done() and future.exception() is None:
+                is_whole = future.done() and future.exception() is None
+                if is_whole and not _lacks_memory(future.result()[0]):
                     _C.table_import(future.result()[1])
     for task, future in left:
         rows = future.result()[0]
@@ -210,7 +213,7 @@ def _imported(future: Future[_Measured]) -> list[Measurement]:
 
 
 def _lacks_memory(rows: Sequence[Measurement]) -> bool:
-    return any(row["reason"].startswith("out of memory") for row in rows)
+    return any(_C.OUT_OF_MEMORY in row["reason"] for row in rows)
 
 
 def finite_rows(rows: Iterable[Measurement]) -> list[Measurement]:

@@ -367,12 +367,12 @@ def check_named_pins(policy: PolicyLike) -> None:
             check_pins(Policy.parse(part, family))
 
 
-@cache
 def without_options(algorithm: str) -> str:
     """Its backend and name: ``graph:eng67`` of ``graph:eng67/k2=1``."""
     return algorithm.partition("/")[0]
 
 
+@cache
 def algorithms_of(family: str, name: str) -> list[str]:
     """The algorithms of a pass, without options; whether they can run here or not."""
     examples = operator_info(family)["examples"]

@@ -76,6 +76,8 @@ def tune(
 ) -> dict[str, Measurement]:
     """Measure problems and keep the ranking, so that ``autotune`` need not measure them again.
 
+    On a GPU nothing is kept while ``torch.backends.cudnn.enabled`` is False.
+
     On a GPU most of the time goes into engines that are compiled at run time. Several jobs do that
     side by side, and run and time one at a time. They are processes that import the main module, so
     a script calls this under ``if __name__ == "__main__":``.

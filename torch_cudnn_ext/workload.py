@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -735,7 +735,7 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             if name != "_parameters"
         )
     ]
-    own = [*{id(t): t for t in tensors_in([before for _, before in attributes])}.values()]
+    own = own_tensors(model)
     leaves = [t for t in own if t.is_leaf]
     try:
         with (
@@ -764,17 +764,11 @@ def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
 
     A graph that saved one before may still go back.
     """
-    kept = [
-        (t, t.data, _copied(t), _version(t)) for t in tensors if not t.is_meta and not _is_freed(t)
-    ]
-    try:
+    with ExitStack() as stack:
+        for t in tensors:
+            if not t.is_meta and not _is_freed(t):
+                stack.callback(_put_back, t, t.data, _copied(t), _version(t))
         yield
-    finally:
-        for t, data, value, version in kept:
-            with torch.inference_mode(t.is_inference()), torch.no_grad():
-                _put_back(t, data, value, version)
-            if version is not None and _version(t) != version:
-                torch._C._autograd._unsafe_set_version_counter((t,), (version,))
 
 
 def _is_plain(t: Tensor) -> bool:
@@ -794,6 +788,13 @@ def _copied(t: Tensor) -> Tensor:
 
 
 def _put_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> None:
+    with torch.inference_mode(t.is_inference()), torch.no_grad():
+        _put_value_back(t, data, value, version)
+    if version is not None and _version(t) != version:
+        torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+
+
+def _put_value_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> None:
     if not _is_plain(t):
         if _version(t) != version:  # which have no torch.equal
             t.copy_(value)
@@ -803,19 +804,27 @@ def _put_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> No
     is_other = t.untyped_storage()._cdata != data.untyped_storage()._cdata
     if is_other or t.shape != data.shape or t.dtype != data.dtype:
         t.data = data
+    for dim, stride in enumerate(t.stride()):
+        if stride == 0 and t.shape[dim] > 1:  # one element, seen often
+            t, value = t.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     if t.device != value.device or not torch.equal(t, value):
         t.copy_(value)
 
 
 @contextmanager
 def wishes_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Which leaves require a gradient is put back."""
-    wishes = [(leaf, leaf.requires_grad) for leaf in leaves]
+    """Which leaves require a gradient is put back.
+
+    So is that they are leaves, where something was computed into them, but for views and what these
+    are of.
+    """
+    wishes = [(leaf, leaf.requires_grad) for leaf in leaves if leaf.is_leaf]
     try:
         yield
     finally:
+        viewed = {id(leaf._base) for leaf, _ in wishes if leaf._is_view()}
         for leaf, wish in wishes:
-            if not leaf.is_leaf and not leaf._is_view():  # something was computed into it
+            if not leaf.is_leaf and not leaf._is_view() and id(leaf) not in viewed:
                 leaf.detach_()
             if leaf.is_leaf and leaf.requires_grad != wish:
                 leaf.requires_grad_(wish)
@@ -850,6 +859,11 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
                 modules[id(one)] = one
                 left.append(one)
     return [*modules.values()]
+
+
+def own_tensors(model: nn.Module) -> list[Tensor]:
+    """A model's own and those that its attributes hold, each once."""
+    return [*{id(t): t for t in tensors_in([vars(one) for one in modules_of(model)])}.values()]
 
 
 def _containers_in(values: Iterable[Any]) -> list[Any]:

@@ -151,7 +151,8 @@ class Turn {
  public:
   Turn() = default;
   ~Turn() {
-    if (held_) ::flock(file_, LOCK_UN);  // a process forked meanwhile has the file open, too
+    // A process that was forked meanwhile has the file open, too, and is not to give it back.
+    if (held_ && taken_by_ == ::getpid()) ::flock(file_, LOCK_UN);
     if (file_ >= 0) ::close(file_);
   }
   Turn(const Turn&) = delete;
@@ -166,6 +167,7 @@ class Turn {
       check_interrupt();
     }
     held_ = true;
+    taken_by_ = ::getpid();
     waited_s_ += seconds_since(start);
   }
   void give_back() {
@@ -187,6 +189,7 @@ class Turn {
   }
   int file_ = -1;
   bool held_ = false;
+  pid_t taken_by_ = 0;
   double waited_s_ = 0;
 };
 

@@ -65,7 +65,8 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
                                  const Device& device, const MeasureOptions& options);
 
-// Not without cuDNN: the table of choices knows nothing of PyTorch's switch.
+// Whether the table of choices holds rankings under a policy: not where PyTorch's switch keeps off
+// cuDNN, of which it knows nothing.
 bool are_rankings_kept(const ResolvedPolicy& policy, const Device& device);
 
 // Processes that measure on one device at the same time build plans side by side, and take turns to

@@ -149,11 +149,10 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
              "their sums, is not a power of 2";
     }
   }
-  constexpr int64_t kMostChannels = 16;
+  constexpr int64_t kMostChannels = 16;  // of which 3x3 windows take 0.4 GB
   if (p.pass == ConvolutionPass::fwd && algorithm.name == "eng80" && p.w.sizes[1] > kMostChannels) {
-    return "engine 80 of cuDNN 9.19 keeps up to 163 bytes for each channel of a group in a "
-           "thread's "
-           "local memory, for which the driver takes gigabytes of the GPU until the process ends";
+    return "engine 80 of cuDNN 9.19 has up to 163 bytes of local memory a thread for each channel "
+           "of a group, for which the driver takes gigabytes of the GPU until the process ends";
   }
   bool data_gradient = p.pass == ConvolutionPass::bwd_data;
   if (data_gradient && algorithm.name == "eng2" && !packed) {
