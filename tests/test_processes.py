@@ -79,6 +79,27 @@ def test_death_ends_them(tmp_path: Path) -> None:
     assert file.read_text() == "ended"
 
 
+def test_they_may_end_amid_a_large_result(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from torch_cudnn_ext.processes import processes\n"
+        "if __name__ == '__main__':\n"
+        "    with processes(2) as pool:\n"
+        "        first, *_ = [pool.submit(bytes, 200_000_000) for _ in range(6)]\n"
+        "        first.result()  # while the other one sends\n"
+        "        raise KeyError\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, script],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 1 and "KeyError" in ended.stderr
+
+
 def test_what_work_raises_is_all_that_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="^the reason$"), processes(1, grace_s=60) as pool:
         pool.submit(fail, ValueError, "the reason").result()

@@ -65,6 +65,9 @@ def processes(
             yield Processes(pool)
         except BaseException as error:
             lifeline.send("end")
+            # What ends while it sends a result leaves a part of one. The pool waits for the rest,
+            # unless nobody can write any more, nor this process itself.
+            pool._result_queue._writer.close()  # type: ignore[attr-defined]
             if not isinstance(error, BrokenProcessPool):
                 raise
             raise RuntimeError(
