@@ -40,16 +40,12 @@ def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16``.
         allow_tf32: Whether f32 may be multiplied in TF32 (CUDA).
     """
-    return _measured_peaks(_C.device_fingerprint(device), device, dtype, allow_tf32)
+    with current(device):
+        return _measured_peaks(_C.device_fingerprint(device), device, dtype, allow_tf32)
 
 
 @cache
 def _measured_peaks(fingerprint: str, device: str, dtype: str, allow_tf32: bool) -> Peaks:
-    with current(device):
-        return _peaks_here(device, dtype, allow_tf32)
-
-
-def _peaks_here(device: str, dtype: str, allow_tf32: bool) -> Peaks:
     on_gpu = device.startswith("cuda")
     size = 8192 if on_gpu else 1024
     own = torch.Generator(device).manual_seed(0)  # the caller's random state stays as it is
