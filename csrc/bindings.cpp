@@ -188,13 +188,17 @@ void set_if(py::dict& d, const char* name, const std::optional<T>& value) {
   if (value) d[name] = *value;
 }
 
-std::string merged_policy(const std::string& stronger, const std::string& weaker,
-                          const std::string& family) {
-  Policy policy = merge(parse_policy(stronger, family), parse_policy(weaker, family));
-  // In a text `fastest` ignores the caps of all its levels. What else it says is spelled out.
+// In a text `fastest` ignores the caps of all its levels. What else it says is spelled out.
+std::string text_of_levels(Policy policy, const std::string& family) {
   bool capped = policy.max_workspace_bytes || policy.max_workspace_percent;
   if (capped && policy.fastest.value_or(false)) policy.fastest.reset();
   return policy.text(family);
+}
+
+std::string merged_policy(const std::string& stronger, const std::string& weaker,
+                          const std::string& family, bool levels) {
+  Policy strong = parse_policy(stronger, family), weak = parse_policy(weaker, family);
+  return text_of_levels(levels ? over(strong, weak) : merge(strong, weak), family);
 }
 
 py::dict policy_fields(const std::string& text, const std::string& family) {
@@ -557,6 +561,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
+  set_wait_for_others([](c10::function_ref<void()> waiting) {
+    bool known = Py_IsInitialized() != 0 && PyGILState_GetThisThreadState() != nullptr;
+    std::optional<py::gil_scoped_release> released;
+    if (known && PyGILState_Check() != 0) released.emplace();
+    waiting();
+  });
   // torch.cuda.synchronize() gives Python's lock up just before it waits, and has begun to after a
   // moment. Threads that Python does not know may be joined by who holds the lock, and without a
   // lock nothing is recorded.
@@ -586,7 +596,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("text"), py::arg("family") = "conv", py::arg("written_for") = py::none());
   m.def("policy_fields", policy_fields, py::arg("text"), py::arg("family") = "conv");
   m.def("merged_policy", merged_policy, py::arg("stronger"), py::arg("weaker"),
-        py::arg("family") = "conv");
+        py::arg("family") = "conv", py::arg("levels") = false);
   m.def(
       "workspace_cap",
       [](const std::string& text, const std::string& device) {
@@ -724,7 +734,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "policy_for",
       [](const std::string& problem, const std::string& policy) {
-        return ruled(parse_problem(problem), policy).text;
+        Problem parsed = parse_problem(problem);
+        return text_of_levels(ruled(parsed, policy).policy, family_of(parsed));
       },
       py::arg("problem"), py::arg("policy"));
   m.def(

@@ -1078,6 +1078,11 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"networks_of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(
         "import torch\n\n"
+        "class Ending(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x.to(next(self.parameters()).dtype)\n\n"
+        "def ending():\n"
+        "    return Ending(), torch.randn(2, 3)\n\n"
         "class Failing(torch.nn.Module):\n"
         "    def forward(self, x):\n"
         "        raise KeyError('inside')\n\n"
@@ -1166,6 +1171,8 @@ def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, comma
         assert "wanted module:callable" in said
     assert main([*arguments, f"{networks}:failing"]) == 1
     assert capsys.readouterr().err == f"error: {networks}:failing raised KeyError: 'inside'\n"
+    assert main([*arguments, f"{networks}:ending"]) == 1
+    assert capsys.readouterr().err == f"error: {networks}:ending raised StopIteration:\n"
     if command != "explain":  # which tells that too
         assert main([*arguments, f"{networks}:foreign"]) == 2
         assert "--model: Hardsigmoid called no operator" in capsys.readouterr().err
@@ -1480,9 +1487,14 @@ def test_bench_of_networks_compares_with_pytorchs_own(capsys: Capture, networks:
     assert "of its modules 1 are this package's, such as itself, wanted PyTorch's alone" in error
 
 
-def test_profile_refuses_torchscript(capsys: Capture, networks: str) -> None:
-    assert main(["profile", "--model", f"{networks}:scripted", "--device", "cpu"]) != 0
-    assert "TorchScript" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["profile", "explain", "tune", "coverage"])
+def test_torchscript_is_refused(
+    capsys: Capture, networks: str, tmp_path: Path, command: str
+) -> None:
+    more = ["--choices", str(tmp_path / "choices.jsonl")] if command == "tune" else []
+    assert main([command, "--model", f"{networks}:scripted", "--device", "cpu", *more]) == 2
+    error = capsys.readouterr().err
+    assert "error: --model: got a model compiled by TorchScript, wanted " in error
 
 
 def test_comparing_modules_leaves_random_numbers_alone() -> None:

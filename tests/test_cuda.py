@@ -4,6 +4,7 @@ import gc
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -299,8 +300,10 @@ def test_stated_workspaces_are_what_is_taken(case: Case, op: str) -> None:
         "layer_norm_bwd x=f32[8,256,784]:nchw kind=group groups=32 w=f32",
         "rnn_bwd cell=lstm x=f16[6,4,256]:nchw hidden=256 layers=2 bias=single",
         "rnn_bwd cell=lstm x=f16[6,4,256]:nchw hidden=256 layers=1 bias=none",
+        "lrn_fwd x=bf16[8,64,784]:nchw kind=cross_channel size=5",
+        "lrn_bwd x=bf16[8,64,28,28]:nchw kind=divisive size=5",
     ],
-    ids=["group_norm-f16", "group_norm-f32", "rnn-single", "rnn-none"],
+    ids=["group_norm-f16", "group_norm-f32", "rnn-single", "rnn-none", "lrn-bf16", "divisive-bf16"],
 )
 def test_stated_workspaces_hold_what_plans_make_beside_cudnn(problem: str) -> None:
     inputs = _C.scratch(problem, "cuda")
@@ -499,6 +502,31 @@ def _compiled_at_run_time(problem: str) -> str:
         if candidate["status"] == "ok" and "runtime_compilation" in candidate["notes"]:
             return candidate["algorithm"]
     raise AssertionError(f"no run-time compiled engine takes {problem}")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "new thread"])
+def test_what_is_compiled_at_run_time_may_be_met_under_capture(elsewhere: bool) -> None:
+    sizes = 3 if elsewhere else 5  # of a problem each
+    a, b = (torch.randn(sizes, 64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
+    line = _C.problems_posed_by(lambda: OPS.matmul.default(a, b, policy="aten:default"))[0]
+    pin = _compiled_at_run_time(line)
+    _C.plan_cache_clear()
+    if elsewhere:
+        OPS.matmul.default(a, b, policy=pin)  # decided for all threads, built for this one
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+
+    def capture() -> Tensor:
+        with torch.cuda.graph(graph):
+            return OPS.matmul.default(a, b, policy=pin)
+
+    if elsewhere:
+        with ThreadPoolExecutor(1) as thread:
+            y = thread.submit(capture).result()
+    else:
+        y = capture()
+    graph.replay()
+    torch.testing.assert_close(y.double(), a.double() @ b.double(), rtol=1e-2, atol=5e-2)
 
 
 def _compiled_product() -> tuple[Tensor, Tensor, str]:

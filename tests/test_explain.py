@@ -359,6 +359,10 @@ def test_trace_writes_what_profile_reads(net: Net, device: str, tmp_path: Path) 
     assert {layer.count for layer in twice if "conv_fwd" in layer.problem} == {2}
     assert any(problem.startswith("conv_bwd_data") for problem in layers)
     assert not any("bwd" in line for line in trace(net, images(device), train=False))
+    odd = nn.Sequential()
+    odd.add_module("a, b\n", nn.Softmax(1))
+    trace(odd, torch.randn(2, 3, device=device), path, train=False)
+    assert [layer.names for layer in read_problems(path)] == [("a_b",)]
 
 
 def test_resnet18_takes_our_way(device: str) -> None:

@@ -430,6 +430,34 @@ def test_a_bad_environment_variable_is_one_line_of_the_command_line(tmp_path: Pa
         assert done.stderr.count("\n") == 1
 
 
+def test_a_knob_s_fastest_leaves_the_environment_no_choice() -> None:
+    code = """
+import torch
+from torch_cudnn_ext import _C, knobs
+knobs.fastest = True
+print(_C.resolved_policy(None).count("cpu:im2col"))
+knobs.fastest = False
+print(_C.resolved_policy(None).count("cpu:im2col"), _C.resolved_policy(None).count("benchmark"))
+"""
+    done = run_with_environment(code, CONV_FWD_ALGO="cpu:im2col", FASTEST="1")
+    assert (done.stdout.split(), done.stderr) == (["0", "1", "0"], "")
+
+
+def test_jobs_obey_what_this_process_says_over_the_environment() -> None:
+    code = """
+from torch_cudnn_ext import _C, knobs, tuning
+knobs.enabled, knobs.replay = "auto", False
+line = "softmax_fwd x=f32[2,3,%d]:nchw log=false"
+for jobs in (1, 2):
+    tuning.clear()
+    tuning.tune([line % 4, line % 5], device="cpu", jobs=jobs, time_budget_s=0.1)
+    print(*(one["constraints"] or "none" for one in tuning.choices()))
+    print(all(_C.tuned(line % n, "cpu", "") for n in (4, 5)))
+"""
+    done = run_with_environment(code, BACKENDS="cpu")
+    assert (done.stdout.split("\n"), done.stderr) == (["none none", "True"] * 2 + [""], "")
+
+
 def test_an_unknown_environment_variable_is_warned_of() -> None:
     done = run_with_environment("", CONV_FWD_ALG="fft", PYTHON="python3")
     assert done.returncode == 0 and done.stderr.count("UserWarning") == 1

@@ -280,6 +280,16 @@ def test_given_numbers_may_have_gaps(device: str) -> None:
     torch.testing.assert_close(run(*numbers), run(*(t.contiguous() for t in numbers)))
 
 
+@pytest.mark.parametrize("kind", ["instance", "group", "layer", "rms"])
+def test_a_weight_of_another_size_is_refused(kind: str, device: str) -> None:
+    x, statistics = torch.randn(2, 4, 6, device=device), torch.ones(2, device=device)
+    for weight in (torch.empty(0, device=device), torch.randn(5, device=device)):
+        with pytest.raises(ValueError, match="weight has (0|5) elements, wanted (4|6)"):
+            OPS._normalize_backward.default(
+                x, x, weight, statistics, statistics, kind, 2, False, 1e-5
+            )
+
+
 def test_refused_statistics_are_left_alone(device: str) -> None:
     x = torch.randn(3, 4, 5, device=device)
     mean = torch.zeros(4, device=device)

@@ -87,7 +87,6 @@ def test_cudnn_says_what_it_refuses() -> None:
         ("x=f32[2,6,5]:nchw kind=cross_channel size=17", "1 to 16 elements, not 17"),
         ("x=f32[2,6,5]:nchw kind=cross_channel size=3 k=0", "k of at least"),
         ("x=f32[2,6,5]:nchw kind=cross_channel size=3 beta=0", "beta of at least"),
-        ("x=bf16[2,6,5,5]:nchw kind=divisive size=3", "documents this for float64"),
     ):
         found = _C.candidates(f"lrn_fwd {line}", "target:h200", "")
         (refused,) = (c for c in found if c["algorithm"].startswith("legacy:"))

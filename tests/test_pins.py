@@ -326,6 +326,23 @@ def test_a_pattern_pins_the_layers_that_have_its_algorithm(net: Net, device: str
     assert pin_of(net.up) is not None and pin_of(net.soft) is None
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_policy_pins_all_layers_of_which_it_speaks(first: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LogSoftmax(1))
+    parts = ["fwd=cpu:fft", "softmax_fwd=cpu:online"]
+    with pinned(model, {"*": ";".join(parts if first else parts[::-1])}):
+        model(torch.randn(1, 3, 5, 5))
+        assert newest("conv_fwd").algorithm == "cpu:fft"
+        assert newest("softmax_fwd").algorithm == "cpu:online"
+
+
+def test_fastest_of_an_earlier_pattern_leaves_the_later_no_choice() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pinned(model, {"0": "fastest;backends=aten", "*": "fwd=cpu:im2col"}):
+        model(torch.randn(1, 3, 5, 5))
+        assert newest("conv_fwd").why == "tuned"
+
+
 def test_a_shared_layer_is_pinned_by_each_of_its_names() -> None:
     layer = nn.Conv2d(3, 3, 3, padding=1)
     model = nn.ModuleDict({"enc": nn.Sequential(layer), "dec": nn.Sequential(layer)})
@@ -396,6 +413,8 @@ def test_a_file_holds_pins(tmp_path: Path) -> None:
     assert read["soft"] == "softmax_fwd=legacy:accurate"
     save_pins(path, read)
     assert load_pins(path) == read
+    with pytest.raises(OSError, match="'/dev/full'"):
+        save_pins("/dev/full", pins)
     path.write_text("# none\n")
     assert load_pins(path) == {}
 

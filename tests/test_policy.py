@@ -1,6 +1,7 @@
 """The texts of problems, algorithms and policies, and the value that stands for a policy."""
 
 import copy
+import itertools
 import pickle
 from functools import partial
 from typing import Any
@@ -599,6 +600,13 @@ def test_merging(left: dict[str, Any], right: dict[str, Any]) -> None:
     if caps:
         assert merged.max_workspace == min(caps)
     assert a | Policy() == a == Policy() | a == a | a
+
+
+def test_what_chooses_for_fewer_holds_wherever_it_stands() -> None:
+    wanted = Policy.parse("fwd=cpu:im2col;bwd_data=cpu:fft;bwd_filter=autotune", "conv")
+    parts = ["conv=autotune", "bwd_data=cpu:fft", "conv_fwd=cpu:im2col", "fwd=cpu:direct"]
+    for order in itertools.permutations(parts):
+        assert Policy.parse(";".join(order), "conv") == wanted
 
 
 def test_the_cap_of_one_side_holds_against_fastest_of_the_other() -> None:

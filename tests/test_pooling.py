@@ -225,9 +225,14 @@ def test_global_averages_of_more_dimensions(dims: int, sizes: tuple[int, ...], d
     x = x.flatten(len(sizes), len(sizes) + 3 - dims).double()
     for output in (1, (1,) * dims):
         _same(getattr(ops, name), getattr(F, name), x, output_size=output)
+    plane = torch.randn(4, 3, device=device, dtype=torch.float64)
     for refusing in (getattr(F, name), getattr(ops, name)):
         with pytest.raises((RuntimeError, ValueError)):
             refusing(x, 2)
+        with pytest.raises((RuntimeError, ValueError)):
+            refusing(plane, (1, 2, 1)[:dims])
+    if dims == 2:  # of which PyTorch takes the mean
+        _same(ops.adaptive_avg_pool2d, F.adaptive_avg_pool2d, plane, output_size=1)
 
 
 def test_gradients_of_global_averages_ignore_the_default_dtype(device: str) -> None:

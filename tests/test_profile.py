@@ -1416,7 +1416,7 @@ def test_a_kept_ranking_of_which_nothing_runs_is_measured_anew(tmp_path: Path) -
     (entry,) = tuning.choices()
     path = tmp_path / "choices.jsonl"
     for i, row in enumerate(entry["measurements"]):
-        row["algorithm"] = f"cpu:of_another_version{i}"
+        row |= {"algorithm": f"cpu:of_another_version{i}", "backend": "cpu"}
     path.write_text(json.dumps(entry))
     tuning.clear()
     assert tuning.import_choices(path) == 1
@@ -1449,6 +1449,19 @@ def test_jobs_tune_what_one_process_would() -> None:
         tuning.tune(PROBLEM, device="cpu", jobs=0)
     with pytest.raises(RuntimeError, match="no algorithm works"):
         tuning.tune([PROBLEM, OTHER], device="cpu", policy="backends=graph", jobs=2)
+
+
+def test_jobs_keep_a_cap_beside_fastest() -> None:
+    knobs.fastest = True
+    with pushed("max_workspace=10KiB"):
+        for jobs in (1, 2):
+            tuning.clear()
+            tuning.tune([PROBLEM, OTHER], device="cpu", jobs=jobs, time_budget_s=0.1)
+            kept = tuning.choices()
+            assert all("max_workspace=10KiB" in one["constraints"] for one in kept)
+            for one in kept:
+                assert (one["measurements"][0]["workspace_bytes"] or 0) <= 10240
+                assert _C.tuned(one["problem"], "cpu", "")
 
 
 def _short_of_memory_once(task: Task) -> Any:
@@ -1706,6 +1719,39 @@ def test_a_file_of_choices_keeps_what_others_added(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 1"):
         tuning.add_choices(path)
     assert path.read_text() == "nonsense"
+
+
+def test_what_is_tuned_while_a_file_is_waited_for_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "choices.jsonl"
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    tuning.add_choices(path)
+    (entry,) = tuning.choices()
+    newer = entry | {"measurements": entry["measurements"][:1]}
+
+    def waits(*_: Any) -> None:
+        _C.table_import([newer])
+
+    monkeypatch.setattr(fcntl, "flock", waits)
+    tuning.add_choices(path)
+    assert tuning.read_choices(path) == tuning.choices() == [newer]
+
+
+def test_of_equal_entries_the_last_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
+    (entry,) = tuning.choices()
+    older = entry | {"measurements": entry["measurements"][:1]}
+    path.write_text(f"{json.dumps(older)}\n{json.dumps(entry)}\n")
+    assert tuning.read_choices(path) == [entry]
+    for wrong, reason in (
+        ([entry["measurements"][0] | {"backend": "graph"}], "backend is 'graph' of "),
+        (entry["measurements"][:1] * 2, "several measurements of "),
+    ):
+        path.write_text(json.dumps(entry | {"measurements": wrong}))
+        with pytest.raises(ValueError, match=f"line 1: (got )?{reason}"):
+            tuning.read_choices(path)
 
 
 def test_a_problem_that_no_memory_holds_fails_alone(device: str) -> None:

@@ -153,6 +153,9 @@ def test_packed_sequences(kind: str, lengths: tuple[int, ...], device: str) -> N
         mine.policy = algorithm
         _check(mine, theirs, packed, None)
         _check(mine, theirs, packed, _states(mine, len(lengths), sequences[0]))
+    more = _states(mine, len(lengths) + 2, sequences[0])  # of which those in the order are taken
+    for got, wanted in zip(_flat(mine(packed, more)), _flat(theirs(packed, more)), strict=True):
+        torch.testing.assert_close(got, wanted)
     assert ("lengths=full" in newest("rnn_fwd").problem) == (len(set(lengths)) == 1)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -183,7 +184,7 @@ def test_fastest_is_a_choice_of_its_level(fake: Any, x: Tensor, w: Tensor) -> No
         assert _convolve(x, w) == "fake:fast"
     with enabled("fastest"), pushed("backends=fake"):
         assert _convolve(x, w) == "fake:fast"
-        OPS.conv2d.default(x, w, policy="fastest=false;benchmark=false")
+        OPS.conv2d.default(x, w, policy="fastest=false")
         assert _ran().why == "heuristic"
     with when("conv_fwd", use="fake:slow"), pushed("backends=fake"):
         assert _convolve(x, w) == "fake:slow"
@@ -1025,6 +1026,56 @@ def test_a_warning_s_hook_decides_for_itself(
         monkeypatch.setattr(warnings, "showwarning", show)
         OPS.conv2d.default(x, w, policy="heuristic;backends=fake")
     assert _ran().algorithm == "fake:b" and whys == ["tuned"]
+
+
+@pytest.mark.parametrize("twice", ["a hook", "a handler of signals"])
+def test_a_warning_s_hook_calls_what_was_decided(
+    x: Tensor, w: Tensor, monkeypatch: pytest.MonkeyPatch, twice: str
+) -> None:
+    policy, ran = "fwd=legacy:fft;on_unsupported=warn", []
+
+    def call(*_: Any) -> None:
+        OPS.conv2d.default(x, w, policy=policy)
+        ran.append(_ran().why)
+
+    def show(*_: Any) -> None:
+        if not ran:
+            call() if twice == "a hook" else signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    before = signal.signal(signal.SIGALRM, call)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(warnings, "showwarning", show)
+            OPS.conv2d.default(x, w, policy=policy)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(ran) == 1 and ran[0].startswith("fallback: ")
+
+
+def test_who_waits_for_a_decision_does_not_keep_python_s_lock(
+    fake: Any, fake_backend: Any, x: Tensor, w: Tensor
+) -> None:
+    fake.script("fake:a", sleep_ms=20)
+    arguments = "torch_cudnn_ext::conv2d", x, w, "autotune;backends=fake"
+    with ThreadPoolExecutor(1) as elsewhere:
+        tuned = elsewhere.submit(OPS.conv2d.default, x, w, policy="autotune;backends=fake")
+        while fake.counts("fake:a")[1] == 0:
+            time.sleep(0.001)
+        # The tuning asks for Ctrl-C, for which it takes the lock, between its runs.
+        got = fake_backend.call_with_the_lock(*arguments)
+        torch.testing.assert_close(got, tuned.result())
+
+
+def test_what_a_capture_refuses_is_asked_again_behind_it(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a", build_raises="failure")
+    fake.script("fake:b")
+    fake.capture(True)
+    assert _convolve(x, w, "heuristic;backends=fake") == "fake:b"
+    fake.capture(False)
+    fake.script("fake:a")
+    assert _convolve(x, w, "heuristic;backends=fake") == "fake:a"
 
 
 def test_threads_that_knew_it_do_not_ask_again(fake: Any, x: Tensor, w: Tensor) -> None:

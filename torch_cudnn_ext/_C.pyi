@@ -81,10 +81,11 @@ def canonical_policy(text: str, family: str = "conv", written_for: str | None = 
 def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
     """Keys: pass names -> text, and each constraint that is set."""
 
-def merged_policy(stronger: str, weaker: str, family: str = "conv") -> str:
+def merged_policy(stronger: str, weaker: str, family: str = "conv", levels: bool = False) -> str:
     """Field by field the stronger wins, but the strictest cap and determinism hold.
 
-    ``fastest`` ignores the cap of its own level only.
+    ``fastest`` ignores the cap of its own level only. As levels, what chooses algorithms weighs
+    together: a stronger ``fastest`` leaves no weaker choice, and ``fastest=false`` takes it back.
     """
 
 def workspace_cap(text: str, device: str) -> int | None:

@@ -988,11 +988,13 @@ def _running(name: str, train: str = "--train", without: str = "no backward") ->
     except (Exception, SystemExit) as error:
         # What this package says of an argument is one, of the option that stands for it.
         options = {"model: ": "--model: ", "passes: ": "--passes: ", "train: ": f"{train}: "}
+        text = re.sub(r"^\w+: argument model: ", "model: ", str(error))
         for argument, option in options.items():
-            if str(error).startswith(argument):
-                message = str(error).removeprefix(argument).replace("train=False", without)
+            if text.startswith(argument):
+                message = text.removeprefix(argument).replace("train=False", without)
                 raise typer.BadParameter(option + message) from error
-        raise _raised(name, error) from error
+        # A generator, as this one, cannot raise what comes from a StopIteration.
+        raise _raised(name, error) from (None if isinstance(error, StopIteration) else error)
 
 
 def _raised(name: str, error: BaseException) -> RuntimeError:

@@ -203,7 +203,8 @@ def trace(
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
     lines = []
     for one in layers:
-        names = ", ".join("_".join(name.split()) for name in one.names)  # they may hold lines' ends
+        # They may hold lines' ends, and what parts them here.
+        names = ", ".join("_".join(name.replace(",", " ").split()) for name in one.names)
         lines.append(f"{one.problem}  # {names} x{one.count}")
     if path is not None:
         write_text(path, "\n".join(lines) + "\n")

@@ -56,7 +56,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     data = text.encode()
     place = Path(path)
     if place.exists() and (not place.is_file() or os.fspath(path).startswith(_OPEN_FILES)):
-        place.write_bytes(data)
+        with naming(path):
+            place.write_bytes(data)
         return
     target = resolved(path)  # a link stays one
     # Of this thread alone; with the permissions of what it replaces, else those of any new file.

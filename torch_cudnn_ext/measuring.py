@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from . import _C
+from . import _C, knobs
 from .processes import Processes, processes
 
 if TYPE_CHECKING:
@@ -240,6 +240,7 @@ def _switches() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
+        "knobs": {"verbose": knobs.verbose, "replay": knobs.replay},
     }
 
 
@@ -259,6 +260,7 @@ def _backend_switches() -> list[tuple[Any, str]]:
 
 def _start(turns: str, switches: dict[str, Any]) -> None:
     _C.set_turn_file(turns)
+    _C.set_knobs("", **switches["knobs"])  # policies hold what those of the environment say
     torch.set_num_threads(switches["threads"])
     torch.use_deterministic_algorithms(switches["deterministic"], warn_only=switches["warn_only"])
     for (place, name), value in zip(_backend_switches(), switches["backends"], strict=True):

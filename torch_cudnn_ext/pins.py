@@ -369,7 +369,7 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
             chosen_here = Policy.parse(text, ours.family)
             here = [name for name in passes_of(ours.family) if chosen_here.get(name)]
             found[module] = Pin(
-                _C.merged_policy(stronger.text, text, ours.family),
+                _C.merged_policy(stronger.text, text, ours.family, levels=True),
                 {**dict.fromkeys(here, pattern), **stronger.patterns},
             )
         if not fitting:

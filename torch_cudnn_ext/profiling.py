@@ -126,7 +126,7 @@ def make_settings(
             stands in for it. The default where there is neither a GPU nor a ``device``.
         policy: Constraints that hold for everything measured, and the choice that is marked; of a
             text, single words as of `enable`. Its ``max_workspace`` keeps nothing from being
-            measured: it is the cap of the summary.
+            measured: it is the cap of the summary. A cap of knobs or flags holds here as elsewhere.
         time_budget_s: Seconds a problem; 0 is no limit, which is the default on a GPU. On the CPU
             the default is 2.
         min_samples: Least number of timed runs an algorithm.

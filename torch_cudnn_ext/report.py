@@ -256,7 +256,10 @@ def _yes_no(record: Record) -> str:
 
 def _status(record: Record) -> str:
     reason = " ".join((record["reason"] or "").split())
-    return f"{record['status']}: {reason}" if reason else str(record["status"])
+    status = str(record["status"])
+    if not reason or reason.startswith(f"{status} "):  # "excluded by max_workspace"
+        return reason or status
+    return f"{status}: {reason}"
 
 
 _HOST = Column("host us", _host, right=True)

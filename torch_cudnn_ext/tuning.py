@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -250,10 +251,6 @@ def add_choices(path: str | os.PathLike[str]) -> int:
     """
     _check_replaceable(path)
     target = resolved(path)
-    held = _held.get(target, {})
-    entries = choices()
-    lines = _lines(entries)
-    mine = [entry for entry in entries if held.get(_key(entry)) != lines[_key(entry)]]
     with ExitStack() as stack:
         with naming(path):
             file = target.parent / f".{target.name}.lock"
@@ -261,8 +258,11 @@ def add_choices(path: str | os.PathLike[str]) -> int:
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
-            import_choices(path)
-            _C.table_import(mine)
+            theirs, held = read_choices(path), _held.get(target, {})
+            entries = choices()  # not before: others may tune while this waits
+            lines = _lines(entries)
+            _import(target, theirs)
+            _C.table_import([e for e in entries if held.get(_key(e)) != lines[_key(e)]])
         return export_choices(path)
 
 
@@ -284,7 +284,7 @@ def import_choices(path: str | os.PathLike[str]) -> int:
     """Read what `export_choices` wrote and add it to the table.
 
     Of a problem that both have, the file's ranking replaces the table's. Entries of other devices
-    and library versions are kept but not used here.
+    and cuDNN versions are kept but not used here.
 
     Returns:
         The number of entries that were read.
@@ -293,10 +293,13 @@ def import_choices(path: str | os.PathLike[str]) -> int:
         ValueError: A line is no entry (the message gives its number); nothing is changed then.
         OSError: The file cannot be read.
     """
-    entries = read_choices(path)
+    return _import(resolved(path), read_choices(path))
+
+
+def _import(path: Path, entries: list[TableEntry]) -> int:
     count = _C.table_import(entries)
     now = _lines(choices())  # as the table has them
-    _held[resolved(path)] = {key: now[key] for key in map(_key, entries)}
+    _held[path] = {key: now[key] for key in map(_key, entries)}
     return count
 
 
@@ -316,16 +319,17 @@ def _lines(entries: Iterable[TableEntry]) -> dict[tuple[str, str, str], str]:
 
 
 def read_choices(path: str | os.PathLike[str]) -> list[TableEntry]:
-    """The entries of a file of `export_choices`; raises as `import_choices`."""
-    entries: list[TableEntry] = []
+    """The entries of a file of `export_choices`, of equals the last; raises as `import_choices`."""
+    entries: dict[tuple[str, str, str], TableEntry] = {}
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:
-            entries.append(_entry(_parsed(line)))
+            entry = _entry(_parsed(line))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}, line {number}: {error}") from error
-    return entries
+        entries[_key(entry)] = entry
+    return list(entries.values())
 
 
 def _parsed(line: str) -> object:
@@ -351,9 +355,10 @@ def _entry(value: object) -> TableEntry:
     constraints = _C.canonical_policy(value["constraints"], problem["family"])
     check_constraints_alone(constraints, "constraints")
     value["constraints"] = _C.constraints_text(value["problem"], constraints)
-    if not value["measurements"]:
+    rows = value["measurements"]
+    if not rows:
         raise ValueError("measurements is [], wanted at least one")
-    for row in value["measurements"]:
+    for row in rows:
         if not isinstance(row, dict) or not MEASUREMENT_FIELDS.keys() - {"host_ms"} <= row.keys():
             wanted = ", ".join(MEASUREMENT_FIELDS)
             raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
@@ -362,7 +367,12 @@ def _entry(value: object) -> TableEntry:
         for name, kinds in MEASUREMENT_FIELDS.items():
             _check_field(name, row.get(name), kinds)
         row["algorithm"] = _C.canonical_algorithm(row["algorithm"], problem["op"])
+        if row["backend"] != row["algorithm"].partition(":")[0]:
+            raise ValueError(f"backend is {row['backend']!r} of {row['algorithm']}")
         _C.check_measurement(row)
+    repeated = [name for name, count in Counter(r["algorithm"] for r in rows).items() if count > 1]
+    if repeated:
+        raise ValueError(f"got several measurements of {', '.join(repeated)}, wanted one of each")
     return cast("TableEntry", value)
 
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
 #include <functional>
@@ -53,6 +54,8 @@ class DeviceRuntime {
   virtual std::string fingerprint(const Device& device) const = 0;
   virtual int64_t total_memory_bytes(const Device& device) const = 0;
   virtual bool is_capturing(const Device& device) const = 0;
+  // Runs what may call anything of the device, also while this thread's stream is captured.
+  virtual void call_freely(c10::function_ref<void()> calls) const { calls(); }
   // Waits for the device, until it is done or the user stops it. Warns where `what` may never end.
   virtual void synchronize(const Device& device, const std::string& what) const = 0;
   virtual std::unique_ptr<Timer> make_timer(const Device& device) const = 0;

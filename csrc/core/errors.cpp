@@ -16,6 +16,11 @@ std::function<void()>& interrupt_check() {
   return *function;
 }
 
+std::function<void(c10::function_ref<void()>)>& wait_function() {
+  static auto* function = new std::function<void(c10::function_ref<void()>)>();
+  return *function;
+}
+
 }  // namespace
 
 bool is_out_of_memory(const c10::Error& error) {
@@ -28,6 +33,18 @@ void check_interrupt() {
 }
 
 void set_interrupt_check(std::function<void()> check) { interrupt_check() = std::move(check); }
+
+void wait_for_others(c10::function_ref<void()> waiting) {
+  if (wait_function()) {
+    wait_function()(waiting);
+  } else {
+    waiting();
+  }
+}
+
+void set_wait_for_others(std::function<void(c10::function_ref<void()>)> function) {
+  wait_function() = std::move(function);
+}
 
 void warn(const std::string& message) {
   if (sink()) {

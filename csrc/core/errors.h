@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <c10/util/FunctionRef.h>
 
 #include <functional>
 #include <string>
@@ -20,6 +21,11 @@ bool is_out_of_memory(const c10::Error& error);
 struct RefusedAtRun : c10::Error {
   using Error::Error;
 };
+
+// Runs what waits for another thread, which may need Python's lock: without it, where this thread
+// has it.
+void wait_for_others(c10::function_ref<void()> waiting);
+void set_wait_for_others(std::function<void(c10::function_ref<void()>)> function);
 
 // Throws when the user asked to stop (Ctrl-C). Called between the steps of long work.
 void check_interrupt();

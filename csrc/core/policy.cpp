@@ -355,7 +355,20 @@ const ResolvedPolicy& intern(std::string_view family, ResolvedPolicy made) {
   return *entry;
 }
 
-// A word that chooses for all passes weighs less than a pass's own field, wherever they stand. Of a
+// Of a field's key: a family; a pass, of whatever family; an operator.
+int narrowness(std::string_view key) {
+  for (const Operator* op : all_operators()) {
+    std::string family = op->family();
+    if (key == family) return 0;
+    if (key.size() > family.size() && key.substr(0, family.size()) == family &&
+        key[family.size()] == '_') {
+      return 2;
+    }
+  }
+  return 1;
+}
+
+// What chooses for more weighs less than what chooses for fewer, wherever they stand. Of a
 // field that stands twice the last one holds, though all are read: caps in bytes and in percent are
 // two.
 Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
@@ -381,6 +394,9 @@ Policy parse(std::string_view text, const std::string& family, const std::string
   Policy policy;
   for (std::string_view word : words) read_field(policy, word, std::nullopt, family, pass);
   auto key_of = [](std::string_view field) { return field.substr(0, field.find('=')); };
+  std::stable_sort(fields.begin(), fields.end(), [&](std::string_view a, std::string_view b) {
+    return narrowness(key_of(a)) < narrowness(key_of(b));
+  });
   for (auto field = fields.begin(); field != fields.end(); ++field) {
     std::string_view key = key_of(*field);
     std::optional<std::string_view> value;
@@ -580,6 +596,11 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
 
 Policy over(const Policy& stronger, Policy weaker) {
   if (stronger.fastest.value_or(false)) weaker.choices.clear();
+  bool taken_back = stronger.fastest == false && weaker.fastest.value_or(false);
+  if (taken_back) {
+    weaker.benchmark.reset();
+    if (weaker.prefer == Prefer::time) weaker.prefer.reset();
+  }
   return merge(stronger, weaker);
 }
 

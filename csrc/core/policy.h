@@ -68,7 +68,8 @@ Policy parse_policy(std::string_view text, const std::string& family);  // throw
 Policy parse_policy_of(const std::string& op, std::string_view text);  // throws ValueError
 // Field by field the stronger wins, but of `deterministic` and `max_workspace` the strictest.
 Policy merge(const Policy& stronger, const Policy& weaker);
-// One level over another, to whose choices its `fastest` leaves nothing.
+// One level over another, to whose choices its `fastest` leaves nothing; `fastest=false` takes back
+// what that of the other says.
 Policy over(const Policy& stronger, Policy weaker);
 
 // What PyTorch's own switches say at this moment, as bits.

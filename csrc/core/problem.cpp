@@ -558,9 +558,10 @@ const TensorSpec& ConvolutionProblem::result() const {
 Dims ConvolutionProblem::output_sizes() const {
   Dims sizes{x.sizes[0], w.sizes[0]};
   for (int i = 0; i < spatial_dims(); ++i) {
-    int64_t reach = dilation[i] * (w.sizes[i + 2] - 1) + 1;
-    int64_t room = x.sizes[i + 2] + 2 * padding[i] - reach;
-    sizes.push_back(room < 0 || stride[i] <= 0 ? 0 : room / stride[i] + 1);
+    int64_t reach = 0, room = x.sizes[i + 2] + 2 * padding[i];
+    bool overflows = __builtin_mul_overflow(dilation[i], w.sizes[i + 2] - 1, &reach);
+    bool fits = !overflows && reach >= 0 && reach < room && stride[i] > 0;
+    sizes.push_back(fits ? (room - reach - 1) / stride[i] + 1 : 0);
   }
   return sizes;
 }

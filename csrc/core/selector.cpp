@@ -699,7 +699,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
     made_here = true;
     std::tie(call.decision, call.plan) = Decider(problem, policy, device, true).decide();
   } else {
-    if (!one_builder.owns_lock()) one_builder.lock();
+    if (!one_builder.owns_lock()) wait_for_others([&] { one_builder.lock(); });
     ++slots_held;
     auto released = c10::make_scope_exit([] { --slots_held; });
     uint64_t now = decision_generation();
@@ -714,6 +714,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
       }
     }
     if (!made_here) call.decision = slot->decision;
+    one_builder.unlock();
   }
   // A warning may need Python's lock, so it is given with none of ours held, nor that of a backward
   // that is decided by this forward.

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/capture_mode.h"
 #include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext {
@@ -43,20 +44,6 @@ uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
   return x ^ (x >> 31);
 }
-
-// What this thread may call while streams are captured, on this thread or another. Does not throw.
-class CaptureMode {
- public:
-  explicit CaptureMode(cudaStreamCaptureMode mode) : mode_(mode) {
-    cudaThreadExchangeStreamCaptureMode(&mode_);
-  }
-  ~CaptureMode() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  CaptureMode(const CaptureMode&) = delete;
-  CaptureMode& operator=(const CaptureMode&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_;
-};
 
 // Leaves no error of ours behind, which the next call that looks at CUDA's last one would take for
 // its own. One that was there before is not ours to clear.

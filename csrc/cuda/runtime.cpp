@@ -14,6 +14,7 @@
 
 #include "core/device.h"
 #include "core/errors.h"
+#include "cuda/capture_mode.h"
 #include "cuda/cudnn.h"
 
 namespace torch_cudnn_ext {
@@ -74,6 +75,11 @@ class CudaRuntime : public DeviceRuntime {
   bool is_capturing(const Device& device) const override {
     c10::cuda::CUDAGuard guard(device.torch_device());
     return at::cuda::currentStreamCaptureStatus() != c10::cuda::CaptureStatus::None;
+  }
+
+  void call_freely(c10::function_ref<void()> calls) const override {
+    CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
+    calls();
   }
 
   void synchronize(const Device& device, const std::string& what) const override {

@@ -253,6 +253,9 @@ Tensors3 normalize_backward(const Tensor& grad_output, const Tensor& input,
   bool nhwc = is_nhwc(kind, input);
   Tensor x = laid_out(input, nhwc), dy = laid_out(grad_output, nhwc);
   Tensor w = contiguous_or_undefined(weight);
+  TORCH_CHECK_VALUE(!w.defined() || w.numel() == x.size(1),
+                    "torch_cudnn_ext::normalize_backward: weight has ", w.numel(),
+                    " elements, wanted ", x.size(1));
   LayerNormProblem p = make_problem(Pass::bwd, kind, x, groups, w);
   if (has_bias) p.bias = p.w.value_or(p.x.dtype);
   Bindings bindings;

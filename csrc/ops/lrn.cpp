@@ -323,8 +323,8 @@ class LrnOperator : public OperatorOf<LrnProblem> {
         "cudnnLRNCrossChannelForward, cudnnLRNCrossChannelBackward, "
         "cudnnDivisiveNormalizationForward, cudnnDivisiveNormalizationBackward",
         "contiguous",
-        "cuDNN: windows of 1 to 16, k from 1e-5, beta from 0.01, no bf16; even windows of LRN with "
-        "window=cudnn",
+        "cuDNN: windows of 1 to 16, k from 1e-5, beta from 0.01; bf16 in copies of float32; even "
+        "windows of LRN with window=cudnn",
         {"lrn_fwd x=f32[32,64,3025]:nchw kind=cross_channel size=5",
          "lrn_fwd x=f32[32,64,55,55]:nchw kind=divisive size=5"}};
   }

@@ -2,6 +2,7 @@
 // knows no algorithm until the first is scripted, so that it does not show where nobody asked for
 // it.
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +10,7 @@
 #include <c10/util/StringUtil.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
 #include <chrono>
@@ -153,6 +155,8 @@ class ScriptedTimer : public Timer {
 };
 
 // The CPU as it is, but for the clock.
+std::atomic<bool> capturing{false};
+
 class ScriptedRuntime : public DeviceRuntime {
  public:
   static void install() {
@@ -164,7 +168,7 @@ class ScriptedRuntime : public DeviceRuntime {
   int64_t total_memory_bytes(const Device& device) const override {
     return cpu_->total_memory_bytes(device);
   }
-  bool is_capturing(const Device&) const override { return false; }
+  bool is_capturing(const Device&) const override { return capturing; }
   void synchronize(const Device&, const std::string&) const override {}
   std::unique_ptr<Timer> make_timer(const Device&) const override {
     return std::make_unique<ScriptedTimer>();
@@ -325,6 +329,24 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "counts", [](const std::string& algorithm) { return scripts().counts(algorithm); },
       py::arg("algorithm"), "How often an algorithm was built (or tried to be) and run.");
+  m.def(
+      "capture", [](bool on) { capturing = on; }, py::arg("on"),
+      "From now on streams are captured, or are not.");
+  m.def(
+      "call_with_the_lock",
+      [](const std::string& op, const Tensor& x, const Tensor& w, const std::string& policy) {
+        auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), "");
+        torch::jit::Stack stack{x, w};
+        const auto& arguments = handle.schema().arguments();
+        while (stack.size() + 1 < arguments.size()) {
+          stack.push_back(arguments[stack.size()].default_value().value());
+        }
+        stack.push_back(policy);
+        handle.callBoxed(stack);
+        return stack[0].toTensor();
+      },
+      py::arg("op"), py::arg("x"), py::arg("w"), py::arg("policy"),
+      "Calls an operator without giving Python's lock up, as some extensions do.");
   m.def("plans_alive", [] { return alive.load(); }, "How many plans were built and not destroyed.");
   m.def(
       "script_others",
@@ -336,6 +358,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [] {
         scripts().clear();
         time_of_others.reset();
+        capturing = false;
       },
       "Forgets what was scripted.");
 }

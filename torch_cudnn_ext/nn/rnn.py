@@ -101,8 +101,8 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             if hx is None
             else self._states_given(hx, batched)
         )
-        self._check(data, batch_sizes, states)
         states = tuple(_permuted(state, order) for state in states)
+        self._check(data, batch_sizes, states)
         y, *ends = _FUNCTIONS[self.mode](
             data,
             states if self.mode == "LSTM" else (states[0] if states else None),

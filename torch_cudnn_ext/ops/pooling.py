@@ -490,6 +490,8 @@ def _adaptive_avg_pool(
     if 1 < dims < input.dim() - 2 and all(size == 1 for size in sizes):
         flat = _adaptive_avg_pool(dims, input.flatten(0, -dims - 2), output_size, policy)
         return flat.reshape(*input.shape[:-dims], *sizes)
+    if dims == 2 == input.dim() and sizes == [1, 1]:  # PyTorch takes the mean
+        return _adaptive_avg_pool(dims, input.unsqueeze(0), output_size, policy).squeeze(0)
     return call("avg_pool", input, sizes, sizes, [0] * dims, adaptive=True, policy=_text(policy))
 
 

@@ -11,11 +11,24 @@ namespace {
 using LrnDescriptor =
     Descriptor<cudnnLRNDescriptor_t, cudnnCreateLRNDescriptor, cudnnDestroyLRNDescriptor>;
 
+// cuDNN documents both for float64, float32 and float16: bfloat16 is computed in float32.
+LrnProblem as_computed(LrnProblem p) {
+  if (p.x.dtype == at::kBFloat16) p.x.dtype = at::kFloat;
+  return p;
+}
+
+bool reads_y(const LrnProblem& p) {
+  return p.pass == Pass::bwd && p.kind == LrnKind::cross_channel;
+}
+
 class LrnPlan : public Plan {
  public:
-  LrnPlan(const LrnProblem& p, const Algorithm& algorithm, int64_t workspace_bytes)
-      : Plan(algorithm, {}, workspace_bytes), p_(p) {
-    TensorSpec x = p.x;
+  LrnPlan(const LrnProblem& p, const Algorithm& algorithm, int64_t own_bytes, int64_t copied_bytes)
+      : Plan(algorithm, {}, own_bytes + copied_bytes),
+        p_(as_computed(p)),
+        given_(p.x),
+        own_bytes_(own_bytes) {
+    TensorSpec x = p_.x;
     if (p.kind == LrnKind::cross_channel) {
       x.sizes.push_back(1);  // cuDNN knows pictures, not rows
       x.strides.push_back(1);
@@ -27,10 +40,23 @@ class LrnPlan : public Plan {
   }
 
   void run(Bindings& b) override {
-    p_.kind == LrnKind::cross_channel ? run_cross_channel(b) : run_divisive(b);
+    if (p_.x.dtype == given_.dtype) return compute(b);
+    Bindings wide;
+    auto widen = [&](Role role) { wide[role] = b[role].to(p_.x.dtype); };
+    widen(Role::x);
+    if (p_.pass == Pass::bwd) widen(Role::dy);
+    if (reads_y(p_)) widen(Role::y);
+    compute(wide);
+    Role result = p_.pass == Pass::fwd ? Role::y : Role::dx;
+    output(b, result, given_, b[Role::x]);
+    b[result].copy_(wide[result]);
   }
 
  private:
+  void compute(Bindings& b) const {
+    p_.kind == LrnKind::cross_channel ? run_cross_channel(b) : run_divisive(b);
+  }
+
   void run_cross_channel(Bindings& b) const {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     const at::Tensor& x = b[Role::x];
@@ -55,9 +81,9 @@ class LrnPlan : public Plan {
   void run_divisive(Bindings& b) const {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     const at::Tensor& x = b[Role::x];
-    auto workspace = c10::cuda::CUDACachingAllocator::get()->allocate(*workspace_bytes);
+    auto workspace = c10::cuda::CUDACachingAllocator::get()->allocate(own_bytes_);
     void* first = workspace.get();
-    void* second = static_cast<char*>(first) + *workspace_bytes / 2;
+    void* second = static_cast<char*>(first) + own_bytes_ / 2;
     if (p_.pass == Pass::fwd) {
       void* y = output(b, Role::y, p_.x, x);
       check_cudnn(cudnnDivisiveNormalizationForward(cudnn_handle(), lrn_.get(),
@@ -76,6 +102,8 @@ class LrnPlan : public Plan {
   }
 
   const LrnProblem p_;
+  const TensorSpec given_;  // p_.x but for its type
+  const int64_t own_bytes_;
   TensorDescriptor x_;
   LrnDescriptor lrn_;
 };
@@ -116,13 +144,12 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
     return Unsupported{
         "what cuDNN computes with means of its caller's differs from this, and is not documented"};
   }
-  if (p.x.dtype == at::kBFloat16) {
-    return Unsupported{"cuDNN documents this for float64, float32 and float16"};
-  }
   if (auto refused = refuse(device)) return *refused;
   // Each of the two temporary tensors begins at a multiple of 256 bytes.
-  int64_t rounded = (p.x.nbytes() + 255) / 256 * 256;
-  return std::make_shared<LrnPlan>(p, algorithm, p.kind == LrnKind::divisive ? 2 * rounded : 0);
+  int64_t bytes = as_computed(p).x.nbytes(), rounded = (bytes + 255) / 256 * 256;
+  int64_t copies = p.x.dtype == at::kBFloat16 ? (p.pass == Pass::fwd ? 2 : 3 + reads_y(p)) : 0;
+  return std::make_shared<LrnPlan>(p, algorithm, p.kind == LrnKind::divisive ? 2 * rounded : 0,
+                                   copies * bytes);
 }
 
 const RegisterBackendOperator<LrnProblem> registered("legacy", candidates, build_plan);
