@@ -1172,7 +1172,7 @@ def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, comma
     assert main([*arguments, f"{networks}:failing"]) == 1
     assert capsys.readouterr().err == f"error: {networks}:failing raised KeyError: 'inside'\n"
     assert main([*arguments, f"{networks}:ending"]) == 1
-    assert capsys.readouterr().err == f"error: {networks}:ending raised StopIteration:\n"
+    assert capsys.readouterr().err == f"error: {networks}:ending raised StopIteration\n"
     if command != "explain":  # which tells that too
         assert main([*arguments, f"{networks}:foreign"]) == 2
         assert "--model: Hardsigmoid called no operator" in capsys.readouterr().err

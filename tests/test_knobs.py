@@ -317,6 +317,15 @@ def test_flags_opened_and_closed_in_hooks_end_there() -> None:
     assert seen == ["true", "true"] and resolved("prefer") is None
 
 
+def test_an_inner_level_takes_back_fastest_alone() -> None:
+    with knobs.flags(conv_fwd_algo="cpu:im2col"), knobs.flags(fastest=True):
+        assert resolved("fwd") is None and resolved("benchmark") == "true"
+        with knobs.flags(fastest=False):
+            assert resolved("fwd") == "cpu:im2col" and resolved("benchmark") is None
+    with knobs.flags(fastest=True), knobs.flags(benchmark=True), knobs.flags(fastest=False):
+        assert resolved("benchmark") == "true"
+
+
 def test_the_strictest_cap_and_determinism_hold_from_every_level() -> None:
     knobs.max_workspace = "1MiB"
     knobs.deterministic = True

@@ -156,6 +156,9 @@ def test_packed_sequences(kind: str, lengths: tuple[int, ...], device: str) -> N
     more = _states(mine, len(lengths) + 2, sequences[0])  # of which those in the order are taken
     for got, wanted in zip(_flat(mine(packed, more)), _flat(theirs(packed, more)), strict=True):
         torch.testing.assert_close(got, wanted)
+    if len(lengths) > 1:
+        with pytest.raises(RuntimeError, match="Expected hidden.* size .*, got "):
+            mine(packed, _states(mine, len(lengths) - 1, sequences[0]))
     assert ("lengths=full" in newest("rnn_fwd").problem) == (len(set(lengths)) == 1)
 
 

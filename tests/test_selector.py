@@ -1061,7 +1061,7 @@ def test_who_waits_for_a_decision_does_not_keep_python_s_lock(
     arguments = "torch_cudnn_ext::conv2d", x, w, "autotune;backends=fake"
     with ThreadPoolExecutor(1) as elsewhere:
         tuned = elsewhere.submit(OPS.conv2d.default, x, w, policy="autotune;backends=fake")
-        while fake.counts("fake:a")[1] == 0:
+        while fake.counts("fake:a")[1] == 0 and not tuned.done():
             time.sleep(0.001)
         # The tuning asks for Ctrl-C, for which it takes the lock, between its runs.
         got = fake_backend.call_with_the_lock(*arguments)
@@ -1076,6 +1076,13 @@ def test_what_a_capture_refuses_is_asked_again_behind_it(fake: Any, x: Tensor, w
     fake.capture(False)
     fake.script("fake:a")
     assert _convolve(x, w, "heuristic;backends=fake") == "fake:a"
+    fake.script("fake:a", unsupported="never")
+    _C.plan_cache_clear()
+    fake.capture(True)
+    builds = fake.counts("fake:a")[0]
+    for _ in range(3):
+        assert _convolve(x, w, "heuristic;backends=fake") == "fake:b"
+    assert fake.counts("fake:a")[0] == builds + 1  # what has another reason is not asked again
 
 
 def test_threads_that_knew_it_do_not_ask_again(fake: Any, x: Tensor, w: Tensor) -> None:

@@ -84,8 +84,9 @@ def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
 def merged_policy(stronger: str, weaker: str, family: str = "conv", levels: bool = False) -> str:
     """Field by field the stronger wins, but the strictest cap and determinism hold.
 
-    ``fastest`` ignores the cap of its own level only. As levels, what chooses algorithms weighs
-    together: a stronger ``fastest`` leaves no weaker choice, and ``fastest=false`` takes it back.
+    ``fastest`` ignores the cap of its own level only; beside a cap it is spelled out. As levels, a
+    stronger ``fastest`` leaves no choice of the weaker, and ``fastest=false`` takes back that of
+    the weaker, with its ``benchmark``.
     """
 
 def workspace_cap(text: str, device: str) -> int | None:

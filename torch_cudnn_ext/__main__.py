@@ -998,7 +998,8 @@ def _running(name: str, train: str = "--train", without: str = "no backward") ->
 
 
 def _raised(name: str, error: BaseException) -> RuntimeError:
-    return RuntimeError(f"{name} raised {type(error).__name__}: {error}")
+    said = f": {error}" if str(error) else ""
+    return RuntimeError(f"{name} raised {type(error).__name__}{said}")
 
 
 def _settings(

@@ -368,10 +368,10 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
             stronger = found.get(module, Pin("", {}))
             chosen_here = Policy.parse(text, ours.family)
             here = [name for name in passes_of(ours.family) if chosen_here.get(name)]
-            found[module] = Pin(
-                _C.merged_policy(stronger.text, text, ours.family, levels=True),
-                {**dict.fromkeys(here, pattern), **stronger.patterns},
-            )
+            merged = _C.merged_policy(stronger.text, text, ours.family, levels=True)
+            patterns = {**dict.fromkeys(here, pattern), **stronger.patterns}
+            holding = Policy.parse(merged, ours.family)
+            found[module] = Pin(merged, {k: v for k, v in patterns.items() if holding.get(k)})
         if not fitting:
             reason = [*unreached, *reasons][0]
             raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reason}")

@@ -527,14 +527,9 @@ def _word(value: object) -> str:
 
 
 def _checked(fields: Mapping[str, object], family: str) -> list[str]:
-    """The texts of the fields that are set, each of them valid.
-
-    A choice for one pass comes behind those for all passes: in a text the last one holds.
-    """
-    families = {of for of, _ in operators().values()}
-    general = sorted(fields, key=lambda key: 0 if key == "" else 1 if key in families else 2)
+    """The texts of the fields that are set, each of them valid."""
     return [
-        field_text(key or "choice", key, fields[key], family)
-        for key in general
-        if not (fields[key] is None if key in CONSTRAINTS else not_pinned(fields[key]))
+        field_text(key or "choice", key, value, family)
+        for key, value in fields.items()
+        if not (value is None if key in CONSTRAINTS else not_pinned(value))
     ]

@@ -84,20 +84,19 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
     return Unsupported{c10::str("backend ", algorithm.backend, " has no ", op_of(problem))};
   }
   const DeviceRuntime& runtime = runtime_of(device);
-  BuildResult result = Unsupported{};
   try {
+    BuildResult result = Unsupported{};
     runtime.call_freely([&] { result = op->build(problem, algorithm, device); });
+    return result;
   } catch (const c10::Error& error) {
     constexpr bool kDriver = false, kTransient = true;
     // Without the numbers of the moment: such a reason comes anew at each call.
-    result = is_out_of_memory(error)
-                 ? Unsupported{"out of memory while building", kDriver, kTransient}
-                 : Unsupported{c10::str("failed to build: ", error.what_without_backtrace())};
+    if (is_out_of_memory(error))
+      return Unsupported{"out of memory while building", kDriver, kTransient};
+    // What a stream that is captured does not admit says nothing of other calls.
+    return Unsupported{c10::str("failed to build: ", error.what_without_backtrace()), kDriver,
+                       runtime.is_capturing(device)};
   }
-  // What a stream that is captured does not admit says nothing of other calls.
-  auto* refused = std::get_if<Unsupported>(&result);
-  if (refused != nullptr && runtime.is_capturing(device)) refused->transient = true;
-  return result;
 }
 
 std::vector<std::string> families_with(const std::string& algorithm) {

@@ -280,7 +280,9 @@ struct ThreadPolicies {
 
   Policy merged() const {
     Policy all;
-    for (const Level& level : levels) all = over(level.policy, all);
+    for (auto level = levels.rbegin(); level != levels.rend(); ++level) {
+      all = over(all, level->policy);
+    }
     return all;
   }
 };

@@ -101,7 +101,8 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             if hx is None
             else self._states_given(hx, batched)
         )
-        states = tuple(_permuted(state, order) for state in states)
+        if order is None or all(state.size(1) >= order.numel() for state in states):
+            states = tuple(_permuted(state, order) for state in states)
         self._check(data, batch_sizes, states)
         y, *ends = _FUNCTIONS[self.mode](
             data,
