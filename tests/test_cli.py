@@ -1561,7 +1561,7 @@ def test_a_network_that_ends_the_process_is_an_error(
     for name, command in (("make", "list"), ("runs", "list"), ("runs", "explain")):
         assert main([command, "--model", f"that_leaves:{name}", "--device", "cpu"]) == 1
         error = capsys.readouterr().err
-        assert error.startswith(f"error: that_leaves:{name} raised SystemExit:")
+        assert error.startswith(f"error: that_leaves:{name} raised SystemExit")
     assert main(["bench", "--networks", "that_leaves:half", "--device", "cpu"]) == 1
     assert "its tensors are torch.float16, wanted torch.float32" in capsys.readouterr().err
 
