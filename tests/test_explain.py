@@ -5,6 +5,7 @@ import gc
 import operator
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from torch_cudnn_ext import (
 )
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.coverage import coverage
+from torch_cudnn_ext.profiling import profile_model
 from torch_cudnn_ext.timing import kernel_names
 from torch_cudnn_ext.workload import network_layers, read_problems
 
@@ -319,6 +321,12 @@ def test_a_model_of_torchscript_is_refused(inside: bool) -> None:
     model = nn.Sequential(scripted) if inside else scripted
     with pytest.raises(TypeError, match="explain: argument model: .*TorchScript"):
         explain(model, torch.randn(1, 3, 5, 5))
+
+
+@pytest.mark.parametrize("run", [explain, trace, profile_model, tuning.tune_model])
+def test_train_is_a_flag(run: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="^train: got 3, wanted True or False"):
+        run(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5), train=3)
 
 
 def test_a_model_that_fails_leaves_nothing_behind(net: Net, device: str) -> None:

@@ -1738,6 +1738,12 @@ def test_what_is_tuned_while_a_file_is_waited_for_is_kept(
     assert tuning.read_choices(path) == tuning.choices() == [newer]
 
 
+def test_best_takes_a_flag(device: str) -> None:
+    found = profile(PROBLEM, device=device, time_budget_s=0.1)
+    with pytest.raises(ValueError, match="^deterministic: got 'yes', wanted True or False"):
+        found.best(deterministic="yes")  # type: ignore[arg-type]
+
+
 def test_of_equal_entries_the_last_is_read(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)

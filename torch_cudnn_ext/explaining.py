@@ -19,7 +19,7 @@ from torch_cudnn_ext import _C, knobs, report
 from torch_cudnn_ext.conversion import eager_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.files import write_text
-from torch_cudnn_ext.measuring import BASELINE
+from torch_cudnn_ext.measuring import BASELINE, check_flag
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.pins import pin_of, standing_for
 from torch_cudnn_ext.policy import Policy
@@ -155,8 +155,9 @@ def explain(
         TypeError: ``model`` is no module.
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient; or the model or its inputs have no data, such as on the meta device,
-            which `profile_model` takes.
+            which `profile_model` takes; or ``train`` is no bool.
     """
+    check_flag("train", train)
     model = eager_model("explain", model)
     for t in tensors_in(([*model.parameters(), *model.buffers()], inputs)):
         if t.is_meta or isinstance(t, FakeTensor):

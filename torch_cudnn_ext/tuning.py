@@ -30,7 +30,7 @@ from .knobs import pushed
 from .measuring import (
     Progress,
     Task,
-    check_knob_search,
+    check_flag,
     check_time_budget,
     checked_device,
     finite_rows,
@@ -106,7 +106,7 @@ def tune(
     text = text_for_all(policy)
     check_constraints_alone(text)
     check_time_budget(time_budget_s)
-    check_knob_search(knob_search)
+    check_flag("knob_search", knob_search)
     if not isinstance(problems, Iterable):
         kind = type(problems).__name__
         raise TypeError(f"problems: got {problems!r} ({kind}), wanted problem lines")
