@@ -79,6 +79,18 @@ def test_deprecated_arguments_and_positions(device: str) -> None:
         torch.testing.assert_close(ops.cross_entropy(x, target, None, False, 1, True), wanted)
 
 
+@pytest.mark.filterwarnings("ignore:reduction='elementwise_mean' is deprecated")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_old_name_of_the_mean(soft: bool, smoothing: float, device: str) -> None:
+    x = torch.randn(4, 5, device=device)
+    target = torch.rand(4, 5, device=device) if soft else torch.arange(4, device=device)
+    ways: dict[str, Any] = {"reduction": "elementwise_mean", "label_smoothing": smoothing}
+    torch.testing.assert_close(
+        ops.cross_entropy(x, target, **ways), F.cross_entropy(x, target, **ways)
+    )
+
+
 @pytest.mark.parametrize("kind", ["indices", "probabilities"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_nothing_to_count(reduction: str, kind: str, device: str) -> None:

@@ -37,7 +37,8 @@ def _batch(kind: str, device: str, dtype: torch.dtype = torch.float32) -> tuple[
     return logits, targets, torch.tensor(inputs[kind]), torch.tensor(labels[kind])
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.filterwarnings("ignore:reduction='elementwise_mean' is deprecated")
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum", "elementwise_mean"])
 @pytest.mark.parametrize("zero_infinity", [False, True])
 @pytest.mark.parametrize("kind", ["full", "padded", "empty"])
 def test_values_and_gradients_are_pytorchs(

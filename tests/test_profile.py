@@ -1738,9 +1738,16 @@ def test_what_is_tuned_while_a_file_is_waited_for_is_kept(
     assert tuning.read_choices(path) == tuning.choices() == [newer]
 
 
+def test_a_table_of_lists_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    table = report.Table("title", [], [], "", [("head", ["a", "b"])])
+    assert report.tables_markdown([table]).split() == ["**title**", "head:", "a,", "b"]
+    report.print_tables([table])
+    assert capsys.readouterr().out.split() == ["title", "head:", "a,", "b"]
+
+
 def test_best_takes_a_flag(device: str) -> None:
     found = profile(PROBLEM, device=device, time_budget_s=0.1)
-    with pytest.raises(ValueError, match="^deterministic: got 'yes', wanted True or False"):
+    with pytest.raises(TypeError, match="argument deterministic: got 'yes' .str., wanted a bool"):
         found.best(deterministic="yes")  # type: ignore[arg-type]
 
 

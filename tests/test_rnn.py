@@ -162,6 +162,12 @@ def test_packed_sequences(kind: str, lengths: tuple[int, ...], device: str) -> N
     assert ("lengths=full" in newest("rnn_fwd").problem) == (len(set(lengths)) == 1)
 
 
+@pytest.mark.parametrize("name", ["skip_input", "remember_states"])
+def test_what_a_module_does_besides_is_a_flag(name: str) -> None:
+    with pytest.raises(TypeError, match=f"LSTM: argument {name}: got 'no' .str., wanted a bool"):
+        ours.LSTM(4, 4, **{name: "no"})
+
+
 def test_the_problems_of_packed_sequences_are_found_without_running(device: str) -> None:
     packed = pack_sequence([torch.randn(n, 5, device=device) for n in (5, 3)])
     for model in (torch.nn.LSTM(5, 4), ours.GRU(5, 4)):

@@ -268,7 +268,8 @@ BudgetOption = Annotated[
         "--time-budget",
         parser=_number(float, 0),
         metavar="S",
-        help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU.",
+        help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU; of bench "
+        "--networks autotune's, or none with --jobs or --knob-search.",
     ),
 ]
 KnobOption = Annotated[

@@ -361,7 +361,7 @@ def comparison_text(
     means = geometric_means(comparisons)
     data = {"comparisons": records, "geometric_means": means}
     words = [f"{name}: {mean:.3f}" for name, mean in means.items()]
-    footer = f"geometric means: {'; '.join(words)}"
+    footer = f"geometric means: {'; '.join(words)}" if words else ""
     title = "modules, tuned against PyTorch's"
     names = report.field_names(ModuleComparison)
     return report.formatted(format, data, title, COLUMNS, records, names, footer)

@@ -91,11 +91,11 @@ class Coverage:
         inside = sum(family.inside for family in self.families.values())
         rows.append(["all", str(calls), str(inside), f"{self.share():.1%}"])
         lists = [
-            (f"{name}, {count} calls:", [reason])
+            (f"{name}, {count} calls", [reason])
             for name, family in self.families.items()
             for reason, count in family.exceptions.most_common()
         ]
-        rest = {"left to PyTorch:": self.declined, "PyTorch's own operators:": self.elsewhere}
+        rest = {"left to PyTorch": self.declined, "PyTorch's own operators": self.elsewhere}
         for heading, counts in rest.items():
             if counts:
                 lists.append((heading, [f"{name} x{count}" for name, count in counts.items()]))

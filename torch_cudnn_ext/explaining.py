@@ -19,8 +19,9 @@ from torch_cudnn_ext import _C, knobs, report
 from torch_cudnn_ext.conversion import eager_model
 from torch_cudnn_ext.enabling import enabled, is_enabled
 from torch_cudnn_ext.files import write_text
-from torch_cudnn_ext.measuring import BASELINE, check_flag
+from torch_cudnn_ext.measuring import BASELINE
 from torch_cudnn_ext.nn import Tunable
+from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.pins import pin_of, standing_for
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.timing import kernel_names
@@ -134,15 +135,15 @@ def explain(
 ) -> Explanation:
     """Run a model once, and tell for every call of its layers what ran and why.
 
-    Nothing of the model changes, nor of its inputs' gradients or PyTorch's random state:
-    without ``train`` it runs in eval mode and without gradients, with ``train`` in training
-    mode forward and backward. What that changes is put back: buffers, gradients and what requires
-    one, attributes, what Python's containers among them hold, the values of tensors there, and
-    with ``train`` those of parameters; not what other objects hold, nor parameter objects that the
-    model replaces itself. A model that is in that mode already runs as it is, with layers in
-    the other one, such as frozen batch norms. Where `enable` was not called, it is enabled
-    meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like for what holds
-    there. What is compiled runs in eager mode; the model must run in one thread.
+    The model is left as it was, but for what is named below, and so are its inputs' gradients and
+    PyTorch's random state: without ``train`` it runs in eval mode and without gradients, with
+    ``train`` in training mode forward and backward. What that changes is put back: buffers,
+    gradients and what requires one, attributes, what Python's containers among them hold, the
+    values of tensors there, and with ``train`` those of parameters; not what other objects hold,
+    nor parameter objects that the model replaces itself. A model that is in that mode already runs
+    as it is, with layers in the other one, such as frozen batch norms. Where `enable` was not
+    called, it is enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like
+    for what holds there. What is compiled runs in eager mode; the model must run in one thread.
 
     Args:
         model: Any module.
@@ -152,12 +153,12 @@ def explain(
             scratch tensors.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``train`` no bool.
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient; or the model or its inputs have no data, such as on the meta device,
-            which `profile_model` takes; or ``train`` is no bool.
+            which `profile_model` takes.
     """
-    check_flag("train", train)
+    check_flag("explain", "train", train)
     model = eager_model("explain", model)
     for t in tensors_in(([*model.parameters(), *model.buffers()], inputs)):
         if t.is_meta or isinstance(t, FakeTensor):

@@ -7,7 +7,7 @@
     ...     loss = network(images).sum()
     >>> loss.backward()  # keeps to what held at its forward
 
-Knobs, each ``None`` where it says nothing:
+Knobs; those of the first two groups are ``None`` where they say nothing:
 
 - ``conv_fwd_algo``, ``conv_bwd_data_algo``, ``conv_bwd_filter_algo``, and so on for every operator:
   ``autotune``, ``heuristic``, or an algorithm in any of the spellings of `Policy`.
@@ -21,10 +21,11 @@ Knobs, each ``None`` where it says nothing:
   plan is called again, by its kernels or as one CUDA graph, which takes a fraction of the host
   time. On unless it is ``False``.
 
-Stronger than these are `flags` (of one thread), a module's policy, and an operator's ``policy=``;
-but the smallest ``max_workspace`` and a demand for determinism hold from whatever level. Each knob
-can also be set by an environment variable, ``TORCH_CUDNN_EXT_CONV_FWD_ALGO`` and so on, which is
-read once when the package is imported and holds while the knob itself is ``None``.
+Stronger than these are `flags` (of one thread), the policy of `enable`, rules of `when`, and an
+operator's ``policy=``, a module's policy or a layer's pin; but the smallest ``max_workspace`` and a
+demand for determinism hold from whatever level. Each knob can also be set by an environment
+variable, ``TORCH_CUDNN_EXT_CONV_FWD_ALGO`` and so on, read once when the package is imported: these
+are a level of their own, weaker than the knobs.
 
 Setting a knob takes effect on the next call of an operator. A bad value raises ``ValueError`` or
 ``TypeError``, and leaves all as it was.

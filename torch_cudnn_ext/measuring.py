@@ -128,10 +128,10 @@ def check_time_budget(time_budget_s: float) -> None:
         raise ValueError(f"time_budget_s: got {time_budget_s!r}, wanted seconds, 0 for no limit")
 
 
-def check_flag(name: str, value: bool) -> None:
+def check_knob_search(knob_search: bool) -> None:
     """ValueError where it is no bool."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}: got {value!r}, wanted True or False")
+    if not isinstance(knob_search, bool):
+        raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
 
 
 def check_jobs(jobs: int) -> None:

@@ -127,7 +127,8 @@ class Policy:
             ``graph`` and ``legacy``.
         on_unsupported: What a pin that cannot run is: ``error``, ``warn`` or ``fallback``.
         benchmark: Autotune what is not pinned when it is first met.
-        fastest: Autotune for time alone, whatever this policy's ``max_workspace`` says.
+        fastest: Autotune what this policy does not pin, by time unless ``prefer`` is given,
+            whatever its ``max_workspace`` says.
         compute: The type of accumulation in convolutions: ``f16``, ``f32``, ``f64``, ``as_input``
             (that of the data), or ``as_input_f32`` (the same, but float32 for narrower data).
         **choices: Choices for operators of any family, as ``softmax_fwd="accurate"``, or for all

@@ -30,12 +30,13 @@ from .measuring import (
     GPU_MIN_SAMPLES,
     Progress,
     Task,
-    check_flag,
+    check_knob_search,
     check_time_budget,
     checked_device,
     finite_rows,
     measure_tasks,
 )
+from .ops._arguments import check_flag
 from .peaks import Peaks, measured_peaks
 from .policy import Policy, PolicyLike, field_text, only_fields, text_for_all
 from .workload import (
@@ -151,7 +152,7 @@ def make_settings(
     is_count = isinstance(min_samples, int) and not isinstance(min_samples, bool)
     if min_samples is not None and (not is_count or min_samples < 1):
         raise ValueError(f"min_samples: got {min_samples!r}, wanted at least 1")
-    check_flag("knob_search", knob_search)
+    check_knob_search(knob_search)
     on_cpu = chosen == "cpu"
     text = text_for_all(policy)
     return Settings(
@@ -282,7 +283,7 @@ class Profile:
                 algorithms differ; or no algorithm keeps the constraints.
             KeyError: No layer has this name.
         """
-        check_flag("deterministic", deterministic)
+        check_flag("best", "deterministic", deterministic)
         chosen = self.layers
         if layer is not None:
             chosen = [profile for profile in self.layers if layer in profile.names]
@@ -568,7 +569,7 @@ def profile_model(
             and not initialised, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
-    check_flag("train", train)
+    check_flag("profile_model", "train", train)
     model = eager_model("profile_model", model)
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     wanted = (PASSES if train else ("fwd",)) if passes is None else passes

@@ -455,7 +455,7 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
     if not profile.not_profiled:
         return []
     calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
-    return [("not profiled, since no layer that convert exchanges called it:", calls)]
+    return [("not profiled, since no layer that convert exchanges called it", calls)]
 
 
 # Output.
@@ -473,7 +473,7 @@ def print_tables(tables: Iterable[Table]) -> None:
         if table.rows:
             _print_rows(table, out)
         for head, names in table.lists:
-            out.print(head, soft_wrap=True)
+            out.print(f"{head}:", soft_wrap=True)
             out.print(_indented(names), style="dim", soft_wrap=True)
         if table.footer:
             out.print(table.footer, style="dim", soft_wrap=True)
@@ -519,8 +519,10 @@ def tables_markdown(tables: Iterable[Table]) -> str:
     """Tables as Markdown."""
     parts = []
     for table in tables:
-        lines = [_markdown_line(column.heading for column in table.columns)]
-        lines.append(_markdown_line("---:" if column.right else "---" for column in table.columns))
+        lines = []
+        if table.columns:
+            sides = ("---:" if column.right else "---" for column in table.columns)
+            lines = [_markdown_line(c.heading for c in table.columns), _markdown_line(sides)]
         lines.extend(_markdown_line(row) for row in table.rows)
         title = "  \n".join(f"**{part}**" for part in table.title.split("\n") if part)
         # No footer is a list.

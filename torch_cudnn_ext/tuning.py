@@ -30,7 +30,7 @@ from .knobs import pushed
 from .measuring import (
     Progress,
     Task,
-    check_flag,
+    check_knob_search,
     check_time_budget,
     checked_device,
     finite_rows,
@@ -106,7 +106,7 @@ def tune(
     text = text_for_all(policy)
     check_constraints_alone(text)
     check_time_budget(time_budget_s)
-    check_flag("knob_search", knob_search)
+    check_knob_search(knob_search)
     if not isinstance(problems, Iterable):
         kind = type(problems).__name__
         raise TypeError(f"problems: got {problems!r} ({kind}), wanted problem lines")
@@ -143,7 +143,7 @@ def tune_model(
     The network runs once to see its problems, as in `trace`: call this inside ``torch.autocast``
     for what holds there. Where `enable` was called, its constraints hold for the measurements too,
     and it stays enabled as it was. What is in the table already is neither measured nor searched
-    again, unless autotune left algorithms out.
+    again, unless autotune, or a smaller time budget, left algorithms out.
 
     Args:
         model: Any module, on one device.

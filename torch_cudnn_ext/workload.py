@@ -946,7 +946,7 @@ def _layers_of_call(call: _Seen, passes: Sequence[str]) -> list[Layer]:
         wanted = is_wanted(own, passes) or (name == "infer" and name in passes)
         if not wanted or (of_backward and with_forward):
             continue
-        note = f"{own} of {call.kind}" if first != "fwd" else ""
+        note = f"{own} of {call.kind}" if first not in _FORWARDS else ""
         if not of_backward and info["coupled"]:
             note = "with its backward"
         layers.append(Layer(line, tuple(call.names), call.names.total(), note))
@@ -1166,6 +1166,8 @@ def load_model(
     else:
         (model, frames), inputs = _torchvision_model(name, device), None
         dtype = dtype or "f32"
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
     torch_dtype = None if dtype is None else DTYPES[dtype]
     has_lazy_layers = any(map(is_lazy, (*model.parameters(), *model.buffers())))
     if inputs is None:

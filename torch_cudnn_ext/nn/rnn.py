@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
 from torch_cudnn_ext.nn.tunable import Tunable
-from torch_cudnn_ext.ops._arguments import check_tensor, wrong_type
+from torch_cudnn_ext.ops._arguments import check_flag, check_tensor, wrong_type
 from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_relu, rnn_tanh
 
 States: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -45,6 +45,8 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     ) -> None:
         """Take the arguments of the class that this one replaces, and those named here."""
         super().__init__(*args, **kwargs)
+        check_flag(type(self).__name__, "remember_states", remember_states)
+        check_flag(type(self).__name__, "skip_input", skip_input)
         self.remember_states = remember_states
         self.skip_input = skip_input
         if skip_input:

@@ -22,10 +22,10 @@ def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
     return result
 
 
-def check_reduction(function: str, value: object) -> None:
-    """Raise ``ValueError`` unless the argument says how PyTorch's losses are put together."""
+def reduction_of(function: str, value: object) -> str:
+    """How PyTorch's losses are put together, by its newest name; ``ValueError`` for no such way."""
     try:
-        torch.nn._reduction.get_enum(value)  # type: ignore[arg-type]
+        return ("none", "mean", "sum")[torch.nn._reduction.get_enum(value)]  # type: ignore[arg-type]
     except ValueError:
         raise ValueError(
             f"{function}: argument reduction: got {value!r:.60}, wanted 'none', 'mean' or 'sum'"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext.ops._arguments import check_number, check_reduction, check_tensor, integer_of
+from torch_cudnn_ext.ops._arguments import check_number, check_tensor, integer_of, reduction_of
 from torch_cudnn_ext.ops.softmax import log_softmax
 from torch_cudnn_ext.policy import PolicyLike
 
@@ -55,7 +55,7 @@ def cross_entropy(
     ignore_index = integer_of("cross_entropy", "ignore_index", ignore_index)
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
-    check_reduction("cross_entropy", reduction)
+    reduction = reduction_of("cross_entropy", reduction)
     soft = input.shape == target.shape
     class_dim = 0 if input.dim() == 1 else 1
     classes = input.size(class_dim)

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_cudnn_ext.ops._arguments import (
     call,
     check_flag,
-    check_reduction,
     check_tensor,
     integer_of,
+    reduction_of,
     wrong_type,
 )
 from torch_cudnn_ext.policy import PolicyLike, policy_text
@@ -93,7 +93,7 @@ def ctc_loss(
     """
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)
-    check_reduction("ctc_loss", reduction)
+    reduction = reduction_of("ctc_loss", reduction)
     check_flag("ctc_loss", "zero_infinity", zero_infinity)
     inputs = _lengths("input_lengths", input_lengths)
     lengths = _lengths("target_lengths", target_lengths)

@@ -27,9 +27,10 @@ def local_response_norm(
     even window PyTorch has ``size // 2`` channels before the middle, cuDNN one less. So
     ``legacy:cross_channel`` (``cudnnLRNCrossChannelForward``, ``...Backward``) takes odd sizes, and
     even ones with ``window="cudnn"`` alone, which all backends then compute alike. It wants
-    ``size <= 16``, ``k >= 1e-5`` and ``beta >= 0.01``, and takes no bfloat16. On the CPU there are
-    ``cpu:shifted`` and ``cpu:prefix``, and everywhere ``aten:default``. In ``cpu:prefix`` one
-    infinity or NaN spoils all behind it, so that it is admitted with ``allow_reduced_range`` only.
+    ``size <= 16``, ``k >= 1e-5`` and ``beta >= 0.01``, and takes bfloat16 in copies of float32,
+    which count as workspace. On the CPU there are ``cpu:shifted`` and ``cpu:prefix``, and
+    everywhere ``aten:default``. In ``cpu:prefix`` one infinity or NaN spoils all behind it, so that
+    it is admitted with ``allow_reduced_range`` only.
 
     Args:
         input: ``[batch, channels, ...]`` of three or more dimensions; float64, float32, float16 or
@@ -73,9 +74,9 @@ def divisive_norm(
     contrast normalisation is this of ``x`` less its local mean, by average pooling for instance.
 
     cuDNN's algorithm is ``legacy:precomputed_means`` (``cudnnDivisiveNormalizationForward``,
-    ``...Backward``); its two temporary tensors are the workspace. Its limits, and the algorithms on
-    the CPU, are those of `local_response_norm`. PyTorch has no such function: ``aten:default`` is
-    the formula in its operators.
+    ``...Backward``); its two temporary tensors, and bfloat16's copies, are the workspace. Its
+    limits, and the algorithms on the CPU, are those of `local_response_norm`. PyTorch has no such
+    function: ``aten:default`` is the formula in its operators.
 
     Args:
         input: ``[batch, channels, height, width]`` or ``[batch, channels, depth, height, width]``;
