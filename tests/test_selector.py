@@ -1042,7 +1042,6 @@ def test_a_warning_s_hook_calls_what_was_decided(
         if not ran:
             call() if twice == "a hook" else signal.raise_signal(signal.SIGALRM)
 
-    monkeypatch.setattr(warnings, "showwarning", show)
     before = signal.signal(signal.SIGALRM, call)
     try:
         with warnings.catch_warnings():
@@ -1055,16 +1054,16 @@ def test_a_warning_s_hook_calls_what_was_decided(
 
 
 def test_who_waits_for_a_decision_does_not_keep_python_s_lock(
-    fake: Any, fake_backend: Any, x: Tensor, w: Tensor
+    fake: Any, x: Tensor, w: Tensor
 ) -> None:
+    policy = "autotune;backends=fake"
     fake.script("fake:a", sleep_ms=20)
-    arguments = "torch_cudnn_ext::conv2d", x, w, "autotune;backends=fake"
     with ThreadPoolExecutor(1) as elsewhere:
-        tuned = elsewhere.submit(OPS.conv2d.default, x, w, policy="autotune;backends=fake")
+        tuned = elsewhere.submit(OPS.conv2d.default, x, w, policy=policy)
         while fake.counts("fake:a")[1] == 0 and not tuned.done():
             time.sleep(0.001)
         # The tuning asks for Ctrl-C, for which it takes the lock, between its runs.
-        got = fake_backend.call_with_the_lock(*arguments)
+        got = fake.call_with_the_lock("torch_cudnn_ext::conv2d", x, w, policy)
         torch.testing.assert_close(got, tuned.result())
 
 

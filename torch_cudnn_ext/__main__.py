@@ -988,12 +988,10 @@ def _running(name: str, train: str = "--train", without: str = "no backward") ->
         yield
     except (Exception, SystemExit) as error:
         # What this package says of an argument is one, of the option that stands for it.
-        options = {"model: ": "--model: ", "passes: ": "--passes: ", "train: ": f"{train}: "}
-        text = re.sub(r"^\w+: argument model: ", "model: ", str(error))
-        for argument, option in options.items():
-            if text.startswith(argument):
-                message = text.removeprefix(argument).replace("train=False", without)
-                raise typer.BadParameter(option + message) from error
+        options = {"model": "--model", "passes": "--passes", "train": train}
+        if said := re.match(r"(?:\w+: argument )?(model|passes|train): ", str(error)):
+            message = str(error)[said.end() :].replace("train=False", without)
+            raise typer.BadParameter(f"{options[said[1]]}: {message}") from error
         # A generator, as this one, cannot raise what comes from a StopIteration.
         raise _raised(name, error) from (None if isinstance(error, StopIteration) else error)
 

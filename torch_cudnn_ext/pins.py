@@ -366,12 +366,11 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
                 continue
             fitting = True
             stronger = found.get(module, Pin("", {}))
-            chosen_here = Policy.parse(text, ours.family)
-            here = [name for name in passes_of(ours.family) if chosen_here.get(name)]
             merged = _C.merged_policy(stronger.text, text, ours.family, levels=True)
-            patterns = {**dict.fromkeys(here, pattern), **stronger.patterns}
             holding = Policy.parse(merged, ours.family)
-            found[module] = Pin(merged, {k: v for k, v in patterns.items() if holding.get(k)})
+            here = [name for name in passes_of(ours.family) if holding.get(name)]
+            patterns = {name: stronger.patterns.get(name, pattern) for name in here}
+            found[module] = Pin(merged, patterns)
         if not fitting:
             reason = [*unreached, *reasons][0]
             raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reason}")

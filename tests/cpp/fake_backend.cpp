@@ -154,9 +154,9 @@ class ScriptedTimer : public Timer {
   std::optional<double> host_ms_;
 };
 
-// The CPU as it is, but for the clock.
 std::atomic<bool> capturing{false};
 
+// The CPU as it is, but for the clock and captures.
 class ScriptedRuntime : public DeviceRuntime {
  public:
   static void install() {
