@@ -195,10 +195,10 @@ std::string text_of_levels(Policy policy, const std::string& family) {
   return policy.text(family);
 }
 
-std::string merged_policy(const std::string& stronger, const std::string& weaker,
-                          const std::string& family, bool levels) {
-  Policy strong = parse_policy(stronger, family), weak = parse_policy(weaker, family);
-  return text_of_levels(levels ? over(strong, weak) : merge(strong, weak), family);
+template <auto Join>
+std::string joined(const std::string& stronger, const std::string& weaker,
+                   const std::string& family) {
+  return text_of_levels(Join(parse_policy(stronger, family), parse_policy(weaker, family)), family);
 }
 
 py::dict policy_fields(const std::string& text, const std::string& family) {
@@ -595,8 +595,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("text"), py::arg("family") = "conv", py::arg("written_for") = py::none());
   m.def("policy_fields", policy_fields, py::arg("text"), py::arg("family") = "conv");
-  m.def("merged_policy", merged_policy, py::arg("stronger"), py::arg("weaker"),
-        py::arg("family") = "conv", py::arg("levels") = false);
+  m.def("merged_policy", joined<merge>, py::arg("stronger"), py::arg("weaker"),
+        py::arg("family") = "conv");
+  m.def("policy_over", joined<over>, py::arg("stronger"), py::arg("weaker"),
+        py::arg("family") = "conv");
   m.def(
       "workspace_cap",
       [](const std::string& text, const std::string& device) {

@@ -302,6 +302,29 @@ def test_products_of_matrices_are_offered_where_windows_do_not_overlap(device: s
             assert found == "unsupported" and "do not overlap" in reason, case
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("conv_fwd x=f32[2,8,9,8]:nchw w=f32[8,8,3,3]:nchw stride=2 bias=f32", True),
+        ("conv_bwd_filter x=f64[2,8,9]:nchw w=f64[8,8,3]:nchw pad=1 mode=conv", True),
+        ("conv_fwd x=f32[2,8,9,8]:nhwc w=f32[8,8,1,1]:nhwc pad=1", True),
+        ("conv_bwd_data x=f32[2,8,9,8]:nchw w=f32[8,8,3,3]:nchw", False),
+        ("conv_fwd x=f16[2,8,9,8]:nchw w=f16[8,8,3,3]:nchw", False),
+        ("conv_fwd x=f32[2,8,9,8]:nchw w=f32[8,4,3,3]:nchw groups=2", False),
+        ("conv_fwd x=f32[2,8,9,8]:nchw w=f32[8,8,1,1]:nchw", False),  # aten:matmul
+        ("conv_fwd x=f32[32,64,224,224]:nchw w=f32[64,64,3,3]:nchw pad=1", False),  # 3.7 GB
+    ],
+)
+def test_copied_windows_are_offered_where_they_may_pay(
+    line: str, offered: bool, device: str
+) -> None:
+    for name in (device, "target:h200"):
+        rows = {row["algorithm"]: row for row in _C.candidates(line, name, EVERY_NUMERICS)}
+        found = [row for algorithm, row in rows.items() if algorithm.startswith("aten:im2col")]
+        assert bool(found) == (offered and name != "cpu"), name
+        assert all((row["status"] == "ok") == (name == "cuda") for row in found)
+
+
 @pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_filter"])
 def test_images_are_offered_folded(op: str, device: str) -> None:
     def row(line: str) -> dict[str, Any]:

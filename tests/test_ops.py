@@ -752,6 +752,42 @@ def test_factors_are_no_tensors_that_want_gradients() -> None:
             ops.gemm(x[0, 0], x[0, 0], **factor)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("mode", ["cross", "conv"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_copied_windows(dims: int, dtype: torch.dtype, last: bool, mode: str, device: str) -> None:
+    if last and dims == 1:
+        pytest.skip("PyTorch has no channels_last of three dimensions")
+    layout = {2: torch.channels_last, 3: torch.channels_last_3d}.get(dims) if last else None
+    format = {"memory_format": layout or torch.contiguous_format}
+    windows = (3, 1, 2)[:dims]
+    policy = "fwd=aten:im2col;bwd_filter=aten:im2col"
+    for stride, padding, dilation in (
+        (1, 1, 1),
+        (2, (0, 1, 2)[:dims], 1),
+        ((3, 1, 2)[:dims], 2, 2),
+    ):
+        x = torch.randn(3, 4, *(9, 10, 7)[:dims], device=device, dtype=dtype).contiguous(**format)
+        w = torch.randn(5, 4, *windows, device=device, dtype=dtype).contiguous(**format)
+        b = torch.randn(5, device=device, dtype=dtype)
+        w.requires_grad_()
+        plain = w if mode == "cross" else w.flip(tuple(range(2, 2 + dims)))
+        arguments = (stride, padding, dilation)
+        with torch.backends.mkldnn.flags(enabled=False):
+            wanted = getattr(F, f"conv{dims}d")(x.double(), plain.double(), b.double(), *arguments)
+        got = getattr(ops, f"conv{dims}d")(x, w, b, *arguments, conv_mode=mode, policy=policy)
+        near = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
+        tolerance = {"rtol": near, "atol": 10 * near}
+        torch.testing.assert_close(got, wanted.to(dtype), **tolerance)
+        dy = torch.randn_like(got)
+        torch.testing.assert_close(
+            torch.autograd.grad(got, w, dy),
+            torch.autograd.grad(wanted, w, dy.double()),
+            **tolerance,
+        )
+
+
 @pytest.mark.parametrize("algorithm", ["aten:default", "aten:matmul", "cpu:direct", "cpu:im2col"])
 def test_one_pixel_keeps_channels_last(algorithm: str) -> None:
     x = torch.randn(2, 8, 1, 1).as_strided((2, 8, 1, 1), (8, 1, 8, 8))

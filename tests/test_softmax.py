@@ -52,6 +52,22 @@ def test_a_large_offset_costs_no_digits(name: str, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
+def test_what_does_not_lie_in_rows_is_copied_to_them(name: str, device: str) -> None:
+    mine, theirs = BOTH[name]
+    for sizes, dim in (((2, 300, 4, 3), 1), ((5, 7), 0), ((1, 2000, 1, 9), 1)):
+        x = torch.randn(sizes, device=device, requires_grad=True)
+        got, wanted = mine(x, dim, policy="aten:transposed"), theirs(x, dim)
+        torch.testing.assert_close(got, wanted)
+        assert got.stride() == wanted.stride()
+        grad = torch.randn_like(got)
+        torch.testing.assert_close(
+            torch.autograd.grad(got, x, grad), torch.autograd.grad(wanted, x, grad)
+        )
+    with pytest.raises(RuntimeError, match="lies in rows already"):
+        mine(torch.zeros(2, 3, device=device), 1, policy="aten:transposed")
+
+
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 def test_without_a_dim_it_is_pytorchs_choice(name: str, device: str) -> None:
     mine, theirs = BOTH[name]

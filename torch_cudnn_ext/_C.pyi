@@ -81,12 +81,16 @@ def canonical_policy(text: str, family: str = "conv", written_for: str | None = 
 def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
     """Keys: pass names -> text, and each constraint that is set."""
 
-def merged_policy(stronger: str, weaker: str, family: str = "conv", levels: bool = False) -> str:
+def merged_policy(stronger: str, weaker: str, family: str = "conv") -> str:
     """Field by field the stronger wins, but the strictest cap and determinism hold.
 
-    ``fastest`` ignores the cap of its own level only; beside a cap it is spelled out. As levels, a
-    stronger ``fastest`` leaves no choice of the weaker, and ``fastest=false`` takes back that of
-    the weaker, with its ``benchmark``.
+    ``fastest`` ignores the cap of its own text only; beside a cap it is spelled out.
+    """
+
+def policy_over(stronger: str, weaker: str, family: str = "conv") -> str:
+    """As `merged_policy`, of two levels: a stronger ``fastest`` leaves no choice of the weaker.
+
+    ``fastest=false`` takes back that of the weaker, with its ``benchmark``.
     """
 
 def workspace_cap(text: str, device: str) -> int | None:

@@ -132,7 +132,7 @@ def enabled_anew(policy: str) -> Iterator[None]:
             yield
         return
     before = _C.enabled_policy()
-    _C.set_enabled_policy(_C.merged_policy(_for_all_operators(policy), before, levels=True))
+    _C.set_enabled_policy(_C.policy_over(_for_all_operators(policy), before))
     try:
         yield
     finally:

@@ -211,7 +211,7 @@ def _install(process: dict[str, Any]) -> None:
     if process.get("enabled") == "auto":
         # Naming all backends would part the calls from what was tuned while none were named.
         environment = {k: v for k, v in environment.items() if k not in ("enabled", "backends")}
-    text = _C.merged_policy(_level_text(process), _level_text(environment), levels=True)
+    text = _C.policy_over(_level_text(process), _level_text(environment))
     switches = {
         name: process.get(name, environment.get(name, value)) for name, value in _SWITCHES.items()
     }

@@ -366,7 +366,7 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
                 continue
             fitting = True
             stronger = found.get(module, Pin("", {}))
-            merged = _C.merged_policy(stronger.text, text, ours.family, levels=True)
+            merged = _C.policy_over(stronger.text, text, ours.family)
             holding = Policy.parse(merged, ours.family)
             here = [name for name in passes_of(ours.family) if holding.get(name)]
             patterns = {name: stronger.patterns.get(name, pattern) for name in here}

@@ -1,5 +1,5 @@
-// Warnings to the user, and the user's wish to stop. The core knows no Python: whoever embeds it
-// says where warnings go and what asks for an end.
+// Warnings to the user, waiting, and the user's wish to stop. The core knows no Python: whoever
+// embeds it says where warnings go, how to wait without its lock and what asks for an end.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -1,6 +1,6 @@
-// PyTorch's own convolution: the baseline of every table, and the last resort. Beside it, where
-// windows do not overlap, PyTorch's product of matrices (cuBLAS), which is often faster, and where
-// channels are few its convolution of more.
+// PyTorch's own convolution: the baseline of every table, and the last resort. Beside it PyTorch's
+// product of matrices (cuBLAS), which is often faster where windows do not overlap, and sometimes
+// where they must be copied for it; and where channels are few PyTorch's convolution of more.
 // They read PyTorch's global switches, which are never flipped here; what they imply is in the
 // plan's notes.
 #include <ATen/TensorGeometry.h>
@@ -65,11 +65,12 @@ class AtenConvolution : public Plan {
 constexpr const char* kMatmul = "matmul";
 constexpr const char* kFolded = "folded";
 constexpr const char* kTurned = "turned";
+constexpr const char* kIm2col = "im2col";
 
 // The product that is to be had of a problem at this moment. Where it is TF32 its name says so:
 // what was measured under one setting of PyTorch's switch is no measurement of the other.
-Algorithm matmul_algorithm(const ConvolutionProblem& p, const Device& device) {
-  Algorithm algorithm{"aten", kMatmul, {}};
+Algorithm product_algorithm(const char* name, const ConvolutionProblem& p, const Device& device) {
+  Algorithm algorithm{"aten", name, {}};
   bool tf32 = uses_tf32(at::Float32Op::MATMUL, p.x.dtype, device);
   return tf32 ? algorithm.with("math", "tf32") : algorithm;
 }
@@ -318,13 +319,28 @@ bool meets_empty_windows(const ConvolutionProblem& p) {
   return false;
 }
 
-std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Device& device) {
+// Of convolutions and products alike.
+std::optional<Unsupported> refuse_extras(const ConvolutionProblem& p) {
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"aten has no fused convolution but with a bias"};
   }
   if (p.compute != compute_dtype(p.x.dtype)) {
     return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
                                 dtype_text(p.compute))};
+  }
+  return std::nullopt;
+}
+
+// Of PyTorch's own convolution, whose kernel cuDNN chooses on a GPU.
+std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const Device& device) {
+  if (auto refused = refuse_extras(p)) return refused;
+  if (device.is_cuda() && is_cudnn_9_19() && exceeds_int_in_8_images(p)) {
+    return Unsupported{
+        "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
+        "there where 8 images of a larger batch have 2^31 elements or more"};
+  }
+  if (!device.is_cuda() && leaves_out_rows(p) && sees_each_column_alone(p)) {
+    return refused_for_rows();
   }
   if (!device.is_cuda() && meets_depth_defect(p)) {
     return Unsupported{
@@ -349,19 +365,6 @@ std::optional<Unsupported> refuse_problem(const ConvolutionProblem& p, const Dev
   }
   if (p.pass == ConvolutionPass::fwd) return refuse_endless(p, device);
   return std::nullopt;
-}
-
-// Of PyTorch's own convolution, whose kernel cuDNN chooses on a GPU.
-std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const Device& device) {
-  if (device.is_cuda() && is_cudnn_9_19() && exceeds_int_in_8_images(p)) {
-    return Unsupported{
-        "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
-        "there where 8 images of a larger batch have 2^31 elements or more"};
-  }
-  if (!device.is_cuda() && leaves_out_rows(p) && sees_each_column_alone(p)) {
-    return refused_for_rows();
-  }
-  return refuse_problem(p, device);
 }
 
 // Of what is scaled behind PyTorch's kernel.
@@ -443,9 +446,21 @@ BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm
       "most 4 times the least stride, of several groups the largest stride"};
 }
 
+// Of products of matrices: what PyTorch's switch does not make of them at this moment.
+std::optional<Unsupported> refuse_switch(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                         const Device& device) {
+  Algorithm offered = product_algorithm(algorithm.name.c_str(), p, device);
+  if (algorithm == offered) return std::nullopt;
+  return Unsupported{c10::str("PyTorch's switch for matrix products makes it ", offered.text())};
+}
+
+Notes notes_of_product(const Algorithm& algorithm) {
+  return algorithm.options.empty() ? Notes{} : Notes{Note::tf32};
+}
+
 BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_problem(p, device)) return *refused;
+  if (auto refused = refuse_extras(p)) return *refused;
   std::optional<Matrices> matrices = matrices_of(p);
   if (!matrices) {
     return Unsupported{
@@ -453,23 +468,39 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
         "no larger than the stride), no padding, one group, packed w, and x and y in one packed "
         "layout"};
   }
-  Algorithm offered = matmul_algorithm(p, device);
-  if (!(algorithm == offered)) {
-    return Unsupported{c10::str("PyTorch's switch for matrix products makes it ", offered.text())};
-  }
+  if (auto refused = refuse_switch(p, algorithm, device)) return *refused;
   bool sums = *matrices == Matrices::planes && p.pass == ConvolutionPass::bwd_filter;
   if (auto refused = sums ? refuse_scaled(p) : std::nullopt) return *refused;
   if (device.is_target()) return needs_device();
-  Notes notes;
-  if (!offered.options.empty()) notes.add(Note::tf32);
+  Notes notes = notes_of_product(algorithm);
   bool halves = c10::isReducedFloatingType(p.x.dtype) && p.x.sizes[0] > 1;
   if (sums && halves) notes.add(Note::down_convert);
   return std::make_shared<MatmulConvolution>(p, algorithm, notes, *matrices);
 }
 
+BuildResult build_im2col(const ConvolutionProblem& p, const Algorithm& algorithm,
+                         const Device& device) {
+  if (auto refused = refuse_extras(p)) return *refused;
+  if (!Im2col::takes(p))
+    return Unsupported{"im2col is of forwards and filter gradients, of one group"};
+  if (auto refused = refuse_switch(p, algorithm, device)) return *refused;
+  if (auto refused = refuse_scaled(p)) return *refused;
+  if (device.is_target()) return needs_device();
+  return std::make_shared<AtenConvolution>(p, algorithm, notes_of_product(algorithm), Im2col(p));
+}
+
+// Whether copied windows may pay: on a GPU, where cuDNN has no tensor cores for the type, and as
+// long as they are not too many.
+bool offers_im2col(const ConvolutionProblem& p, const Device& device) {
+  constexpr double kMostBytes = 1 << 30;
+  return device.has_gpu_backends() && Im2col::takes(p) && !matrices_of(p) &&
+         c10::elementSize(p.x.dtype) >= 4 && Im2col(p).bytes() <= kMostBytes;
+}
+
 std::vector<Candidate> all(const ConvolutionProblem& p, const Device& device) {
   std::vector<Candidate> list = candidates(p, device);
-  list.push_back({matmul_algorithm(p, device), "PyTorch"});
+  list.push_back({product_algorithm(kMatmul, p, device), "PyTorch"});
+  if (offers_im2col(p, device)) list.push_back({product_algorithm(kIm2col, p, device), "PyTorch"});
   if (p.pass != ConvolutionPass::bwd_data) list.push_back({{"aten", kFolded, {}}, "PyTorch"});
   for (int64_t block : Turn::blocks(p)) list.push_back({turned_algorithm(block), "PyTorch"});
   return list;
@@ -478,6 +509,7 @@ std::vector<Candidate> all(const ConvolutionProblem& p, const Device& device) {
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (algorithm.name == kMatmul) return build_matmul(p, algorithm, device);
+  if (algorithm.name == kIm2col) return build_im2col(p, algorithm, device);
   if (algorithm.name == kTurned) return build_turned(p, algorithm, device);
   bool folded = algorithm.name == kFolded && algorithm.options.empty();
   return folded ? build_folded(p, algorithm, device) : build_default(p, algorithm, device);

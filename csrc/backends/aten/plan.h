@@ -26,7 +26,7 @@ inline Unsupported needs_device() { return {"aten runs on a device that is there
 // nullopt where aten:default can be had.
 inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device) {
   if (algorithm != kBaseline) {
-    return Unsupported{c10::str("aten has no ", algorithm.text(), ", only aten:default")};
+    return Unsupported{c10::str("aten has no ", algorithm.text())};
   }
   if (device.is_target()) return needs_device();
   return std::nullopt;

@@ -22,6 +22,7 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 
 bool is_one(int64_t n) { return n == 1; }
+bool is_zero(int64_t n) { return n == 0; }
 
 }  // namespace
 
@@ -216,6 +217,56 @@ Tensor Turn::pixels(const Tensor& blocks) const {
 Tensor Turn::operator()(const Bindings& b) const {
   return pixels(at::convolution(b[Role::y], weight(b), Tensor(), step_, padding_, p_.dilation,
                                 false, Dims(p_.spatial_dims(), 0), p_.groups));
+}
+
+// --- im2col
+
+bool Im2col::takes(const ConvolutionProblem& p) {
+  return p.pass != ConvolutionPass::bwd_data && p.groups == 1;
+}
+
+Im2col::Im2col(const ConvolutionProblem& p)
+    : p_(p),
+      windows_(p.y.numel() / p.y.sizes[1]),
+      columns_(p.w.numel() / p.w.sizes[0]),
+      x_is_channels_last_(p.x.strides == channels_last_strides(p.x.sizes)) {}
+
+double Im2col::bytes() const {
+  return static_cast<double>(windows_) * static_cast<double>(columns_) *
+         static_cast<double>(c10::elementSize(p_.x.dtype));
+}
+
+Tensor Im2col::rows(const Tensor& x) const {
+  int dims = p_.spatial_dims();
+  at::DimVector zeros;  // beside x, of the last dimension first
+  for (int i = dims - 1; i >= 0; --i) zeros.append(2, p_.padding[i]);
+  bool padded = !std::all_of(zeros.begin(), zeros.end(), is_zero);
+  Tensor t = padded ? at::constant_pad_nd(x, zeros) : x;
+  for (int i = 0; i < dims; ++i) {
+    int64_t extent = (p_.w.sizes[i + 2] - 1) * p_.dilation[i] + 1;
+    t = t.unfold(i + 2, extent, p_.stride[i]).slice(-1, 0, extent, p_.dilation[i]);
+  }
+  return t.movedim(1, x_is_channels_last_ ? -1 : dims + 1).reshape({windows_, columns_});
+}
+
+Tensor Im2col::operator()(const Bindings& b) const {
+  Tensor x = rows(b[Role::x]);
+  int64_t filters = p_.w.sizes[0];
+  if (p_.pass == ConvolutionPass::fwd) {
+    Tensor w = crossing(p_, b[Role::w]);
+    if (x_is_channels_last_) w = w.movedim(1, -1);
+    Tensor columns = w.reshape({filters, columns_}).t();
+    Tensor y = p_.bias ? at::addmm(b[Role::bias], x, columns) : at::mm(x, columns);
+    at::DimVector sizes(p_.y.sizes.begin(), p_.y.sizes.end());
+    sizes.erase(sizes.begin() + 1);
+    sizes.push_back(filters);
+    return y.view(sizes).movedim(-1, 1);
+  }
+  Tensor y = b[Role::y].movedim(1, -1).reshape({windows_, filters});
+  at::DimVector sizes(p_.w.sizes.begin(), p_.w.sizes.end());
+  if (x_is_channels_last_) std::rotate(sizes.begin() + 1, sizes.begin() + 2, sizes.end());
+  Tensor w = at::mm(y.t(), x).view(sizes);
+  return crossing(p_, x_is_channels_last_ ? w.movedim(-1, 1) : w);
 }
 
 }  // namespace torch_cudnn_ext::aten

@@ -1,4 +1,4 @@
-// Convolutions rewritten as others, which PyTorch runs faster.
+// Convolutions rewritten as others, or as products of matrices, which PyTorch runs faster.
 #pragma once
 
 #include <vector>
@@ -60,6 +60,24 @@ class Turn {
   const bool x_is_channels_last_, y_is_channels_last_;
   std::vector<Dimension> dimensions_;
   Dims step_, padding_;  // of the forward
+};
+
+// A forward or a filter gradient as one product of matrices: what is under a window is copied to a
+// row of the first.
+class Im2col {
+ public:
+  static bool takes(const ConvolutionProblem& p);
+
+  explicit Im2col(const ConvolutionProblem& p);
+  Tensor operator()(const Bindings& b) const;
+  double bytes() const;  // of the rows
+
+ private:
+  Tensor rows(const Tensor& x) const;  // [windows, columns]
+
+  const ConvolutionProblem p_;
+  const int64_t windows_, columns_;
+  const bool x_is_channels_last_;  // and channels are the last of a row
 };
 
 }  // namespace torch_cudnn_ext::aten

@@ -5,28 +5,47 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
+constexpr const char* kTransposed = "transposed";
+
+// Rows in memory order have a kernel of their own, which is chosen by the last dimension; where
+// what is summed does not lie so, copies do.
 BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
-  return make_plan(algorithm, {}, [p](Bindings& b) {
-    // Rows in memory order have a kernel of their own, which is chosen by the last dimension.
-    bool last = p.x.sizes[2] == 1;
-    auto rows = [&](Role role) { return last ? without_unit_dim(b[role], 2) : b[role]; };
-    auto result = [&](const Tensor& t) { return last ? with_unit_dim(t, 2) : t; };
+  bool lies_in_rows = p.x.sizes[2] == 1;
+  bool transposed = algorithm == Algorithm{"aten", kTransposed, {}};
+  if (transposed && lies_in_rows) {
+    return Unsupported{"what is summed lies in rows already"};
+  }
+  if (auto refused = refuse(transposed ? kBaseline : algorithm, device)) return *refused;
+  return make_plan(algorithm, {}, [p, lies_in_rows, transposed](Bindings& b) {
+    auto rows = [&](Role role) {
+      if (transposed) return b[role].transpose(1, 2).contiguous();
+      return lies_in_rows ? without_unit_dim(b[role], 2) : b[role];
+    };
+    auto result = [&](const Tensor& t) {
+      if (transposed) return t.transpose(1, 2);
+      return lies_in_rows ? with_unit_dim(t, 2) : t;
+    };
+    int64_t dim = transposed ? 2 : 1;
     if (p.pass == Pass::fwd) {
       Tensor x = rows(Role::x);
       give(b, Role::y, p.x,
-           result(p.log ? at::_log_softmax(x, 1, false) : at::_softmax(x, 1, false)));
+           result(p.log ? at::_log_softmax(x, dim, false) : at::_softmax(x, dim, false)));
       return;
     }
     Tensor dy = rows(Role::dy), y = rows(Role::y);
     give(b, Role::dx, p.x,
-         result(p.log ? at::_log_softmax_backward_data(dy, y, 1, p.x.dtype)
-                      : at::_softmax_backward_data(dy, y, 1, p.x.dtype)));
+         result(p.log ? at::_log_softmax_backward_data(dy, y, dim, p.x.dtype)
+                      : at::_softmax_backward_data(dy, y, dim, p.x.dtype)));
   });
 }
 
-const RegisterBackendOperator<SoftmaxProblem> registered("aten", candidates<SoftmaxProblem>,
-                                                         build_plan);
+std::vector<Candidate> all(const SoftmaxProblem& p, const Device& device) {
+  std::vector<Candidate> list = candidates(p, device);
+  if (p.x.sizes[2] > 1) list.push_back({{"aten", kTransposed, {}}, "PyTorch"});
+  return list;
+}
+
+const RegisterBackendOperator<SoftmaxProblem> registered("aten", all, build_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten
