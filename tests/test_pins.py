@@ -367,6 +367,10 @@ def test_what_profiling_finds_best_can_be_pinned(wrap: Any) -> None:
     assert list(best) == ["0", "1"]
     with pinned(wrapped, best):
         assert pin_of(model[0]) is not None
+    (outer,) = (name for name, module in wrapped.named_modules() if module is model[0])
+    for pattern in (outer, f"re:{outer}", "*.0", "0"):
+        with pinned(wrapped, {pattern: "autotune"}):
+            assert pin_of(model[0]) is not None and pin_of(model[1]) is None, pattern
 
 
 def test_a_layer_that_would_not_see_its_pin_is_an_error() -> None:
@@ -454,6 +458,7 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ("[layers]\n're:(' = 'autotune'\n", r"line 2: 're:\(': .*regular expression"),
         ('[layers]\n"a" = \n', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
         ('[layers]\n"a" = ', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
+        ("[layers]\na = " + "[" * 5000, "lists too deep to be read, wanted TOML"),
         (
             '[layers]\n"a" = "autotune"\n"a" = "heuristic"\n"b" = "autotune"\n',
             'line 3: got \'"a" = "heuristic"\', wanted TOML: Cannot overwrite',

@@ -408,6 +408,10 @@ def test_a_policy_text_is_as_documented() -> None:
     )
     assert str(policy) == text
     assert Policy.parse(text) == policy
+    assert Policy.parse(text.replace("=", " = ").replace(";", " ; ")) == policy
+    assert Policy.parse("backends = legacy, graph;benchmark= true").text == (
+        "benchmark;backends=cudnn"
+    )
 
 
 def test_one_word_is_for_all_passes() -> None:

@@ -1093,8 +1093,11 @@ def test_a_record_that_was_edited_is_refused(tmp_path: Path) -> None:
     path.write_text(whole.replace("0.25", '"abc"'))
     with pytest.raises(ValueError, match="line 1: got .*it was changed after it was written"):
         Journal(path)
+    path.write_text(whole.replace('"key": "a"', '"key": "b"'))
+    with pytest.raises(ValueError, match="line 1: got .*it was changed after it was written"):
+        Journal(path)
     entry = json.loads(whole)
-    del entry["crc"]
+    del entry["sum"]
     path.write_text(json.dumps(entry) + "\n")  # as earlier versions wrote it
     assert Journal(path).get("a", dict) is None
 

@@ -124,6 +124,9 @@ def test_the_gradient_of_a_product_is_that_of_all_factors_at_once() -> None:
         ops.prod(mine, dims).sum().backward()
         (theirs.prod(1) if dims == (1,) else theirs.prod()).sum().backward()
         torch.testing.assert_close(mine.grad, theirs.grad)
+    x = torch.randn(3, 4, 2, 5, requires_grad=True)
+    (gradient,) = torch.autograd.grad(ops.prod(x, 1).sum(), x)
+    assert gradient.stride() == x.stride()
 
 
 @pytest.mark.parametrize(("sizes", "dim"), [((3, 0, 5), 1), ((0, 0, 5), 0), ((3, 0, 5), (1, 2))])

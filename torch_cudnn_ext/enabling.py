@@ -211,7 +211,9 @@ def when(matcher: str, use: PolicyLike) -> Rule:
         TypeError: ``matcher`` is no text, or ``use`` has a type that stands for no policy.
         ValueError: There is no such operator or field, or ``use`` does not fit the operator.
     """
-    return Rule(matcher, rule_text(matcher, use))
+    with naming_policy("when", matcher, use):
+        text = rule_text(matcher, use)
+    return Rule(matcher, text)
 
 
 def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
@@ -232,7 +234,7 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
     with ExitStack() as made:
         for matcher, use in reversed([*rules.items()]):
             with naming_policy("rules", matcher, use):
-                made.callback(when(matcher, use).remove)
+                made.callback(Rule(matcher, rule_text(matcher, use)).remove)
         return made.pop_all()
 
 
@@ -257,7 +259,7 @@ def check_rule(matcher: str, use: str) -> None:
     """
     canonical = _C.check_rule(matcher, use)
     family, name = operators()[matcher.split(maxsplit=1)[0]]
-    check_pin(Policy.parse(canonical, family), name)
+    check_pin(Policy.parse(canonical, family), name, "use")
 
 
 def _for_all_operators(text: str) -> str:

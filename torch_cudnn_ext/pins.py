@@ -94,8 +94,8 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
         ValueError: A pattern matches no layer, or none that its policy fits and that would obey;
             then nothing changes.
     """
-    model = unwrapped_model("apply_pins", model)
-    _replace([*model.modules()], _resolve(model, pins, stacklevel=3))
+    inner = unwrapped_model("apply_pins", model)
+    _replace([*inner.modules()], _resolve(model, inner, pins, stacklevel=3))
 
 
 def clear_pins(model: torch_nn.Module) -> None:
@@ -117,15 +117,15 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
         TypeError: As `apply_pins`.
         ValueError: As `apply_pins`.
     """
-    model = unwrapped_model("pinned", model)
-    inside = _resolve(model, pins, stacklevel=4)  # past contextlib
-    block = _Block({m: pin_of(m) for m in model.modules()}, inside)
+    inner = unwrapped_model("pinned", model)
+    inside = _resolve(model, inner, pins, stacklevel=4)  # past contextlib
+    block = _Block({m: pin_of(m) for m in inner.modules()}, inside)
     _blocks.append(block)
     try:
         _replace(block.before, inside)
         yield
     finally:
-        _end(block, model)
+        _end(block, inner)
 
 
 @dataclass(eq=False)
@@ -235,6 +235,8 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
     except tomllib.TOMLDecodeError as error:
         number, line = _line_of_mistake(text, error)
         raise ValueError(f"{path}, line {number}: got {line!r}, wanted TOML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: got tables or lists too deep to be read, wanted TOML") from error
     found: dict[str, dict[str, str]] = {_LAYERS: {}, _PROBLEMS: {}}
     for name, table in tables.items():
         if name not in found or not isinstance(table, dict):
@@ -325,9 +327,15 @@ def _line_of_mistake(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, st
 # Which layers a pattern means, and what for.
 
 
-def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_nn.Module, Pin]:
-    """Every pinned layer's pin; `stacklevel` leads warnings to the user's line."""
+def _resolve(
+    wrapped: torch_nn.Module, model: torch_nn.Module, pins: Pins, stacklevel: int
+) -> dict[torch_nn.Module, Pin]:
+    """Every pinned layer's pin; `stacklevel` leads warnings to the user's line.
+
+    Names are those of the model, and of what wraps it.
+    """
     _check_pins(pins)
+    prefix = "".join(name + "." for name, m in wrapped.named_modules() if m is model and name)
     # Under all its names, where it has several.
     modules = model.named_modules(remove_duplicate=False)
     layers = {name: m for name, m in modules if standing_for(m) is not None}
@@ -336,10 +344,11 @@ def _resolve(model: torch_nn.Module, pins: Pins, stacklevel: int) -> dict[torch_
         with naming_policy("pins", pattern, policy):
             check_named_pins(policy)
         # What is a layer's very name means it, whatever else it could be read as.
-        matches = pattern.__eq__ if pattern in layers else _compiled(pattern)
+        exact = pattern if pattern in layers else pattern.removeprefix(prefix)
+        matches = exact.__eq__ if exact in layers else _compiled(pattern)
         chosen: dict[torch_nn.Module, str] = {}
         for name, module in layers.items():
-            if matches(name):
+            if matches(name) or matches(prefix + name):
                 chosen.setdefault(module, name)
         if not chosen:
             _raise_no_match(pattern, model, layers)

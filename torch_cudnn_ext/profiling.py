@@ -130,7 +130,8 @@ def make_settings(
             measured: it is the cap of the summary. A cap of knobs or flags holds here as elsewhere.
         time_budget_s: Seconds a problem; 0 is no limit, which is the default on a GPU. On the CPU
             the default is 2.
-        min_samples: Least number of timed runs an algorithm.
+        min_samples: Least number of timed runs of what may be the fastest, while the time budget
+            lasts. What takes twice as long is left after two.
         knob_search: Also search the knobs of the best engines.
 
     Raises:
@@ -506,7 +507,8 @@ def profile(
         policy: Constraints, and the choice that is marked in the table. A pass by itself, ``fwd``,
             is convolution's; of others ``softmax_fwd``, or a `Policy` of the family.
         time_budget_s: Seconds for the problem; 0 is no limit.
-        min_samples: Least number of timed runs an algorithm.
+        min_samples: Least number of timed runs of what may be the fastest, while the time budget
+            lasts. What takes twice as long is left after two.
         knob_search: Also search the knobs of the best engines.
         progress: Told of every algorithm; may raise to stop.
 
@@ -559,7 +561,8 @@ def profile_model(
         target: A GPU that is not there.
         policy: Constraints, and the choice that is marked in the tables.
         time_budget_s: Seconds a problem; 0 is no limit.
-        min_samples: Least number of timed runs an algorithm.
+        min_samples: Least number of timed runs of what may be the fastest, while the time budget
+            lasts. What takes twice as long is left after two.
         knob_search: Also search the knobs of the best engines.
         progress: Told of every problem and algorithm; may raise to stop.
 

@@ -1246,8 +1246,8 @@ def _model_of_callable(name: str) -> tuple[nn.Module, Any]:
 # Going on where a run stopped.
 
 
-def _checksum(record: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(record).encode())
+def _checksum(key: str, record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps([key, record]).encode())
 
 
 def _is_json(line: bytes) -> bool:
@@ -1299,8 +1299,8 @@ class Journal:
                 entry = json.loads(line.decode())
                 if not isinstance(entry["record"], dict):
                     raise TypeError(f"its record is {entry['record']!r:.60}")
-                if "crc" in entry:  # else another version's
-                    if entry["crc"] != _checksum(entry["record"]):
+                if "sum" in entry:  # else another version's
+                    if entry["sum"] != _checksum(entry["key"], entry["record"]):
                         raise ValueError("it was changed after it was written")
                     self._records[entry["key"]] = entry["record"]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -1334,7 +1334,7 @@ class Journal:
             ValueError: It ends in what is no record, nor the beginning of one.
         """
         self._records[key] = record
-        entry = {"key": key, "crc": _checksum(record), "record": record}
+        entry = {"key": key, "sum": _checksum(key, record), "record": record}
         with naming(self.path), self._file() as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)

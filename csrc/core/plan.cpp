@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 
+#include "core/tensors.h"
 #include "core/words.h"
 
 namespace torch_cudnn_ext {
@@ -79,10 +80,12 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
   for (int i = 0; i < spec.sizes.size(); ++i) {
     as_specified &= spec.sizes[i] <= 1 || strides[i] == spec.strides[i];
   }
-  out = as_specified
-            ? result
-            : at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype))
-                  .copy_(result);
+  if (!as_specified) {
+    out = at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype))
+              .copy_(result);
+  } else {  // but for strides that lead nowhere
+    out = strides == spec.strides ? result : strided_view(result, spec.sizes, spec.strides);
+  }
 }
 
 at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,

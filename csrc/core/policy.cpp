@@ -61,6 +61,12 @@ bool ends_with(std::string_view text, std::string_view suffix) {
   return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
 }
 
+std::string_view without_blanks(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
 void read_max_workspace(std::string_view text, Policy& policy) {
   auto number = [&](std::string_view digits) {
     double value = 0;
@@ -106,7 +112,7 @@ std::vector<std::string> read_backends(std::string_view text) {
   };
   while (true) {
     size_t comma = text.find(',');
-    std::string name(text.substr(0, comma));
+    std::string name(without_blanks(text.substr(0, comma)));
     if (name == "cudnn") {
       add("graph");
       add("legacy");
@@ -381,8 +387,7 @@ Policy parse(std::string_view text, const std::string& family, const std::string
     std::string_view item = text.substr(0, semicolon);
     more = semicolon != std::string_view::npos;
     if (more) text.remove_prefix(semicolon + 1);
-    while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
-    while (!item.empty() && item.back() == ' ') item.remove_suffix(1);
+    item = without_blanks(item);
     if (item.empty()) continue;
     // An algorithm as the one word for all passes holds '=' in its options.
     size_t equals = item.find('=');
@@ -395,14 +400,17 @@ Policy parse(std::string_view text, const std::string& family, const std::string
   }
   Policy policy;
   for (std::string_view word : words) read_field(policy, word, std::nullopt, family, pass);
-  auto key_of = [](std::string_view field) { return field.substr(0, field.find('=')); };
+  auto key_of = [](std::string_view field) {
+    return without_blanks(field.substr(0, field.find('=')));
+  };
   std::stable_sort(fields.begin(), fields.end(), [&](std::string_view a, std::string_view b) {
     return narrowness(key_of(a)) < narrowness(key_of(b));
   });
   for (auto field = fields.begin(); field != fields.end(); ++field) {
     std::string_view key = key_of(*field);
     std::optional<std::string_view> value;
-    if (key.size() < field->size()) value = field->substr(key.size() + 1);
+    size_t equals = field->find('=');
+    if (equals != std::string_view::npos) value = without_blanks(field->substr(equals + 1));
     bool stands_again = std::any_of(field + 1, fields.end(), [&](std::string_view later) {
       return key_of(later) == key && ends_with(later, "%") == ends_with(*field, "%");
     });

@@ -262,7 +262,9 @@ Tensor product_of_others(const Tensor& x, const std::vector<int64_t>& dims) {
     return at::constant_pad_nd(t, {1, -1}, 1).cumprod(-1);
   };
   Tensor others = of_those_before(rows) * of_those_before(rows.flip(-1)).flip(-1);
-  return others.reshape_symint(moved.sym_sizes()).movedim(last, dims);
+  return others.reshape_symint(moved.sym_sizes())
+      .movedim(last, dims)
+      .contiguous(x.suggest_memory_format());
 }
 
 struct ReduceGradient {

@@ -10,7 +10,9 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/selector.h"
 #include "core/tensors.h"
@@ -326,17 +328,23 @@ class SoftmaxOperator : public OperatorOf<SoftmaxProblem> {
            4 * epsilon_of(sum_dtype) * std::sqrt(cost(p).reduction_length);
   }
 
-  // Rows in memory order are what PyTorch's own kernel is best at, sums across channels are not,
-  // nor the gradient of softmax, whose product it rounds and stores first: cuDNN's took 0.55 to
-  // 0.76 of the time for rows of 10 to 1024 on an H200, 4 times for 50257. Many sums across
-  // channels of few pixels are faster by way of copies: 256 to 4096 channels of 256 to 1024 pixels
-  // took 0.04 to 0.7 of the time on an H100.
+  // Rows in memory order are what PyTorch's own kernel is best at, but for the gradient of softmax,
+  // whose product it rounds and stores first: cuDNN's took 0.55 to 0.76 of the time for rows of 10
+  // to 1024 on an H200, 4 times for 50257. Of sums across channels, of 1 to 64 images of 2 to 4096
+  // pixels and 2 to 8192 channels, the first of this order took 1.05 times what the fastest took on
+  // an H100 (geometric mean of 826): cuDNN has a thread or a warp a pixel, which are few where
+  // images are small.
   std::vector<std::string> heuristic_order(const SoftmaxProblem& p) const override {
-    bool gradient = p.pass == Pass::bwd, rows = p.x.sizes[2] == 1, many = p.x.sizes[1] >= 256;
-    if (!rows && many && p.x.sizes[2] <= 1024) return {"aten:transposed", "legacy:accurate"};
-    bool cudnn = rows ? gradient && !p.log && p.x.sizes[1] <= 1024 : !gradient || !many;
-    if (cudnn) return {"legacy:accurate", "aten"};
-    return {"aten", "legacy:accurate"};
+    int64_t channels = p.x.sizes[1], pixels = p.x.sizes[2];
+    bool rows = pixels == 1, few = pixels < 32, many_channels = channels >= 64;
+    bool cudnn = rows ? p.pass == Pass::bwd && !p.log && channels <= 1024 : !few || !many_channels;
+    std::vector<std::string> order{"aten", "legacy:accurate"};
+    if (cudnn) std::swap(order[0], order[1]);
+    bool copies =
+        few ? pixels >= 16 && channels >= 1024
+            : many_channels && p.x.sizes[0] * pixels <= 64 * std::min<int64_t>(channels, 256);
+    if (copies) order.insert(order.begin(), "aten:transposed");
+    return order;
   }
 };
 

@@ -451,6 +451,9 @@ std::optional<Unsupported> refuse_switch(const ConvolutionProblem& p, const Algo
                                          const Device& device) {
   Algorithm offered = product_algorithm(algorithm.name.c_str(), p, device);
   if (algorithm == offered) return std::nullopt;
+  Algorithm other{"aten", algorithm.name, {}};
+  bool known = algorithm == other || algorithm == other.with("math", "tf32");
+  if (!known) return Unsupported{c10::str("aten has no ", algorithm.text())};
   return Unsupported{c10::str("PyTorch's switch for matrix products makes it ", offered.text())};
 }
 
@@ -481,27 +484,25 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
 BuildResult build_im2col(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
   if (auto refused = refuse_extras(p)) return *refused;
-  if (!Im2col::takes(p))
-    return Unsupported{"im2col is of forwards and filter gradients, of one group"};
+  if (matrices_of(p) || !Im2col::takes(p)) {
+    return Unsupported{
+        "im2col is of forwards and filter gradients in f32 and f64, of one group, where "
+        "aten:matmul "
+        "is not, with copies of at most 1 GiB"};
+  }
   if (auto refused = refuse_switch(p, algorithm, device)) return *refused;
   if (auto refused = refuse_scaled(p)) return *refused;
   if (device.is_target()) return needs_device();
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of_product(algorithm), Im2col(p));
 }
 
-// Whether copied windows may pay: on a GPU, where cuDNN has no tensor cores for the type, and as
-// long as they are not too many.
-bool offers_im2col(const ConvolutionProblem& p, const Device& device) {
-  constexpr double kMostBytes = 1 << 30;
-  return device.has_gpu_backends() && Im2col::takes(p) && !matrices_of(p) &&
-         c10::elementSize(p.x.dtype) >= 4 && Im2col(p).bytes() <= kMostBytes;
-}
-
 std::vector<Candidate> all(const ConvolutionProblem& p, const Device& device) {
   std::vector<Candidate> list = candidates(p, device);
   list.push_back({product_algorithm(kMatmul, p, device), "PyTorch"});
-  if (offers_im2col(p, device)) list.push_back({product_algorithm(kIm2col, p, device), "PyTorch"});
-  if (p.pass != ConvolutionPass::bwd_data) list.push_back({{"aten", kFolded, {}}, "PyTorch"});
+  if (p.pass != ConvolutionPass::bwd_data) {
+    list.push_back({product_algorithm(kIm2col, p, device), "PyTorch"});
+    list.push_back({{"aten", kFolded, {}}, "PyTorch"});
+  }
   for (int64_t block : Turn::blocks(p)) list.push_back({turned_algorithm(block), "PyTorch"});
   return list;
 }

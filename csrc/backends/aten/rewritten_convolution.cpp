@@ -222,7 +222,13 @@ Tensor Turn::operator()(const Bindings& b) const {
 // --- im2col
 
 bool Im2col::takes(const ConvolutionProblem& p) {
-  return p.pass != ConvolutionPass::bwd_data && p.groups == 1;
+  constexpr double kMostBytes = 1 << 30;
+  auto size = static_cast<double>(c10::elementSize(p.x.dtype));
+  bool wanted = p.pass != ConvolutionPass::bwd_data && p.groups == 1 && size >= 4;
+  if (!wanted) return false;
+  Im2col made(p);
+  double bytes = size * static_cast<double>(made.windows_) * static_cast<double>(made.columns_);
+  return bytes <= kMostBytes;
 }
 
 Im2col::Im2col(const ConvolutionProblem& p)
@@ -230,11 +236,6 @@ Im2col::Im2col(const ConvolutionProblem& p)
       windows_(p.y.numel() / p.y.sizes[1]),
       columns_(p.w.numel() / p.w.sizes[0]),
       x_is_channels_last_(p.x.strides == channels_last_strides(p.x.sizes)) {}
-
-double Im2col::bytes() const {
-  return static_cast<double>(windows_) * static_cast<double>(columns_) *
-         static_cast<double>(c10::elementSize(p_.x.dtype));
-}
 
 Tensor Im2col::rows(const Tensor& x) const {
   int dims = p_.spatial_dims();

@@ -63,21 +63,20 @@ class Turn {
 };
 
 // A forward or a filter gradient as one product of matrices: what is under a window is copied to a
-// row of the first.
+// row of the first. It pays in types for which convolutions have no tensor cores.
 class Im2col {
  public:
   static bool takes(const ConvolutionProblem& p);
 
   explicit Im2col(const ConvolutionProblem& p);
   Tensor operator()(const Bindings& b) const;
-  double bytes() const;  // of the rows
 
  private:
   Tensor rows(const Tensor& x) const;  // [windows, columns]
 
   const ConvolutionProblem p_;
   const int64_t windows_, columns_;
-  const bool x_is_channels_last_;  // and channels are the last of a row
+  const bool x_is_channels_last_;  // then channels come last in a row, too
 };
 
 }  // namespace torch_cudnn_ext::aten

@@ -5,17 +5,16 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-constexpr const char* kTransposed = "transposed";
+const Algorithm kTransposed{"aten", "transposed", {}};
 
 // Rows in memory order have a kernel of their own, which is chosen by the last dimension; where
 // what is summed does not lie so, copies do.
 BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
   bool lies_in_rows = p.x.sizes[2] == 1;
-  bool transposed = algorithm == Algorithm{"aten", kTransposed, {}};
-  if (transposed && lies_in_rows) {
-    return Unsupported{"what is summed lies in rows already"};
-  }
-  if (auto refused = refuse(transposed ? kBaseline : algorithm, device)) return *refused;
+  bool transposed = algorithm == kTransposed;
+  if (transposed && lies_in_rows) return Unsupported{"what is summed lies in rows already"};
+  if (transposed && device.is_target()) return needs_device();
+  if (auto refused = transposed ? std::nullopt : refuse(algorithm, device)) return *refused;
   return make_plan(algorithm, {}, [p, lies_in_rows, transposed](Bindings& b) {
     auto rows = [&](Role role) {
       if (transposed) return b[role].transpose(1, 2).contiguous();
@@ -41,7 +40,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
 
 std::vector<Candidate> all(const SoftmaxProblem& p, const Device& device) {
   std::vector<Candidate> list = candidates(p, device);
-  if (p.x.sizes[2] > 1) list.push_back({{"aten", kTransposed, {}}, "PyTorch"});
+  if (p.x.sizes[2] > 1) list.push_back({kTransposed, "PyTorch"});
   return list;
 }
 
