@@ -312,6 +312,10 @@ def test_products_of_matrices_are_offered_where_windows_do_not_overlap(device: s
         ("conv_fwd x=f32[2,8,9,8]:nchw w=f32[8,4,3,3]:nchw groups=2", False),
         ("conv_fwd x=f32[2,8,9,8]:nchw w=f32[8,8,1,1]:nchw", False),  # aten:matmul
         ("conv_fwd x=f32[32,64,224,224]:nchw w=f32[64,64,3,3]:nchw pad=1", False),  # 3.7 GB
+        (
+            "conv_fwd x=f32[1,1,2,2]:nchw w=f32[1,1,1,1]:nchw pad=10000 stride=10000",
+            False,
+        ),
     ],
 )
 def test_copied_windows_are_offered_where_they_may_pay(

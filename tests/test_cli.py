@@ -137,7 +137,7 @@ def test_top_and_all(capsys: Capture) -> None:
     for top in ("1", "0"):
         assert main([*command, "markdown", "--top", top]) == 0
         counts.append(capsys.readouterr().out.count(" ok |"))
-    assert counts[0] < counts[1] == 4
+    assert counts[0] < counts[1] == 5
     assert main([*command, "csv"]) == 0  # what does not run too
     states = {row["status"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
     assert {"ok", "excluded"} <= states
@@ -310,7 +310,7 @@ def test_list_times_nothing(capsys: Capture) -> None:
     assert layer["rows"] == []
     assert main(["list", PROBLEM, "--device", "cpu", "--policy", "backends=cpu"]) == 0
     out = capsys.readouterr().out
-    assert "cpu:im2col" in out and "all 3 of aten" in out and "excluded" in out
+    assert "cpu:im2col" in out and "all 4 of aten" in out and "excluded" in out
     assert "all 32 of legacy" in out
     assert _C.table_export() == []
 
@@ -1544,7 +1544,7 @@ def test_what_tells_no_batch_is_left_and_named(
 
 def test_the_stricter_cap_holds(capsys: Capture) -> None:
     command = ["list", PROBLEM, "--device", "cpu", "--max-workspace", "20KiB", "--policy"]
-    for policy, count in (("", 4), ("max_workspace=1KiB", 0), ("max_workspace=1MiB", 4)):
+    for policy, count in (("", 5), ("max_workspace=1KiB", 0), ("max_workspace=1MiB", 5)):
         assert main([*command, f"deterministic=false;{policy}"]) == 0
         assert f"cpu accepts {count} algorithms" in capsys.readouterr().out
 

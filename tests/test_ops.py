@@ -794,7 +794,8 @@ def test_sizes_of_one_keep_contiguous_strides(sizes: tuple[int, ...], device: st
     w.requires_grad_()
     strides = []
     for algorithm in ("aten:default", "aten:im2col"):
-        y = ops.conv2d(x, w, policy=f"fwd={algorithm};bwd_filter={algorithm}")
+        policy = f"fwd={algorithm};bwd_filter={algorithm}"
+        y = ops.conv2d(x, w, stride=sizes[2], padding=1, policy=policy)
         (dw,) = torch.autograd.grad(y, w, torch.randn_like(y))
         strides.append((y.stride(), dw.stride()))
     assert strides[0] == strides[1]

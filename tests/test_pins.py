@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -373,6 +374,28 @@ def test_what_profiling_finds_best_can_be_pinned(wrap: Any) -> None:
             assert pin_of(model[0]) is not None and pin_of(model[1]) is None, pattern
 
 
+def test_blanks_in_a_pin_change_nothing() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1))
+    apply_pins(net, {"1": "softmax_fwd = cpu:nothere ; on_unsupported = fallback"})
+    for pin in ("softmax_fwd = cpu:nothere", "conv_fwd= cpu:nothere;softmax=cpu:online"):
+        with pytest.raises(ValueError, match="got 'cpu:nothere' for .*, wanted one of"):
+            apply_pins(net, {"*": pin})
+    torch_cudnn_ext.tuning.check_constraints_alone("max_workspace = 1MiB ; prefer = memory")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager")])
+def test_names_of_a_wrapped_model_mean_what_they_mean_without(wrap: Any) -> None:
+    model = nn.Sequential(OrderedDict(module=nn.Sequential(nn.Conv2d(3, 4, 3)), head=nn.ReLU()))
+    model.append(nn.Conv2d(4, 4, 3))
+    layers = [model.module[0], model.head, model[2]]
+    for pattern in ("re:(?!head).*", "[!h]*", "module.*", "module.0", "2", "re:module.*"):
+        found = []
+        for whole in (model, wrap(model)):
+            with pinned(whole, {pattern: "autotune"}):
+                found.append([pin_of(layer) is not None for layer in layers])
+        assert found[0] == found[1], pattern
+
+
 def test_a_layer_that_would_not_see_its_pin_is_an_error() -> None:
     with pytest.raises(ValueError, match="OwnForward.*when"):
         apply_pins(nn.Sequential(OwnForward(2, 3, 3)), {"0": "autotune"})
@@ -458,7 +481,10 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ("[layers]\n're:(' = 'autotune'\n", r"line 2: 're:\(': .*regular expression"),
         ('[layers]\n"a" = \n', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
         ('[layers]\n"a" = ', "line 2: got '\"a\" =', wanted TOML: Invalid value"),
-        ("[layers]\na = " + "[" * 5000, "lists too deep to be read, wanted TOML"),
+        (
+            "[layers]\na = " + "[" * sys.getrecursionlimit(),
+            "too deep to be read, wanted TOML",
+        ),
         (
             '[layers]\n"a" = "autotune"\n"a" = "heuristic"\n"b" = "autotune"\n',
             'line 3: got \'"a" = "heuristic"\', wanted TOML: Cannot overwrite',

@@ -28,7 +28,7 @@ from .coverage import coverage
 from .enabling import enabled_anew
 from .explaining import explain
 from .measuring import checked_device, fp32_switches
-from .policy import FOR_ALL, only_fields, operators, text_for_all
+from .policy import FOR_ALL, fields_of, only_fields, operators, text_for_all
 from .processes import processes
 from .profiling import (
     Profile,
@@ -1040,7 +1040,7 @@ def _check_policy(text: str, family: str = "conv") -> str:
 
 def _check_reaches(policy: str, ops: set[str]) -> None:
     """Refuses a policy all of whose choices are for operators that are not there."""
-    words = {part.partition("=")[0] for part in policy.split(";")}
+    words = {field.partition("=")[0] for field in fields_of(policy)}
     chosen = words & operators().keys()
     if chosen and not chosen & ops and not words & {*FOR_ALL}:
         listed, there = ", ".join(sorted(chosen)), ", ".join(sorted(ops))

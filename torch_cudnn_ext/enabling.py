@@ -35,6 +35,7 @@ from torch_cudnn_ext.policy import (
     PolicyLike,
     check_mapping,
     check_pin,
+    fields_of,
     naming_policy,
     not_pinned,
     operators,
@@ -266,8 +267,7 @@ def _for_all_operators(text: str) -> str:
     """The policy text with ``autotune`` and ``heuristic`` written out for every family."""
     families = [op["family"] for op in _C.operators()]
     parts = []
-    for part in text.split(";"):
-        word = part.strip()
+    for word in fields_of(text):
         parts += [f"{family}={word}" for family in families] if word in FOR_ALL else [word]
     return ";".join(parts)
 

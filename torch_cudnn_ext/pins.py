@@ -332,7 +332,7 @@ def _resolve(
 ) -> dict[torch_nn.Module, Pin]:
     """Every pinned layer's pin; `stacklevel` leads warnings to the user's line.
 
-    Names are those of the model, and of what wraps it.
+    Names are those of the model; where a pattern matches none of these, of what wraps it.
     """
     _check_pins(pins)
     prefix = "".join(name + "." for name, m in wrapped.named_modules() if m is model and name)
@@ -344,12 +344,12 @@ def _resolve(
         with naming_policy("pins", pattern, policy):
             check_named_pins(policy)
         # What is a layer's very name means it, whatever else it could be read as.
-        exact = pattern if pattern in layers else pattern.removeprefix(prefix)
-        matches = exact.__eq__ if exact in layers else _compiled(pattern)
+        matches = pattern.__eq__ if pattern in layers else _compiled(pattern)
         chosen: dict[torch_nn.Module, str] = {}
-        for name, module in layers.items():
-            if matches(name) or matches(prefix + name):
-                chosen.setdefault(module, name)
+        for before in ("", prefix):
+            for name, module in layers.items() if not chosen else ():
+                if matches(before + name):
+                    chosen.setdefault(module, name)
         if not chosen:
             _raise_no_match(pattern, model, layers)
         fitting = False

@@ -288,7 +288,14 @@ def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
 
 def only_fields(policy: str, keys: Sequence[str]) -> str:
     """Some fields of a policy text, as a policy text."""
-    return ";".join(word for word in policy.split(";") if word.partition("=")[0].strip() in keys)
+    return ";".join(field for field in fields_of(policy) if field.partition("=")[0] in keys)
+
+
+def fields_of(text: str) -> list[str]:
+    """The fields of a policy text, without blanks around them and their ``=``."""
+    split = (field.partition("=") for field in text.split(";"))
+    fields = (key.strip() + equals + value.strip() for key, equals, value in split)
+    return [field for field in fields if field]
 
 
 def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
@@ -360,7 +367,7 @@ def check_named_pins(policy: PolicyLike) -> None:
         # Its own operator's passes are written without the operator's name.
         if isinstance(policy, Policy) and policy.family != "conv":
             policy = _C.canonical_policy(policy.text, policy.family, "")
-        parts = [part.strip() for part in (_text(policy, "conv") or "").split(";")]
+        parts = fields_of(_text(policy, "conv") or "")
     falls_back = any(f"on_unsupported={action}" in parts for action in FALLING_BACK)
     for part in parts:
         family = _families().get(part.partition("=")[0])
@@ -406,7 +413,7 @@ def _check_speaks_of(family: str, text: str) -> None:
 @lru_cache
 def others_spoken_of(text: str, family: str) -> tuple[str, ...]:
     """Whose algorithm a text chooses in other families, where it chooses none in this one."""
-    keys = [part.partition("=")[0] for part in text.split(";") if part]
+    keys = [field.partition("=")[0] for field in fields_of(text)]
     if any(key in passes_of(family) for key in keys):
         return ()
     return tuple(key for key in keys if key in operators())
@@ -467,7 +474,7 @@ def text_for_all(policy: PolicyLike, family: str = "conv") -> str:
         TypeError: ``policy`` has a type that stands for no policy.
         ValueError: ``policy`` is no policy, or pins what there is not and does not fall back.
     """
-    words = [word.strip() for word in (_text(policy, family) or "").split(";")]
+    words = fields_of(_text(policy, family) or "")
     for_all = [word for word in words if word in FOR_ALL]
     rest = _C.canonical_policy(";".join(word for word in words if word not in FOR_ALL), family, "")
     check_named_pins(rest)

@@ -37,7 +37,7 @@ from .measuring import (
     measure_tasks,
     no_algorithm,
 )
-from .policy import CONSTRAINTS, PolicyLike, only_fields, text_for_all
+from .policy import CONSTRAINTS, PolicyLike, fields_of, only_fields, text_for_all
 from .workload import nothing_found, tensors_in
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def tune_model(
 
 def check_constraints_alone(policy: str, argument: str = "policy") -> None:
     """ValueError where a policy text chooses an algorithm: tuning measures all that it admits."""
-    for part in filter(None, policy.split(";")):
+    for part in fields_of(policy):
         is_choice = part.partition("=")[0] not in CONSTRAINTS
         if is_choice and not part.endswith(("autotune", "time_on_shape_change")):
             raise ValueError(

@@ -15,8 +15,6 @@ from torch_cudnn_ext.ops._arguments import check_tensor, sizes_of
 from torch_cudnn_ext.ops.convolution import border, pad_behind
 from torch_cudnn_ext.policy import ONCE, Policy, passes_of
 
-_NO_PINS = {None, "heuristic", "autotune", *ONCE}
-
 
 class _Convolution(Tunable, _ConvNd):
     """Policy of a convolution module, and its way to the operator.
@@ -30,7 +28,6 @@ class _Convolution(Tunable, _ConvNd):
     family = "conv"
     _operator: ClassVar[Any]
     _once: tuple[str, ...] = ()
-    _pins_nothing: bool = True
     _takes_once = True
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -80,8 +77,6 @@ class _Convolution(Tunable, _ConvNd):
         choices = {name: policy.get(name) for name in passes_of(self.family)}
         once = {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
         self._once = tuple(once)
-        pins = {choice for choice in choices.values() if choice not in _NO_PINS}
-        self._pins_nothing = not pins
         self._running = policy.replace(**once).text or None
 
     def _waiting(self, input: Tensor, runs: str, **gradients: Tensor) -> list[str]:
@@ -136,10 +131,7 @@ class _Convolution(Tunable, _ConvNd):
             # Not under what the caller traces, transforms or counts by.
             with _disable_current_modes(), torch._C._DisableFuncTorch():
                 choice = _C.choose(problem, str(x.device), policy.text)
-            kept = {name: choice["algorithm"]}
-            if self._pins_nothing and policy.get("on_unsupported") is None:
-                kept["on_unsupported"] = "warn"  # a later shape's choice is not the user's pin
-            self._running = policy.replace(**kept).text
+            self._running = policy.replace(**{name: choice["algorithm"]}).text
             self._once = tuple(other for other in self._once if other != name)
 
 

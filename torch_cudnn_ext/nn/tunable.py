@@ -81,9 +81,9 @@ class Tunable(torch.nn.Module):
         ``fwd`` and ``bwd`` of others, ``infer`` too of batch norm, ``fwd`` alone of CTC and of
         matrix products. An algorithm that cannot run is an error at the call, unless
         the policy says otherwise. Convolutions also take ``guess_once`` and ``time_once``, which
-        keep what the first call's heuristic or tuning chooses, for whatever shapes come later. What
-        a later one does not admit gives way to the heuristic's choice, with a warning, unless the
-        policy pins another pass or says ``on_unsupported``. A copied, unpickled, moved or cast
+        keep what the first call's heuristic or tuning chooses, for whatever shapes come later,
+        as if it were pinned: where it cannot run one, say for a cap, that is an error, unless the
+        policy says ``on_unsupported=warn`` or ``fallback``. A copied, unpickled, moved or cast
         module chooses anew, but not the copy of a parametrized one. For transposed convolutions the
         passes name the cuDNN primitive that runs: the forward runs ``bwd_data``, the data gradient
         ``fwd``.

@@ -491,7 +491,6 @@ BuildResult build_im2col(const ConvolutionProblem& p, const Algorithm& algorithm
         "is not, with copies of at most 1 GiB"};
   }
   if (auto refused = refuse_switch(p, algorithm, device)) return *refused;
-  if (auto refused = refuse_scaled(p)) return *refused;
   if (device.is_target()) return needs_device();
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of_product(algorithm), Im2col(p));
 }

@@ -227,8 +227,12 @@ bool Im2col::takes(const ConvolutionProblem& p) {
   bool wanted = p.pass != ConvolutionPass::bwd_data && p.groups == 1 && size >= 4;
   if (!wanted) return false;
   Im2col made(p);
-  double bytes = size * static_cast<double>(made.windows_) * static_cast<double>(made.columns_);
-  return bytes <= kMostBytes;
+  double copied = static_cast<double>(made.windows_) * static_cast<double>(made.columns_);
+  double padded = static_cast<double>(p.x.sizes[0] * p.x.sizes[1]);
+  for (int i = 0; i < p.spatial_dims(); ++i) {
+    padded *= static_cast<double>(p.x.sizes[i + 2]) + 2 * static_cast<double>(p.padding[i]);
+  }
+  return size * (copied + padded) <= kMostBytes;
 }
 
 Im2col::Im2col(const ConvolutionProblem& p)
