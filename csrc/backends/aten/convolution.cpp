@@ -487,8 +487,7 @@ BuildResult build_im2col(const ConvolutionProblem& p, const Algorithm& algorithm
   if (matrices_of(p) || !Im2col::takes(p)) {
     return Unsupported{
         "im2col is of forwards and filter gradients in f32 and f64, of one group, where "
-        "aten:matmul "
-        "is not, with copies of at most 1 GiB"};
+        "aten:matmul is not, with copies of at most 1 GiB"};
   }
   if (auto refused = refuse_switch(p, algorithm, device)) return *refused;
   if (device.is_target()) return needs_device();
