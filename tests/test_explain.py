@@ -533,6 +533,17 @@ def test_buffers_that_stay_are_not_written() -> None:
     explain(made_there, x, measure=False)
 
 
+@pytest.mark.parametrize("ask", [explain, trace])
+def test_a_training_step_in_inference_mode_is_refused(ask: Any) -> None:
+    with (
+        torch.inference_mode(),
+        pytest.raises(ValueError, match="train: nothing has a gradient in inference mode"),
+    ):
+        ask(nn.Conv2d(3, 4, 3), images("cpu"), train=True)
+    with pytest.raises(TypeError, match=f"{ask.__name__}: argument train: got 'no'"):
+        ask(nn.Conv2d(3, 4, 3), images("cpu"), train="no")
+
+
 @pytest.mark.parametrize("ask", [explain, network_layers, coverage], ids=lambda ask: ask.__name__)
 def test_what_modules_remember_of_a_call_stays(ask: Any) -> None:
     once = ours.Conv2d(3, 4, 3, policy="time_once").eval()

@@ -248,6 +248,110 @@ def test_the_model_is_as_it_was(net: Net, device: str) -> None:
         assert not {"_running", "_once"} & vars(module).keys()
 
 
+def test_what_users_put_on_a_layer_stays() -> None:
+    lstm, norm = nn.LSTM(2, 2), nn.BatchNorm2d(2)
+    lstm.flatten_parameters = lambda: None  # type: ignore[method-assign]
+    model = nn.Sequential(lstm)
+    with pinned(model, {"*": "heuristic"}):
+        pass
+    convert(convert(model), to="torch")
+    network_layers(model, torch.randn(3, 1, 2))
+    assert "flatten_parameters" in vars(lstm)
+    model = nn.Sequential(norm)
+    apply_pins(model, {"0": "heuristic"})
+    inner = norm.forward
+    norm.forward = lambda x: inner(x) + 1  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="its forward was replaced"):
+        apply_pins(model, {"0": "autotune"})
+    clear_pins(model)
+    assert type(norm) is nn.BatchNorm2d
+    assert "forward" in vars(norm)
+
+
+@pytest.mark.parametrize("held", ["a module", "a buffer"])
+def test_a_name_that_a_layer_has_for_something_else_keeps_it_as_it_is(held: str) -> None:
+    layer = nn.Linear(2, 3)
+    if held == "a module":
+        layer.policy = nn.Linear(3, 2)
+    else:
+        layer.register_buffer("policy", torch.zeros(1))
+    model = nn.Sequential(layer)
+    with pytest.raises(ValueError, match="it has a policy of its own"):
+        apply_pins(model, {"0": "heuristic"})
+    (reason,) = [step.reason for step in conversion_steps(model) if step.module is layer]
+    assert reason == "it has a policy of its own"
+    convert(model, policy="heuristic")
+    assert type(layer) is nn.Linear
+
+
+def _pinned_inside(model: nn.Module, x: Tensor) -> Tensor:
+    with pinned(model, {"0": "heuristic"}):
+        y: Tensor = model(x)
+    return y
+
+
+def _pinned_for_a_call(model: nn.Module, x: Tensor) -> Tensor:
+    apply_pins(model, {"0": "heuristic"})
+    y: Tensor = model(x)
+    clear_pins(model)
+    return y
+
+
+@pytest.mark.parametrize("function", [_pinned_inside, _pinned_for_a_call])
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.Softmax(1)])
+def test_compiled_functions_pin_and_unpin(function: Any, layer: nn.Module) -> None:
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    model, x = nn.Sequential(layer), torch.randn(1, 2, 6, 6)
+    before = dict(vars(layer))
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(3):
+        torch.testing.assert_close(compiled(model, x), model(x))
+        assert vars(layer).keys() == before.keys()
+        assert pin_of(layer) is None
+
+
+def test_a_layer_that_is_made_like_a_pinned_one_has_no_pin() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3))
+    apply_pins(model, {"0": "heuristic"})
+    made = type(model[0])(2, 3, 1)
+    assert type(made) is nn.Conv2d
+    assert made(torch.zeros(1, 2, 4, 4)).shape == (1, 3, 4, 4)
+
+
+class Remade(nn.Conv2d):
+    """Says itself how it is made again."""
+
+    def __reduce__(self) -> Any:  # noqa: D105
+        return _remade, (self.in_channels, self.out_channels, dict(self.state_dict()))
+
+
+def _remade(channels: int, filters: int, state: dict[str, Tensor]) -> Remade:
+    made = Remade(channels, filters, 3)
+    made.load_state_dict(state)
+    return made
+
+
+class WithArguments(nn.Conv2d):
+    """Wants arguments when it is made again."""
+
+    def __new__(cls, channels: int, *rest: int) -> "WithArguments":  # noqa: ARG004
+        return super().__new__(cls)
+
+    def __getnewargs__(self) -> tuple[int, ...]:  # noqa: D105
+        return (self.in_channels,)
+
+
+@pytest.mark.parametrize("cls", [Remade, WithArguments])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_layers_with_a_way_of_their_own_to_be_copied_keep_their_pins(cls: Any, copied: Any) -> None:
+    model, x = nn.Sequential(cls(2, 2, 3)), torch.randn(1, 2, 5, 5)
+    apply_pins(model, {"0": "heuristic"})
+    other = copied(model)
+    assert type(other[0]) is type(model[0])
+    assert pin_of(other[0]) == pin_of(model[0])
+    torch.testing.assert_close(other(x), model(x))
+
+
 def test_copies_and_pickles_keep_their_pins(net: Net, device: str) -> None:
     x, pin = images(device), PIN[device]
     with pinned(net, {"layer1.0.conv1": f"fwd={pin}"}):
@@ -298,10 +402,14 @@ class OwnForward(nn.Conv2d):
     ("pins", "wanted"),
     [
         ({"layr1.0.conv1": "autotune"}, "matches no layer.*near misses: .*layer1.0.conv1"),
-        ({"layer1": "autotune"}, "'layer1', a Sequential, which has no algorithms"),
+        (
+            {"layer1": "autotune"},
+            "'layer1', a torch.nn.modules.container.Sequential, which has no algorithms",
+        ),
         ({"re:(": "autotune"}, "no regular expression"),
         ({"up": Policy(softmax_fwd="accurate")}, "up is a layer of conv: .*softmax_fwd"),
         ({"soft": Policy(fwd="winograd")}, "soft is a layer of softmax: .*conv_fwd"),
+        ({"*": "softmax=time_once"}, "soft is a layer of softmax: .*convolutions alone take"),
         ({"soft": "bwd_filter=autotune"}, "soft is a layer of softmax: .*bwd_filter"),
         ({"*": "fwd=nonsense"}, "fits no layer.*nonsense"),
         ({"up": "autotune", "nowhere": "autotune"}, "'nowhere' matches no layer"),
@@ -508,6 +616,7 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ('[problems]\n"conv_fwd" = "bwd_data=autotune"\n', "line 2: 'conv_fwd': .*bwd_data"),
         ('[layers]\n\n"a" = "cpu:im2cool"\n', "line 3: 'a': .*cpu:im2cool"),
         ('[layers]\n"a" = "rnn_fwd=cpu:im2col"\n', "cpu:im2col' for rnn_fwd, wanted .*cpu:fused"),
+        ('[layers]\n"a" = "softmax=time_once"\n', "line 2: 'a': .*convolutions alone take"),
         (
             '[layers]\n"a" = "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"\n',
             "line 2: 'a': .*cpu:im2cool",

@@ -4,7 +4,8 @@ Each is cuDNN's integer or name of an algorithm of its pass; -1 is off. They pin
 stronger pins, on GPUs alone, and a pin that cannot run is an error. Like PyTorch's other switches
 they are of the whole process and read when a pass runs. ``torch.backends.cudnn.flags`` takes them
 by keyword: then it leaves every flag that is not named as it is, while PyTorch's own resets it. A
-value that was assigned before `enable` is adopted.
+value that was assigned before `enable` is adopted. A ``flags`` that was imported by its name before
+is PyTorch's own and takes none of them.
 """
 
 import inspect

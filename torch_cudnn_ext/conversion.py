@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import get_annotations
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -270,23 +271,36 @@ def _reason(
 def exchange(module: torch.nn.Module, cls: type[torch.nn.Module]) -> dict[str, Any]:
     """Change a module's class; gives what only its former one kept in it, and takes that out."""
     kept = vars(module)
-    names = _own_attributes(type(module)) & kept.keys()
-    taken = {name: kept.pop(name) for name in names}
+    taken = {name: kept.pop(name) for name in _kept_by_ours(type(module)) & kept.keys()}
     module.__class__ = cls
     return taken
 
 
-def _own_attributes(cls: type[torch.nn.Module]) -> set[str]:
-    """The attributes that classes of this package bring into a class."""
-    return {name for base in cls.__mro__ if issubclass(base, nn.Tunable) for name in vars(base)}
+def _kept_by_ours(cls: type[torch.nn.Module]) -> set[str]:
+    """The names of what a module of a class keeps in itself for classes of this package.
+
+    These give its type and its default.
+    """
+    return {
+        name
+        for base in _bases_of_ours(cls)
+        for name, kind in get_annotations(base).items()
+        if name in vars(base) and "ClassVar" not in str(kind)
+    }
+
+
+def _bases_of_ours(cls: type[torch.nn.Module]) -> list[type[torch.nn.Module]]:
+    return [base for base in cls.__mro__ if issubclass(base, nn.Tunable)]
 
 
 def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
     """Why a layer of PyTorch's, or of a subclass, would not compute by our class; or empty."""
     # What else there is in ours calls its parent's.
-    named = {name for name in _own_attributes(ours) if not name.startswith("__")}
+    named = {name for base in _bases_of_ours(ours) for name in vars(base)}
+    named = {name for name in named if not name.startswith("__")}
     named = named - {"_apply", "extra_repr", "flatten_parameters"} | {"forward"}
-    for name in sorted(named & vars(module).keys() - _own_attributes(type(module))):
+    held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
+    for name in sorted(named & held - _kept_by_ours(type(module))):
         return f"its {name} was replaced" if name == "forward" else f"it has a {name} of its own"
     cls = class_without_pin(module)
     lazy = getattr(cls, "cls_to_become", None)
@@ -325,20 +339,34 @@ class Pinned(nn.Tunable):
         self._policy = pin.text
         self._policy_changed()
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """A layer that is made like a pinned one has no pin."""
+        plain: type[torch.nn.Module] = self._plain
+        if "_plain" in vars(type(self)):
+            self.__class__ = plain  # type: ignore[assignment]
+        plain.__init__(self, *args, **kwargs)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """No name finds a hidden class."""
+        """No name finds a hidden class: the layer is made anew without its pin, and pinned."""
         made: Any = super().__reduce_ex__(protocol)
-        _, _, *state = made
-        return _new_pinned, (self._plain,), *state
+        make, args, *state = made
+        make, *args = (self._plain if one is type(self) else one for one in (make, *args))
+        return _made_and_pinned, (self._plain, self._pin, make, *args), *state
 
     def extra_repr(self) -> str:
         """As without a pin."""
         return self._plain.extra_repr(self)
 
 
-def _new_pinned(plain: type[torch.nn.Module]) -> torch.nn.Module:
-    cls = pinned_class(plain)
-    return cls.__new__(cls)
+def _made_and_pinned(
+    plain: type[torch.nn.Module], pin: Any, make: Callable[..., torch.nn.Module], *args: Any
+) -> torch.nn.Module:
+    module = make(*args)
+    if type(module) is plain:  # a user's own function may make any
+        exchange(module, pinned_class(plain))
+        if isinstance(module, Pinned) and pin is not None:
+            module.obey(pin)
+    return module
 
 
 def pinned_class(plain: type[torch.nn.Module]) -> type[Pinned]:

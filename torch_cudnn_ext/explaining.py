@@ -28,6 +28,7 @@ from torch_cudnn_ext.timing import kernel_names
 from torch_cudnn_ext.workload import (
     Layer,
     call_model,
+    check_gradient_mode,
     detached,
     gradients_kept,
     in_mode,
@@ -159,6 +160,8 @@ def explain(
             which `profile_model` takes.
     """
     check_flag("explain", "train", train)
+    if train:
+        check_gradient_mode()
     model = eager_model("explain", model)
     for t in tensors_in(([*model.parameters(), *model.buffers()], inputs)):
         if t.is_meta or isinstance(t, FakeTensor):
@@ -193,12 +196,13 @@ def trace(
         The lines, each problem once, in the order in which they are first met.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``train`` no bool.
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient.
         RuntimeError: A pin cannot run, among other errors of the model.
         OSError: The file cannot be written.
     """
+    check_flag("trace", "train", train)
     model = eager_model("trace", model)
     with looking():
         calls = explain(model, inputs, train=train, measure=False).calls
@@ -320,7 +324,7 @@ class _Recorder:
             return ""
         if module in self._idle:
             return "it had nothing to compute"
-        return "its operator is not among those that enable() overrides"
+        return "no operator that enable() overrides was called for it in this thread"
 
     def _call(self, event: Any, module: nn.Module | None) -> LayerCall:
         layer = "" if module is None else self._names[module]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn as torch_nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
@@ -78,6 +79,9 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
     model is not seen, and may hand its layers nested tensors, which they then cannot take. A pin of
     ``guess_once`` or ``time_once`` chooses anew when its layer is copied, unpickled, moved or cast,
     as modules of `nn` do; a copy of a parametrized layer keeps what was chosen.
+
+    No other thread may run the model meanwhile, and a bound ``forward`` that was taken of a layer
+    before is of the class that it had.
 
     Args:
         model: A module. Its own code and its parameters are left as they are.
@@ -354,6 +358,7 @@ def _resolve(
             _raise_no_match(pattern, model, layers)
         fitting = False
         reasons: list[str] = []
+        of_others: list[str] = []
         unreached: list[str] = []
         for module, name in chosen.items():
             ours = standing_for(module)
@@ -368,7 +373,9 @@ def _resolve(
                 with naming_policy("pins", pattern, policy):
                     text = _text_for(policy, ours)
             except ValueError as error:  # another layer may take it
-                reasons.append(f"{name} is a layer of {ours.family}: {error.__cause__}")
+                why = error.__cause__
+                known = of_others if isinstance(why, _OfOthersError) else reasons
+                known.append(f"{name} is a layer of {ours.family}: {why}")
                 continue
             if reason := _out_of_reach(module, ours):
                 unreached.append(f"{name!r} is a {type(module).__name__} {reason}")
@@ -381,7 +388,7 @@ def _resolve(
             patterns = {name: stronger.patterns.get(name, pattern) for name in here}
             found[module] = Pin(merged, patterns)
         if not fitting:
-            reason = [*unreached, *reasons][0]
+            reason = [*unreached, *reasons, *of_others][0]
             raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reason}")
         if unreached:
             warnings.warn(
@@ -418,15 +425,16 @@ def _raise_no_match(
     for name, module in model.named_modules():
         if matches(name) and name:
             kinds = ", ".join(sorted(cls.__name__ for cls in counterparts()))
+            cls = type(module)
             raise ValueError(
-                f"pins: {pattern!r} matches {name!r}, a {type(module).__name__}, which has no "
-                f"algorithms to choose, wanted one of {kinds}"
+                f"pins: {pattern!r} matches {name!r}, a {cls.__module__}.{cls.__qualname__}, which "
+                f"has no algorithms to choose, wanted one of torch.nn's {kinds}"
             )
     known = [name or "'', itself" for name in list(layers)[:8]]
     near = difflib.get_close_matches(pattern.removeprefix("re:"), list(layers), n=5, cutoff=0.4)
     raise ValueError(
         f"pins: {pattern!r} matches no layer of this {type(model).__name__}; "
-        + (f"near misses: {', '.join(near)}" if near else f"it has {', '.join(known)}")
+        + (f"near misses: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}")
     )
 
 
@@ -436,22 +444,29 @@ def _text_for(policy: PolicyLike, ours: type[Tunable]) -> str:
     text = ours._checked(policy).text
     others = others_spoken_of(text, family)
     if others:
-        raise ValueError(f"the policy is for {', '.join(others)}")
+        raise _OfOthersError(f"the policy is for {', '.join(others)}")
     return text
+
+
+class _OfOthersError(ValueError):
+    """A policy speaks of other families of operators."""
 
 
 def _check_fits_some(text: str) -> None:
     """ValueError where a policy text can be read for no family of operators."""
     check_named_pins(text)
-    reasons: dict[str, str] = {}
+    reasons: dict[str, ValueError] = {}
     for ours in counterparts().values():
         try:
             _text_for(text, ours)
             return
         except ValueError as error:
-            reasons[ours.family] = str(error)
-    # All reasons are too many: one of a family that knows the key, of convolution if that does.
-    knowing = {f: why for f, why in reasons.items() if "is unknown" not in why} or reasons
+            reasons[ours.family] = error
+    # All reasons are too many: one of a family that is spoken of or else knows the key, of
+    # convolution if that does.
+    knowing = {f: why for f, why in reasons.items() if "is unknown" not in str(why)} or reasons
+    spoken_of = {f: why for f, why in knowing.items() if not isinstance(why, _OfOthersError)}
+    knowing = spoken_of or knowing
     family = "conv" if "conv" in knowing else next(iter(knowing))
     raise ValueError(
         f"{text!r} is no policy for layers of {', '.join(reasons)}; for {family}: {knowing[family]}"
@@ -475,6 +490,9 @@ def _out_of_reach(module: torch_nn.Module, ours: type[Tunable]) -> str:
     return ""
 
 
+@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+    reason="pins change the classes of layers"
+)
 def _replace(modules: Collection[torch_nn.Module], pins: Mapping[torch_nn.Module, Pin]) -> None:
     """Make these the pins of the modules, and no others."""
     # All classes first: one that cannot be made leaves every module as it is.

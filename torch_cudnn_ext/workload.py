@@ -399,10 +399,8 @@ def network_layers(
     check_passes(passes)
     watch = Watch(model)
     backward = not is_inference(passes)
-    if backward and torch.is_inference_mode_enabled():
-        raise ValueError(
-            "train: nothing has a gradient in inference mode, wanted another mode, or train=False"
-        )
+    if backward:
+        check_gradient_mode()
     with (
         converted(model, "heuristic"),  # a knob may pin what cannot run
         kept_as_it_was(model),
@@ -431,7 +429,7 @@ def network_layers(
                 found += layers
     if not found:
         lines = [layer.problem for layer in others]
-        raise ValueError(nothing_found(model, passes, lines, [*refused][:3]))
+        raise ValueError(nothing_found(model, passes, lines, [*refused][:3], [*watch.others][:5]))
     layers = merge(found)
     if stand_ins:
         layers = _with_stand_ins(layers, model, inputs, passes, policy)
@@ -489,15 +487,24 @@ def _on(switch: Callable[[bool], None]) -> Iterator[None]:
         switch(False)
 
 
+def check_gradient_mode() -> None:
+    """ValueError in inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "train: nothing has a gradient in inference mode, wanted another mode, or train=False"
+        )
+
+
 def nothing_found(
     model: nn.Module,
     passes: Sequence[str] = (),
     others: Iterable[str] = (),
     refused: Iterable[str] = (),
+    called: Iterable[str] = (),
 ) -> str:
     """Why a network has none of these passes: others alone, or no operator of this package.
 
-    With the calls that were refused, and why.
+    With the calls that were refused, and why, or what else was called.
     """
     name = type(model).__name__
     if names := dict.fromkeys(_C.problem_info(line)["pass_name"] for line in others):
@@ -506,6 +513,8 @@ def nothing_found(
             f"{','.join(names)}; inputs have a gradient where they require one"
         )
     told = f"; refused were {'; '.join(refused)}" if refused else ""
+    if not told and called:
+        told = f"; it called {', '.join(called)}; trace() tells of what layers did not call, too"
     return f"model: {name} called no operator of this package on these inputs{told}"
 
 
