@@ -108,6 +108,7 @@ def test_a_wrong_type_is_told_in_one_line(call: Callable[[], object], argument: 
 # Calls with an argument of a wrong type; its name, its value's beginning, and what is wanted.
 WRONG_TYPES: list[tuple[Callable[..., object], str, str, str]] = [
     (lambda: ops.adaptive_avg_pool2d(images(), cast(Any, 2.5)), "output_size", "2.5", "an integer"),
+    (lambda: ops.adaptive_avg_pool2d(images(), b"ab"), "output_size", "b'ab'", "an integer"),
     (lambda: ops.adaptive_max_pool2d(images(), cast(Any, 2.5)), "output_size", "2.5", "an integer"),
     (lambda: ops.lp_pool2d(images(), cast(Any, "a"), 2), "norm_type", "'a' (str)", "a number"),
     (lambda: ops.lp_pool2d(images(), cast(Any, 2j), 2), "norm_type", "2j (complex)", "a number"),

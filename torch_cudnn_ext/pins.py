@@ -462,14 +462,18 @@ def _check_fits_some(text: str) -> None:
             return
         except ValueError as error:
             reasons[ours.family] = error
-    # All reasons are too many: one of a family that is spoken of or else knows the key, of
-    # convolution if that does.
-    knowing = {f: why for f, why in reasons.items() if "is unknown" not in str(why)} or reasons
-    spoken_of = {f: why for f, why in knowing.items() if not isinstance(why, _OfOthersError)}
-    knowing = spoken_of or knowing
-    family = "conv" if "conv" in knowing else next(iter(knowing))
+    # All reasons are too many: one of a family that knows the key, that is spoken of, and of
+    # convolution, in that order.
+    family = min(
+        reasons,
+        key=lambda one: (
+            "is unknown" in str(reasons[one]),
+            isinstance(reasons[one], _OfOthersError),
+            one != "conv",
+        ),
+    )
     raise ValueError(
-        f"{text!r} is no policy for layers of {', '.join(reasons)}; for {family}: {knowing[family]}"
+        f"{text!r} is no policy for layers of {', '.join(reasons)}; for {family}: {reasons[family]}"
     )
 
 

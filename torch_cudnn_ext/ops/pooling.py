@@ -534,9 +534,8 @@ def _strides(name: str, stride: Sizes | None, dims: int, kernel: list[int]) -> l
 def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> list[int]:
     check_tensor(name, "input", input)
     given = [None] * dims if sizes is None else sizes
-    if isinstance(given, bytes):  # a sequence of integers
-        raise TypeError(f"{name}: argument output_size: got {given!r}, wanted integers")
-    if isinstance(given, Sequence) and len(given) == dims <= input.dim():
+    is_bytes = isinstance(given, bytes)  # also a sequence of integers
+    if isinstance(given, Sequence) and not is_bytes and len(given) == dims <= input.dim():
         own = input.shape[input.dim() - dims :]
         given = [size if want is None else want for want, size in zip(given, own, strict=True)]
     return sizes_of(name, "output_size", given, dims)  # type: ignore[arg-type]
