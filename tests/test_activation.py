@@ -106,7 +106,9 @@ def test_gradients_of_gradients(name: str, device: str) -> None:
 def test_every_gradient_has_a_gradient_by_the_input(name: str, device: str) -> None:
     mine, theirs, _ = ALL[name]
     seconds = []
-    x = torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
+    x = torch.randn(4, 5, dtype=torch.float64, device=device)
+    x[0, 0] = 0
+    x.requires_grad_()
     for function in (mine, theirs):
         (grad,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
         seconds.append(torch.autograd.grad(grad.sum(), x)[0])
@@ -183,6 +185,12 @@ def test_in_place_is_checked(device: str) -> None:
     ops.tanh(saved, inplace=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.backward(loss)
+
+
+def test_a_ceiling_that_rounds_to_nothing_stays() -> None:
+    line = _C.canonical_problem("activation_fwd x=f32[8]:nchw kind=clipped_relu coefficient=1e-50")
+    assert "coefficient=1e-50" in line
+    assert _C.canonical_problem(line) == line
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.3])

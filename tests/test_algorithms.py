@@ -446,6 +446,51 @@ def test_pytorchs_endless_convolution_on_the_cpu_is_refused(x: str, w: str, refu
     assert ("may never end" in rows["aten:default"]["reason"]) == refused
 
 
+@pytest.mark.parametrize(
+    ("dtype", "op", "fields", "refused"),
+    [
+        ("bf16", "conv_fwd", "stride=1,3", True),
+        ("bf16", "conv_bwd_filter", "stride=1,3", True),
+        ("bf16", "conv_bwd_data", "stride=1,3", False),
+        ("f16", "conv_fwd", "stride=1,3", False),
+        ("bf16", "conv_fwd", "stride=1,2", False),  # two columns
+        ("bf16", "conv_fwd", "stride=3,1", False),
+    ],
+)
+def test_what_pytorch_leaves_unwritten_on_the_cpu_is_refused(
+    dtype: str, op: str, fields: str, refused: bool
+) -> None:
+    problem = f"{op} x={dtype}[1,2,3,4]:nhwc w={dtype}[10,1,2,2]:nchw pad=0 {fields} groups=2"
+    rows = {row["algorithm"]: row for row in _C.candidates(problem, "cpu")}
+    assert ("unwritten" in rows["aten:default"]["reason"]) == refused
+    assert rows["cpu:im2col"]["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "refused"),
+    [("f32", "bias=f32", True), ("f32", "", False), ("f64", "bias=f64", False), ("f16", "", True)],
+)
+def test_windows_beside_the_image_are_not_pytorchs_on_the_cpu(
+    dtype: str, bias: str, refused: bool
+) -> None:
+    problem = f"conv_fwd x={dtype}[2,8,8,1]:nhwc w={dtype}[2,8,3,1]:nhwc pad=2 stride=3 dilation=2"
+    rows = {row["algorithm"]: row for row in _C.candidates(f"{problem} {bias}", "cpu")}
+    assert ("beside the image" in rows["aten:default"]["reason"]) == refused
+    assert rows["cpu:im2col"]["status"] == "ok"
+
+
+def test_sizes_that_no_memory_has_are_listed_at_once_and_admitted_by_no_cap() -> None:
+    line = "pool_fwd x=f32[1,3,1099511627776,7,6]:nchw window=3,2,3 pad=1,0,1 stride=2,1,2"
+    listing = {row["algorithm"]: row for row in _C.candidates(f"{line} mode=max train=true", "cpu")}
+    assert listing["aten:default"]["status"] == "ok"
+    line = (
+        "conv_bwd_data x=bf16[15,32,65535,12]:nchw w=bf16[128,1,1099511627776,3]:nchw "
+        "pad=549755813888,1 stride=2,4 groups=32"
+    )
+    listing = {row["algorithm"]: row for row in _C.candidates(line, "cpu")}
+    assert listing["cpu:im2col"]["workspace_bytes"] == 2**63 - 1
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize(
     ("window", "fields", "refused"),

@@ -162,6 +162,16 @@ def test_the_heuristic_asks_every_backend_that_is_admitted() -> None:
             "graph:eng2",
             "between the rows",
         ),
+        (
+            f"conv_bwd_data x=f32[3,9,8,7]:nchw w=f32[8,9,1,1]:nchw stride=2 dilation={2**31 - 1}",
+            "graph:eng0",
+            "divide by zero",
+        ),
+        (
+            f"conv_bwd_data x=f32[{2**32},2,8,8]:nchw w=f32[8,2,3,3]:nchw pad=1 stride=2",
+            "graph:eng0",
+            "divide by zero",
+        ),
     ],
 )
 def test_engines_that_go_wrong_are_refused(problem: str, algorithm: str, reason: str) -> None:

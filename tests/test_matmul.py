@@ -205,6 +205,30 @@ def test_rows_of_one_matrix_are_one_product(device: str) -> None:
     assert "x=f64[1,5,6]" in newest("matmul_fwd").problem
 
 
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (((1, 5), (10, 2)), ((5, 4), (4, 1))),
+        (((5,), (7,)), ((5, 4), (4, 1))),
+        (((4, 1), (1, 1)), ((1, 3), (3, 17))),
+        (((4, 5), (5, 1)), ((5, 1), (2, 2))),
+        (((3, 1, 5), (10, 10, 2)), ((5, 4), (4, 1))),
+        (((3, 4, 5), (20, 5, 1)), ((3, 5, 1), (10, 2, 1))),
+    ],
+)
+def test_a_row_or_column_of_elements_apart_has_a_line_of_its_own(
+    a: Any, b: Any, device: str
+) -> None:
+    left, right = (
+        torch.empty_strided(*form, dtype=torch.float64, device=device).normal_() for form in (a, b)
+    )
+    torch.testing.assert_close(ops.matmul(left, right), left @ right)
+    problem = newest("matmul_fwd").problem
+    assert _C.canonical_problem(problem) == problem
+    rows = _C.measure(problem, device)
+    assert "ok" in {row["status"] for row in rows}
+
+
 def test_autocast_is_pytorchs(device: str) -> None:
     lower = torch.bfloat16 if device == "cpu" else torch.float16
     a, b = _leaf(3, 4, device=device, dtype=torch.float32), torch.randn(4, 5, device=device)

@@ -255,6 +255,23 @@ def test_any_strides(x_view: str, w_view: str, device: str) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_strides_of_single_elements_of_a_grouped_filter(dtype: torch.dtype, device: str) -> None:
+    x = _random((2, 4, 3, 9), device).to(dtype).to(memory_format=torch.channels_last)
+    w = _random((8, 2, 3, 1), device).to(dtype).as_strided((8, 2, 3, 1), (6, 1, 2, 7))
+    dy = _random((2, 8, 1, 5), device).to(dtype).to(memory_format=torch.channels_last)
+    y = ops.conv2d(x, w, stride=(1, 2), groups=2, policy="fwd=aten:default")
+    dx = ops.convolution_backward_input(
+        dy, w, x.shape, stride=(1, 2), groups=2, policy="bwd_data=aten:default"
+    )
+    wanted_y = F.conv2d(x.double(), w.double(), stride=(1, 2), groups=2)
+    wanted_dx = torch.nn.grad.conv2d_input(
+        x.shape, w.double(), dy.double(), stride=(1, 2), groups=2
+    )
+    torch.testing.assert_close(y, wanted_y.to(dtype), atol=0.05, rtol=0.02)
+    torch.testing.assert_close(dx, wanted_dx.to(dtype), atol=0.05, rtol=0.02)
+
+
 def _last(t: Tensor, wanted: bool = True) -> Tensor:
     """Channels last, also over one dimension of space."""
     if not wanted:

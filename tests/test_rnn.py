@@ -162,6 +162,19 @@ def test_packed_sequences(kind: str, lengths: tuple[int, ...], device: str) -> N
     assert ("lengths=full" in newest("rnn_fwd").problem) == (len(set(lengths)) == 1)
 
 
+@pytest.mark.parametrize("stride", [3, 0, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences_of_one_feature_have_any_stride(
+    kind: str, stride: int, device: str
+) -> None:
+    mine, theirs = _pair(kind, 1, 3, device=device)
+    data = torch.empty_strided((3, 1), (1, stride), dtype=torch.float64, device=device)
+    packed = PackedSequence(data.normal_().requires_grad_(), torch.tensor([2, 1]))
+    for algorithm in CPU_ALGORITHMS if device == "cpu" else (None,):
+        mine.policy = algorithm
+        _check(mine, theirs, packed, None)
+
+
 @pytest.mark.parametrize("name", ["skip_input", "remember_states"])
 def test_what_a_module_does_besides_is_a_flag(name: str) -> None:
     with pytest.raises(TypeError, match=f"LSTM: argument {name}: got 'no' .str., wanted a bool"):

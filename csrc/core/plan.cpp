@@ -80,11 +80,12 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
   for (int i = 0; i < spec.sizes.size(); ++i) {
     as_specified &= spec.sizes[i] <= 1 || strides[i] == spec.strides[i];
   }
+  // Sizes are the result's: of packed sequences there are fewer rows than specified.
   if (!as_specified) {
-    out = at::empty_strided(spec.sizes, spec.strides, result.options().dtype(spec.dtype))
+    out = at::empty_strided(result.sizes(), spec.strides, result.options().dtype(spec.dtype))
               .copy_(result);
   } else {  // but for strides that lead nowhere
-    out = strides == spec.strides ? result : strided_view(result, spec.sizes, spec.strides);
+    out = strides == spec.strides ? result : strided_view(result, result.sizes(), spec.strides);
   }
 }
 

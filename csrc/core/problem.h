@@ -577,7 +577,7 @@ struct MatmulProblem {
     Dims sizes{std::max(x.sizes[0], w.sizes[0]), x.sizes[1], w.sizes[2]};
     return {x.dtype, sizes, contiguous_strides(sizes)};
   }
-  void canonicalise() { canonicalise_strides({&x, &w}); }
+  void canonicalise();
   void validate() const;  // throws ValueError naming the field
 
   c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }

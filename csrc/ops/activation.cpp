@@ -21,7 +21,7 @@ void ActivationProblem::canonicalise() {
     auto narrow = static_cast<float>(coefficient);
     if (x.dtype == at::kHalf) narrow = static_cast<c10::Half>(narrow);
     if (x.dtype == at::kBFloat16) narrow = static_cast<c10::BFloat16>(narrow);
-    if (std::isfinite(narrow)) coefficient = narrow;
+    if (std::isfinite(narrow) && narrow != 0) coefficient = narrow;
   }
   from_output = pass == Pass::bwd && (from_output || !has_coefficient());
   canonicalise_strides({&x});
@@ -80,7 +80,7 @@ Tensor backward_formula(ActivationKind kind, double c, const Tensor& dy, const T
     case ActivationKind::sigmoid:
       return dy * (y * (1 - y));
     case ActivationKind::elu:
-      return dy * at::where(v > 0, 1, x.defined() ? c * x.clamp_max(0).exp() : y + c);
+      return dy * at::where(v > 0, 1, x.defined() ? c * x.masked_fill(x >= 0, 0).exp() : y + c);
     case ActivationKind::swish: {
       Tensor s = (c * x).sigmoid();
       return dy * s * (1 + c * x * (1 - s));

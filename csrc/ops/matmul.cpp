@@ -13,6 +13,14 @@
 
 namespace torch_cudnn_ext {
 
+void MatmulProblem::canonicalise() {
+  canonicalise_strides({&x, &w});
+  // One row of elements that lie apart is a matrix in columns.
+  for (TensorSpec* t : {&x, &w}) {
+    if (t->sizes[1] == 1 && t->strides[2] != 1) t->strides[1] = 1;
+  }
+}
+
 void MatmulProblem::validate() const {
   check_sizes("matmul", "x", x, 3, 3);
   check_sizes("matmul", "w", w, 3, 3);
@@ -23,6 +31,7 @@ void MatmulProblem::validate() const {
   int64_t a = x.sizes[0], b = w.sizes[0];
   TORCH_CHECK_VALUE(a == b || a == 1 || b == 1, "matmul: w has a batch of ", b,
                     ", wanted 1 or x's ", a);
+  check_sizes("matmul", "the product", output(), 3, 3);
   TORCH_CHECK_VALUE(compute == default_compute(), "matmul: compute is ", dtype_text(compute),
                     " for ", dtype_text(x.dtype), " data, wanted ", dtype_text(default_compute()));
   for (const TensorSpec* t : {&x, &w}) {
@@ -112,22 +121,6 @@ Tensor with_one_batch(const Tensor& t, at::IntArrayRef batch) {
   return as_matrices(expanded.reshape({-1, rows, columns}));
 }
 
-// Strides that are there for the sake of sizes of 1 only, as kernels and keys want them.
-TensorSpec matrices_spec(const Tensor& t) {
-  TensorSpec spec = spec_of(t);
-  const Dims& n = spec.sizes;
-  Dims& s = spec.strides;
-  if (n[1] == 1 && n[2] == 1) {
-    s[1] = s[2] = 1;
-  } else if (n[1] == 1) {
-    s[1] = s[2] == 1 ? n[2] : 1;
-  } else if (n[2] == 1) {
-    s[2] = s[1] == 1 ? n[1] : 1;
-  }
-  if (n[0] == 1) s[0] = n[1] * n[2];
-  return spec;
-}
-
 Tensor forward(const Tensor& a, const Tensor& b, const OptionalTensor& bias, bool transpose_a,
                bool transpose_b, double alpha, double beta, const OptionalTensor& z,
                std::string_view activation, OptionalPolicy policy) {
@@ -152,8 +145,8 @@ Tensor forward(const Tensor& a, const Tensor& b, const OptionalTensor& bias, boo
   left = one_product ? left.reshape({1, -1, left.size(-1)}) : with_one_batch(left, batch);
   right = with_one_batch(right, batch);
   MatmulProblem p;
-  p.x = matrices_spec(left);
-  p.w = matrices_spec(right);
+  p.x = spec_of(left);
+  p.w = spec_of(right);
   p.compute = p.default_compute();
   p.bias = has_bias;
   p.z = has_z;

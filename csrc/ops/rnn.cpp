@@ -36,6 +36,13 @@ void RnnProblem::validate() const {
   TORCH_CHECK_VALUE(hidden >= 1, "rnn: hidden is ", hidden, ", wanted at least 1");
   TORCH_CHECK_VALUE(layers >= 1 && layers <= 10000, "rnn: layers is ", layers,
                     ", wanted 1 to 10000");
+  double width = std::max(static_cast<double>(x.sizes[2]), static_cast<double>(hidden));
+  double rows = static_cast<double>(x.sizes[0]) * static_cast<double>(x.sizes[1]);
+  double elements =
+      8.0 * static_cast<double>(layers) * static_cast<double>(hidden) * (rows + width);
+  TORCH_CHECK_VALUE(elements * static_cast<double>(c10::elementSize(x.dtype)) < 1e15,
+                    "rnn: hidden is ", hidden,
+                    ", wanted less than 10^15 bytes of weights and of what layers give");
   TORCH_CHECK_VALUE(proj >= 0 && proj < hidden, "rnn: proj is ", proj,
                     ", wanted at least 0 and less than hidden=", hidden);
   TORCH_CHECK_VALUE(proj == 0 || cell == RnnCell::lstm, "rnn: proj is ", proj,

@@ -18,18 +18,23 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
+// On a CPU oneDNN reads the strides of sizes of 1 of a grouped filter, which nothing determines.
+Tensor filter_of(const ConvolutionProblem& p, const Bindings& b) {
+  const Tensor& w = b[Role::w];
+  return crossing(p, w.is_cpu() ? strided_view(w, p.w.sizes, p.w.strides) : w);
+}
+
 Tensor convolve(const ConvolutionProblem& p, const Bindings& b) {
   const Dims none(p.spatial_dims(), 0);
   if (p.pass == ConvolutionPass::fwd) {
-    return at::convolution(b[Role::x], crossing(p, b[Role::w]), b[Role::bias], p.stride, p.padding,
+    return at::convolution(b[Role::x], filter_of(p, b), b[Role::bias], p.stride, p.padding,
                            p.dilation, false, none, p.groups);
   }
   // PyTorch asks for the tensor whose gradient is wanted, of which it reads sizes and layout only.
   bool data = p.pass == ConvolutionPass::bwd_data;
   const Tensor& dy = b[Role::y];
   Tensor x = data ? at::empty_strided(p.x.sizes, p.x.strides, dy.options()) : b[Role::x];
-  Tensor w =
-      data ? crossing(p, b[Role::w]) : at::empty_strided(p.w.sizes, p.w.strides, dy.options());
+  Tensor w = data ? filter_of(p, b) : at::empty_strided(p.w.sizes, p.w.strides, dy.options());
   auto gradients = at::convolution_backward(dy, x, w, c10::nullopt, p.stride, p.padding, p.dilation,
                                             false, none, p.groups, {data, !data, false});
   return data ? std::get<0>(gradients) : crossing(p, std::get<1>(gradients));
@@ -302,14 +307,21 @@ bool begins_in_padding(const ConvolutionProblem& p) {
   return false;
 }
 
+// Whether PyTorch 2.11 (oneDNN) may give uninitialised memory on the CPU.
+bool leaves_results_unwritten(const ConvolutionProblem& p) {
+  int last = p.spatial_dims() - 1;
+  return p.x.dtype == at::kBFloat16 && p.pass != ConvolutionPass::bwd_data && p.stride[last] > 1 &&
+         p.y.sizes[last + 2] == 1;
+}
+
 // Whether all windows lie beside the image in some dimension, so that nothing is summed: over half
-// types PyTorch 2.11 (oneDNN) may crash then on the CPU.
+// types, and in f32 with a bias, PyTorch 2.11 (oneDNN) may crash then on the CPU.
 bool meets_empty_windows(const ConvolutionProblem& p) {
   auto meets_image = [&](int i) {
-    for (int64_t tap = 0; tap < p.w.sizes[i + 2]; ++tap) {
-      int64_t before = p.padding[i] - tap * p.dilation[i];  // of a first window's, to the image
-      int64_t out = before <= 0 ? 0 : (before + p.stride[i] - 1) / p.stride[i];
-      if (out < p.y.sizes[i + 2] && out * p.stride[i] - before < p.x.sizes[i + 2]) return true;
+    for (int64_t out = 0; out < p.y.sizes[i + 2]; ++out) {  // most often the first does
+      int64_t start = out * p.stride[i] - p.padding[i], step = p.dilation[i];
+      int64_t skipped = start < 0 ? (-start + step - 1) / step : 0;
+      if (skipped < p.w.sizes[i + 2] && start + skipped * step < p.x.sizes[i + 2]) return true;
     }
     return false;
   };
@@ -353,10 +365,16 @@ std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const
         "windows that go down by 1 and across by more leave one column"};
   }
   bool half = c10::isReducedFloatingType(p.x.dtype);
-  if (!device.is_cuda() && half && meets_empty_windows(p)) {
+  bool adds_in_f32 = p.x.dtype == at::kFloat && p.bias && p.pass == ConvolutionPass::fwd;
+  if (!device.is_cuda() && (half || adds_in_f32) && meets_empty_windows(p)) {
     return Unsupported{
-        "PyTorch 2.11's convolutions of half types on the CPU may crash where all windows lie "
-        "beside the image"};
+        "PyTorch 2.11's convolutions of half types, and in f32 with a bias, on the CPU may crash "
+        "where all windows lie beside the image"};
+  }
+  if (!device.is_cuda() && leaves_results_unwritten(p)) {
+    return Unsupported{
+        "PyTorch 2.11's bf16 convolutions on the CPU may leave results unwritten that are one "
+        "column of windows with a stride above 1 across"};
   }
   if (!device.is_cuda() && p.x.dtype == at::kBFloat16 && begins_in_padding(p)) {
     return Unsupported{

@@ -95,11 +95,16 @@ bool meets_index_defect(const PoolingProblem& p) {
   if (p.mode != PoolingMode::max || p.adaptive) return false;
   const Dims sizes = p.y().sizes;
   for (int i = 0; i < p.spatial_dims(); ++i) {
-    for (int64_t place = 0; place < sizes[i + 2]; ++place) {
+    auto is_in_padding = [&](int64_t place) {
       int64_t start = place * p.stride[i] - p.padding[i], step = p.dilation[i];
       int64_t skipped = start < 0 ? (-start + step - 1) / step : 0;
-      if (skipped >= p.window[i] || start + skipped * step >= p.x.sizes[i + 2]) return true;
+      return skipped >= p.window[i] || start + skipped * step >= p.x.sizes[i + 2];
+    };
+    int64_t last = sizes[i + 2] - 1;
+    for (int64_t place = 0; place < last && place * p.stride[i] < p.padding[i]; ++place) {
+      if (is_in_padding(place)) return true;
     }
+    if (is_in_padding(last)) return true;  // those before it that start in x start further left
   }
   return false;
 }

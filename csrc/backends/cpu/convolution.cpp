@@ -14,6 +14,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
+#include <limits>
+
 #include "backends/cpu/plan.h"
 #include "core/tensors.h"
 
@@ -306,17 +308,23 @@ class Fft : public CpuConvolution {
 
 // What each allocates besides its result: the columns, one shifted product, or the three spectra.
 int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
-  auto element = static_cast<int64_t>(c10::elementSize(p.compute));
-  int64_t positions = p.y.numel() / p.y.sizes[1];  // over batch and space
+  auto real = [](int64_t n) { return static_cast<double>(n); };  // products may exceed integers
+  double positions = real(p.y.numel() / p.y.sizes[1]);           // over batch and space
+  double elements = 0;
   if (name == "im2col") {
-    return positions * p.x.sizes[1] * (p.w.numel() / (p.w.sizes[0] * p.w.sizes[1])) * element;
+    elements = positions * real(p.x.sizes[1]) * real(p.w.numel() / (p.w.sizes[0] * p.w.sizes[1]));
+  } else if (name == "direct") {
+    elements = positions * real(std::max(p.x.sizes[1], p.w.sizes[0]));
+  } else {
+    elements = real(p.x.sizes[0]) * real(p.x.sizes[1]) + real(p.w.sizes[0]) * real(p.w.sizes[1]) +
+               real(p.y.sizes[0]) * real(p.y.sizes[1]);
+    for (int i = 0; i < p.spatial_dims(); ++i) {
+      elements *= real(p.x.sizes[i + 2]) + 2 * real(p.padding[i]);
+    }
   }
-  if (name == "direct") return positions * std::max(p.x.sizes[1], p.w.sizes[0]) * element;
-  int64_t room = 1;
-  for (int i = 0; i < p.spatial_dims(); ++i) room *= p.x.sizes[i + 2] + 2 * p.padding[i];
-  int64_t planes =
-      p.x.sizes[0] * p.x.sizes[1] + p.w.sizes[0] * p.w.sizes[1] + p.y.sizes[0] * p.y.sizes[1];
-  return planes * room * element;
+  double bytes = elements * real(c10::elementSize(p.compute));
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  return bytes < real(kMost) ? static_cast<int64_t>(bytes) : kMost;
 }
 
 constexpr const char* kNames[] = {"im2col", "direct", "fft"};

@@ -95,6 +95,16 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
   return made;
 }
 
+// Seen of strided data gradients.
+bool divides_by_zero(const ConvolutionProblem& p) {
+  auto any_above = [](const Dims& numbers, int64_t most) {
+    return std::any_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n > most; });
+  };
+  constexpr int64_t kMostDilation = int64_t{1} << 30, kMostSize = (int64_t{1} << 32) - 1;
+  return any_above(p.dilation, kMostDilation) || any_above(p.x.sizes, kMostSize) ||
+         any_above(p.w.sizes, kMostSize) || any_above(p.y.sizes, kMostSize);
+}
+
 // nullopt where a graph can be made.
 std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   if (p.accumulate == Accumulate::general) {
@@ -104,6 +114,11 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   }
   if (p.z || p.activation != Activation::none) {
     return Unsupported{"the fused graph is not offered for this problem"};
+  }
+  if (is_cudnn_9_19() && divides_by_zero(p)) {
+    return Unsupported{
+        "cuDNN 9.19 may divide by zero, and end the process, at dilations above 2^30 and sizes of "
+        "2^32 and more"};
   }
   if (p.bias && p.alignment < 16 && is_cudnn_9_19()) {
     return Unsupported{
