@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-# Names of torchvision or of timm, and the size of their images; of which CI runs the small ones
-# too. The first two end in adaptive pooling, whose windows are equal at the size that they were
-# made for.
+# Names of torchvision or of timm, and the size of their images. The first two end in adaptive
+# pooling, whose windows are equal at the size that they were made for.
 MODELS = {
     "alexnet": 224,
     "vgg16_bn": 224,
@@ -28,6 +27,7 @@ MODELS = {
     "timm:vit_tiny_patch16_224": 32,
     "timm:mobilenetv3_small_050": 32,
 }
+# Those that run in all settings on a CPU, too; the others in float32 alone.
 SMALL = (
     "mobilenet_v3_large",
     "googlenet",

@@ -467,6 +467,25 @@ def test_what_pytorch_leaves_unwritten_on_the_cpu_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("problem", "refused"),
+    [
+        ("conv_fwd x=bf16[1,3,1,8,8]:nchw w=bf16[8,3,3,3,3]:nchw pad=1", True),
+        ("conv_fwd x=f16[1,3,1,8,8]:nchw w=f16[8,3,3,3,3]:nchw pad=1", False),
+        ("conv_fwd x=bf16[1,3,2,8,8]:nchw w=bf16[8,3,3,3,3]:nchw pad=1", False),
+        ("conv_bwd_filter x=bf16[1,1,1]:nchw w=bf16[1,1,3]:nchw pad=2 stride=2", True),
+        ("conv_bwd_filter x=bf16[1,1,2]:nchw w=bf16[1,1,3]:nchw pad=2 stride=2", False),
+        ("conv_bwd_filter x=f32[1,1,1]:nchw w=f32[1,1,3]:nchw pad=2 stride=2", False),
+    ],
+)
+def test_what_pytorch_leaves_unwritten_in_flat_and_narrow_images(
+    problem: str, refused: bool
+) -> None:
+    rows = {row["algorithm"]: row for row in _C.candidates(problem, "cpu")}
+    assert ("unwritten" in rows["aten:default"]["reason"]) == refused
+    assert rows["cpu:im2col"]["status"] == "ok"
+
+
+@pytest.mark.parametrize(
     ("dtype", "bias", "refused"),
     [("f32", "bias=f32", True), ("f32", "", False), ("f64", "bias=f64", False), ("f16", "", True)],
 )

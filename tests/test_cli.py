@@ -582,6 +582,23 @@ def test_bench_of_modules_keeps_its_constraints(
     assert "--policy: softmax_bwd is guess_once" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("policy", "option"),
+    [
+        ("deterministic=false", "--deterministic"),
+        ("allow_tf32=false", "--allow-tf32"),
+        ("allow_tf32", "--no-allow-tf32"),
+    ],
+)
+def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys: Capture) -> None:
+    line = "softmax_fwd x=f32[2,3,1]:nchw"
+    command = ["list", line, "--device", "cpu", "--policy", policy, option]
+    assert main(command) == 2
+    name, _, value = policy.partition("=")
+    told = f"--policy: got {name}={value or 'true'} together with {option}, wanted one of them"
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
 def test_bench_of_a_network_takes_its_convolutions(
     capsys: Capture, networks: str, tmp_path: Path
 ) -> None:

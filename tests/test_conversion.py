@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import needs_cuda, newest
-from networks import MODELS, SMALL, LanguageModel, Tagger, images, vision_model
+from networks import MODELS, LanguageModel, Tagger, images, vision_model
 from torch import nn as tnn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize, weight_norm
@@ -73,7 +73,7 @@ def check_both_ways(model: tnn.Module, inputs: Any, dtype: torch.dtype) -> None:
         assert (a - c).abs().max().item() <= tolerance * scale
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", MODELS)
 def test_vision_models(name: str) -> None:
     model = vision_model(name).eval()
     check_both_ways(model, images(name, 1), torch.float32)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import newest
 from torch import Tensor
+from torch.nn import functional as F
 
-from torch_cudnn_ext import _C, explain, nn, ops, profile_model, trace, tuning
+from torch_cudnn_ext import _C, enabled, explain, nn, ops, profile_model, trace, tuning
 from torch_cudnn_ext.coverage import coverage
 
 OPS = torch.ops.torch_cudnn_ext
@@ -653,6 +654,51 @@ def test_on_unsupported_warn_and_fallback(device: str) -> None:
     torch.testing.assert_close(result, expected)
     choice = newest("conv_fwd")
     assert choice.why.startswith("fallback: ") and pin in choice.why
+
+
+@pytest.mark.parametrize("action", ["warn", "fallback"])
+def test_on_unsupported_goes_beyond_the_backends(action: str, device: str) -> None:
+    backends = "cudnn" if device == "cuda" else "cpu"
+    x = torch.randn(1, 4, 2, 2, device=device, requires_grad=True)  # windows of several sizes
+    constraints = f"backends={backends}"
+    with pytest.raises(RuntimeError, match=r"no algorithm .*\n(.*\n)* +\(on_unsupported=warn or"):
+        ops.adaptive_avg_pool2d(x, 3, policy=constraints)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        y = ops.adaptive_avg_pool2d(x, 3, policy=f"{constraints};on_unsupported={action}")
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    told = [w for w in warned if "no admitted backend has an algorithm" in str(w.message)]
+    assert len(told) == (2 if action == "warn" else 0)
+    for op in ("pool_fwd", "pool_bwd"):
+        assert newest(op).why == "fallback: PyTorch's own, as no admitted backend has an algorithm"
+    wanted = F.adaptive_avg_pool2d(x, 3)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted.sum(), x)[0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: torch.nn.LSTM(5, 4, 2)(x[0])[0],
+        lambda x: torch.nn.BatchNorm2d(3)(x),
+    ],
+    ids=["max_pool", "lstm", "batch_norm"],
+)
+def test_backwards_follow_a_forward_beyond_the_backends(call: Callable[..., Tensor]) -> None:
+    x = torch.randn(2, 3, 6, 5, requires_grad=True)
+    with enabled("backends=cudnn;on_unsupported=fallback"):
+        (gradient,) = torch.autograd.grad(call(x).sum(), x)
+    assert newest().algorithm == "aten:default" and gradient.shape == x.shape
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_tensors_without_strides(layout: torch.layout) -> None:
+    x = torch.eye(3).to_sparse(layout=layout)
+    for name in ("relu", "matmul", "softmax"):
+        arguments = {"relu": (x,), "matmul": (x, torch.eye(3)), "softmax": (x, 1)}[name]
+        with pytest.raises(TypeError, match=rf"{name}: argument .*layout {layout}, wanted"):
+            getattr(ops, name)(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,94 @@ def test_a_name_may_hold_the_end_of_a_line(tmp_path: Path) -> None:
     assert [layer.names for layer in read_problems(tmp_path / "net.txt")] == [("i_j",)]
 
 
+@pytest.mark.parametrize("pinning", [True, False], ids=["pinned", "converted"])
+def test_dropout_of_ours_is_explained_and_draws_nothing(pinning: bool, device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Flatten(0, 1), nn.Flatten(1))
+    model = model.append(nn.GRU(36, 4, 2, dropout=0.5)).to(device)
+    if pinning:
+        torch_cudnn_ext.apply_pins(model, {"*": "heuristic"})
+    else:
+        torch_cudnn_ext.convert(model)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    before = torch.get_rng_state()
+    calls = explain(model, x, train=True).calls
+    assert {"dropout_fwd", "dropout_bwd", "rnn_bwd"} <= {call.op for call in calls}
+    assert all(call.pytorch for call in calls if call.op.startswith("dropout"))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Carrying(nn.Module):
+    """Keeps its state, and the graph of it, between calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.state = torch.zeros(())
+        self.states = [self.state]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = torch.sigmoid(self.conv(x) + self.state + self.states[-1])
+        self.states.append(self.state)
+        return self.state
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model, x: explain(model, x, train=True, measure=False),
+        lambda model, x: trace(model, x),
+        lambda model, x: profile_model(model, x, time_budget_s=0.01),
+    ],
+    ids=["explain", "trace", "profile_model"],
+)
+def test_a_graph_that_a_model_carries_on_is_left(look: Callable[..., Any], device: str) -> None:
+    model = Carrying().to(device)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    loss = model(x).sum()
+    state = model.state
+    look(model, x)
+    assert model.state is state and len(model.states) == 2 and model.states[1] is state
+    loss.backward()
+    assert model.conv.weight.grad is not None
+
+
+def test_a_model_that_converts_itself_does_so_again(device: str) -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.ready = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.ready:
+                torch_cudnn_ext.convert(self, policy="aten:default")
+                self.ready = True
+            out: Tensor = self.conv(x)
+            return out
+
+    model, x = First().to(device), torch.randn(1, 3, 8, 8, device=device)
+    assert explain(model, x, measure=False).calls[0].why == "pinned by the module's policy"
+    assert type(model.conv) is nn.Conv2d and not model.ready
+    model(x)
+    assert newest("conv_fwd").why == "pinned"
+
+
+def test_layers_that_give_indices_are_told_apart(device: str) -> None:
+    class Pools(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.pool = nn.Conv2d(3, 3, 1), nn.MaxPool2d(2, return_indices=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.pool(self.conv(x))[0]
+            return out
+
+    model = Pools().to(device)
+    calls = explain(model, torch.randn(1, 3, 4, 4, device=device), measure=False).calls
+    (why,) = [call.why for call in calls if call.layer == "pool"]
+    assert why == "it gives indices, which PyTorch's kernels alone do"
+
+
 def test_trace_writes_what_profile_reads(net: Net, device: str, tmp_path: Path) -> None:
     path = tmp_path / "net.txt"
     lines = trace(net, images(device), path)

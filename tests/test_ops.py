@@ -233,6 +233,7 @@ def _views(sizes: tuple[int, ...], device: str) -> dict[str, Tensor]:
         "expanded_batch": _random((1, c, h, w), device).expand(sizes),
         "expanded_space": _random((n, c, 1, 1), device).expand(sizes),
         "offset": _random((n * c * h * w + 1,), device)[1:].view(sizes),
+        "batch_last": _random((c, h, w, n), device).movedim(-1, 0),
     }
 
 
@@ -270,6 +271,38 @@ def test_strides_of_single_elements_of_a_grouped_filter(dtype: torch.dtype, devi
     )
     torch.testing.assert_close(y, wanted_y.to(dtype), atol=0.05, rtol=0.02)
     torch.testing.assert_close(dx, wanted_dx.to(dtype), atol=0.05, rtol=0.02)
+
+
+TYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("compute", [None, "as_input", "as_input_f32"])
+def test_the_type_of_accumulation(compute: str | None, dtype: str) -> None:
+    x, w = torch.ones(1, 2, 4, 4, dtype=TYPES[dtype]), torch.ones(2, 2, 3, 3, dtype=TYPES[dtype])
+    policy = None if compute is None else f"compute={compute}"
+    ones, none = [1, 1], [0, 0]
+    problem = _C.convolution_problem("conv_fwd", x, w, none, ones, ones, 1, policy, False)
+    wide = "f64" if dtype == "f64" else "f32"
+    assert f" compute={dtype if compute == 'as_input' else wide}" in problem
+
+
+def test_strides_of_a_lone_image_of_a_grouped_convolution(device: str) -> None:
+    x = _random((1, 12, 6, 6), device).float().as_strided((1, 12, 6, 6), (12, 1, 72, 12))
+    dy = _random((1, 4, 6, 6), device).float().as_strided((1, 4, 6, 6), (144, 1, 24, 4))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        dw = ops.convolution_backward_weight(dy, x, (4, 3, 1, 1), groups=4, policy="aten:default")
+    finally:
+        torch.set_num_threads(threads)
+    wanted = torch.nn.grad.conv2d_weight(x.double(), (4, 3, 1, 1), dy.double(), groups=4)
+    torch.testing.assert_close(dw, wanted.float(), atol=1e-4, rtol=1e-4)
 
 
 def _last(t: Tensor, wanted: bool = True) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from conftest import newest
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 
 import torch_cudnn_ext
 from torch_cudnn_ext import (
@@ -37,12 +37,77 @@ from torch_cudnn_ext import (
     save_pins,
 )
 from torch_cudnn_ext import nn as our_nn
+from torch_cudnn_ext import pins as pins_module
 from torch_cudnn_ext.conversion import conversion_steps, counterparts
 from torch_cudnn_ext.coverage import coverage
 from torch_cudnn_ext.pins import pin_of
 from torch_cudnn_ext.workload import network_layers
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
+
+
+def test_a_parametrized_layer_gets_its_own_class_back() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 8, 3)))
+    x, cls = torch.randn(1, 3, 8, 8), type(model[0])
+    hidden = set()
+    for _ in range(3):
+        with pinned(model, {"0": "cpu:direct"}):
+            hidden.add(type(model[0]))
+            model(x)
+            assert newest("conv_fwd").algorithm == "cpu:direct"
+        assert type(model[0]) is cls
+    assert len(hidden) == 1
+    with pinned(model, {"0": "cpu:direct"}):  # what comes and goes inside is there behind it
+        parametrize.register_parametrization(model[0], "bias", nn.Identity())
+    assert type(model[0]) is cls and parametrize.is_parametrized(model[0], "bias")
+    model[0].bias.sum().backward()
+    with pinned(model, {"0": "cpu:direct"}):
+        parametrize.remove_parametrizations(model[0], "bias")
+        assert model(x).shape == (1, 8, 6, 6)
+    assert isinstance(model[0].bias, nn.Parameter) and model(x).shape == (1, 8, 6, 6)
+
+
+def test_methods_that_someone_replaced_in_pytorch_s_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = nn.Conv2d._conv_forward
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda *args: 2 * plain(*args))
+    reason = "the _conv_forward of torch.nn.Conv2d was replaced"
+    with pytest.raises(ValueError, match=reason):
+        apply_pins(model, {"*": "cpu:direct"})
+    assert [step.reason for step in conversion_steps(model)] == [reason]
+    monkeypatch.undo()
+    apply_pins(model, {"*": "cpu:direct"})
+
+
+def test_a_layer_that_refuses_its_pin_leaves_all_without() -> None:
+    class Sealed(nn.Conv2d):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if "sealed" in vars(self):
+                raise AttributeError(f"{name}: this layer is sealed")
+            super().__setattr__(name, value)
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Sealed(3, 3, 1), nn.Conv2d(3, 3, 1))
+    vars(model[1])["sealed"] = True
+    before = [(type(layer), dict(vars(layer))) for layer in model]
+    with pytest.raises(AttributeError, match="this layer is sealed"):
+        apply_pins(model, {"*": "cpu:direct"})
+    assert [(type(layer), dict(vars(layer))) for layer in model] == before
+
+
+def test_an_interrupt_while_a_block_ends_leaves_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Conv2d(1, 1, 1) for _ in range(3)))
+    exchange = pins_module.exchange
+    left = [2]
+
+    def interrupted(module: nn.Module, cls: type[nn.Module]) -> dict[str, Any]:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return exchange(module, cls)
+
+    with pytest.raises(KeyboardInterrupt), pinned(model, {"*": "cpu:direct"}):
+        monkeypatch.setattr(pins_module, "exchange", interrupted)
+    assert left[0] < 0 and [type(layer) for layer in model] == [nn.Conv2d] * 3
 
 
 class Block(nn.Module):

@@ -908,6 +908,9 @@ def test_problem_files_are_read_with_names_and_counts(tmp_path: Path) -> None:
     file.write_text(f"{PROBLEM}\nconv_fwd nonsense\n")
     with pytest.raises(ValueError, match="line 2"):
         read_problems(file)
+    file.write_text(f"{PROBLEM}  # the first layer of my net\n{OTHER} #x2\n")
+    found = [(layer.names, layer.count) for layer in read_problems(file)]
+    assert found == [(("the first layer of my net",), 1), ((), 2)]
     for count in ("x0", f"x1{'0' * 5000}"):
         file.write_text(f"{PROBLEM}  # a {count}\n")
         with pytest.raises(ValueError, match=f"line 1: got {count:.20}, wanted x1 to x1000000000"):
@@ -2286,8 +2289,65 @@ def test_another_device_is_another_measurement(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_best_carries_the_type_of_accumulation() -> None:
-    best = profile(PROBLEM, device="cpu", policy="compute=f64", time_budget_s=0.01).best()
-    assert best.get("compute") == "f64"
+    with pytest.raises(ValueError, match="policy: got 'compute=f64' with a problem line, which"):
+        profile(PROBLEM, device="cpu", policy="compute=f64")
+    found = profile_model(
+        nn.Conv2d(2, 3, 3).double(),
+        torch.randn(1, 2, 5, 5, dtype=torch.float64),
+        passes=["fwd"],
+        device="cpu",
+        policy="compute=f64",
+        time_budget_s=0.01,
+    )
+    assert found.best().get("compute") == "f64"
+
+
+def test_what_a_time_budget_leaves_out_is_told() -> None:
+    line = "conv_fwd x=f32[8,32,64,64]:nchw w=f32[32,32,3,3]:nchw pad=1"
+    text = profile(line, device="cpu", time_budget_s=1e-6).to_markdown()
+    told = re.findall(r"(\d+)(?: algorithms?)? not tried, as the time budget was used up", text)
+    assert len(told) == 2 and told[0] == told[1] and int(told[0]) >= 3
+
+
+def test_a_cap_holds_for_what_a_target_accepts() -> None:
+    line = "conv_fwd x=f16[2,64,8,8]:nhwc w=f16[64,64,3,3]:nhwc pad=1"
+    policy = "max_workspace=1KiB"
+    (layer,) = profile(line, target="h200", policy=policy, time_budget_s=0.01).layers
+    wanted = list_layer(Layer(_C.canonical_problem(line)), "target:h200", policy).listed
+    assert [(row["algorithm"], row["status"]) for row in layer.listed] == [
+        (row["algorithm"], row["status"]) for row in wanted
+    ]
+    assert {"ok", "excluded"} <= {row["status"] for row in layer.listed}
+
+
+@pytest.mark.parametrize(("batch", "where"), [(1, "CPU"), (2, "CPU at batch 1")])
+def test_times_of_the_cpu_are_not_a_target_s(batch: int, where: str) -> None:
+    line = f"conv_fwd x=f32[{batch},4,8,8]:nchw w=f32[4,4,3,3]:nchw pad=1"
+    text = profile(line, target="h200", time_budget_s=0.01).to_markdown()
+    assert f"measured on the {where}: not the target's times" in text
+
+
+def test_knobs_are_searched_on_a_gpu_alone() -> None:
+    for function in (profile, tuning.tune):
+        with pytest.raises(ValueError, match=r"knob_search: got True on cpu, .* wanted a GPU"):
+            function(PROBLEM, device="cpu", knob_search=True)
+
+
+def test_a_pooling_with_indices_is_no_call_of_ours(device: str) -> None:
+    class Pools(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.softmax = nn.Softmax(1)
+            self.pool = nn.MaxPool2d(2, return_indices=True)
+            self.adaptive = nn.AdaptiveMaxPool2d(2, return_indices=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.adaptive(self.pool(self.softmax(x))[0])[0]
+            return out
+
+    found = profile_model(Pools(), torch.randn(1, 3, 12, 12, device=device), time_budget_s=0.01)
+    assert {layer.problem.split()[0] for layer in found.layers} == {"softmax_fwd", "softmax_bwd"}
+    assert found.not_profiled["aten.max_pool2d_with_indices"] == 1
 
 
 def _ops(layers: Iterable[Layer]) -> list[str]:

@@ -27,7 +27,7 @@ from .conversion import eager_model
 from .coverage import coverage
 from .enabling import enabled_anew
 from .explaining import explain
-from .measuring import checked_device, fp32_switches
+from .measuring import check_knob_search, checked_device, fp32_switches
 from .policy import FOR_ALL, fields_of, only_fields, operators, text_for_all
 from .processes import processes
 from .profiling import (
@@ -180,7 +180,8 @@ ProblemsOption = Annotated[
     str | None,
     typer.Option(
         "--problems",
-        help="A file of problem lines, - for standard input, or a shipped one (resnet50).",
+        help="A file of problem lines, - for standard input, or a shipped one (resnet50). A line "
+        "may end in the layers that have it and how often it occurs: # conv1, layer1.conv x2.",
     ),
 ]
 PassesOption = Annotated[
@@ -529,7 +530,8 @@ def bench_command(
                 _network(name, batch, image_size, None, channels_last, option="--networks")
             text = policy or "autotune"
             _check_policy(text)
-            _check_knob_search(knob_search, device)
+            with _options():
+                check_knob_search(knob_search, device)
             if choices is not None:
                 _add_choices(choices)
             whole, end = _collect(
@@ -912,7 +914,7 @@ def _naming(option: str) -> Iterator[None]:
     except (ValueError, TypeError, OSError) as error:
         # It may name itself, and the option does.
         text = str(error).removeprefix(f"{option.removeprefix('--')}: ")
-        text = re.sub(r"^(problem text|policy text|device): ", "", text)
+        text = re.sub(r"^(problem|problem text|policy text|device): ", "", text)
         raise typer.BadParameter(f"{option}: {text}") from error
 
 
@@ -1019,15 +1021,7 @@ def _settings(
     text = _constrained(policy, max_workspace, deterministic, allow_tf32)
     with _options():
         settings = make_settings(device, target, text, time_budget, None, knob_search)
-    _check_knob_search(knob_search, settings.device)
     return settings
-
-
-def _check_knob_search(wanted: bool, device: str) -> None:
-    if wanted and device == "cpu":
-        raise typer.BadParameter(
-            "--knob-search: got True on cpu, whose algorithms have no knobs, wanted a GPU"
-        )
 
 
 def _check_policy(text: str, family: str = "conv") -> str:
@@ -1052,6 +1046,13 @@ def _constrained(
 ) -> str:
     """A policy text with what the other options add."""
     words = [policy] if policy else []
+    for name, wanted in (("deterministic", deterministic or None), ("allow_tf32", allow_tf32)):
+        said = _C.policy_fields(only_fields(policy, (name,))).get(name)
+        if None not in (wanted, said) and wanted != said:
+            raise typer.BadParameter(
+                f"--policy: got {name}={str(said).lower()} together with "
+                f"--{'' if wanted else 'no-'}{name.replace('_', '-')}, wanted one of them"
+            )
     if max_workspace is not None:
         cap = _field("max_workspace", max_workspace)
         with _naming("--policy"):  # the stricter one

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from inspect import get_annotations
+from inspect import get_annotations, getattr_static
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -30,6 +30,9 @@ from .policy import PolicyLike, check_named_pins
 Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
 Exclude = Callable[[str, torch.nn.Module], object]
+
+# What a class that was made of another, on other bases, and that one keep of each other.
+_MADE_FROM, _MADE = "_made_from", "_made"
 
 # What these classes, on their fast paths, compute of their layers without calling them; and the
 # attribute of each that keeps it off that path when it is false.
@@ -115,10 +118,11 @@ def convert(
     policies: dict[type[torch.nn.Module], str] = {
         cls: cls._checked(policy).text for _, cls in changes if issubclass(cls, nn.Tunable)
     }
-    for module, cls in changes:
-        exchange(module, cls)
-        if isinstance(module, nn.Tunable) and policies[cls]:
-            module.policy = policies[cls]
+    with all_or_none(module for module, _ in changes):
+        for module, cls in changes:
+            exchange(module, cls)
+            if isinstance(module, nn.Tunable) and policies[cls]:
+                module.policy = policies[cls]
     settle_fast_paths(model.modules())
     return model
 
@@ -268,11 +272,25 @@ def _reason(
 # Changing classes.
 
 
+@contextmanager
+def all_or_none(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Modules get their classes and attributes back where not all could be changed."""
+    before = [(module, type(module), dict(vars(module))) for module in modules]
+    try:
+        yield
+    except BaseException:
+        for module, cls, kept in before:
+            object.__setattr__(module, "__class__", cls)
+            vars(module).clear()
+            vars(module).update(kept)
+        raise
+
+
 def exchange(module: torch.nn.Module, cls: type[torch.nn.Module]) -> dict[str, Any]:
     """Change a module's class; gives what only its former one kept in it, and takes that out."""
     kept = vars(module)
     taken = {name: kept.pop(name) for name in _kept_by_ours(type(module)) & kept.keys()}
-    module.__class__ = cls
+    object.__setattr__(module, "__class__", cls)  # whatever a __setattr__ of its own would say
     return taken
 
 
@@ -293,12 +311,24 @@ def _bases_of_ours(cls: type[torch.nn.Module]) -> list[type[torch.nn.Module]]:
     return [base for base in cls.__mro__ if issubclass(base, nn.Tunable)]
 
 
-def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
-    """Why a layer of PyTorch's, or of a subclass, would not compute by our class; or empty."""
-    # What else there is in ours calls its parent's.
+def _overridden(ours: type[nn.Tunable]) -> set[str]:
+    """What our class computes in place of its parent; what else there is calls that."""
     named = {name for base in _bases_of_ours(ours) for name in vars(base)}
     named = {name for name in named if not name.startswith("__")}
-    named = named - {"_apply", "extra_repr", "flatten_parameters"} | {"forward"}
+    return named - {"_apply", "extra_repr", "flatten_parameters"} | {"forward"}
+
+
+def _methods_of_pytorch() -> dict[type[torch.nn.Module], dict[str, Any]]:
+    """What our classes compute in place of, by the class in ``torch.nn`` and the name."""
+    return {
+        theirs: {name: getattr_static(theirs, name, None) for name in _overridden(ours)}
+        for theirs, ours in counterparts().items()
+    }
+
+
+def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
+    """Why a layer of PyTorch's, or of a subclass, would not compute by our class; or empty."""
+    named = _overridden(ours)
     held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
     for name in sorted(named & held - _kept_by_ours(type(module))):
         return f"its {name} was replaced" if name == "forward" else f"it has a {name} of its own"
@@ -309,6 +339,9 @@ def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
     for base in cls.__mro__[: cls.__mro__.index(ours.replaces)]:
         for name in sorted(named & vars(base).keys()):
             return f"its {name} is of {base.__name__}"
+    for name, method in _AT_IMPORT[ours.replaces].items():
+        if getattr_static(ours.replaces, name, None) is not method:
+            return f"the {name} of torch.nn.{ours.replaces.__name__} was replaced"
     return ""
 
 
@@ -414,9 +447,26 @@ def class_with_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
 
 
 def _made_on(cls: type[torch.nn.Module], *bases: type) -> type[torch.nn.Module]:
-    """A class like this one, on other bases."""
-    own = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__", "__doc__")}
-    return type(cls.__name__, bases, own)
+    """A class like this one, on other bases: the same for the same, and back to the first one."""
+    first: type[torch.nn.Module] = vars(cls).get(_MADE_FROM, cls)
+    left = ("__dict__", "__weakref__", "__doc__", _MADE_FROM, _MADE)
+    own = {name: value for name, value in vars(cls).items() if name not in left}
+    made: dict[tuple[type, ...], type[torch.nn.Module]] = vars(first).get(_MADE, {})
+    if first.__bases__ == bases:
+        again = first
+    elif bases in made:
+        again = made[bases]
+    else:
+        setattr(first, _MADE, made)
+        made[bases] = type(cls.__name__, bases, {**own, _MADE_FROM: first})
+        return made[bases]
+    # A parametrization that came or went has changed the class.
+    for name in vars(again).keys() - own.keys() - {*left}:
+        delattr(again, name)
+    for name in own:
+        if vars(again).get(name) is not own[name]:
+            setattr(again, name, own[name])
+    return again
 
 
 def settle_fast_paths(modules: Iterable[torch.nn.Module]) -> None:
@@ -475,3 +525,6 @@ def _class_for_a_while(module: torch.nn.Module) -> type[torch.nn.Module] | None:
     if is_parametrized(module) or obstacle(module, ours):
         return None
     return hidden_class(cls.__name__, (ours, cls), {})
+
+
+_AT_IMPORT = _methods_of_pytorch()

@@ -91,7 +91,7 @@ class Coverage:
         inside = sum(family.inside for family in self.families.values())
         rows.append(["all", str(calls), str(inside), f"{self.share():.1%}"])
         lists = [
-            (f"{name}, {count} calls", [reason])
+            (f"{name}, {report.plural(count, 'call')}", [reason])
             for name, family in self.families.items()
             for reason, count in family.exceptions.most_common()
         ]

@@ -324,6 +324,8 @@ class _Recorder:
             return ""
         if module in self._idle:
             return "it had nothing to compute"
+        if getattr(module, "return_indices", False):
+            return "it gives indices, which PyTorch's kernels alone do"
         return "no operator that enable() overrides was called for it in this thread"
 
     def _call(self, event: Any, module: nn.Module | None) -> LayerCall:
@@ -363,8 +365,9 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     if isinstance(module, Tunable) and ours is not None and ours.family == family:
         if (pin := pin_of(module)) is not None:
             patterns = [pin.patterns[name] for name in passes if name in pin.patterns]
-            if patterns:
-                return repr(patterns[0])
+            if patterns:  # unless the model had another pin meanwhile
+                same = said_by(pin.text) == said_by(choice["policy"])
+                return repr(patterns[0]) if same else ""
         elif said_by(module.policy or ""):
             return "the module's policy"
     chosen = said_by(choice["policy"])
@@ -431,15 +434,18 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
         return ()
     info = _C.problem_info(problem)
     tensors = _C.scratch(problem, device)
-    if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward left
-        left = _C.run(info["coupled"][0], BASELINE, tensors, "backends=aten")
-        tensors |= {role: left[role] for role in left.keys() & info["slots"].keys()}
 
     def work() -> None:
         _C.run(problem, BASELINE, dict(tensors), "backends=aten")
 
-    work()
-    return tuple(kernel_names(work, operator.call, device))
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout draws
+        if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward left
+            forward = info["coupled"][0]
+            inputs = _C.scratch(forward, device) | tensors
+            left = _C.run(forward, BASELINE, inputs, "backends=aten")
+            tensors |= {role: left[role] for role in left.keys() & info["slots"].keys()}
+        work()
+        return tuple(kernel_names(work, operator.call, device))
 
 
 def _with_backward(call: LayerCall) -> bool:

@@ -128,10 +128,14 @@ def check_time_budget(time_budget_s: float) -> None:
         raise ValueError(f"time_budget_s: got {time_budget_s!r}, wanted seconds, 0 for no limit")
 
 
-def check_knob_search(knob_search: bool) -> None:
-    """ValueError where it is no bool."""
+def check_knob_search(knob_search: bool, device: str) -> None:
+    """ValueError where it is no bool, or asked for where no algorithm has knobs."""
     if not isinstance(knob_search, bool):
         raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
+    if knob_search and device == "cpu":
+        raise ValueError(
+            "knob_search: got True on cpu, whose algorithms have no knobs, wanted a GPU"
+        )
 
 
 def check_jobs(jobs: int) -> None:

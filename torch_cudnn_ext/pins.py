@@ -30,6 +30,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.conversion import (
     Pinned,
+    all_or_none,
     class_with_pin,
     class_without_pin,
     counterpart,
@@ -129,7 +130,13 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
         _replace(block.before, inside)
         yield
     finally:
-        _end(block, inner)
+        try:
+            _end(block, inner)
+        except KeyboardInterrupt:  # its pins are not to stay
+            _end(block, inner)
+            raise
+        finally:
+            _blocks.remove(block)
 
 
 @dataclass(eq=False)
@@ -145,9 +152,7 @@ _blocks: list[_Block] = []  # those that have not ended, the oldest first
 
 def _end(block: _Block, model: torch_nn.Module) -> None:
     """Put back what was before a block, at once or at the end of the next one of that layer."""
-    blocks = [*_blocks]
-    _blocks.remove(block)
-    later = blocks[blocks.index(block) + 1 :]
+    later = _blocks[_blocks.index(block) + 1 :]
     modules = {*model.modules()}
     pins: dict[torch_nn.Module, Pin | None] = {}
     for module in modules | block.before.keys():
@@ -506,9 +511,10 @@ def _replace(modules: Collection[torch_nn.Module], pins: Mapping[torch_nn.Module
         for m in pins
         if isinstance(m, Pinned) or not isinstance(m, Tunable)  # not converted since it was pinned
     }
-    for module, cls in (without | with_pin).items():
-        exchange(module, cls)
-    for module in with_pin:
-        assert isinstance(module, Pinned)
-        module.obey(pins[module])
+    with all_or_none([*without, *with_pin]):
+        for module, cls in (without | with_pin).items():
+            exchange(module, cls)
+        for module in with_pin:
+            assert isinstance(module, Pinned)
+            module.obey(pins[module])
     settle_fast_paths(modules)

@@ -125,7 +125,9 @@ class Policy:
             workspace of those within 5 % of the best time.
         backends: The backends admitted: a list, or text such as ``aten,cpu``; ``cudnn`` stands for
             ``graph`` and ``legacy``.
-        on_unsupported: What a pin that cannot run is: ``error``, ``warn`` or ``fallback``.
+        on_unsupported: What a pin that cannot run is: ``error``, ``warn`` or ``fallback``, which
+            takes the heuristic's choice. Likewise where none of ``backends`` has an algorithm, but
+            there PyTorch's own runs.
         benchmark: Autotune what is not pinned when it is first met.
         fastest: Autotune what this policy does not pin, by time unless ``prefer`` is given,
             whatever its ``max_workspace`` says.

@@ -106,6 +106,7 @@ class Settings:
             f"knob_search={self.knob_search}",
             f"time_budget_s={self.time_budget_s}",
             f"min_samples={self.min_samples}",
+            *(f"{name}={_C.versions()[name]}" for name in ("torch", "cudnn")),
         ]
         return " | ".join(words)
 
@@ -127,7 +128,8 @@ def make_settings(
             stands in for it. The default where there is neither a GPU nor a ``device``.
         policy: Constraints that hold for everything measured, and the choice that is marked; of a
             text, single words as of `enable`. Its ``max_workspace`` keeps nothing from being
-            measured: it is the cap of the summary. A cap of knobs or flags holds here as elsewhere.
+            measured: it is the cap of the summary, and of what a target accepts. A cap of knobs or
+            flags holds here as elsewhere.
         time_budget_s: Seconds a problem; 0 is no limit, which is the default on a GPU. On the CPU
             the default is 2.
         min_samples: Least number of timed runs of what may be the fastest, while the time budget
@@ -153,7 +155,7 @@ def make_settings(
     is_count = isinstance(min_samples, int) and not isinstance(min_samples, bool)
     if min_samples is not None and (not is_count or min_samples < 1):
         raise ValueError(f"min_samples: got {min_samples!r}, wanted at least 1")
-    check_knob_search(knob_search)
+    check_knob_search(knob_search, chosen)
     on_cpu = chosen == "cpu"
     text = text_for_all(policy)
     return Settings(
@@ -522,6 +524,10 @@ def profile(
             f"problem: got {problem!r} ({type(problem).__name__}), wanted a problem line"
         )
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
+    if compute := only_fields(settings.policy, ("compute",)):
+        raise ValueError(
+            f"policy: got {compute!r} with a problem line, which says it itself, wanted none"
+        )
     layer = Layer(_C.canonical_problem(problem))
     return Profile(list(measure_layers([layer], settings, progress=progress)), settings)
 
@@ -692,6 +698,8 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
         problem, settings.device, ";".join(word for word in ("heuristic", policy) if word)
     )
     target = f"target:{settings.target}" if settings.target is not None else None
+    cap = only_fields(settings.policy, ("max_workspace",))
+    for_target = ";".join(word for word in (policy, cap) if word)
     profile = LayerProfile(
         problem=layer.problem,
         names=list(layer.names),
@@ -705,7 +713,7 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
         current=None,
         heuristic=heuristic,
         listed_for=target,
-        listed=_C.candidates(layer.problem, target, policy) if target is not None else [],
+        listed=_C.candidates(layer.problem, target, for_target) if target is not None else [],
     )
     profile.current, profile.refusal = _current(profile, settings)
     return profile

@@ -9,7 +9,7 @@ import json
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -263,6 +263,7 @@ def _status(record: Record) -> str:
 
 
 _HOST = Column("host us", _host, right=True)
+_OUT_OF_TIME = "not tried, as the time budget was used up"
 _RANKED_BY = (
     "ranked by the longer of ms and host us (prefer=gpu_time: by ms), last what takes the GPU "
     "longer than PyTorch's own row"
@@ -365,7 +366,7 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
         elif extent.show_all:
             shown.append(record)
         else:
-            not_shown[record["status"]] += 1
+            not_shown[_OUT_OF_TIME if _is_out_of_time(record) else record["status"]] += 1
     footer = []
     if all(record["host_ms"] is None for record in shown):
         columns = [column for column in columns if column is not _HOST]
@@ -381,6 +382,11 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
     cells = [[column.cell(record) for column in columns] for record in shown]
     groups = [(reason, _named(names, records)) for reason, names in refused.items()]
     return Table(title, columns, cells, "; ".join(footer), groups)
+
+
+def _is_out_of_time(row: Mapping[str, Any]) -> bool:
+    reason: str = row["reason"]
+    return row["status"] == "excluded" and reason.startswith("not tried: the time budget")
 
 
 def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:
@@ -424,20 +430,26 @@ def summary_table(profile: Profile) -> Table:
     notes = []
     if profile.is_mixed:
         notes.append("no totals: of several devices, or of one problem under several constraints")
-    if any(layer.measured != layer.problem for layer in profile.layers):
-        notes.append(f"measured on the CPU at batch {STAND_IN_BATCH}: not the target's times")
+    if any(layer.listed_for is not None and layer.rows for layer in profile.layers):
+        smaller = any(layer.measured != layer.problem for layer in profile.layers)
+        batch = f" at batch {STAND_IN_BATCH}" if smaller else ""
+        notes.append(f"measured on the CPU{batch}: not the target's times")
+    untried = sum(_is_out_of_time(row) for layer in profile.layers for row in layer.rows)
+    if untried:
+        notes.append(f"{plural(untried, 'algorithm')} {_OUT_OF_TIME}")
     lines = profile.totals()
     if any(line.shares for line in lines):
         notes.append("in brackets: the share of all passes")
     columns = [Column(heading, right=i > 0) for i, heading in enumerate(headings)]
     count = sum(layer.count for layer in profile.layers)
     name = profile.title or "Summary"
-    title = f"{name}: {_plural(len(profile.layers), 'problem')}, {_plural(count, 'call')}, ms"
+    title = f"{name}: {plural(len(profile.layers), 'problem')}, {plural(count, 'call')}, ms"
     rows = [cells(line) for line in lines]
     return Table(title, columns, rows, "; ".join(notes), _not_profiled(profile))
 
 
-def _plural(count: int, word: str) -> str:
+def plural(count: int, word: str) -> str:
+    """A number of things, such as ``2 calls``."""
     return f"{count} {word}" + ("s" if count != 1 else "")
 
 

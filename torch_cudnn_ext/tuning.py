@@ -106,7 +106,7 @@ def tune(
     text = text_for_all(policy)
     check_constraints_alone(text)
     check_time_budget(time_budget_s)
-    check_knob_search(knob_search)
+    check_knob_search(knob_search, place)
     if not isinstance(problems, Iterable):
         kind = type(problems).__name__
         raise TypeError(f"problems: got {problems!r} ({kind}), wanted problem lines")

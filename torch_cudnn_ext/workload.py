@@ -41,6 +41,7 @@ from . import _C
 from .conversion import converted
 from .files import naming, not_regular, read_lines
 from .knobs import pushed
+from .nn import Tunable
 from .policy import operator_info, passes_of
 
 PASSES = ("fwd", "bwd")
@@ -318,10 +319,11 @@ def read_problems(source: str | Path) -> list[Layer]:
             problem = _C.canonical_problem(text.strip())
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        words = comment.replace(",", " ").split()
+        told = match[1] if (match := re.search(r"(?:^|\s)(x\d+)\s*$", comment)) else ""
+        listed = comment[: match.start()] if match else comment
+        words = [name for name in map(str.strip, listed.split(",")) if name]
         count = max(1, len(words))
-        if words and re.fullmatch(r"x\d+", words[-1]):
-            told = words.pop()
+        if told:
             if not (len(told) <= len(f"x{_MOST_CALLS}") and 1 <= int(told[1:]) <= _MOST_CALLS):
                 raise ValueError(
                     f"{path}, line {number}: got {told:.20}, wanted x1 to x{_MOST_CALLS}"
@@ -744,6 +746,7 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             if name != "_parameters"
         )
     ]
+    classes: list[tuple[nn.Module, type[nn.Module]]] = [(m, type(m)) for m in modules]
     own = own_tensors(model)
     leaves = [t for t in own if t.is_leaf]
     try:
@@ -753,8 +756,12 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             wishes_kept(leaves),
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         ):
+            _cut_off([now for now, _ in attributes] + [container for container, _ in held])
             yield
     finally:
+        for module, cls in classes:
+            if isinstance(module, Tunable) and type(module) is not cls:  # it converted itself
+                object.__setattr__(module, "__class__", cls)
         for now, before in attributes:
             for name in [name for name in now if name not in before]:
                 del now[name]
@@ -765,6 +772,15 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
                 container.extend(before)
             else:
                 container.update(before)
+
+
+def _cut_off(containers: Iterable[Any]) -> None:
+    """Tensors in containers that have a graph have none; its owner may go back through it later."""
+    for container in containers:
+        items = container.items() if isinstance(container, Mapping) else enumerate(container)
+        for key, value in list(items):
+            if isinstance(value, Tensor) and not value.is_leaf and not isinstance(container, set):
+                container[key] = value.detach().requires_grad_()
 
 
 @contextmanager

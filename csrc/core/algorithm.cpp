@@ -159,9 +159,12 @@ Algorithm resolve_algorithm(std::string_view text, const std::string& op,
   if (text.find(':') == std::string_view::npos) {
     size_t slash = text.find('/');
     const LegacyName* found = find_legacy(text.substr(0, slash), legacy_names);
-    TORCH_CHECK_VALUE(found != nullptr, "algorithm '", text, "' is not one of ", op,
-                      "; the classic API's are ", names_text(legacy_names),
-                      ", others are written backend:name");
+    std::string known = "; all of its are written backend:name";
+    if (!legacy_names.empty()) {
+      known = c10::str("; the classic API's are ", names_text(legacy_names),
+                       ", others are written backend:name");
+    }
+    TORCH_CHECK_VALUE(found != nullptr, "algorithm '", text, "' is not one of ", op, known);
     std::string rest(slash == std::string_view::npos ? "" : text.substr(slash));
     return resolve_algorithm(c10::str("legacy:", found->name, rest), op, legacy_names);
   }
@@ -171,7 +174,8 @@ Algorithm resolve_algorithm(std::string_view text, const std::string& op,
   if (legacy_names.empty() && algorithm.name == "default") return algorithm;
   const LegacyName* found = find_legacy(algorithm.name, legacy_names);
   TORCH_CHECK_VALUE(found != nullptr, "algorithm '", text, "' is not one of ", op,
-                    "; the classic API's are ", names_text(legacy_names));
+                    "; the classic API's are ",
+                    legacy_names.empty() ? "legacy:default" : names_text(legacy_names));
   algorithm.name = found->name;
   for (const auto& [key, value] : algorithm.options) {
     bool is_math = key == "math" && find_math_type(value) != nullptr;

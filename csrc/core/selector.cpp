@@ -238,6 +238,8 @@ RuledPolicy rules_for_all(const Problem& problem) {
 constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
+constexpr const char* kBeyondBackends =
+    "fallback: PyTorch's own, as no admitted backend has an algorithm";
 
 std::string where_it_failed(const Problem& problem, const Device& device,
                             const ResolvedPolicy& policy) {
@@ -386,6 +388,34 @@ class Decider {
     return try_algorithm(algorithm, why, lenient);
   }
 
+  OnUnsupported on_unsupported() const {
+    return policy_.policy.on_unsupported.value_or(OnUnsupported::error);
+  }
+
+  // The same, where `backends` excludes it and another algorithm than asked for may run.
+  Found try_beyond_backends(const Algorithm& algorithm, const std::string& why) {
+    bool may = policy_.policy.backends && on_unsupported() != OnUnsupported::error;
+    if (!may || !algorithm.is_baseline()) return {};
+    ResolvedPolicy lenient = policy_;
+    lenient.policy.backends.reset();
+    if (policy_.spares_baseline) lenient.policy.deterministic = false;
+    return try_algorithm(algorithm, why, lenient);
+  }
+
+  Found find_last_resort() {
+    Found found = try_spared(kBaseline, kNotDeterministic);
+    if (found.plan != nullptr) return found;
+    found = try_beyond_backends(kBaseline, kBeyondBackends);
+    if (found.plan == nullptr) {
+      set_nothing_works();
+    } else if (on_unsupported() == OnUnsupported::warn && !follows_refusal) {
+      decision_->warning = c10::str(op_of(problem_), ": no admitted backend has an algorithm, ",
+                                    "PyTorch's own runs instead", reasons_of_refusals(),
+                                    "\n  problem: ", problem_text(problem_));
+    }
+    return found;
+  }
+
   // A classic algorithm without a math type means any that the constraints admit.
   std::vector<Algorithm> spellings(const Algorithm& algorithm) const {
     bool complete = algorithm.backend != "legacy" || !op_.has_math_types() ||
@@ -410,8 +440,12 @@ class Decider {
       }
     }
     if (Found found = try_spared(algorithm, pinned_by()); found.plan != nullptr) return found;
-    OnUnsupported action = policy_.policy.on_unsupported.value_or(OnUnsupported::error);
-    if (op_.forward_of(problem_)) action = OnUnsupported::error;  // what it reads is its forward's
+    OnUnsupported action = on_unsupported();
+    if (op_.forward_of(problem_)) {  // what it reads is its forward's
+      Found found = try_beyond_backends(algorithm, kCoupled);
+      if (found.plan != nullptr) return found;
+      action = OnUnsupported::error;
+    }
     if (action == OnUnsupported::error) {
       decision_->error = error_of_pin(algorithm, reason);
       return {};
@@ -549,9 +583,7 @@ class Decider {
       found = try_algorithm(own->algorithm, "fallback: tuning rejected every algorithm");
     }
     if (found.plan == nullptr) {
-      found = try_spared(kBaseline, kNotDeterministic);
-      if (found.plan == nullptr) set_nothing_works();
-      return found;
+      return find_last_resort();
     }
     decision_->warning =
         c10::str(op_of(problem_), ": tuning rejected every algorithm, PyTorch's own runs all the ",
@@ -602,13 +634,11 @@ class Decider {
         if (smaller) best = found;
       }
     }
-    if (best.plan == nullptr) best = try_spared(kBaseline, kNotDeterministic);
-    if (best.plan == nullptr) set_nothing_works();
-    return best;
+    return best.plan == nullptr ? find_last_resort() : best;
   }
 
   // Reasons once each, with those that they refuse.
-  void set_nothing_works() {
+  std::string reasons_of_refusals() const {
     std::vector<std::pair<std::string, std::vector<std::string>>> folded;
     for (const auto& [algorithm, reason] : refused_) {
       auto same = std::find_if(folded.begin(), folded.end(),
@@ -621,9 +651,15 @@ class Decider {
       reasons += c10::str("\n    ", reason, ": ", algorithms[0]);
       if (algorithms.size() > 1) reasons += c10::str(" and ", algorithms.size() - 1, " more");
     }
-    decision_->error =
-        c10::str(op_of(problem_), ": no algorithm can run under these constraints",
-                 where_it_failed(problem_, device_, policy_), "\n  reasons:", reasons);
+    return "\n  reasons:" + reasons;
+  }
+
+  void set_nothing_works() {
+    bool excluded = !policy_.policy.admits_backend(kBaseline.backend);
+    const char* hint = "\n  (on_unsupported=warn or fallback takes PyTorch's own instead)";
+    decision_->error = c10::str(op_of(problem_), ": no algorithm can run under these constraints",
+                                where_it_failed(problem_, device_, policy_), reasons_of_refusals(),
+                                excluded && on_unsupported() == OnUnsupported::error ? hint : "");
   }
 
   const Problem& problem_;
@@ -762,6 +798,7 @@ Found Decider::find_as_forward(const Problem& forward) {
   decision_->pinned = true;  // nothing else can read what the forward left
   Found found = try_algorithm(*call.decision->algorithm, kCoupled);
   if (found.plan == nullptr) found = try_spared(*call.decision->algorithm, kCoupled);
+  if (found.plan == nullptr) found = try_beyond_backends(*call.decision->algorithm, kCoupled);
   if (found.plan == nullptr) {
     decision_->error = c10::str(op_of(problem_), ": ", refused_.back().first,
                                 ", which its forward runs, cannot run: ", refused_.back().second,

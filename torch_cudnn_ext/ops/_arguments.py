@@ -55,9 +55,14 @@ def call_renamed(names: Mapping[str, str], name: str, *arguments: Any, **keyword
 
 
 def check_tensor(function: str, argument: str, value: object) -> None:
-    """Raise ``TypeError`` unless the argument is a tensor."""
+    """Raise ``TypeError`` unless the argument is a tensor, and one of strides."""
     if not isinstance(value, Tensor):
         raise wrong_type(function, argument, value, "a Tensor")
+    if value.layout is not torch.strided and not value.is_nested:
+        raise TypeError(
+            f"{function}: argument {argument}: got a Tensor of layout {value.layout}, wanted "
+            "torch.strided"
+        )
 
 
 def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int]:

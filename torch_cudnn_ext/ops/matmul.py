@@ -35,7 +35,8 @@ def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor
     Raises:
         TypeError: An argument is no tensor, or ``policy`` none of what stands for one.
         ValueError: Sizes do not fit, dtypes differ or are not supported, or the policy is wrong.
-        RuntimeError: Batch sizes do not broadcast.
+        RuntimeError: Batch sizes do not broadcast. A pinned algorithm cannot run, or none can under
+            the policy.
     """
     check_tensor("matmul", "input", input)
     check_tensor("matmul", "other", other)

@@ -517,8 +517,9 @@ def _adaptive_max_pool(
 def _check_as_without_indices(input: Tensor, *arguments: Any, **keywords: Any) -> None:
     """Let the operator refuse what it does without indices; in a graph PyTorch's own checks do."""
     if not torch.compiler.is_compiling():
-        meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
-        call("max_pool", meta, *arguments, **keywords)
+        with torch._C.DisableTorchFunction():  # or a recording takes it for a call of the network
+            meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
+            call("max_pool", meta, *arguments, **keywords)
 
 
 def _text(policy: PolicyLike) -> str | None:

@@ -20,7 +20,7 @@ def softmax(
     cuDNN's algorithms (``cudnnSoftmaxForward``, ``cudnnSoftmaxBackward``) are ``legacy:accurate``
     and ``legacy:fast``; the latter subtracts no maximum, so that large inputs overflow, and is
     admitted with ``allow_reduced_range`` only. On the CPU there are ``cpu:three_pass`` and
-    ``cpu:online``, and everywhere ``aten:default``.
+    ``cpu:online``, and everywhere ``aten:default`` and, but for rows, ``aten:transposed``.
 
     Args:
         input: Any sizes and strides; float64, float32, float16 or bfloat16.

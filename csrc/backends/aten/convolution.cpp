@@ -18,23 +18,25 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-// On a CPU oneDNN reads the strides of sizes of 1 of a grouped filter, which nothing determines.
-Tensor filter_of(const ConvolutionProblem& p, const Bindings& b) {
-  const Tensor& w = b[Role::w];
-  return crossing(p, w.is_cpu() ? strided_view(w, p.w.sizes, p.w.strides) : w);
+// On a CPU oneDNN, and PyTorch's choice of a layout, read the strides of sizes of 1, which nothing
+// determines: grouped convolutions go wrong by them.
+Tensor with_strides_of(const TensorSpec& spec, const Tensor& t) {
+  return t.is_cpu() ? strided_view(t, spec.sizes, spec.strides) : t;
 }
 
 Tensor convolve(const ConvolutionProblem& p, const Bindings& b) {
   const Dims none(p.spatial_dims(), 0);
+  auto given = [&](Role role, const TensorSpec& spec) { return with_strides_of(spec, b[role]); };
   if (p.pass == ConvolutionPass::fwd) {
-    return at::convolution(b[Role::x], filter_of(p, b), b[Role::bias], p.stride, p.padding,
-                           p.dilation, false, none, p.groups);
+    return at::convolution(given(Role::x, p.x), crossing(p, given(Role::w, p.w)), b[Role::bias],
+                           p.stride, p.padding, p.dilation, false, none, p.groups);
   }
   // PyTorch asks for the tensor whose gradient is wanted, of which it reads sizes and layout only.
   bool data = p.pass == ConvolutionPass::bwd_data;
-  const Tensor& dy = b[Role::y];
-  Tensor x = data ? at::empty_strided(p.x.sizes, p.x.strides, dy.options()) : b[Role::x];
-  Tensor w = data ? filter_of(p, b) : at::empty_strided(p.w.sizes, p.w.strides, dy.options());
+  Tensor dy = given(Role::y, p.y);
+  Tensor x = data ? at::empty_strided(p.x.sizes, p.x.strides, dy.options()) : given(Role::x, p.x);
+  Tensor w = data ? crossing(p, given(Role::w, p.w))
+                  : at::empty_strided(p.w.sizes, p.w.strides, dy.options());
   auto gradients = at::convolution_backward(dy, x, w, c10::nullopt, p.stride, p.padding, p.dilation,
                                             false, none, p.groups, {data, !data, false});
   return data ? std::get<0>(gradients) : crossing(p, std::get<1>(gradients));
@@ -309,9 +311,13 @@ bool begins_in_padding(const ConvolutionProblem& p) {
 
 // Whether PyTorch 2.11 (oneDNN) may give uninitialised memory on the CPU.
 bool leaves_results_unwritten(const ConvolutionProblem& p) {
+  if (p.x.dtype != at::kBFloat16 || p.pass == ConvolutionPass::bwd_data) return false;
   int last = p.spatial_dims() - 1;
-  return p.x.dtype == at::kBFloat16 && p.pass != ConvolutionPass::bwd_data && p.stride[last] > 1 &&
-         p.y.sizes[last + 2] == 1;
+  bool fwd = p.pass == ConvolutionPass::fwd;
+  bool is_flat = p.spatial_dims() == 3 && p.x.sizes[2] == 1 && p.w.sizes[2] > 1;
+  bool skips_images = p.x.sizes[last + 2] < p.stride[last];
+  bool is_one_column = p.y.sizes[last + 2] == 1;
+  return (fwd && is_flat) || (p.stride[last] > 1 && (is_one_column || (!fwd && skips_images)));
 }
 
 // Whether all windows lie beside the image in some dimension, so that nothing is summed: over half
@@ -373,8 +379,9 @@ std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const
   }
   if (!device.is_cuda() && leaves_results_unwritten(p)) {
     return Unsupported{
-        "PyTorch 2.11's bf16 convolutions on the CPU may leave results unwritten that are one "
-        "column of windows with a stride above 1 across"};
+        "PyTorch 2.11's bf16 convolutions on the CPU may leave results unwritten: those of one "
+        "column of windows with a stride above 1 across, filter gradients of images narrower than "
+        "the stride, and forwards of deeper windows over volumes of depth 1"};
   }
   if (!device.is_cuda() && p.x.dtype == at::kBFloat16 && begins_in_padding(p)) {
     return Unsupported{
