@@ -377,7 +377,7 @@ def test_bench_refuses_what_pytorch_has_not_before_it_measures(
     file = tmp_path / "lines.txt"
     file.write_text(f"{LINE}\n{PROBLEM} mode=conv\n")
     assert main(["bench", "--problems", str(file), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.startswith("error: --problems: problem: got mode in conv_fwd")
+    assert capsys.readouterr().err.startswith("error: --problems: got mode in conv_fwd")
 
 
 @pytest.mark.parametrize("option", ["--resume", "--choices"])
@@ -1048,7 +1048,7 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["profile", PROBLEM, "--knob-search"], "--knob-search: got True on cpu, whose algorithms"),
         (["tune", PROBLEM, "--choices", "x", "--knob-search"], "--knob-search: got True on cpu"),
         (["list", ACTIVATION, "--batch", "3"], "--batch: got 3 with activation_fwd, wanted prob"),
-        (["bench", f"{PROBLEM} mode=conv"], "problem line: problem: got mode in conv_fwd"),
+        (["bench", f"{PROBLEM} mode=conv"], "problem line: got mode in conv_fwd"),
         (["list", ACTIVATION, "--channels-last"], "--channels-last: got True with activation_fwd"),
         (["list", SEQUENCE, "--channels-last"], "--channels-last: got True with conv_fwd, none"),
         (["bench", PROBLEM, "--jobs", "0"], "--jobs: got '0', wanted a whole number, 1 or more"),
@@ -1440,7 +1440,7 @@ def test_coverage_counts_what_is_left_to_pytorch_by_reason(capsys: Capture, netw
         ["conv", "1", "0", "0.0%"],
         ["all", "3", "0", "0.0%"],
     ]
-    assert "conv, 1 calls:\n    cuDNN runs on CUDA devices only\n" in shown
+    assert "conv, 1 call:\n    cuDNN runs on CUDA devices only\n" in shown
 
 
 def test_the_lines_of_a_trace_are_profiled(capsys: Capture, networks: str, tmp_path: Path) -> None:
