@@ -632,6 +632,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def("candidates", candidates, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.attr("OUT_OF_MEMORY") = kOutOfMemory;  // in the reason of what found none
+  m.attr("OUT_OF_TIME") = kOutOfTime;      // begins the reason of what was not tried
   m.def("set_turn_file", set_turn_file, py::arg("path"));
   m.def("measure", measure_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
         py::arg("algorithms") = py::none(), py::arg("time_budget_s") = 0.0,

@@ -473,6 +473,8 @@ POOLING: tuple[Line, ...] = (
         "max avg_include",
         how=" adaptive=true",
     ),
+    *_pool("many_channels", (1, 65600, 8, 8), "f32:nchw f16:nchw", "window=2", "max", "big"),
+    *_pool("many_images", (65600, 1, 32, 32), "f32:nchw", "window=2", "max avg_include", "big"),
     *_pool("resnet_stem", (32, 64, 112, 112), _ALL, "window=3 pad=1 stride=2", "max", "big"),
     *_pool(
         "average_stem", (32, 64, 112, 112), _DTYPES, "window=3 pad=1 stride=2", _AVERAGES, "big"
@@ -650,6 +652,7 @@ AFFINE_GRID: tuple[Line, ...] = (
     *_affine_grid("square", 2, (5, 5), _EACH),
     *_affine_grid("wide", 3, (3, 11), _TWO),
     *_affine_grid("one_row", 2, (1, 7), "f64 f32"),
+    *_affine_grid("many", 65600, (5, 5), "f32", "big"),
     *_affine_grid("one_point", 1, (1, 1), "f32"),
     *_affine_grid("volume", 2, (3, 4, 5), _EACH),
     *_affine_grid("flat_volume", 1, (1, 4, 3), "f32"),
@@ -852,6 +855,7 @@ ACTIVATION: tuple[Line, ...] = (
     *_activation("one", 1, "f32"),
     *_activation("align", 77, "f32", extra=" align=4"),
     *_activation("align2", 77, "bf16", extra=" align=2"),
+    *_activation("align2_even", 4096, "f16", extra=" align=2"),
     *_activation("resnet", 32 * 64 * 56 * 56, "f32 bf16", "big"),
     *_activation("odd_big", 3 * 1009 * 1013, "f16", "big"),
 )
@@ -959,6 +963,7 @@ REDUCE: tuple[Line, ...] = (
     *_reduce("one", (1,), True, "f32"),
     *_reduce("align", (5, 7), False, "f32", extra=" align=4"),
     *_reduce("align2", (5, 7), True, "bf16", extra=" align=2", kinds="add max norm2"),
+    *_reduce("align4_even", (64, 32), True, "f32", extra=" align=4", kinds="add max"),
     *_reduce("bias", (32 * 56 * 56, 64), True, "f32 bf16", "big", kinds="add max norm2"),
     *_reduce("channels", (32, 64, 56 * 56), True, "f32 f16", "big", kinds="add mean absmax"),
     *_reduce("pixels", (2048, 3136), False, _TWO, "big", kinds="add mean max norm2"),
@@ -1038,6 +1043,7 @@ _SPACE = "kind=divisive"
 
 LRN: tuple[Line, ...] = (
     *_lrn("alexnet", (2, 16, 25), f"{_CROSS} size=5", _EACH),
+    *_lrn("many", (65600, 8, 4), f"{_CROSS} size=5", "f32 bf16", "big"),
     *_lrn("strong", (2, 12, 9), f"{_CROSS} size=3 alpha=2 beta=0.75 k=2", _EACH),
     *_lrn("even", (2, 9, 10), f"{_CROSS} size=4 alpha=1 beta=0.5 k=1", _EACH),
     *_lrn("even_cudnn", (2, 9, 10), f"{_CROSS} size=4 alpha=1 beta=0.5 k=1 window=cudnn", _EACH),

@@ -475,6 +475,11 @@ def test_what_pytorch_leaves_unwritten_on_the_cpu_is_refused(
         ("conv_bwd_filter x=bf16[1,1,1]:nchw w=bf16[1,1,3]:nchw pad=2 stride=2", True),
         ("conv_bwd_filter x=bf16[1,1,2]:nchw w=bf16[1,1,3]:nchw pad=2 stride=2", False),
         ("conv_bwd_filter x=f32[1,1,1]:nchw w=f32[1,1,3]:nchw pad=2 stride=2", False),
+        (
+            "conv_bwd_filter x=bf16[1,3,2,1,3]:nhwc w=bf16[3,1,1,3,5]:nhwc pad=0,1,2 stride=1,3,1 "
+            "dilation=2,1,1 groups=3",
+            True,
+        ),
     ],
 )
 def test_what_pytorch_leaves_unwritten_in_flat_and_narrow_images(
@@ -508,6 +513,9 @@ def test_sizes_that_no_memory_has_are_listed_at_once_and_admitted_by_no_cap() ->
     )
     listing = {row["algorithm"]: row for row in _C.candidates(line, "cpu")}
     assert listing["cpu:im2col"]["workspace_bytes"] == 2**63 - 1
+    line = "conv_fwd x=f16[1,1,8]:nchw w=f16[1,1,1]:nchw pad=549755813888"
+    listing = {row["algorithm"]: row for row in _C.candidates(line, "cpu")}
+    assert listing["aten:default"]["status"] == "ok"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])

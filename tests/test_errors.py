@@ -670,7 +670,9 @@ def test_on_unsupported_goes_beyond_the_backends(action: str, device: str) -> No
     told = [w for w in warned if "no admitted backend has an algorithm" in str(w.message)]
     assert len(told) == (2 if action == "warn" else 0)
     for op in ("pool_fwd", "pool_bwd"):
-        assert newest(op).why == "fallback: PyTorch's own, as no admitted backend has an algorithm"
+        choice = newest(op)
+        assert choice.why == "fallback: no admitted backend has an algorithm"
+        assert choice.algorithm == "aten:default"
     wanted = F.adaptive_avg_pool2d(x, 3)
     torch.testing.assert_close(y, wanted)
     torch.testing.assert_close(gradient, torch.autograd.grad(wanted.sum(), x)[0])
@@ -690,6 +692,24 @@ def test_backwards_follow_a_forward_beyond_the_backends(call: Callable[..., Tens
     with enabled("backends=cudnn;on_unsupported=fallback"):
         (gradient,) = torch.autograd.grad(call(x).sum(), x)
     assert newest().algorithm == "aten:default" and gradient.shape == x.shape
+
+
+def test_warnings_of_a_pin_and_of_backends_are_both_said() -> None:
+    x = torch.randn(1, 3, 4, 4)
+    policy = "fwd=cpu:direct;backends=cudnn;on_unsupported=warn"
+    with pytest.warns(UserWarning) as warned:
+        ops.conv2d(x, torch.randn(2, 3, 3, 3), policy=policy)
+    told = "\n".join(str(warning.message) for warning in warned)
+    assert "the pinned algorithm cpu:direct cannot run" in told
+    assert "no admitted backend has an algorithm" in told
+
+
+def test_other_backends_than_pytorch_s_run_beyond_those_admitted() -> None:
+    x = torch.randn(1, 2, 3, 4, dtype=torch.bfloat16)  # PyTorch's own is refused there
+    w = torch.randn(10, 1, 2, 2, dtype=torch.bfloat16)
+    policy = "backends=cudnn;on_unsupported=fallback"
+    ops.conv2d(x, w, stride=(1, 3), groups=2, policy=policy)
+    assert newest("conv_fwd").algorithm == "cpu:im2col"
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])

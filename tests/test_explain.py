@@ -366,11 +366,12 @@ def test_dropout_of_ours_is_explained_and_draws_nothing(pinning: bool, device: s
     else:
         torch_cudnn_ext.convert(model)
     x = torch.randn(2, 3, 8, 8, device=device)
-    before = torch.get_rng_state()
+    state_of = torch.cuda.get_rng_state if device == "cuda" else torch.get_rng_state
+    before = state_of()
     calls = explain(model, x, train=True).calls
     assert {"dropout_fwd", "dropout_bwd", "rnn_bwd"} <= {call.op for call in calls}
     assert all(call.pytorch for call in calls if call.op.startswith("dropout"))
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(before, state_of())
 
 
 class Carrying(nn.Module):
@@ -379,13 +380,16 @@ class Carrying(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 3, 3, padding=1)
-        self.state = torch.zeros(())
+        self.state = self.same = torch.zeros(())
         self.states = [self.state]
+        self.pair = (self.state, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.state = torch.sigmoid(self.conv(x) + self.state + self.states[-1])
-        self.states.append(self.state)
-        return self.state
+        assert self.state is self.same
+        self.state = self.same = torch.sigmoid(self.conv(x) + self.states[-1].mul_(0.5))
+        self.states.append(self.state + self.pair[0])
+        self.pair = (self.state, 1)
+        return self.states[-1]
 
 
 @pytest.mark.parametrize(
@@ -400,10 +404,12 @@ class Carrying(nn.Module):
 def test_a_graph_that_a_model_carries_on_is_left(look: Callable[..., Any], device: str) -> None:
     model = Carrying().to(device)
     x = torch.randn(2, 3, 8, 8, device=device)
+    model.states = [torch.zeros(2, 3, 8, 8, device=device)]
     loss = model(x).sum()
-    state = model.state
+    state, states = model.state, [*model.states]
     look(model, x)
-    assert model.state is state and len(model.states) == 2 and model.states[1] is state
+    assert model.state is model.same is model.pair[0] is state
+    assert all(a is b for a, b in zip(model.states, states, strict=True))
     loss.backward()
     assert model.conv.weight.grad is not None
 

@@ -911,6 +911,9 @@ def test_problem_files_are_read_with_names_and_counts(tmp_path: Path) -> None:
     file.write_text(f"{PROBLEM}  # the first layer of my net\n{OTHER} #x2\n")
     found = [(layer.names, layer.count) for layer in read_problems(file)]
     assert found == [(("the first layer of my net",), 1), ((), 2)]
+    file.write_text(f"{PROBLEM}  # a,x2\n{OTHER} # a, b, x3,\n")
+    found = [(layer.names, layer.count) for layer in read_problems(file)]
+    assert found == [(("a",), 2), (("a", "b"), 3)]
     for count in ("x0", f"x1{'0' * 5000}"):
         file.write_text(f"{PROBLEM}  # a {count}\n")
         with pytest.raises(ValueError, match=f"line 1: got {count:.20}, wanted x1 to x1000000000"):

@@ -132,6 +132,7 @@ def cudnn_files() -> list[str]:
 
 # Choosing.
 OUT_OF_MEMORY: str  # in the reason of what found none
+OUT_OF_TIME: str  # begins the reason of what was not tried
 
 def set_turn_file(path: str) -> None:
     """Processes with one such file build side by side and otherwise measure one at a time."""

@@ -31,8 +31,9 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
 Exclude = Callable[[str, torch.nn.Module], object]
 
-# What a class that was made of another, on other bases, and that one keep of each other.
-_MADE_FROM, _MADE = "_made_from", "_made"
+# What a class that was made of another, on other bases, and that one keep of each other; and what
+# there was in both at last.
+_MADE_FROM, _MADE, _KNOWN = "_made_from", "_made", "_known"
 
 # What these classes, on their fast paths, compute of their layers without calling them; and the
 # attribute of each that keeps it off that path when it is false.
@@ -449,24 +450,37 @@ def class_with_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
 def _made_on(cls: type[torch.nn.Module], *bases: type) -> type[torch.nn.Module]:
     """A class like this one, on other bases: the same for the same, and back to the first one."""
     first: type[torch.nn.Module] = vars(cls).get(_MADE_FROM, cls)
-    left = ("__dict__", "__weakref__", "__doc__", _MADE_FROM, _MADE)
-    own = {name: value for name, value in vars(cls).items() if name not in left}
-    made: dict[tuple[type, ...], type[torch.nn.Module]] = vars(first).get(_MADE, {})
+    if first is not cls:
+        _pass_on(cls, first, cls)
     if first.__bases__ == bases:
-        again = first
-    elif bases in made:
-        again = made[bases]
+        return first
+    made: dict[tuple[type, ...], type[torch.nn.Module]] = vars(first).get(_MADE, {})
+    if bases in made:
+        _pass_on(first, made[bases], made[bases])
     else:
+        own = _own(first)
+        made[bases] = type(cls.__name__, bases, {**own, _MADE_FROM: first, _KNOWN: own})
         setattr(first, _MADE, made)
-        made[bases] = type(cls.__name__, bases, {**own, _MADE_FROM: first})
-        return made[bases]
-    # A parametrization that came or went has changed the class.
-    for name in vars(again).keys() - own.keys() - {*left}:
-        delattr(again, name)
-    for name in own:
-        if vars(again).get(name) is not own[name]:
-            setattr(again, name, own[name])
-    return again
+    return made[bases]
+
+
+def _own(cls: type[torch.nn.Module]) -> dict[str, Any]:
+    left = ("__dict__", "__weakref__", "__doc__", _MADE_FROM, _MADE, _KNOWN)
+    return {name: value for name, value in vars(cls).items() if name not in left}
+
+
+def _pass_on(
+    source: type[torch.nn.Module], target: type[torch.nn.Module], made: type[torch.nn.Module]
+) -> None:
+    """What changed in a class since the made one was as the first: a parametrization adds to it."""
+    known, now = vars(made)[_KNOWN], _own(source)
+    for name in known.keys() - now.keys():
+        if name in vars(target):
+            delattr(target, name)
+    for name, value in now.items():
+        if name not in known or known[name] is not value:
+            setattr(target, name, value)
+    setattr(made, _KNOWN, now)
 
 
 def settle_fast_paths(modules: Iterable[torch.nn.Module]) -> None:

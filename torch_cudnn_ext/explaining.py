@@ -366,8 +366,8 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
         if (pin := pin_of(module)) is not None:
             patterns = [pin.patterns[name] for name in passes if name in pin.patterns]
             if patterns:  # unless the model had another pin meanwhile
-                same = said_by(pin.text) == said_by(choice["policy"])
-                return repr(patterns[0]) if same else ""
+                said = (said_by(choice["policy"]), "guess_once", "time_once")
+                return repr(patterns[0]) if said_by(pin.text) in said else ""
         elif said_by(module.policy or ""):
             return "the module's policy"
     chosen = said_by(choice["policy"])

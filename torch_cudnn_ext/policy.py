@@ -126,8 +126,8 @@ class Policy:
         backends: The backends admitted: a list, or text such as ``aten,cpu``; ``cudnn`` stands for
             ``graph`` and ``legacy``.
         on_unsupported: What a pin that cannot run is: ``error``, ``warn`` or ``fallback``, which
-            takes the heuristic's choice. Likewise where none of ``backends`` has an algorithm, but
-            there PyTorch's own runs.
+            takes the heuristic's choice. Likewise where none of ``backends`` has an algorithm: then
+            it is the choice of all backends.
         benchmark: Autotune what is not pinned when it is first met.
         fastest: Autotune what this policy does not pin, by time unless ``prefer`` is given,
             whatever its ``max_workspace`` says.

@@ -386,7 +386,7 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
 
 def _is_out_of_time(row: Mapping[str, Any]) -> bool:
     reason: str = row["reason"]
-    return row["status"] == "excluded" and reason.startswith("not tried: the time budget")
+    return row["status"] == "excluded" and reason.startswith(_C.OUT_OF_TIME)
 
 
 def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:

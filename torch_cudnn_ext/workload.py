@@ -319,7 +319,8 @@ def read_problems(source: str | Path) -> list[Layer]:
             problem = _C.canonical_problem(text.strip())
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        told = match[1] if (match := re.search(r"(?:^|\s)(x\d+)\s*$", comment)) else ""
+        match = re.search(r"(?:^|[\s,])(x\d+)[\s,]*$", comment)
+        told = match[1] if match else ""
         listed = comment[: match.start()] if match else comment
         words = [name for name in map(str.strip, listed.split(",")) if name]
         count = max(1, len(words))
@@ -760,7 +761,8 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for module, cls in classes:
-            if isinstance(module, Tunable) and type(module) is not cls:  # it converted itself
+            ours = isinstance(module, Tunable) or issubclass(cls, Tunable)
+            if ours and type(module) is not cls:  # it converted itself
                 object.__setattr__(module, "__class__", cls)
         for now, before in attributes:
             for name in [name for name in now if name not in before]:
@@ -774,13 +776,43 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
                 container.update(before)
 
 
+class _Start(torch.autograd.Function):
+    """Where the graph of a tensor begins that is no leaf, so that it may be written into."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, wish: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
 def _cut_off(containers: Iterable[Any]) -> None:
-    """Tensors in containers that have a graph have none; its owner may go back through it later."""
+    """Tensors in containers lose their graphs, through which their owner may go back later."""
+    cut: dict[int, Tensor] = {}
+    wish = torch.zeros((), requires_grad=True)
+
+    def without(value: Any) -> Any:
+        if isinstance(value, Tensor) and not value.is_leaf:
+            if id(value) not in cut:
+                with torch.enable_grad():
+                    cut[id(value)] = _Start.apply(value.detach(), wish)  # type: ignore[no-untyped-call]
+            return cut[id(value)]
+        if isinstance(value, tuple):
+            items = [without(item) for item in value]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return value
+
     for container in containers:
+        if isinstance(container, set):
+            continue
         items = container.items() if isinstance(container, Mapping) else enumerate(container)
         for key, value in list(items):
-            if isinstance(value, Tensor) and not value.is_leaf and not isinstance(container, set):
-                container[key] = value.detach().requires_grad_()
+            new = without(value)
+            if new is not value:
+                container[key] = new
 
 
 @contextmanager

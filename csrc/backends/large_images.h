@@ -1,5 +1,5 @@
-// Where cuDNN 9.19 counts in 32 bits what does not fit. Shared by the graph API's backend and
-// PyTorch's, whose own choice is the same engine.
+// Where what there is does not fit into the numbers of cuDNN 9.19. Shared by backends that run the
+// same kernels.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +17,20 @@ inline bool exceeds_int_in_8_images(const ConvolutionProblem& p) {
   int64_t batch = p.x.sizes[0];
   return p.pass == ConvolutionPass::bwd_filter && c10::isReducedFloatingType(p.x.dtype) &&
          batch > 8 && exceeds_int(8 * (std::max(p.x.numel(), p.y.numel()) / batch));
+}
+
+constexpr int64_t kMostBlocks = 65535;  // of a grid in its second and third dimension
+
+constexpr const char* kExceedsGrid =
+    "cuDNN 9.19's launch would have more than 65535 blocks in a dimension of its grid";
+
+// The forward over planes, whose blocks lie one an image where images have so many results.
+inline bool exceeds_grid(const PoolingProblem& p) {
+  constexpr int64_t kResultsOfBlock = 256;
+  TensorSpec y = p.y();
+  return p.pass == Pass::fwd && p.spatial_dims() == 2 &&
+         p.x.strides == contiguous_strides(p.x.sizes) && p.x.sizes[0] > kMostBlocks &&
+         y.sizes[2] * y.sizes[3] >= kResultsOfBlock;
 }
 
 }  // namespace torch_cudnn_ext

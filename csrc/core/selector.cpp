@@ -238,8 +238,7 @@ RuledPolicy rules_for_all(const Problem& problem) {
 constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
-constexpr const char* kBeyondBackends =
-    "fallback: PyTorch's own, as no admitted backend has an algorithm";
+constexpr const char* kBeyondBackends = "fallback: no admitted backend has an algorithm";
 
 std::string where_it_failed(const Problem& problem, const Device& device,
                             const ResolvedPolicy& policy) {
@@ -392,26 +391,39 @@ class Decider {
     return policy_.policy.on_unsupported.value_or(OnUnsupported::error);
   }
 
-  // The same, where `backends` excludes it and another algorithm than asked for may run.
-  Found try_beyond_backends(const Algorithm& algorithm, const std::string& why) {
-    bool may = policy_.policy.backends && on_unsupported() != OnUnsupported::error;
-    if (!may || !algorithm.is_baseline()) return {};
+  void add_warning(const std::string& warning) {
+    decision_->warning += (decision_->warning.empty() ? "" : "\n") + warning;
+  }
+
+  ResolvedPolicy of_all_backends() const {
     ResolvedPolicy lenient = policy_;
     lenient.policy.backends.reset();
     if (policy_.spares_baseline) lenient.policy.deterministic = false;
-    return try_algorithm(algorithm, why, lenient);
+    return lenient;
   }
 
+  // What a forward ran, where `backends` excludes it and others than these may run.
+  Found try_beyond_backends(const Algorithm& algorithm) {
+    bool may = policy_.policy.backends && on_unsupported() != OnUnsupported::error;
+    return may ? try_algorithm(algorithm, kCoupled, of_all_backends()) : Found();
+  }
+
+  // Where the heuristic finds nothing.
   Found find_last_resort() {
     Found found = try_spared(kBaseline, kNotDeterministic);
     if (found.plan != nullptr) return found;
-    found = try_beyond_backends(kBaseline, kBeyondBackends);
+    std::string reasons = reasons_of_refusals();
+    if (policy_.policy.backends) found = first_in_order(of_all_backends(), kBeyondBackends);
     if (found.plan == nullptr) {
-      set_nothing_works();
+      set_nothing_works(reasons_of_refusals());
+    } else if (on_unsupported() == OnUnsupported::error) {
+      set_nothing_works(reasons + "\n  (on_unsupported=warn or fallback takes the heuristic's " +
+                        "choice of all backends instead)");
+      return {};
     } else if (on_unsupported() == OnUnsupported::warn && !follows_refusal) {
-      decision_->warning = c10::str(op_of(problem_), ": no admitted backend has an algorithm, ",
-                                    "PyTorch's own runs instead", reasons_of_refusals(),
-                                    "\n  problem: ", problem_text(problem_));
+      add_warning(c10::str(op_of(problem_), ": no admitted backend has an algorithm; ",
+                           found.plan->algorithm.text(), " runs instead", reasons,
+                           "\n  problem: ", problem_text(problem_)));
     }
     return found;
   }
@@ -442,7 +454,7 @@ class Decider {
     if (Found found = try_spared(algorithm, pinned_by()); found.plan != nullptr) return found;
     OnUnsupported action = on_unsupported();
     if (op_.forward_of(problem_)) {  // what it reads is its forward's
-      Found found = try_beyond_backends(algorithm, kCoupled);
+      Found found = try_beyond_backends(algorithm);
       if (found.plan != nullptr) return found;
       action = OnUnsupported::error;
     }
@@ -451,9 +463,9 @@ class Decider {
       return {};
     }
     if (action == OnUnsupported::warn && !follows_refusal) {  // of which a warning told
-      decision_->warning = c10::str(
+      add_warning(c10::str(
           op_of(problem_), ": the pinned algorithm ", algorithm.text(), " cannot run: ", reason,
-          "; the heuristic's choice runs instead. Problem: ", problem_text(problem_));
+          "; the heuristic's choice runs instead. Problem: ", problem_text(problem_)));
     }
     decision_->pinned = false;
     return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
@@ -616,16 +628,21 @@ class Decider {
   }
 
   Found find_heuristic(const std::string& why) {
+    Found found = first_in_order(policy_, why);
+    return found.plan == nullptr ? find_last_resort() : found;
+  }
+
+  Found first_in_order(const ResolvedPolicy& policy, const std::string& why) {
     bool least_memory = policy_.policy.prefer == Prefer::memory;
     Found best;
     for (const std::string& name : whole_order(problem_, device_)) {
-      std::string reason = refusal_of_backend(name.substr(0, name.find(':')), policy_, device_);
+      std::string reason = refusal_of_backend(name.substr(0, name.find(':')), policy, device_);
       if (!reason.empty()) {
         refused_.emplace_back(name, reason);
         continue;
       }
       for (const Algorithm& algorithm : algorithms_named(problem_, name, device_)) {
-        Found found = try_algorithm(algorithm, why);
+        Found found = try_algorithm(algorithm, why, policy);
         if (found.plan == nullptr) continue;
         if (!least_memory || found.workspace_bytes == 0) return found;
         bool smaller = best.plan == nullptr ||
@@ -634,7 +651,7 @@ class Decider {
         if (smaller) best = found;
       }
     }
-    return best.plan == nullptr ? find_last_resort() : best;
+    return best;
   }
 
   // Reasons once each, with those that they refuse.
@@ -644,7 +661,9 @@ class Decider {
       auto same = std::find_if(folded.begin(), folded.end(),
                                [&](const auto& entry) { return entry.first == reason; });
       if (same == folded.end()) same = folded.insert(folded.end(), {reason, {}});
-      same->second.push_back(algorithm);
+      bool told =
+          std::find(same->second.begin(), same->second.end(), algorithm) != same->second.end();
+      if (!told) same->second.push_back(algorithm);
     }
     std::string reasons;
     for (const auto& [reason, algorithms] : folded) {
@@ -654,12 +673,9 @@ class Decider {
     return "\n  reasons:" + reasons;
   }
 
-  void set_nothing_works() {
-    bool excluded = !policy_.policy.admits_backend(kBaseline.backend);
-    const char* hint = "\n  (on_unsupported=warn or fallback takes PyTorch's own instead)";
+  void set_nothing_works(const std::string& reasons) {
     decision_->error = c10::str(op_of(problem_), ": no algorithm can run under these constraints",
-                                where_it_failed(problem_, device_, policy_), reasons_of_refusals(),
-                                excluded && on_unsupported() == OnUnsupported::error ? hint : "");
+                                where_it_failed(problem_, device_, policy_), reasons);
   }
 
   const Problem& problem_;
@@ -798,7 +814,7 @@ Found Decider::find_as_forward(const Problem& forward) {
   decision_->pinned = true;  // nothing else can read what the forward left
   Found found = try_algorithm(*call.decision->algorithm, kCoupled);
   if (found.plan == nullptr) found = try_spared(*call.decision->algorithm, kCoupled);
-  if (found.plan == nullptr) found = try_beyond_backends(*call.decision->algorithm, kCoupled);
+  if (found.plan == nullptr) found = try_beyond_backends(*call.decision->algorithm);
   if (found.plan == nullptr) {
     decision_->error = c10::str(op_of(problem_), ": ", refused_.back().first,
                                 ", which its forward runs, cannot run: ", refused_.back().second,

@@ -315,19 +315,28 @@ bool leaves_results_unwritten(const ConvolutionProblem& p) {
   int last = p.spatial_dims() - 1;
   bool fwd = p.pass == ConvolutionPass::fwd;
   bool is_flat = p.spatial_dims() == 3 && p.x.sizes[2] == 1 && p.w.sizes[2] > 1;
-  bool skips_images = p.x.sizes[last + 2] < p.stride[last];
+  bool skips_images = false;
+  for (int i = 0; i <= last; ++i) skips_images |= p.x.sizes[i + 2] < p.stride[i];
   bool is_one_column = p.y.sizes[last + 2] == 1;
-  return (fwd && is_flat) || (p.stride[last] > 1 && (is_one_column || (!fwd && skips_images)));
+  return (fwd && is_flat) || (!fwd && skips_images) || (p.stride[last] > 1 && is_one_column);
 }
 
 // Whether all windows lie beside the image in some dimension, so that nothing is summed: over half
 // types, and in f32 with a bias, PyTorch 2.11 (oneDNN) may crash then on the CPU.
 bool meets_empty_windows(const ConvolutionProblem& p) {
+  // Taps and outputs are alike here: places at a distance of each other. One is looked for among
+  // the fewer.
   auto meets_image = [&](int i) {
-    for (int64_t out = 0; out < p.y.sizes[i + 2]; ++out) {  // most often the first does
-      int64_t start = out * p.stride[i] - p.padding[i], step = p.dilation[i];
-      int64_t skipped = start < 0 ? (-start + step - 1) / step : 0;
-      if (skipped < p.w.sizes[i + 2] && start + skipped * step < p.x.sizes[i + 2]) return true;
+    int64_t few = p.w.sizes[i + 2], many = p.y.sizes[i + 2];
+    int64_t step = p.dilation[i], other_step = p.stride[i];
+    if (many < few) {
+      std::swap(few, many);
+      std::swap(step, other_step);
+    }
+    for (int64_t n = 0; n < few; ++n) {  // most often the first does
+      int64_t start = n * step - p.padding[i];
+      int64_t skipped = start < 0 ? (-start + other_step - 1) / other_step : 0;
+      if (skipped < many && start + skipped * other_step < p.x.sizes[i + 2]) return true;
     }
     return false;
   };
@@ -380,7 +389,7 @@ std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const
   if (!device.is_cuda() && leaves_results_unwritten(p)) {
     return Unsupported{
         "PyTorch 2.11's bf16 convolutions on the CPU may leave results unwritten: those of one "
-        "column of windows with a stride above 1 across, filter gradients of images narrower than "
+        "column of windows with a stride above 1 across, filter gradients of images smaller than "
         "the stride, and forwards of deeper windows over volumes of depth 1"};
   }
   if (!device.is_cuda() && p.x.dtype == at::kBFloat16 && begins_in_padding(p)) {

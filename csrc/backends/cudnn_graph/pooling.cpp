@@ -143,6 +143,7 @@ std::string find_defect(const PoolingProblem& p, const Algorithm& algorithm, con
     return "engine 1 of cuDNN 9.19 computes wrong results where there are more than 2^23 of large "
            "windows";
   }
+  if (algorithm.name == "eng1" && exceeds_grid(p)) return kExceedsGrid;
   if (!notes.has(Note::runtime_compilation)) {
     bool fails = average && p.pass == Pass::bwd;
     return fails ? "cuDNN 9.19 asks at the run for tensors that its backward of an average does "

@@ -98,10 +98,10 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
   std::string reason = too_many_channels(p.view().count());
   if (!reason.empty()) return Unsupported{reason};
   bool persistent = algorithm.name == "spatial_persistent";
-  if (persistent && p.alignment < 16) {
+  if (c10::isReducedFloatingType(p.x.dtype) && p.alignment < 16) {
     return Unsupported{
-        "this mode makes misaligned accesses where tensors are not aligned to 16 bytes, and the "
-        "process loses its GPU context"};
+        "the classic API makes misaligned accesses in half types where tensors are not aligned to "
+        "16 bytes, and the process loses its GPU context"};
   }
   Notes notes;
   // Of float32 and float16 data it may sum scaled integers, which overflow where values are large.

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
+#include "backends/large_images.h"
 #include "core/backend.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -129,6 +130,12 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
     return Unsupported{c10::str("cuDNN wants k of at least ", CUDNN_LRN_MIN_K,
                                 " and beta of at least ", CUDNN_LRN_MIN_BETA, ", not ", p.k,
                                 " and ", p.beta)};
+  }
+  constexpr int64_t kWindowOfOwn = 5;  // that has kernels of its own, for float32
+  bool as_f32 = p.x.dtype == at::kFloat || p.x.dtype == at::kBFloat16;
+  if (p.kind == LrnKind::cross_channel && p.size == kWindowOfOwn && as_f32 &&
+      p.x.sizes[0] > kMostBlocks) {
+    return Unsupported{kExceedsGrid};
   }
   bool even = p.size % 2 == 0;
   if (even && p.kind == LrnKind::cross_channel && p.window == LrnWindow::torch) {

@@ -1,5 +1,6 @@
 // Pooling through cuDNN's classic API. Sums are averages times what they were divided by.
 #include "backends/cudnn_legacy/descriptor.h"
+#include "backends/large_images.h"
 #include "core/backend.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -79,6 +80,9 @@ std::string why_not(const PoolingProblem& p, const Algorithm& algorithm) {
   if (p.spatial_dims() == 3 && p.x.strides != contiguous_strides(p.x.sizes)) {
     return "the classic API pools volumes of contiguous tensors only";
   }
+  bool planes = p.x.strides == contiguous_strides(p.x.sizes);
+  bool adds = algorithm.name == "max" && (p.pass == Pass::bwd || p.train);
+  if (exceeds_grid(p) || (adds && planes && p.x.sizes[1] > kMostBlocks)) return kExceedsGrid;
   return "";
 }
 
