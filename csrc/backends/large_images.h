@@ -24,13 +24,14 @@ constexpr int64_t kMostBlocks = 65535;  // of a grid in its second and third dim
 constexpr const char* kExceedsGrid =
     "cuDNN 9.19's launch would have more than 65535 blocks in a dimension of its grid";
 
-// The forward over planes, whose blocks lie one an image where images have so many results.
+// Kernels over planes whose blocks lie one an image where images have so many results: all but the
+// gradients of maxima.
 inline bool exceeds_grid(const PoolingProblem& p) {
   constexpr int64_t kResultsOfBlock = 256;
   TensorSpec y = p.y();
-  return p.pass == Pass::fwd && p.spatial_dims() == 2 &&
-         p.x.strides == contiguous_strides(p.x.sizes) && p.x.sizes[0] > kMostBlocks &&
-         y.sizes[2] * y.sizes[3] >= kResultsOfBlock;
+  bool concerned = p.pass == Pass::fwd || p.mode != PoolingMode::max;
+  return concerned && p.spatial_dims() == 2 && p.x.strides == contiguous_strides(p.x.sizes) &&
+         p.x.sizes[0] > kMostBlocks && y.sizes[2] * y.sizes[3] >= kResultsOfBlock;
 }
 
 }  // namespace torch_cudnn_ext

@@ -24,9 +24,19 @@ Tensor with_strides_of(const TensorSpec& spec, const Tensor& t) {
   return t.is_cpu() ? strided_view(t, spec.sizes, spec.strides) : t;
 }
 
+// Where alpha and beta scale a result in f16, which PyTorch's kernel would round before, so that it
+// may overflow.
+bool is_scaled_in_f16(const ConvolutionProblem& p) {
+  return p.accumulate == Accumulate::general && p.x.dtype == at::kHalf;
+}
+
+// In f32 where it is scaled in f16.
 Tensor convolve(const ConvolutionProblem& p, const Bindings& b) {
   const Dims none(p.spatial_dims(), 0);
-  auto given = [&](Role role, const TensorSpec& spec) { return with_strides_of(spec, b[role]); };
+  auto given = [&](Role role, const TensorSpec& spec) {
+    Tensor t = with_strides_of(spec, b[role]);
+    return is_scaled_in_f16(p) ? t.to(at::kFloat) : t;
+  };
   if (p.pass == ConvolutionPass::fwd) {
     return at::convolution(given(Role::x, p.x), crossing(p, given(Role::w, p.w)), b[Role::bias],
                            p.stride, p.padding, p.dilation, false, none, p.groups);
@@ -56,12 +66,16 @@ class AtenConvolution : public Plan {
     Tensor result = function_(b);
     Tensor& out = b[role];
     if (out.defined() && b.beta != 0) {
+      if (result.scalar_type() != out.scalar_type()) {
+        out.copy_(out.to(result.scalar_type()).mul_(b.beta).add_(result, b.alpha));
+        return;
+      }
       if (b.beta != 1) out.mul_(b.beta);
       out.add_(result, b.alpha);
       return;
     }
     if (b.alpha != 1) result.mul_(b.alpha);
-    give(b, role, p_.result(), result);
+    give(b, role, p_.result(), in_dtype(result, p_.result().dtype));
   }
 
  private:
@@ -403,7 +417,7 @@ std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const
 
 // Of what is scaled behind PyTorch's kernel.
 std::optional<Unsupported> refuse_scaled(const ConvolutionProblem& p) {
-  if (p.accumulate != Accumulate::general || p.x.dtype != at::kHalf) return std::nullopt;
+  if (!is_scaled_in_f16(p)) return std::nullopt;
   return Unsupported{
       "PyTorch's convolution is rounded to f16 before alpha scales it, so that it may overflow"};
 }
@@ -441,7 +455,8 @@ BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorith
                           const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
   if (auto refused = refuse_convolution(p, device)) return *refused;
-  if (auto refused = refuse_scaled(p)) return *refused;
+  // In f32 PyTorch's kernels on the CPU have defects of their own.
+  if (auto refused = refuse_scaled(p); refused && !device.is_cuda()) return *refused;
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
                                            [p](const Bindings& b) { return convolve(p, b); });
 }
