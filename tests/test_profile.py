@@ -28,6 +28,7 @@ import torch
 from conftest import newest
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import (
@@ -2157,7 +2158,7 @@ def test_a_look_takes_each_module_s_mode_back() -> None:
 def test_layers_of_one_problem_keep_all_their_notes() -> None:
     one, two = Layer(PROBLEM, ("a",), 2, "x"), Layer(PROBLEM, ("b", "a"), 3, "y")
     (merged,) = merge([one, two, one])
-    assert (merged.names, merged.count, merged.note) == (("a", "b"), 7, "x; y")
+    assert (merged.names, merged.count, merged.note) == (("a", "b"), 7, "a: x; b a: y")
 
 
 def test_channels_last_is_the_output_s_layout_too() -> None:
@@ -2334,6 +2335,40 @@ def test_knobs_are_searched_on_a_gpu_alone() -> None:
     for function in (profile, tuning.tune):
         with pytest.raises(ValueError, match=r"knob_search: got True on cpu, .* wanted a GPU"):
             function(PROBLEM, device="cpu", knob_search=True)
+
+
+def test_notes_of_layers_that_share_a_problem_say_whose_they_are(device: str) -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1))
+    x = torch.randn(2, 4, 8, 8, device=device, requires_grad=True)
+    found = profile_model(model.to(device), x, time_budget_s=0.01)
+    notes = {layer.note for layer in found.layers if layer.count == 2}
+    assert notes >= {"0: fwd of ConvTranspose2d", "0: bwd_filter of ConvTranspose2d"}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: parametrizations.weight_norm(nn.Conv2d(3, 4, 3)),
+        lambda: parametrizations.spectral_norm(nn.ConvTranspose2d(3, 4, 3)),
+        lambda: parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0"),
+    ],
+    ids=["weight_norm", "spectral_norm", "lstm"],
+)
+@pytest.mark.parametrize("pinning", [False, True], ids=["plain", "pinned"])
+def test_parametrized_layers_are_profiled(
+    layer: Callable[[], nn.Module], pinning: bool, device: str
+) -> None:
+    model = layer().to(device).eval()
+    x = torch.randn(5, 2, 3, device=device)
+    if not isinstance(model, nn.LSTM):
+        x = torch.randn(2, 3, 8, 8, device=device)
+    with pinned(model, {"*": "heuristic"}) if pinning else nullcontext():
+        classes, before = [type(module) for module in model.modules()], model(x)
+        found = profile_model(model, x, train=False, time_budget_s=0.01)
+        assert [layer.count for layer in found.layers] == [1]
+        assert [type(module) for module in model.modules()] == classes
+        torch.testing.assert_close(model(x), before)
+    assert not any(isinstance(module, layers.Tunable) for module in model.modules())
 
 
 def test_a_pooling_with_indices_is_no_call_of_ours(device: str) -> None:

@@ -536,9 +536,12 @@ def _class_for_a_while(module: torch.nn.Module) -> type[torch.nn.Module] | None:
         return None
     if cls is ours.replaces:
         return ours if isinstance(module, Pinned) else None
-    if is_parametrized(module) or obstacle(module, ours):
+    if obstacle(module, ours):
         return None
-    return hidden_class(cls.__name__, (ours, cls), {})
+    # ``parametrize`` put its class upon the module's.
+    own = cls.__bases__[0] if is_parametrized(module) else cls
+    standing_in = ours if own is ours.replaces else hidden_class(own.__name__, (ours, own), {})
+    return _made_on(cls, standing_in) if is_parametrized(module) else standing_in
 
 
 _AT_IMPORT = _methods_of_pytorch()

@@ -79,23 +79,30 @@ class Layer:
 
 
 def merge(layers: Iterable[Layer]) -> list[Layer]:
-    """Join layers of one problem: counts add up, names and notes are kept once, order stays."""
-    merged: dict[str, Layer] = {}
+    """Join layers of one problem: counts add up, names and notes are kept once, order stays.
+
+    Where notes differ, each says whose it is.
+    """
+    groups: dict[str, list[Layer]] = {}
     for layer in layers:
-        known = merged.get(layer.problem)
-        if known is None:
-            merged[layer.problem] = layer
-            continue
+        groups.setdefault(layer.problem, []).append(layer)
+    return [_joined(group) for group in groups.values()]
+
+
+def _joined(group: Sequence[Layer]) -> Layer:
+    notes = dict.fromkeys(layer.note for layer in group)
+    if len(notes) > 1:
         notes = dict.fromkeys(
-            note for note in known.note.split("; ") + layer.note.split("; ") if note
+            f"{' '.join(layer.names)}: {layer.note}" if layer.names else layer.note
+            for layer in group
+            if layer.note
         )
-        merged[layer.problem] = replace(
-            known,
-            names=tuple(dict.fromkeys(known.names + layer.names)),
-            count=known.count + layer.count,
-            note="; ".join(notes),
-        )
-    return list(merged.values())
+    return replace(
+        group[0],
+        names=tuple(dict.fromkeys(name for layer in group for name in layer.names)),
+        count=sum(layer.count for layer in group),
+        note="; ".join(note for note in notes if note),
+    )
 
 
 # Problem lines.
