@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from inspect import get_annotations, getattr_static
+from inspect import get_annotations
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -319,10 +319,15 @@ def _overridden(ours: type[nn.Tunable]) -> set[str]:
     return named - {"_apply", "extra_repr", "flatten_parameters"} | {"forward"}
 
 
+def _found_in(cls: type[torch.nn.Module], name: str) -> Any:
+    """What a class has by this name, itself or from a base, as it stands there; or ``None``."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
 def _methods_of_pytorch() -> dict[type[torch.nn.Module], dict[str, Any]]:
     """What our classes compute in place of, by the class in ``torch.nn`` and the name."""
     return {
-        theirs: {name: getattr_static(theirs, name, None) for name in _overridden(ours)}
+        theirs: {name: _found_in(theirs, name) for name in _overridden(ours)}
         for theirs, ours in counterparts().items()
     }
 
@@ -341,7 +346,7 @@ def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
         for name in sorted(named & vars(base).keys()):
             return f"its {name} is of {base.__name__}"
     for name, method in _AT_IMPORT[ours.replaces].items():
-        if getattr_static(ours.replaces, name, None) is not method:
+        if _found_in(ours.replaces, name) is not method:
             return f"the {name} of torch.nn.{ours.replaces.__name__} was replaced"
     return ""
 
@@ -438,25 +443,32 @@ def _without_pin(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 def class_with_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
     """The class that a module has with a pin, or would have."""
-    cls = type(module)
     if isinstance(module, Pinned):
-        return cls
+        return type(module)
+    return _with_own_class(module, pinned_class)
+
+
+def _with_own_class(
+    module: torch.nn.Module, made_of: Callable[[type[torch.nn.Module]], type[torch.nn.Module]]
+) -> type[torch.nn.Module]:
+    """A module's class with another in place of its own, without its pin."""
+    cls = class_without_pin(module)
     # ``parametrize`` put its class upon the module's, and later takes it off.
     if is_parametrized(module) and counterpart(cls.__bases__[0]) is not None:
-        return _made_on(cls, pinned_class(cls.__bases__[0]))
-    return pinned_class(cls)
+        return _made_on(cls, made_of(cls.__bases__[0]))
+    return made_of(cls)
 
 
 def _made_on(cls: type[torch.nn.Module], *bases: type) -> type[torch.nn.Module]:
     """A class like this one, on other bases: the same for the same, and back to the first one."""
     first: type[torch.nn.Module] = vars(cls).get(_MADE_FROM, cls)
     if first is not cls:
-        _pass_on(cls, first, cls)
+        _pass_on(cls, first)
     if first.__bases__ == bases:
         return first
     made: dict[tuple[type, ...], type[torch.nn.Module]] = vars(first).get(_MADE, {})
     if bases in made:
-        _pass_on(first, made[bases], made[bases])
+        _pass_on(first, made[bases])
     else:
         own = _own(first)
         made[bases] = type(cls.__name__, bases, {**own, _MADE_FROM: first, _KNOWN: own})
@@ -469,10 +481,9 @@ def _own(cls: type[torch.nn.Module]) -> dict[str, Any]:
     return {name: value for name, value in vars(cls).items() if name not in left}
 
 
-def _pass_on(
-    source: type[torch.nn.Module], target: type[torch.nn.Module], made: type[torch.nn.Module]
-) -> None:
-    """What changed in a class since the made one was as the first: a parametrization adds to it."""
+def _pass_on(source: type[torch.nn.Module], target: type[torch.nn.Module]) -> None:
+    """What changed in one of the two since both were alike: a parametrization adds to its class."""
+    made = source if _MADE_FROM in vars(source) else target
     known, now = vars(made)[_KNOWN], _own(source)
     for name in known.keys() - now.keys():
         if name in vars(target):
@@ -536,12 +547,21 @@ def _class_for_a_while(module: torch.nn.Module) -> type[torch.nn.Module] | None:
         return None
     if cls is ours.replaces:
         return ours if isinstance(module, Pinned) else None
-    if obstacle(module, ours):
-        return None
-    # ``parametrize`` put its class upon the module's.
-    own = cls.__bases__[0] if is_parametrized(module) else cls
-    standing_in = ours if own is ours.replaces else hidden_class(own.__name__, (ours, own), {})
-    return _made_on(cls, standing_in) if is_parametrized(module) else standing_in
+    return None if obstacle(module, ours) else _with_own_class(module, _standing_in)
+
+
+def _standing_in(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The counterpart of a class in ``torch.nn``, or that of a subclass of one."""
+    ours = counterpart(cls)
+    assert ours is not None
+    if cls is ours.replaces:
+        return ours
+    if cls not in _standing_classes:  # one each, as of pinned layers
+        _standing_classes[cls] = hidden_class(cls.__name__, (ours, cls), {})
+    return _standing_classes[cls]
+
+
+_standing_classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
 
 
 _AT_IMPORT = _methods_of_pytorch()

@@ -698,8 +698,7 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
         problem, settings.device, ";".join(word for word in ("heuristic", policy) if word)
     )
     target = f"target:{settings.target}" if settings.target is not None else None
-    cap = only_fields(settings.policy, ("max_workspace",))
-    for_target = ";".join(word for word in (policy, cap) if word)
+    for_target = only_fields(settings.policy, (*_MEASURED_CONSTRAINTS, "max_workspace"))
     profile = LayerProfile(
         problem=layer.problem,
         names=list(layer.names),

@@ -327,11 +327,11 @@ def read_problems(source: str | Path) -> list[Layer]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         match = re.search(r"(?:^|[\s,])(x\d+)[\s,]*$", comment)
-        told = match[1] if match else ""
         listed = comment[: match.start()] if match else comment
         words = [name for name in map(str.strip, listed.split(",")) if name]
         count = max(1, len(words))
-        if told:
+        if match:
+            told = match[1]
             if not (len(told) <= len(f"x{_MOST_CALLS}") and 1 <= int(told[1:]) <= _MOST_CALLS):
                 raise ValueError(
                     f"{path}, line {number}: got {told:.20}, wanted x1 to x{_MOST_CALLS}"
@@ -743,18 +743,17 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     unregistered.
     """
     modules = modules_of(model)
-    attributes = [(vars(module), dict(vars(module))) for module in modules]
+    states = [(module, type(module), dict(vars(module))) for module in modules]
     # Parameters are the module's own business: FSDP exchanges them as they come and go.
     held = [
         (container, copy.copy(container))
         for container in _containers_in(
             value
-            for _, before in attributes
+            for _, _, before in states
             for name, value in before.items()
             if name != "_parameters"
         )
     ]
-    classes: list[tuple[nn.Module, type[nn.Module]]] = [(m, type(m)) for m in modules]
     own = own_tensors(model)
     leaves = [t for t in own if t.is_leaf]
     try:
@@ -764,14 +763,14 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
             wishes_kept(leaves),
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         ):
-            _cut_off([now for now, _ in attributes] + [container for container, _ in held])
+            _cut_off([*map(vars, modules), *(container for container, _ in held)])
             yield
     finally:
-        for module, cls in classes:
+        for module, cls, before in states:
             ours = isinstance(module, Tunable) or issubclass(cls, Tunable)
             if ours and type(module) is not cls:  # it converted itself
                 object.__setattr__(module, "__class__", cls)
-        for now, before in attributes:
+            now = vars(module)
             for name in [name for name in now if name not in before]:
                 del now[name]
             now.update(before)
