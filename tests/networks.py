@@ -35,6 +35,10 @@ SMALL = (
     "timm:vit_tiny_patch16_224",
     "timm:mobilenetv3_small_050",
 )
+# The backends that a device's networks are kept to, and the kinds of operators that enable()
+# overrides.
+WANTED = {"cpu": "cpu", "cuda": "cudnn"}
+FAMILIES = {"conv", "pool", "batch_norm", "layer_norm", "softmax", "rnn"}
 
 
 class Tagger(nn.Module):

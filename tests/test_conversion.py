@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_cuda, newest
-from networks import MODELS, LanguageModel, Tagger, images, vision_model
+from conftest import CUDA_MARKS, needs_cuda, newest
+from networks import FAMILIES, MODELS, WANTED, LanguageModel, Tagger, images, vision_model
 from torch import nn as tnn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize, weight_norm
@@ -317,6 +317,25 @@ def test_coverage_counts_calls_by_kind() -> None:
     assert all(p.grad is None for p in model.parameters())
     result = coverage(model, x, backward=False, backends="cpu")
     assert result.families["conv"].calls == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [(name, "cpu") for name in MODELS]
+    + [pytest.param(name, "cuda", marks=[*CUDA_MARKS, pytest.mark.big]) for name in MODELS],
+)
+def test_converted_networks_run_the_backends_asked_for(name: str, device: str) -> None:
+    model, x = vision_model(name).to(device), images(name, 2).to(device)
+    assert coverage(model, x, backends=WANTED[device]).share(*FAMILIES) >= 0.95
+
+
+@pytest.mark.parametrize("kind", [Tagger, LanguageModel])
+def test_converted_sequence_models_run_the_backends_asked_for(
+    kind: type[tnn.Module], device: str
+) -> None:
+    words = torch.randint(50, (5, 6), device=device)
+    result = coverage(kind().to(device), words, backends=WANTED[device])
+    assert result.share(*FAMILIES) >= 0.95
 
 
 def test_coverage_takes_lists_of_backends() -> None:

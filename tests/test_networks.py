@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision
 from conftest import CUDA_MARKS
-from networks import MODELS, SMALL, LanguageModel, Tagger, images, vision_model
+from networks import FAMILIES, MODELS, SMALL, WANTED, LanguageModel, Tagger, images, vision_model
 from test_algorithms import EVERY_NUMERICS
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -28,14 +28,10 @@ from torch_cudnn_ext.measuring import fp32_switches
 from torch_cudnn_ext.timing import kernel_names
 from torch_cudnn_ext.workload import recording
 
-# A CPU runs the same with its own algorithms, on networks that it has done in seconds.
-WANTED = {"cpu": "cpu", "cuda": "cudnn"}
 BIG = [*CUDA_MARKS, pytest.mark.big]
 SEQUENCES = {"Tagger": Tagger, "LanguageModel": LanguageModel}
 SETTINGS = {"f32": None, "f16": torch.float16, "bf16": torch.bfloat16}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Kinds of operators that enable() overrides, and of the layers that stand for them.
-FAMILIES = {"conv", "pool", "batch_norm", "layer_norm", "softmax", "rnn"}
 LAYERS = {theirs.__name__: ours.family for theirs, ours in counterparts().items()}
 # What errors may be beyond three times PyTorch's, of outputs and of gradients. A rounded input of a
 # ReLU may change its sign, and all gradients before it: in float32 these differ by a few percent.
@@ -167,7 +163,7 @@ def test_networks_run_unmodified_with_cudnn(
     print(f"  errors {ours}, PyTorch's {theirs}")
     for reason, times in exceptions.most_common():
         print(f"  {times} x {reason}")
-    assert inside >= 0.9 * count > 0
+    assert inside >= 0.95 * count > 0
     for mine, pytorchs, slack in zip(ours, theirs, SLACK[setting], strict=True):
         assert isfinite(pytorchs)
         assert mine <= 3 * pytorchs + slack
