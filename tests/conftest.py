@@ -21,6 +21,7 @@ CUDA_MARKS = (
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 )
+BIG_CUDA_MARKS = (*CUDA_MARKS, pytest.mark.big)
 DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_MARKS))
 # Of one tensor of four dimensions.
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CUDA_MARKS, needs_cuda, newest
+from conftest import BIG_CUDA_MARKS, needs_cuda, newest
 from networks import FAMILIES, MODELS, WANTED, LanguageModel, Tagger, images, vision_model
 from torch import nn as tnn
 from torch.nn import functional as F
@@ -322,7 +322,7 @@ def test_coverage_counts_calls_by_kind() -> None:
 @pytest.mark.parametrize(
     ("name", "device"),
     [(name, "cpu") for name in MODELS]
-    + [pytest.param(name, "cuda", marks=[*CUDA_MARKS, pytest.mark.big]) for name in MODELS],
+    + [pytest.param(name, "cuda", marks=BIG_CUDA_MARKS) for name in MODELS],
 )
 def test_converted_networks_run_the_backends_asked_for(name: str, device: str) -> None:
     model, x = vision_model(name).to(device), images(name, 2).to(device)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from conftest import CUDA_MARKS
+from conftest import BIG_CUDA_MARKS
 from networks import FAMILIES, MODELS, SMALL, WANTED, LanguageModel, Tagger, images, vision_model
 from test_algorithms import EVERY_NUMERICS
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from torch_cudnn_ext.measuring import fp32_switches
 from torch_cudnn_ext.timing import kernel_names
 from torch_cudnn_ext.workload import recording
 
-BIG = [*CUDA_MARKS, pytest.mark.big]
 SEQUENCES = {"Tagger": Tagger, "LanguageModel": LanguageModel}
 SETTINGS = {"f32": None, "f16": torch.float16, "bf16": torch.bfloat16}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -132,7 +131,7 @@ def network_cases() -> list[Any]:
                     continue  # PyTorch has no such LSTM there
                 for layout in ("nchw",) if few or name in SEQUENCES else ("nchw", "nhwc"):
                     case = (name, setting, layout, device)
-                    marks = BIG if device == "cuda" else ()
+                    marks = BIG_CUDA_MARKS if device == "cuda" else ()
                     cases.append(pytest.param(*case, id="-".join(case), marks=marks))
     return cases
 
@@ -222,7 +221,7 @@ def kernels_of(work: Callable[[], object], device: str) -> set[str]:
 
 
 @pytest.mark.parametrize("op", PASSES)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=BIG)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=BIG_CUDA_MARKS)])
 def test_pins_on_one_layer_of_resnet50(op: str, device: str) -> None:
     # The CPU's is smaller; its layer has the same name and filter.
     kind, batch, size = ("resnet50", 8, 224) if device == "cuda" else ("resnet18", 2, 32)
