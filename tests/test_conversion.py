@@ -473,6 +473,10 @@ def test_modules_without_an_equal_are_left_as_they_are() -> None:
     [
         ({"model": [tnn.ReLU()]}, "argument model: got .*list.*Module"),
         ({"exclude": "x"}, "argument exclude: got 'x'"),
+        (
+            {"exclude": lambda module: True},
+            "argument exclude: got <function .*lambda.* of a name and",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], wanted: str) -> None:

@@ -546,6 +546,8 @@ def test_a_bad_keyword_names_itself_its_value_and_what_was_wanted(
         ("fwd=fft;bwd_data=nonsense", ("nonsense",)),
         ("backends=", ("backends",)),
         ("automatic", ("automatic", "max_workspace")),
+        ("fwd=fft\nbwd_data=fft", ("fwd=fft\nbwd_data=fft", "line break", "';'")),
+        ("autotune\rdeterministic", ("autotune\rdeterministic", "line break", "';'")),
     ],
 )
 def test_a_bad_policy_text_is_told_what_is_wrong(text: str, named: tuple[str, ...]) -> None:
@@ -553,6 +555,18 @@ def test_a_bad_policy_text_is_told_what_is_wrong(text: str, named: tuple[str, ..
         Policy.parse(text)
     for part in named:
         assert part in str(caught.value)
+
+
+def test_a_policy_text_may_have_blanks_and_lines_between_its_parts() -> None:
+    written = """
+        fwd = legacy:fft ;
+        \tmax_workspace=64MiB;\r
+        backends = legacy, aten;
+    """
+    assert Policy.parse(written) == Policy.parse(
+        "fwd=legacy:fft;max_workspace=64MiB;backends=legacy,aten"
+    )
+    assert Policy.parse(" \n") == Policy()
 
 
 def test_an_unknown_family_is_refused() -> None:

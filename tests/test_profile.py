@@ -454,7 +454,7 @@ def test_channels_last_autocast_and_meta_are_seen() -> None:
 
 
 def test_a_model_without_convolutions_and_a_wrong_pass_are_refused() -> None:
-    wanted = "model: Hardsigmoid called no operator .*; it called aten.hardsigmoid; trace.. tells"
+    wanted = "model: Hardsigmoid called no operator .*; it called aten.hardsigmoid; trace.. sees"
     with pytest.raises(ValueError, match=wanted):
         network_layers(nn.Hardsigmoid(), torch.randn(2, 2))
     with pytest.raises(
@@ -602,11 +602,111 @@ class OwnForward(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-def test_layers_with_a_forward_of_their_own_are_counted() -> None:
+def test_functions_are_profiled_by_the_module_that_calls_them() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), OwnForward(4), OwnForward(4)), torch.randn(2, 3)
     work = network_layers(model, x)
-    assert work.not_profiled == {"aten.native_layer_norm": 2}
-    assert all(layer.names == ("0",) for layer in work.layers)
+    assert not work.not_profiled
+    names = {layer.problem.split()[0]: layer.names for layer in work.layers}
+    norms = ("1.layer_norm()", "2.layer_norm()")
+    assert names == {"matmul_fwd": ("0",), "layer_norm_fwd": norms, "layer_norm_bwd": norms}
+
+
+class ByFunction(nn.Module):
+    """What `LAYERS` are, without a layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(F.max_pool2d(x, 2), inplace=True)
+        x = F.local_response_norm(F.avg_pool2d(torch.relu(x), 3, stride=1, padding=1), 3)
+        x = F.adaptive_avg_pool2d(F.silu(F.elu(x, 0.5)), 2).sigmoid()
+        x = F.softmax(F.instance_norm(F.group_norm(x, 2)), dim=1)
+        return F.log_softmax(F.layer_norm(F.rms_norm(x, (2,)), (2,)), 1).tanh()
+
+
+LAYERS = nn.Sequential(
+    nn.MaxPool2d(2),
+    nn.ReLU(inplace=True),
+    nn.ReLU(),
+    nn.AvgPool2d(3, stride=1, padding=1),
+    nn.LocalResponseNorm(3),
+    nn.ELU(0.5),
+    nn.SiLU(),
+    nn.AdaptiveAvgPool2d(2),
+    nn.Sigmoid(),
+    nn.GroupNorm(2, 4, affine=False),
+    nn.InstanceNorm2d(4),
+    nn.Softmax(1),
+    nn.RMSNorm(2, elementwise_affine=False),
+    nn.LayerNorm(2, elementwise_affine=False),
+    nn.LogSoftmax(1),
+    nn.Tanh(),
+)
+
+
+@pytest.mark.parametrize("passes", [["fwd", "bwd"], ["fwd"]])
+@pytest.mark.parametrize("meta", [False, True])
+def test_functions_and_layers_have_the_same_problems(
+    passes: list[str], meta: bool, device: str
+) -> None:
+    x = torch.randn(2, 4, 8, 8, device="meta" if meta else device, requires_grad=True)
+
+    def calls(model: nn.Module) -> dict[str, int]:
+        work = network_layers(model.train(), x, passes)
+        assert "aten.native_layer_norm" not in work.not_profiled
+        return {layer.problem: layer.count for layer in work.layers}
+
+    expected = calls(LAYERS)
+    assert len(expected) >= 12 * len(passes)
+    assert calls(ByFunction()) == expected
+
+
+def test_a_profile_names_functions_and_pins_layers_alone() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.Conv2d(3, 4, 3), ByFunction())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(x)
+            return out.flatten(1) @ out.flatten(1).t()
+
+    result = profile_model(Net(), torch.randn(2, 3, 10, 10), device="cpu", time_budget_s=0.01)
+    names = result.names()
+    assert {"head.0", "head.1.max_pool2d()", "head.1.relu()", "matmul()"} <= set(names)
+    assert set(result.best_by_layer()) == {"head.0"}
+    assert "fwd" in _fields(result.best(layer="head.1.max_pool2d()"))
+    totals = {line.label for line in result.totals()}
+    assert {"all conv", "all pool", "all matmul", "all softmax", "all layer_norm"} <= totals
+    assert "head.1.max_pool2d()" in str(result)
+
+
+def test_a_function_that_ours_does_not_take_is_counted() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.var = nn.Buffer(torch.zeros(4)), nn.Buffer(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out, _ = F.max_pool2d(x, 2, return_indices=True)
+            out = torch.ops.aten.elu(out, 1.0, 2.0)
+            # In the order of torch's own function, which is another than that of PyTorch's.
+            out = torch.batch_norm(out, None, None, self.mean, self.var, True, 0.1, 1e-5, False)
+            (index,) = F.adaptive_max_pool2d(x, 1, return_indices=True)[1:]
+            wanted: torch.Tensor = F.relu(out) + F.relu(index)
+            return wanted
+
+    model = Net().train()
+    work = network_layers(model, torch.randn(2, 4, 6, 6))
+    assert {layer.problem.split()[0] for layer in work.layers} == {"activation_fwd", "activation_bwd"}
+    assert work.not_profiled["aten.max_pool2d_with_indices"] == 1
+    assert work.not_profiled["aten.elu"] == work.not_profiled["aten.native_batch_norm"] == 1
+    assert not model.mean.any()  # put back
+
+
+def test_attention_s_own_products_are_counted() -> None:
+    model = nn.MultiheadAttention(4, 2)
+    x = torch.randn(3, 2, 4)
+    with pytest.raises(ValueError, match="called no operator .* trace.. sees what PyTorch's"):
+        network_layers(model, {"query": x, "key": x, "value": x})
 
 
 def test_a_backward_that_computes_again_is_profiled() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -587,6 +588,52 @@ def test_remembered_states_of_unsorted_sequences(device: str) -> None:
     wanted, _ = theirs(packed[1], states)
     mine(packed[0])
     torch.testing.assert_close(mine(packed[1])[0].data, wanted.data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_sizes_of_the_parameters(kind: str, biases: bool, both_ways: bool, device: str) -> None:
+    network = kind if kind in ("lstm", "gru") else f"rnn_{kind}"
+    for projection in (0, 2) if kind == "lstm" else (0,):
+        options = {"proj_size": projection} if projection else {}
+        module, _ = _pair(
+            kind, 3, 5, num_layers=3, bias=biases, bidirectional=both_ways, device=device, **options
+        )
+        sizes = ops.rnn_parameter_sizes(network, 3, 5, 3, biases, both_ways, projection)
+        assert sizes == [tuple(p.shape) for p in module.parameters()]
+    # One buffer, cut up, is what the function takes.
+    sizes = ops.rnn_parameter_sizes(
+        network, 5, 5, 2, biases, both_ways, skip_input=True, single_bias=True
+    )
+    counts = [math.prod(size) for size in sizes]
+    buffer = torch.randn(sum(counts), dtype=torch.float64, device=device)
+    parts = buffer.split(counts)
+    params = [part.view(size) for part, size in zip(parts, sizes, strict=True)]
+    run = getattr(ops, network)
+    x = torch.randn(4, 2, 5, dtype=torch.float64, device=device)
+    y = run(x, None, params, biases, 2, 0.0, False, both_ways, skip_input=True, single_bias=True)[0]
+    assert y.shape == (4, 2, 10 if both_ways else 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "wanted"),
+    [
+        (("LSTM", 3, 5), {}, ValueError, "network: got 'LSTM', wanted one of lstm, gru"),
+        (("lstm", 0, 5), {}, ValueError, "input_size: got 0, wanted at least 1"),
+        (("lstm", 3, 5.0), {}, TypeError, "hidden_size: got 5.0"),
+        (("lstm", 3, 5, 0), {}, ValueError, "num_layers: got 0, wanted at least 1"),
+        (("lstm", 3, 5), {"proj_size": 5}, ValueError, "proj_size: got 5, wanted 0 to 4"),
+        (("gru", 3, 5), {"proj_size": 2}, ValueError, "proj_size: got 2, wanted 0: gru projects"),
+        (("gru", 3, 5), {"skip_input": True}, ValueError, "skip_input: got input_size=3"),
+        (("gru", 3, 5), {"has_biases": 1}, TypeError, "has_biases: got 1"),
+    ],
+)
+def test_wrong_sizes_of_networks_are_named(
+    arguments: tuple[Any, ...], options: dict[str, Any], kind: type[Exception], wanted: str
+) -> None:
+    with pytest.raises(kind, match=wanted):
+        ops.rnn_parameter_sizes(*arguments, **options)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "proj"])

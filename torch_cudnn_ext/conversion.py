@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from inspect import get_annotations
+from inspect import get_annotations, signature
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -145,7 +145,7 @@ def conversion_steps(
         ValueError: ``to`` is another word.
     """
     check_model("convert", model)
-    if exclude is not None and not callable(exclude):
+    if exclude is not None and not _takes_two(exclude):
         raise TypeError(
             f"convert: argument exclude: got {exclude!r} ({type(exclude).__name__}), "
             "wanted a function of a name and a module"
@@ -163,6 +163,17 @@ def conversion_steps(
             if module not in excluded and exclude(name, module):
                 excluded.update(module.modules())
     return list(_steps(model, "", table, excluded, set()))
+
+
+def _takes_two(function: Any) -> bool:
+    """Whether it can be called with two arguments, as far as it tells."""
+    try:
+        signature(function).bind(None, None)
+    except TypeError:  # what cannot be called is none, too
+        return False
+    except ValueError:  # some functions of C tell nothing
+        return True
+    return True
 
 
 def check_model(function: str, model: object) -> None:

@@ -45,6 +45,7 @@ from .workload import (
     Layer,
     check_passes,
     in_mode,
+    is_function,
     is_inference,
     led_problems,
     merge,
@@ -264,7 +265,7 @@ class Profile:
     layers: list[LayerProfile]
     settings: Settings
     title: str = ""
-    # How often anything but layers that `convert` exchanges called an operator, by its name.
+    # How often an operator was called that this package has none for, by its name.
     not_profiled: dict[str, int] = field(default_factory=dict)
     is_kept: bool = False  # in a file of choices, which tells no settings and no versions
 
@@ -279,7 +280,7 @@ class Profile:
         Args:
             max_workspace: Only algorithms within this workspace (bytes, ``64MiB``, ``20%``).
             deterministic: Only algorithms known to be deterministic.
-            layer: A module name; needed where no one policy fits all that was measured.
+            layer: One of `names`; needed where no one policy fits all that was measured.
 
         Raises:
             ValueError: There are several kinds of operators, or problems of one pass whose best
@@ -344,10 +345,13 @@ class Profile:
         Left out are modules that call several kinds of operators, and those with several problems
         of one pass whose best algorithms differ; `autotune` fits these. That may be a module
         called on several shapes, or a linear layer, whose gradients are two more forward problems.
-        So are modules with a problem of which no algorithm keeps the constraints.
+        So are modules with a problem of which no algorithm keeps the constraints, and what was
+        called by function, which no pin reaches, but rules of `when`.
         """
         policies = {}
         for name in self.names():
+            if is_function(name):
+                continue
             of_module = [profile for profile in self.layers if name in profile.names]
             found = self._policy(of_module, max_workspace, deterministic)
             if isinstance(found, Policy):
@@ -362,7 +366,10 @@ class Profile:
         return len(devices) > 1 or len(problems) < len(self.layers)
 
     def names(self) -> list[str]:
-        """All module names, in order of their first call."""
+        """The names of all modules, in order of their first call.
+
+        What a module called by function is beside it: ``features.relu()``.
+        """
         return list(dict.fromkeys(name for profile in self.layers for name in profile.names))
 
     def totals(self) -> list[Totals]:
@@ -550,8 +557,8 @@ def profile_model(
 
     The network runs once, forward and backward, to see its calls and the gradients that these get
     (`workload.network_layers`); on the meta device that costs nothing. The problems are then
-    measured on scratch tensors. What was called by anything but layers that `convert` exchanges is
-    counted in `Profile.not_profiled`.
+    measured on scratch tensors. Seen are the layers that `convert` exchanges and what is called by
+    functions that `ops` has; all else is counted in `Profile.not_profiled`.
 
     Args:
         model: The network, with the dtype, memory format and device to profile.

@@ -467,7 +467,12 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
     if not profile.not_profiled:
         return []
     calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
-    return [("not profiled, since no layer that convert exchanges called it", calls)]
+    return [
+        (
+            "not profiled, called by no layer that convert exchanges and no function that ops has",
+            calls,
+        )
+    ]
 
 
 # Output.

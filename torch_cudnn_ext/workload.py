@@ -24,7 +24,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -32,12 +32,13 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from . import _C
+from . import _C, ops
 from .conversion import converted
 from .files import naming, not_regular, read_lines
 from .knobs import pushed
@@ -361,7 +362,8 @@ class Workload:
     """What a network computes in one pass forward and one backward.
 
     Attributes:
-        layers: The distinct problems of this package's operators.
+        layers: The distinct problems of this package's operators. What was called by function has
+            the name of the calling module with the function's, ``features.relu()``.
         not_profiled: How often anything else was called, by its name.
     """
 
@@ -381,10 +383,12 @@ def network_layers(
 
     The model runs once, forward and, where `passes` has more than inference has, backward from
     gradients of ones, in the mode that it is in (training or not), with its layers, pinned ones
-    too, exchanged for this package's for that while; its pins, its buffers, its gradients and
-    PyTorch's random state stay as they are. It and its inputs may be on the meta device: then
-    nothing is computed. Each call is then posed again, forward and backward, on tensors of the same
-    form, gradients as they arrived, to see its problems; that computes nothing either.
+    too, and the functions of `torch.nn.functional` that `ops` has, exchanged for this package's for
+    that while; its pins, its buffers, its gradients and PyTorch's random state stay as they are.
+    What those functions call in turn, attention's products say, is not seen. It and its inputs may
+    be on the meta device: then nothing is computed. Each call is then posed again, forward and
+    backward, on tensors of the same form, gradients as they arrived, to see its problems; that
+    computes nothing either.
 
     What the backward does not meet is not listed, whatever passes are asked for: the gradient of
     inputs and parameters that require none, such as the first layer's input. Where no output of the
@@ -407,7 +411,7 @@ def network_layers(
             another word.
     """
     check_passes(passes)
-    watch = Watch(model)
+    watch = Watch(model, functions=True)
     backward = not is_inference(passes)
     if backward:
         check_gradient_mode()
@@ -524,7 +528,7 @@ def nothing_found(
         )
     told = f"; refused were {'; '.join(refused)}" if refused else ""
     if not told and called:
-        told = f"; it called {', '.join(called)}; trace() tells of what layers did not call, too"
+        told = f"; it called {', '.join(called)}; trace() sees what PyTorch's functions call, too"
     return f"model: {name} called no operator of this package on these inputs{told}"
 
 
@@ -566,6 +570,20 @@ class _Fresh(torch.autograd.Function):
         return gradient, None
 
 
+def is_function(name: str) -> bool:
+    """Whether a layer's name is that of a function called, which no pin reaches."""
+    return name.endswith("()")
+
+
+@cache
+def _functions_of_ours() -> dict[Any, Callable[..., Any]]:
+    """By function of PyTorch's, that of `ops` which takes the same arguments."""
+    ours = {getattr(F, name): getattr(ops, name) for name in ops.__all__ if hasattr(F, name)}
+    for name in ("relu", "sigmoid", "tanh", "softmax", "log_softmax", "matmul"):
+        ours |= {getattr(space, name): getattr(ops, name) for space in (torch, Tensor)}
+    return ours | dict.fromkeys((torch.bmm, Tensor.bmm, Tensor.__matmul__), ops.matmul)
+
+
 @dataclass
 class _Seen:
     """Equal calls of one operator, and the modules that made them.
@@ -584,15 +602,19 @@ class _Seen:
 
 
 class Watch(TorchFunctionMode):
-    """Sees the calls of this package's operators, before autograd and autocast do."""
+    """Sees the calls of this package's operators, before autograd and autocast do.
 
-    def __init__(self, model: nn.Module) -> None:
+    With `functions` those of `ops` run in the place of PyTorch's, where they take the arguments.
+    """
+
+    def __init__(self, model: nn.Module, *, functions: bool = False) -> None:
         super().__init__()
         self.others: Counter[str] = Counter()
         self._model = model
         self._buffers = {id(buffer) for buffer in model.buffers()}
         self._seen: list[_Seen] = []
-        self._inside: list[tuple[str, str]] = []
+        self._inside: list[tuple[str, str]] = []  # names and kinds of what is running
+        self._exchanged = _functions_of_ours() if functions else {}
         self.below = _WatchOthers(self.others)
 
     @contextmanager
@@ -622,7 +644,8 @@ class Watch(TorchFunctionMode):
         """Take note of a call of ours."""
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace != "torch_cudnn_ext":
-            return func(*args, **kwargs)
+            ours = self._exchanged.get(func)
+            return self._ours_or(func, ours, args, kwargs) if ours else func(*args, **kwargs)
         call, results = self._note(func, args, kwargs)
         with self.below.silent():
             output = func(*args, **kwargs)
@@ -631,6 +654,24 @@ class Watch(TorchFunctionMode):
                 note = partial(self._note_gradient, call, place)
                 result.register_hook(note)  # type: ignore[no-untyped-call]
         return output
+
+    def _ours_or(
+        self, func: Any, ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        given = {key: v for key, v in kwargs.items() if v is not None and not key.startswith("_")}
+        module = self._inside[-1][0] if self._inside else ""
+        known, exchanged = len(self._seen), self._exchanged
+        self._exchanged = {}  # what ours calls of PyTorch's is not to be exchanged again
+        self._inside.append((f"{module}.{ours.__name__}()".lstrip("."), ours.__name__))
+        try:
+            with self:
+                return ours(*args, **given, policy="heuristic")
+        except (RuntimeError, TypeError, ValueError):
+            del self._seen[known:]
+        finally:
+            self._inside.pop()
+            self._exchanged = exchanged
+        return func(*args, **kwargs)
 
     def calls(self, went_back: bool) -> list[_Seen]:
         """What was seen, equal calls once; `went_back` tells whether a backward ran."""

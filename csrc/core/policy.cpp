@@ -62,9 +62,10 @@ bool ends_with(std::string_view text, std::string_view suffix) {
 }
 
 std::string_view without_blanks(std::string_view text) {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
+  constexpr std::string_view kBlanks = " \t\r\n";
+  size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlanks) + 1 - first);
 }
 
 void read_max_workspace(std::string_view text, Policy& policy) {
@@ -389,6 +390,8 @@ Policy parse(std::string_view text, const std::string& family, const std::string
     if (more) text.remove_prefix(semicolon + 1);
     item = without_blanks(item);
     if (item.empty()) continue;
+    TORCH_CHECK_VALUE(item.find_first_of("\r\n") == std::string_view::npos, "policy text: '",
+                      item, "' goes on over a line break, wanted ';' between fields");
     // An algorithm as the one word for all passes holds '=' in its options.
     size_t equals = item.find('=');
     bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||

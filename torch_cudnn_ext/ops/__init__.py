@@ -78,7 +78,7 @@ from torch_cudnn_ext.ops.reduction import (
     reduce,
     sum,
 )
-from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_relu, rnn_tanh
+from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_parameter_sizes, rnn_relu, rnn_tanh
 from torch_cudnn_ext.ops.softmax import log_softmax, softmax
 from torch_cudnn_ext.ops.spatial_transformer import affine_grid, grid_sample
 
@@ -150,6 +150,7 @@ __all__ = [
     "relu",
     "relu6",
     "rms_norm",
+    "rnn_parameter_sizes",
     "rnn_relu",
     "rnn_tanh",
     "sigmoid",

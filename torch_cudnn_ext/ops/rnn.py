@@ -29,6 +29,8 @@ from torch_cudnn_ext.ops._arguments import (
 )
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
 
 def lstm(
     input: Tensor,
@@ -165,6 +167,78 @@ def rnn_relu(
         policy,
     )  # fmt: skip
     return y, hy
+
+
+def rnn_parameter_sizes(
+    network: str,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int = 1,
+    has_biases: bool = True,
+    bidirectional: bool = False,
+    proj_size: int = 0,
+    *,
+    skip_input: bool = False,
+    single_bias: bool = False,
+) -> list[tuple[int, ...]]:
+    """The sizes of a recurrent network's parameters, in the order that the functions here take.
+
+    Their products sum to the number of elements in all: what a flat buffer of them holds, which
+    ``split`` and ``view`` cut into the parameters without a copy.
+
+    Args:
+        network: ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``.
+        input_size: ``I``, the features of the input.
+        hidden_size: ``H``, the features of a hidden state without projection.
+        num_layers: The number of layers.
+        has_biases: Whether there are biases.
+        bidirectional: Whether a layer also runs backwards in time.
+        proj_size: ``P``, less than ``H``, to which an LSTM projects its hidden state; 0 for none.
+        skip_input: As of `lstm`.
+        single_bias: As of `lstm`.
+
+    Raises:
+        TypeError: A number or flag is of another type.
+        ValueError: There is no such network, or a number is out of range or does not fit another.
+    """
+    name = "rnn_parameter_sizes"
+    if network not in _GATES:
+        raise ValueError(
+            f"{name}: argument network: got {network!r}, wanted one of {', '.join(_GATES)}"
+        )
+    flags = {
+        "has_biases": has_biases,
+        "bidirectional": bidirectional,
+        "skip_input": skip_input,
+        "single_bias": single_bias,
+    }
+    for argument, flag in flags.items():
+        check_flag(name, argument, flag)
+    given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+    numbers = {argument: integer_of(name, argument, n) for argument, n in given.items()}
+    for argument, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name}: argument {argument}: got {number}, wanted at least 1")
+    hidden, projected = numbers["hidden_size"], integer_of(name, "proj_size", proj_size)
+    if not 0 <= projected < hidden or (projected and network != "lstm"):
+        most = f"0 to {hidden - 1}" if network == "lstm" else f"0: {network} projects nothing"
+        raise ValueError(f"{name}: argument proj_size: got {projected}, wanted {most}")
+    if skip_input and numbers["input_size"] != hidden:
+        raise ValueError(
+            f"{name}: argument skip_input: got input_size={numbers['input_size']}, "
+            f"wanted hidden_size={hidden}"
+        )
+    directions = 2 if bidirectional else 1
+    rows, state = _GATES[network] * hidden, projected or hidden
+    sizes: list[tuple[int, ...]] = []
+    for layer in range(numbers["num_layers"]):
+        features = state * directions if layer else numbers["input_size"]
+        one: list[tuple[int, ...]] = [] if skip_input and layer == 0 else [(rows, features)]
+        one.append((rows, state))
+        one += [(rows,)] * (has_biases * (1 if single_bias else 2))
+        one += [(projected, hidden)] * (projected > 0)
+        sizes += one * directions
+    return sizes
 
 
 def _run(
