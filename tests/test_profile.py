@@ -667,15 +667,17 @@ def test_a_profile_names_functions_and_pins_layers_alone() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = self.head(x)
-            return out.flatten(1) @ out.flatten(1).t()
+            out = out.mean((2, 3)) * out.amax(dim=(2, 3)) + out.sum((2, 3), keepdim=True).flatten(1)
+            return out @ out.t()
 
     result = profile_model(Net(), torch.randn(2, 3, 10, 10), device="cpu", time_budget_s=0.01)
     names = result.names()
     assert {"head.0", "head.1.max_pool2d()", "head.1.relu()", "matmul()"} <= set(names)
+    assert {"mean()", "amax()", "sum()"} <= set(names)
     assert set(result.best_by_layer()) == {"head.0"}
     assert "fwd" in _fields(result.best(layer="head.1.max_pool2d()"))
     totals = {line.label for line in result.totals()}
-    assert {"all conv", "all pool", "all matmul", "all softmax", "all layer_norm"} <= totals
+    assert {"all conv", "all pool", "all matmul", "all softmax", "all reduce"} <= totals
     assert "head.1.max_pool2d()" in str(result)
 
 
@@ -696,7 +698,10 @@ def test_a_function_that_ours_does_not_take_is_counted() -> None:
 
     model = Net().train()
     work = network_layers(model, torch.randn(2, 4, 6, 6))
-    assert {layer.problem.split()[0] for layer in work.layers} == {"activation_fwd", "activation_bwd"}
+    assert {layer.problem.split()[0] for layer in work.layers} == {
+        "activation_fwd",
+        "activation_bwd",
+    }
     assert work.not_profiled["aten.max_pool2d_with_indices"] == 1
     assert work.not_profiled["aten.elu"] == work.not_profiled["aten.native_batch_norm"] == 1
     assert not model.mean.any()  # put back

@@ -579,7 +579,8 @@ def is_function(name: str) -> bool:
 def _functions_of_ours() -> dict[Any, Callable[..., Any]]:
     """By function of PyTorch's, that of `ops` which takes the same arguments."""
     ours = {getattr(F, name): getattr(ops, name) for name in ops.__all__ if hasattr(F, name)}
-    for name in ("relu", "sigmoid", "tanh", "softmax", "log_softmax", "matmul"):
+    names = "relu sigmoid tanh softmax log_softmax matmul sum mean prod amax amin argmax argmin"
+    for name in names.split():
         ours |= {getattr(space, name): getattr(ops, name) for space in (torch, Tensor)}
     return ours | dict.fromkeys((torch.bmm, Tensor.bmm, Tensor.__matmul__), ops.matmul)
 
