@@ -619,6 +619,7 @@ def test_sizes_of_the_parameters(kind: str, biases: bool, both_ways: bool, devic
 @pytest.mark.parametrize(
     ("arguments", "options", "kind", "wanted"),
     [
+        ((["lstm"], 3, 5), {}, TypeError, r"network: got \['lstm'\] \(list\), wanted a text"),
         (("LSTM", 3, 5), {}, ValueError, "network: got 'LSTM', wanted one of lstm, gru"),
         (("lstm", 0, 5), {}, ValueError, "input_size: got 0, wanted at least 1"),
         (("lstm", 3, 5.0), {}, TypeError, "hidden_size: got 5.0"),

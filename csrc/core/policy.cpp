@@ -390,8 +390,8 @@ Policy parse(std::string_view text, const std::string& family, const std::string
     if (more) text.remove_prefix(semicolon + 1);
     item = without_blanks(item);
     if (item.empty()) continue;
-    TORCH_CHECK_VALUE(item.find_first_of("\r\n") == std::string_view::npos, "policy text: '",
-                      item, "' goes on over a line break, wanted ';' between fields");
+    TORCH_CHECK_VALUE(item.find_first_of("\r\n") == std::string_view::npos, "policy text: '", item,
+                      "' goes on over a line break, wanted ';' between fields");
     // An algorithm as the one word for all passes holds '=' in its options.
     size_t equals = item.find('=');
     bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||

@@ -26,6 +26,7 @@ from torch_cudnn_ext.ops._arguments import (
     check_tensor,
     integer_of,
     integers_of,
+    wrong_type,
 )
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -198,10 +199,12 @@ def rnn_parameter_sizes(
         single_bias: As of `lstm`.
 
     Raises:
-        TypeError: A number or flag is of another type.
+        TypeError: An argument has a type that it does not take.
         ValueError: There is no such network, or a number is out of range or does not fit another.
     """
     name = "rnn_parameter_sizes"
+    if not isinstance(network, str):
+        raise wrong_type(name, "network", network, "a text")
     if network not in _GATES:
         raise ValueError(
             f"{name}: argument network: got {network!r}, wanted one of {', '.join(_GATES)}"
