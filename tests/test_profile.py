@@ -70,8 +70,10 @@ from torch_cudnn_ext.workload import (
     PROBLEM_FOLDER,
     Journal,
     Layer,
+    Workload,
     convolution_arguments,
     detached,
+    is_function,
     led_problems,
     load_model,
     merge,
@@ -705,6 +707,157 @@ def test_a_function_that_ours_does_not_take_is_counted() -> None:
     assert work.not_profiled["aten.max_pool2d_with_indices"] == 1
     assert work.not_profiled["aten.elu"] == work.not_profiled["aten.native_batch_norm"] == 1
     assert not model.mean.any()  # put back
+
+
+def _with(function: Callable[[torch.Tensor], Any]) -> nn.Module:
+    """A network of a linear layer, 4 to 4, and a function."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return function(self.linear(x))
+
+    return Net()
+
+
+def _functions(work: Workload) -> set[str]:
+    return {name for layer in work.layers for name in layer.names if is_function(name)}
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda y: y.mean(axis=1, keepdims=True), "mean()"),
+        (lambda y: torch.mm(y, mat2=y), "matmul()"),
+        (lambda y: torch.bmm(y[None], mat2=y[None]), "matmul()"),
+        (lambda y: y.softmax(-1), "softmax()"),
+        (lambda y: F.softmax(y, -1, _stacklevel=5), "softmax()"),
+        (lambda y: F.linear(y, weight=y), "linear()"),
+    ],
+)
+def test_functions_are_seen_in_pytorchs_forms(
+    function: Callable[[torch.Tensor], torch.Tensor], name: str
+) -> None:
+    assert _functions(network_layers(_with(function), torch.randn(4, 4))) == {name}
+
+
+def test_what_our_layers_call_of_pytorchs_is_not_the_network_s() -> None:
+    model = nn.Sequential(nn.LPPool2d(2, 2), nn.Flatten(1), nn.LogSoftmax(1))
+    work = network_layers(model, torch.randn(2, 4, 8, 8))
+    assert {name for layer in work.layers for name in layer.names} == {"0", "2"}
+
+    class Lossy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self.loss(x, torch.tensor([0, 1]))
+            return loss
+
+    work = network_layers(Lossy(), torch.randn(2, 4), ["fwd"])
+    assert [layer.names for layer in work.layers] == [("loss",)]
+
+
+class _Own(torch.Tensor):
+    """Sees to its own functions."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.mean:
+            return "mean"
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _index_error(y: torch.Tensor) -> torch.Tensor:
+    with pytest.raises(IndexError):
+        y[:0].argmax(0)
+    return y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _index_error,
+        lambda y: y * len(y.as_subclass(_Own).mean()),
+        lambda y: y + torch.tensor([1, 2]).sum() + torch.tensor([True]).sum(),
+        lambda y: y + torch.sum(y.detach(), 0, out=torch.empty(4)),
+    ],
+)
+def test_what_is_pytorchs_stays_so(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    work = network_layers(_with(function), torch.randn(2, 4))
+    assert {name for layer in work.layers for name in layer.names} == {"linear"}
+
+
+def test_a_network_that_writes_to_what_ours_keep_is_seen_without_functions() -> None:
+    def relu6(y: torch.Tensor) -> torch.Tensor:
+        return F.relu6(y, inplace=True).add_(1)
+
+    model, x = _with(relu6), torch.randn(2, 4)
+    assert _functions(network_layers(model, x, ["fwd"])) == {"relu6()"}
+    work = network_layers(model, x)
+    assert not _functions(work) and work.not_profiled["aten.hardtanh_"] == 1
+
+
+def test_autocast_in_a_network_is_not_missed_on_the_meta_device() -> None:
+    def cast(y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.linear(y, y)
+
+    model, x = _with(cast), torch.randn(4, 4)
+    lines = [layer.problem for layer in network_layers(model, x, ["fwd"]).layers]
+    assert any("bf16" in line for line in lines)
+    with pytest.raises(RuntimeError, match="meta device do not obey autocast"):
+        network_layers(model.to("meta"), x.to("meta"), ["fwd"])
+
+
+def test_stand_ins_are_of_the_same_calls() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu, self.convs = nn.ReLU(), nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.relu(self.convs[1](self.relu(self.convs[0](x))))
+            return F.relu(self.convs[2](F.max_pool2d(x, 2)).mean((2, 3)))
+
+    layers = network_layers(Net(), torch.randn(4, 4, 16, 16), stand_ins=True).layers
+    sizes = {
+        layer.problem: layer.stand_in for layer in layers if layer.problem.startswith("activation")
+    }
+    numbers = [
+        [int(n) for n in re.findall(r"x=f32\[(\d+)", f"{line} {other}")]
+        for line, other in sizes.items()
+    ]
+    assert len(numbers) == 4 and all(whole == 4 * first for whole, first in numbers)
+
+
+def test_the_best_of_a_network_is_for_its_layers() -> None:
+    result = profile_model(
+        _with(lambda y: F.relu(y).mean(1)),
+        torch.randn(2, 4),
+        train=False,
+        device="cpu",
+        time_budget_s=0.01,
+    )
+    assert result.best() == result.best(layer="linear")
+    assert {"fwd"} == set(_fields(result.best(layer="relu()"))) - {"allow_tf32"}
+
+    twice = profile_model(
+        _with(lambda y: F.relu(F.relu(y).mean(1))),
+        torch.randn(2, 4),
+        train=False,
+        device="cpu",
+        time_budget_s=0.01,
+    )
+    small, large = (layer for layer in twice.layers if layer.names == ["relu()"])
+    small.rows.sort(key=lambda row: row["algorithm"] != "aten:default")
+    large.rows.sort(key=lambda row: row["algorithm"] == "aten:default")
+    with pytest.raises(ValueError, match="one policy does not fit: autotune fits them"):
+        twice.best(layer="relu()")
 
 
 def test_attention_s_own_products_are_counted() -> None:

@@ -265,7 +265,7 @@ class Profile:
     layers: list[LayerProfile]
     settings: Settings
     title: str = ""
-    # How often an operator was called that this package has none for, by its name.
+    # How often operators were called that neither a layer nor a function of ours took, by name.
     not_profiled: dict[str, int] = field(default_factory=dict)
     is_kept: bool = False  # in a file of choices, which tells no settings and no versions
 
@@ -276,6 +276,9 @@ class Profile:
         layer: str | None = None,
     ) -> Policy:
         """The policy that pins the best algorithm of each pass: the first in rank order.
+
+        That is for the layers, if there are any, and not for what was called by function beside
+        them, which no pin reaches, unless `layer` names it.
 
         Args:
             max_workspace: Only algorithms within this workspace (bytes, ``64MiB``, ``20%``).
@@ -288,20 +291,27 @@ class Profile:
             KeyError: No layer has this name.
         """
         check_flag("best", "deterministic", deterministic)
-        chosen = self.layers
+        hint = "ask for one layer with best(layer=...), or all with best_by_layer()"
+        chosen = [p for p in self.layers if not (p.names and all(map(is_function, p.names)))]
+        chosen = chosen or self.layers
         if layer is not None:
+            hint = "autotune fits them"
             chosen = [profile for profile in self.layers if layer in profile.names]
             if not chosen:
                 names = ", ".join(self.names())
                 wanted = f"one of {names}" if names else "none: these layers have no names"
                 raise KeyError(f"layer: got {layer!r}, wanted {wanted}")
-        found = self._policy(chosen, max_workspace, deterministic)
+        found = self._policy(chosen, max_workspace, deterministic, hint)
         if isinstance(found, str):
             raise ValueError(f"best: {found}")
         return found
 
     def _policy(
-        self, profiles: Sequence[LayerProfile], max_workspace: int | str | None, deterministic: bool
+        self,
+        profiles: Sequence[LayerProfile],
+        max_workspace: int | str | None,
+        deterministic: bool,
+        hint: str = "",
     ) -> Policy | str:
         """The one policy that is the best on all their problems, or why there is none."""
         cap = None
@@ -329,8 +339,7 @@ class Profile:
         if not fits:
             return (
                 f"the profile holds several problems of {profiles[0].op} or several kinds "
-                "of operators, so one policy does not fit: ask for one layer with "
-                "best(layer=...), or all with best_by_layer()"
+                f"of operators, so one policy does not fit: {hint}"
             )
         numerics = only_fields(self.settings.policy, _NUMERICS)
         words = [f"{name}={algorithm}" for name, algorithm in pins.items()]
@@ -368,7 +377,7 @@ class Profile:
     def names(self) -> list[str]:
         """The names of all modules, in order of their first call.
 
-        What a module called by function is beside it: ``features.relu()``.
+        What they called by function is among them: ``features.relu()``.
         """
         return list(dict.fromkeys(name for profile in self.layers for name in profile.names))
 
@@ -557,8 +566,8 @@ def profile_model(
 
     The network runs once, forward and backward, to see its calls and the gradients that these get
     (`workload.network_layers`); on the meta device that costs nothing. The problems are then
-    measured on scratch tensors. Seen are the layers that `convert` exchanges and what is called by
-    functions that `ops` has; all else is counted in `Profile.not_profiled`.
+    measured on scratch tensors. Seen are the layers that `convert` exchanges, and functions of
+    `ops` by PyTorch's names, in forms that it takes; all else is counted in `not_profiled`.
 
     Args:
         model: The network, with the dtype, memory format and device to profile.

@@ -468,10 +468,7 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
         return []
     calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
     return [
-        (
-            "not profiled, called by no layer that convert exchanges and no function that ops has",
-            calls,
-        )
+        ("not profiled, by no layer that convert exchanges and no function that ops takes", calls)
     ]
 
 

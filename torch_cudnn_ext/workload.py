@@ -411,22 +411,15 @@ def network_layers(
             another word.
     """
     check_passes(passes)
-    watch = Watch(model, functions=True)
     backward = not is_inference(passes)
     if backward:
         check_gradient_mode()
-    with (
-        converted(model, "heuristic"),  # a knob may pin what cannot run
-        kept_as_it_was(model),
-        looking(),
-        watch.names(),
-        torch.set_grad_enabled(backward),
-    ):
-        # On this thread alone, also on a GPU: `watch` is of one thread.
-        with watch, torch.autograd.set_multithreading_enabled(False):
-            with watch.below:
-                output = call_model(model, detached(inputs))
-            went_back = backward and go_back(output)
+    try:
+        watch, went_back = _watched(model, inputs, backward, functions=True)
+    except MetaAutocast:
+        raise
+    except Exception:  # such as a write to what ours keep for a gradient, and PyTorch's do not
+        watch, went_back = _watched(model, inputs, backward, functions=False)
     calls = watch.calls(went_back)
     found: list[Layer] = []
     refused: Counter[str] = Counter()
@@ -448,6 +441,25 @@ def network_layers(
     if stand_ins:
         layers = _with_stand_ins(layers, model, inputs, passes, policy)
     return Workload(layers, dict((watch.others + refused).most_common()))
+
+
+def _watched(
+    model: nn.Module, inputs: Any, backward: bool, functions: bool
+) -> tuple["Watch", bool]:
+    """What was seen of one run, and whether that went back."""
+    watch = Watch(model, functions=functions)
+    with (
+        converted(model, "heuristic"),  # a knob may pin what cannot run
+        kept_as_it_was(model),
+        looking(),
+        watch.names(),
+        torch.set_grad_enabled(backward),
+    ):
+        # On this thread alone, also on a GPU: `watch` is of one thread.
+        with watch, torch.autograd.set_multithreading_enabled(False):
+            with watch.below:
+                output = call_model(model, detached(inputs))
+            return watch, backward and go_back(output)
 
 
 def _with_stand_ins(
@@ -476,9 +488,10 @@ def _with_stand_ins(
             lines[layer.problem.split()[0], name].append(layer.problem)
     found = []
     for layer in layers:
-        ours = lines[layer.problem.split()[0], layer.names[0]]  # in the order of their calls
-        line = (ours.pop(0) if len(ours) > 1 else ours[0]) if ours else ""
-        found.append(replace(layer, stand_in=line))
+        of_names = [lines[layer.problem.split()[0], name] for name in layer.names]
+        found.append(replace(layer, stand_in=of_names[0][0] if of_names[0] else ""))
+        for ours in of_names:  # in the order of their calls
+            del ours[: len(ours) > 1]
     return found
 
 
@@ -582,7 +595,15 @@ def _functions_of_ours() -> dict[Any, Callable[..., Any]]:
     names = "relu sigmoid tanh softmax log_softmax matmul sum mean prod amax amin argmax argmin"
     for name in names.split():
         ours |= {getattr(space, name): getattr(ops, name) for space in (torch, Tensor)}
-    return ours | dict.fromkeys((torch.bmm, Tensor.bmm, Tensor.__matmul__), ops.matmul)
+    products = torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, Tensor.__matmul__
+    return ours | dict.fromkeys(products, ops.matmul)
+
+
+_RENAMED = {"mat2": "other", "axis": "dim", "keepdims": "keepdim"}  # words that PyTorch takes, too
+
+
+class MetaAutocast(RuntimeError):
+    """What autocast makes of a network, the meta device does not tell."""
 
 
 @dataclass
@@ -605,7 +626,8 @@ class _Seen:
 class Watch(TorchFunctionMode):
     """Sees the calls of this package's operators, before autograd and autocast do.
 
-    With `functions` those of `ops` run in the place of PyTorch's, where they take the arguments.
+    With `functions` those of `ops` run in the place of PyTorch's that the network calls, where they
+    take the arguments.
     """
 
     def __init__(self, model: nn.Module, *, functions: bool = False) -> None:
@@ -614,8 +636,9 @@ class Watch(TorchFunctionMode):
         self._model = model
         self._buffers = {id(buffer) for buffer in model.buffers()}
         self._seen: list[_Seen] = []
-        self._inside: list[tuple[str, str]] = []  # names and kinds of what is running
         self._exchanged = _functions_of_ours() if functions else {}
+        # What is running: its name and kind, and whether it is ours.
+        self._inside = [("", type(model).__name__, False)]
         self.below = _WatchOthers(self.others)
 
     @contextmanager
@@ -623,9 +646,9 @@ class Watch(TorchFunctionMode):
         """Know which module is running."""
         handles = []
         for name, module in self._model.named_modules():
-            entry = name, type(module).__name__
+            entry = name, type(module).__name__, isinstance(module, Tunable)
 
-            def enter(*_: Any, entry: tuple[str, str] = entry) -> None:
+            def enter(*_: Any, entry: tuple[str, str, bool] = entry) -> None:
                 self._inside.append(entry)
 
             handles.append(module.register_forward_pre_hook(enter, prepend=True))
@@ -646,7 +669,13 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace != "torch_cudnn_ext":
             ours = self._exchanged.get(func)
-            return self._ours_or(func, ours, args, kwargs) if ours else func(*args, **kwargs)
+            # Neither what ours call of PyTorch's, nor of tensors that see to their functions.
+            is_plain = {Tensor, nn.Parameter}.issuperset(types)
+            if ours is None or not is_plain or self._inside[-1][2]:
+                return func(*args, **kwargs)
+            if not any(map(_is_floating, tree_leaves((args, kwargs)))):
+                return func(*args, **kwargs)
+            return self._ours_or(func, ours, args, kwargs)
         call, results = self._note(func, args, kwargs)
         with self.below.silent():
             output = func(*args, **kwargs)
@@ -659,19 +688,24 @@ class Watch(TorchFunctionMode):
     def _ours_or(
         self, func: Any, ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        given = {key: v for key, v in kwargs.items() if v is not None and not key.startswith("_")}
-        module = self._inside[-1][0] if self._inside else ""
-        known, exchanged = len(self._seen), self._exchanged
-        self._exchanged = {}  # what ours calls of PyTorch's is not to be exchanged again
-        self._inside.append((f"{module}.{ours.__name__}()".lstrip("."), ours.__name__))
+        given = {
+            _RENAMED.get(key, key): value
+            for key, value in kwargs.items()
+            if value is not None and not key.startswith("_")
+        }
+        known = len(self._seen)
+        self._inside.append(
+            (f"{self._inside[-1][0]}.{ours.__name__}()".lstrip("."), ours.__name__, True)
+        )
         try:
             with self:
                 return ours(*args, **given, policy="heuristic")
-        except (RuntimeError, TypeError, ValueError):
+        except MetaAutocast:
+            raise
+        except Exception:  # whatever it does not take is PyTorch's
             del self._seen[known:]
         finally:
             self._inside.pop()
-            self._exchanged = exchanged
         return func(*args, **kwargs)
 
     def calls(self, went_back: bool) -> list[_Seen]:
@@ -710,7 +744,7 @@ class Watch(TorchFunctionMode):
             for name, value in kwargs.items()
         }
         autocast = self._autocast([*args, *kwargs.values()])
-        name, kind = self._inside[-1] if self._inside else ("", type(self._model).__name__)
+        name, kind, _ = self._inside[-1]
         call = _Seen(func, forms, keywords, autocast, Counter([name]), kind)
         self._seen.append(call)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -742,7 +776,7 @@ class Watch(TorchFunctionMode):
             if item.is_meta:
                 is_on = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
                 if is_on and item.is_floating_point():
-                    raise RuntimeError("tensors of the meta device do not obey autocast")
+                    raise MetaAutocast("tensors of the meta device do not obey autocast")
             elif torch.is_autocast_enabled(device := item.device.type):
                 return device, torch.get_autocast_dtype(device)
         return None

@@ -391,7 +391,7 @@ Policy parse(std::string_view text, const std::string& family, const std::string
     item = without_blanks(item);
     if (item.empty()) continue;
     TORCH_CHECK_VALUE(item.find_first_of("\r\n") == std::string_view::npos, "policy text: '", item,
-                      "' goes on over a line break, wanted ';' between fields");
+                      "' goes on over a line break, wanted it on one line, and ';' between fields");
     // An algorithm as the one word for all passes holds '=' in its options.
     size_t equals = item.find('=');
     bool is_algorithm = item.substr(0, equals).find(':') != std::string_view::npos ||

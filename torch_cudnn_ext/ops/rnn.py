@@ -224,7 +224,7 @@ def rnn_parameter_sizes(
             raise ValueError(f"{name}: argument {argument}: got {number}, wanted at least 1")
     hidden, projected = numbers["hidden_size"], integer_of(name, "proj_size", proj_size)
     if not 0 <= projected < hidden or (projected and network != "lstm"):
-        most = f"0 to {hidden - 1}" if network == "lstm" else f"0: {network} projects nothing"
+        most = f"at least 0, less than {hidden}" if network == "lstm" else f"0 for {network}"
         raise ValueError(f"{name}: argument proj_size: got {projected}, wanted {most}")
     if skip_input and numbers["input_size"] != hidden:
         raise ValueError(
