@@ -385,10 +385,11 @@ def network_layers(
     gradients of ones, in the mode that it is in (training or not), with its layers, pinned ones
     too, and the functions of `torch.nn.functional` that `ops` has, exchanged for this package's for
     that while; its pins, its buffers, its gradients and PyTorch's random state stay as they are.
-    What those functions call in turn, attention's products say, is not seen. It and its inputs may
-    be on the meta device: then nothing is computed. Each call is then posed again, forward and
-    backward, on tensors of the same form, gradients as they arrived, to see its problems; that
-    computes nothing either.
+    What those functions call in turn, attention's products say, is not seen; and where it runs with
+    PyTorch's functions alone, since it writes to what ours keep for a gradient, none of them is. It
+    and its inputs may be on the meta device: then nothing is computed. Each call is then posed
+    again, forward and backward, on tensors of the same form, gradients as they arrived, to see its
+    problems; that computes nothing either.
 
     What the backward does not meet is not listed, whatever passes are asked for: the gradient of
     inputs and parameters that require none, such as the first layer's input. Where no output of the
@@ -409,6 +410,7 @@ def network_layers(
         TypeError: ``passes`` is no list of texts.
         ValueError: The model called no operator or met none of the passes, or ``passes`` holds
             another word.
+        RuntimeError: There is autocast within the model, and it is on the meta device.
     """
     check_passes(passes)
     backward = not is_inference(passes)
@@ -416,7 +418,7 @@ def network_layers(
         check_gradient_mode()
     try:
         watch, went_back = _watched(model, inputs, backward, functions=True)
-    except MetaAutocast:
+    except MetaAutocastError:
         raise
     except Exception:  # such as a write to what ours keep for a gradient, and PyTorch's do not
         watch, went_back = _watched(model, inputs, backward, functions=False)
@@ -602,7 +604,7 @@ def _functions_of_ours() -> dict[Any, Callable[..., Any]]:
 _RENAMED = {"mat2": "other", "axis": "dim", "keepdims": "keepdim"}  # words that PyTorch takes, too
 
 
-class MetaAutocast(RuntimeError):
+class MetaAutocastError(RuntimeError):
     """What autocast makes of a network, the meta device does not tell."""
 
 
@@ -700,7 +702,7 @@ class Watch(TorchFunctionMode):
         try:
             with self:
                 return ours(*args, **given, policy="heuristic")
-        except MetaAutocast:
+        except MetaAutocastError:
             raise
         except Exception:  # whatever it does not take is PyTorch's
             del self._seen[known:]
@@ -776,7 +778,7 @@ class Watch(TorchFunctionMode):
             if item.is_meta:
                 is_on = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
                 if is_on and item.is_floating_point():
-                    raise MetaAutocast("tensors of the meta device do not obey autocast")
+                    raise MetaAutocastError("tensors of the meta device do not obey autocast")
             elif torch.is_autocast_enabled(device := item.device.type):
                 return device, torch.get_autocast_dtype(device)
         return None
