@@ -134,6 +134,12 @@ def check_flag(function: str, argument: str, value: object) -> None:
         raise wrong_type(function, argument, value, "a bool")
 
 
+def check_flags(function: str, **flags: object) -> None:
+    """Raise TypeError for the first argument that is no bool."""
+    for argument, flag in flags.items():
+        check_flag(function, argument, flag)
+
+
 def _is_meta(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import (
     call_for_all,
-    check_flag,
+    check_flags,
     check_number,
     check_tensor,
     integer_of,
@@ -209,14 +209,13 @@ def rnn_parameter_sizes(
         raise ValueError(
             f"{name}: argument network: got {network!r}, wanted one of {', '.join(_GATES)}"
         )
-    flags = {
-        "has_biases": has_biases,
-        "bidirectional": bidirectional,
-        "skip_input": skip_input,
-        "single_bias": single_bias,
-    }
-    for argument, flag in flags.items():
-        check_flag(name, argument, flag)
+    check_flags(
+        name,
+        has_biases=has_biases,
+        bidirectional=bidirectional,
+        skip_input=skip_input,
+        single_bias=single_bias,
+    )
     given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
     numbers = {argument: integer_of(name, argument, n) for argument, n in given.items()}
     for argument, number in numbers.items():
@@ -258,16 +257,15 @@ def _run(
 ) -> tuple[Tensor, ...]:
     check_tensor(name, "input", input)
     has_biases, num_layers, dropout, train, bidirectional = options
-    flags = {
-        "has_biases": has_biases,
-        "train": train,
-        "bidirectional": bidirectional,
-        "batch_first": batch_first,
-        "skip_input": skip_input,
-        "single_bias": single_bias,
-    }
-    for argument, flag in flags.items():
-        check_flag(name, argument, flag)
+    check_flags(
+        name,
+        has_biases=has_biases,
+        train=train,
+        bidirectional=bidirectional,
+        batch_first=batch_first,
+        skip_input=skip_input,
+        single_bias=single_bias,
+    )
     check_number(name, "dropout", dropout)
     layers = integer_of(name, "num_layers", num_layers)
     options = (has_biases, layers, dropout, train, bidirectional)
