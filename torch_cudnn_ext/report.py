@@ -467,9 +467,7 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
     if not profile.not_profiled:
         return []
     calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
-    return [
-        ("not profiled, by no layer that convert exchanges and no function that ops takes", calls)
-    ]
+    return [("not profiled: no layer that convert exchanges, no function that ops takes", calls)]
 
 
 # Output.
