@@ -19,6 +19,7 @@
 #include "core/plain_torch.h"
 #include "core/policy.h"
 #include "core/recording.h"
+#include "core/rnn_layout.h"
 #include "core/rules.h"
 #include "core/selector.h"
 #include "core/words.h"
@@ -586,6 +587,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "canonical_problem",
       [](const std::string& text) { return problem_text(parse_problem(text)); }, py::arg("text"));
   m.def("problem_info", problem_info, py::arg("text"));
+  m.def(
+      "rnn_parameter_sizes",
+      [](const std::string& text) {
+        py::list sizes;
+        for (const RnnParameter& one : rnn_parameters(std::get<RnnProblem>(parse_problem(text)))) {
+          sizes.append(one.columns > 0 ? py::make_tuple(one.rows, one.columns)
+                                       : py::make_tuple(one.rows));
+        }
+        return sizes;
+      },
+      py::arg("text"));
   m.def("canonical_algorithm", canonical_algorithm, py::arg("text"), py::arg("op") = py::none());
   m.def(
       "canonical_policy",

@@ -24,7 +24,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -32,17 +32,17 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from . import _C, ops
+from . import _C
 from .conversion import converted
 from .files import naming, not_regular, read_lines
 from .knobs import pushed
 from .nn import Tunable
+from .ops.replacing import our_keywords, replacements
 from .policy import operator_info, passes_of
 
 PASSES = ("fwd", "bwd")
@@ -590,20 +590,6 @@ def is_function(name: str) -> bool:
     return name.endswith("()")
 
 
-@cache
-def _functions_of_ours() -> dict[Any, Callable[..., Any]]:
-    """By function of PyTorch's, that of `ops` which takes the same arguments."""
-    ours = {getattr(F, name): getattr(ops, name) for name in ops.__all__ if hasattr(F, name)}
-    names = "relu sigmoid tanh softmax log_softmax matmul sum mean prod amax amin argmax argmin"
-    for name in names.split():
-        ours |= {getattr(space, name): getattr(ops, name) for space in (torch, Tensor)}
-    products = torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, Tensor.__matmul__
-    return ours | dict.fromkeys(products, ops.matmul)
-
-
-_RENAMED = {"mat2": "other", "axis": "dim", "keepdims": "keepdim"}  # words that PyTorch takes, too
-
-
 class MetaAutocastError(RuntimeError):
     """What autocast makes of a network, the meta device does not tell."""
 
@@ -638,7 +624,7 @@ class Watch(TorchFunctionMode):
         self._model = model
         self._buffers = {id(buffer) for buffer in model.buffers()}
         self._seen: list[_Seen] = []
-        self._exchanged = _functions_of_ours() if functions else {}
+        self._exchanged = replacements() if functions else {}
         # What is running: its name and kind, and whether it is ours.
         self._inside = [("", type(model).__name__, False)]
         self.below = _WatchOthers(self.others)
@@ -690,18 +676,13 @@ class Watch(TorchFunctionMode):
     def _ours_or(
         self, func: Any, ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        given = {
-            _RENAMED.get(key, key): value
-            for key, value in kwargs.items()
-            if value is not None and not key.startswith("_")
-        }
         known = len(self._seen)
         self._inside.append(
             (f"{self._inside[-1][0]}.{ours.__name__}()".lstrip("."), ours.__name__, True)
         )
         try:
             with self:
-                return ours(*args, **given, policy="heuristic")
+                return ours(*args, **our_keywords(kwargs), policy="heuristic")
         except MetaAutocastError:
             raise
         except Exception:  # whatever it does not take is PyTorch's

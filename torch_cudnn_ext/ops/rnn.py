@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_cudnn_ext import _C
 from torch_cudnn_ext.ops._arguments import (
     call_for_all,
     check_flags,
@@ -30,7 +31,7 @@ from torch_cudnn_ext.ops._arguments import (
 )
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
-_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+_NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def lstm(
@@ -184,8 +185,8 @@ def rnn_parameter_sizes(
 ) -> list[tuple[int, ...]]:
     """The sizes of a recurrent network's parameters, in the order that the functions here take.
 
-    Their products sum to the number of elements in all: what a flat buffer of them holds, which
-    ``split`` and ``view`` cut into the parameters without a copy.
+    Their products sum to the number of elements in all. A flat buffer that ``split`` and ``view``
+    cut into the parameters is used in place where all matrices lie in it before all biases.
 
     Args:
         network: ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``.
@@ -205,9 +206,9 @@ def rnn_parameter_sizes(
     name = "rnn_parameter_sizes"
     if not isinstance(network, str):
         raise wrong_type(name, "network", network, "a text")
-    if network not in _GATES:
+    if network not in _NETWORKS:
         raise ValueError(
-            f"{name}: argument network: got {network!r}, wanted one of {', '.join(_GATES)}"
+            f"{name}: argument network: got {network!r}, wanted one of {', '.join(_NETWORKS)}"
         )
     check_flags(
         name,
@@ -230,17 +231,14 @@ def rnn_parameter_sizes(
             f"{name}: argument skip_input: got input_size={numbers['input_size']}, "
             f"wanted hidden_size={hidden}"
         )
-    directions = 2 if bidirectional else 1
-    rows, state = _GATES[network] * hidden, projected or hidden
-    sizes: list[tuple[int, ...]] = []
-    for layer in range(numbers["num_layers"]):
-        features = state * directions if layer else numbers["input_size"]
-        one: list[tuple[int, ...]] = [] if skip_input and layer == 0 else [(rows, features)]
-        one.append((rows, state))
-        one += [(rows,)] * (has_biases * (1 if single_bias else 2))
-        one += [(projected, hidden)] * (projected > 0)
-        sizes += one * directions
-    return sizes
+    bias = ("single" if single_bias else "double") if has_biases else "none"
+    problem = (
+        f"rnn_fwd cell={network.removeprefix('rnn_')} x=f32[1,1,{numbers['input_size']}]:nchw "
+        f"hidden={hidden} proj={projected} layers={numbers['num_layers']} "
+        f"bidirectional={str(bool(bidirectional)).lower()} bias={bias} "
+        f"skip={str(bool(skip_input)).lower()}"
+    )
+    return _C.rnn_parameter_sizes(problem)
 
 
 def _run(
