@@ -305,6 +305,19 @@ def test_pins_are_obeyed(training: bool, device: str) -> None:
             assert (choice.algorithm, choice.why) == (pin, "pinned")
 
 
+def test_a_refused_batch_does_not_count() -> None:
+    x = torch.randn(8, 3, 4, 4) + 5
+    norm = ours.BatchNorm2d(3, momentum=None).set_mode(fwd="legacy:spatial")
+    with pytest.raises(RuntimeError, match="cuDNN runs on CUDA devices"):
+        norm(x)
+    norm.reset_mode()
+    reference = torch.nn.BatchNorm2d(3, momentum=None)
+    for batch in (x, x + 1):
+        torch.testing.assert_close(norm(batch), reference(batch))
+    assert int(norm.num_batches_tracked) == 2
+    torch.testing.assert_close(norm.state_dict(), reference.state_dict())
+
+
 def test_tuning_leaves_running_statistics_alone(device: str) -> None:
     x = torch.randn(4, 6, 5, device=device)
     mean, var, weight, bias = _statistics(6, device, torch.float32)

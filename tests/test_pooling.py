@@ -235,6 +235,19 @@ def test_global_averages_of_more_dimensions(dims: int, sizes: tuple[int, ...], d
         _same(ops.adaptive_avg_pool2d, F.adaptive_avg_pool2d, plane, output_size=1)
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_indices_that_pytorch_s_kernel_gets_wrong_are_refused(dims: int) -> None:
+    x = torch.randn(1, 4, *[5] * (dims - 1), 1, requires_grad=True)
+    module = getattr(ours, f"MaxPool{dims}d")(2, 2, 1, 2, return_indices=True)
+    with pytest.raises(ValueError, match=r"return_indices: .*where a window lies in the padding"):
+        module(x)
+    x = torch.randn(1, 4, *[8] * dims, requires_grad=True)  # no such window
+    wanted = getattr(torch.nn, f"MaxPool{dims}d")(2, 2, 1, 2, return_indices=True)(x)
+    torch.testing.assert_close(module(x), wanted)
+    empty = x[:0] if dims > 1 else x[:0].detach()
+    assert module(empty)[1].shape == (0, *wanted[1].shape[1:])
+
+
 def test_gradients_of_global_averages_ignore_the_default_dtype(device: str) -> None:
     x = torch.randn(1, 2, 257, 257, device=device, requires_grad=True)
     wanted = torch.autograd.grad(F.adaptive_avg_pool2d(x, 1).sum(), x)[0]

@@ -800,6 +800,77 @@ def test_a_network_that_writes_to_what_ours_keep_is_seen_without_functions() -> 
     assert _functions(network_layers(model, x, ["fwd"])) == {"relu6()"}
     work = network_layers(model, x)
     assert not _functions(work) and work.not_profiled["aten.hardtanh_"] == 1
+    assert work.without_functions.startswith("RuntimeError: one of the variables needed for")
+    told = profile_model(model, x, device="cpu", time_budget_s=0.01)
+    assert json.loads(told.to_json())["without_functions"] == work.without_functions
+    assert f"since with ours it raised {work.without_functions}" in told.to_markdown()
+
+
+def test_functions_in_a_checkpoint_are_profiled() -> None:
+    def again(y: torch.Tensor) -> Any:
+        return checkpoint(F.relu, y, use_reentrant=False).softmax(1)
+
+    work = network_layers(_with(again), torch.randn(2, 4))
+    counts = {layer.problem.split()[0]: layer.count for layer in work.layers if layer.names[0]}
+    assert counts["activation_fwd"] == 2 and counts["softmax_fwd"] == counts["softmax_bwd"] == 1
+    assert not work.without_functions
+
+
+def test_functions_in_hooks_of_a_layer_are_profiled() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    model[0].register_forward_pre_hook(lambda module, inputs: (F.softmax(inputs[0], 1),))
+    for module in model:
+        module.register_forward_hook(lambda module, inputs, output: F.relu(output))
+    work = network_layers(model, torch.randn(2, 3, 8, 8), ["fwd"])
+    assert _functions(work) == {"0.softmax()", "0.relu()", "1.relu()"}
+
+
+def test_a_layer_whose_forward_is_called_has_no_name_that_a_pin_may_have() -> None:
+    class Direct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv.forward(x)
+
+    model = Direct()
+    result = profile_model(model, torch.randn(2, 3, 8, 8), device="cpu", time_budget_s=0.01)
+    assert result.names() == ["conv2d()"] and result.best_by_layer() == {}
+
+
+def test_functions_under_vmap_are_pytorchs() -> None:
+    def mapped(y: torch.Tensor) -> Any:
+        return torch.func.vmap(lambda t: F.softmax(t, 0))(y)
+
+    work = network_layers(_with(mapped), torch.randn(2, 4))
+    assert not _functions(work) and work.not_profiled["aten._softmax"] == 1
+
+
+@pytest.mark.parametrize("look", [network_layers, partial(coverage, backends="cpu")])
+def test_what_a_forward_writes_to_is_put_back(look: Callable[..., Any]) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.linear = nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 2)
+
+        def forward(self, words: torch.Tensor, scale: torch.Tensor) -> Any:
+            with torch.no_grad():
+                self.linear.weight.clamp_(-0.01, 0.01)
+            return F.relu(self.linear(self.words(words) * scale.mul_(2)))
+
+    model, words, scale = Writes(), torch.arange(3), torch.ones(1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    look(model, (words, scale))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert float(scale) == 1
+
+
+def test_a_network_is_seen_under_knobs_that_leave_no_backend() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 8, 8)
+    with knobs.flags(backends="cudnn"):
+        assert network_layers(model, x) == network_layers(model, x)
+        assert {layer.names for layer in network_layers(model, x).layers} == {("0",), ("1",)}
 
 
 def test_autocast_in_a_network_is_not_missed_on_the_meta_device() -> None:
@@ -905,12 +976,62 @@ def test_inputs_without_a_batch_in_common() -> None:
 
     inputs = (torch.randn(4, 3, 2, 2), torch.randn(2, 1, 1))
     result = profile_model(Adds(), inputs, target="h200", time_budget_s=0.02, train=False)
-    # Those that have a batch are measured at one all the same.
-    assert [layer.measured == layer.problem for layer in result.layers] == [False, True]
+    # The elements of the activation do not tell their batch.
+    assert all(layer.measured == layer.problem for layer in result.layers)
+    assert "at batch" not in result.to_markdown()
+    one_value = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3), nn.ReLU())
+    result = profile_model(one_value, torch.randn(4, 3, 2, 2), target="h200", time_budget_s=0.02)
+    assert all(layer.measured == layer.problem for layer in result.layers)
     lstm = profile_model(
         nn.LSTM(3, 4), torch.randn(5, 6, 3), target="h200", time_budget_s=0.02, train=False
     )
     assert "x=f32[5,1,3]" in lstm.layers[0].measured
+
+
+def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.relu = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()
+            self.lstm, self.linear = nn.LSTM(32, 6, batch_first=True), nn.Linear(6, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.relu(self.conv(x)).permute(0, 3, 1, 2).flatten(2)
+            return F.log_softmax(self.linear(self.lstm(y)[0]), -1)
+
+    def lines(batch: int) -> list[Layer]:
+        x = torch.randn(batch, 3, 8, 8)
+        return network_layers(Reads(), x, stand_ins=True).layers
+
+    assert [layer.stand_in for layer in lines(4)] == [layer.problem for layer in lines(1)]
+
+
+def test_stand_ins_that_are_equal_over_one_of_the_batch() -> None:
+    def elements(problem: str) -> int:
+        return int(re.findall(r"x=f32\[(\d+)\]", problem)[0])
+
+    weight = torch.randn(4)
+    model = _with(lambda y: torch.cat([torch.tanh(y), torch.tanh(weight)[None]]).tanh())
+    layers = network_layers(model, torch.randn(32, 4), ["fwd"], stand_ins=True).layers
+    sizes = {
+        elements(layer.problem): elements(layer.stand_in)
+        for layer in layers
+        if layer.problem.startswith("activation")
+    }
+    assert sizes == {128: 4, 4: 4, 132: 8}
+
+
+def test_lengths_are_not_guessed_on_the_meta_device() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        lengths = torch.full((2,), 6, device=y.device), torch.full((2,), 3, device=y.device)
+        targets = torch.ones(2, 3, dtype=torch.long, device=y.device)
+        return F.ctc_loss(y.log_softmax(-1), targets, *lengths)
+
+    model, x = _with(loss), torch.randn(6, 2, 4)
+    lines = [layer.problem for layer in network_layers(model, x).layers]
+    assert any(line.startswith("ctc_fwd") and "lengths=full" in line for line in lines)
+    with pytest.raises(RuntimeError, match="meta device have no values, which lengths are"):
+        network_layers(model.to("meta"), x.to("meta"))
 
 
 def test_a_model_that_infers_is_profiled_in_eval_mode_without_its_backward() -> None:
@@ -2314,7 +2435,7 @@ def test_layers_after_one_that_raised_have_their_own_names() -> None:
 
     layers = network_layers(Careful(), torch.randn(2, 4, 8, 8), ["fwd"]).layers
     names = {layer.problem.split()[0]: layer.names for layer in layers}
-    assert names["softmax_fwd"] == ("",)  # of the model itself
+    assert names["softmax_fwd"] == ("softmax()",)  # of the model itself
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,8 @@ def profile_command(
     layers = _shard(work.layers, shard_text)
     with report.ProgressBar() as bar:
         measured, end = _collect(measure_layers(layers, settings, _journal(resume), bar, jobs))
-    result = Profile(measured, settings, model or problems or "", work.not_profiled)
+    title = model or problems or ""
+    result = Profile(measured, settings, title, work.not_profiled, work.without_functions)
     _print_profile(result, format, show_all, top)
     _finish(end, len(measured), len(layers))
 
@@ -429,7 +430,8 @@ def list_command(
     place = settings.device if settings.target is None else f"target:{settings.target}"
     settings = replace(settings, max_workspace_bytes=_C.workspace_cap(settings.policy, place))
     listed = [list_layer(layer, place, settings.policy) for layer in work.layers]
-    result = Profile(listed, settings, model or problems or "", work.not_profiled)
+    title = model or problems or ""
+    result = Profile(listed, settings, title, work.not_profiled, work.without_functions)
     _print_profile(result, format, show_all=True, top=0)
 
 

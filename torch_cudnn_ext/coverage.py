@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from . import _C, report
@@ -22,13 +21,10 @@ from .enabling import apply_rules, enabled, is_enabled
 from .policy import field_text
 from .workload import (
     Watch,
-    call_model,
-    detached,
-    go_back,
-    kept_as_it_was,
     looking,
     nothing_found,
     recording,
+    run_watched,
 )
 
 if TYPE_CHECKING:
@@ -119,8 +115,8 @@ def coverage(
     For that while the layers are this package's, pins are set aside, and what else `enable` runs is
     ours too. The network runs twice: to see its problems, and with those kept to the backends that
     these do not refuse. A refused one chooses freely, and is an exception with their reason; what
-    is pinned, or a layer with a policy of its own, keeps to that. The model, its gradients and
-    PyTorch's random state stay as they are.
+    is pinned, or a layer with a policy of its own, keeps to that. The model, its gradients, the
+    inputs and PyTorch's random state stay as they are.
 
     Args:
         model: Any module, in the mode to be looked at (training or not).
@@ -210,10 +206,8 @@ def _ran(
         watch: Sees what the forward calls; some of PyTorch's layers go another way then, so each
             run has one.
     """
-    with kept_as_it_was(model), torch.set_grad_enabled(backward), recording():
-        with watch.below, watch:
-            output = call_model(model, detached(inputs))
-        goes_back = backward and go_back(output)
+    with recording():
+        goes_back = run_watched(model, inputs, backward, watch)
         calls = _C.recorded()
     choices = [call for call in calls if not isinstance(call, str)]
     return choices, Counter(call for call in calls if isinstance(call, str)), goes_back

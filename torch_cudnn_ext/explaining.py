@@ -170,7 +170,7 @@ def explain(
                 "fake), wanted data to run on; profile_model takes the meta device"
             )
     with (
-        kept_as_it_was(model),
+        kept_as_it_was(model, inputs),
         values_kept(t for t in own_tensors(model) if train and isinstance(t, nn.Parameter)),
         enabled() if not is_enabled() else nullcontext(),
         torch.compiler.set_stance("force_eager"),  # layers of it may be compiled

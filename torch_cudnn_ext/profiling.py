@@ -17,7 +17,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +50,7 @@ from .workload import (
     led_problems,
     merge,
     network_layers,
-    rewrite,
+    with_stand_ins,
 )
 
 if TYPE_CHECKING:
@@ -267,6 +267,7 @@ class Profile:
     title: str = ""
     # How often operators were called that neither a layer nor a function of ours took, by name.
     not_profiled: dict[str, int] = field(default_factory=dict)
+    without_functions: str = ""  # why no function of ours is among the layers
     is_kept: bool = False  # in a file of choices, which tells no settings and no versions
 
     def best(
@@ -357,6 +358,7 @@ class Profile:
         So are modules with a problem of which no algorithm keeps the constraints, and what was
         called by function, which no pin reaches, but rules of `when`.
         """
+        check_flag("best_by_layer", "deterministic", deterministic)
         policies = {}
         for name in self.names():
             if is_function(name):
@@ -490,6 +492,7 @@ class Profile:
                 "versions": None if self.is_kept else _C.versions(),
                 "layers": layers,
                 "not_profiled": self.not_profiled,
+                "without_functions": self.without_functions,
                 "totals": [dataclasses.asdict(line) for line in self.totals()],
             },
             indent=1,
@@ -608,7 +611,9 @@ def profile_model(
             model, inputs, wanted, settings.policy or None, stand_ins=settings.target is not None
         )
     measured = list(measure_layers(work.layers, settings, progress=progress))
-    return Profile(measured, settings, type(model).__name__, work.not_profiled)
+    return Profile(
+        measured, settings, type(model).__name__, work.not_profiled, work.without_functions
+    )
 
 
 def measure_layers(
@@ -624,16 +629,15 @@ def measure_layers(
         ValueError: ``jobs``, the number of processes, is less than 1.
     """
     layers = merge(layers)
+    if settings.target is None:
+        layers = [replace(layer, stand_in=layer.problem) for layer in layers]
+    elif not all(layer.stand_in for layer in layers):  # of no network
+        layers = with_stand_ins(layers)
     keys = [
-        f"profile | {settings.key(layer.problem)} | measured={_measured(layer, settings)}"
-        for layer in layers
+        f"profile | {settings.key(layer.problem)} | measured={layer.stand_in}" for layer in layers
     ]
     finished = [journal.get(key, LayerProfile) if journal is not None else None for key in keys]
-    left = [
-        _measured(layer, settings)
-        for layer, one in zip(layers, finished, strict=True)
-        if one is None
-    ]
+    left = [layer.stand_in for layer, one in zip(layers, finished, strict=True) if one is None]
     for problem in left:  # the device's peaks, before others measure on it too
         _peaks(problem, settings)
     tasks = [settings.task(problem, settings.measured_policy) for problem in left]
@@ -692,13 +696,6 @@ def profile_of_choices(entries: Iterable[TableEntry]) -> Profile:
     return Profile(layers, make_settings("cpu"), is_kept=True)
 
 
-def _measured(layer: Layer, settings: Settings) -> str:
-    """The problem that is measured: where the CPU stands in for a target, at a small batch."""
-    if settings.target is None:
-        return layer.problem
-    return layer.stand_in or _at_batch(layer.problem, report.STAND_IN_BATCH)
-
-
 def _peaks(problem: str, settings: Settings) -> Peaks:
     info = _C.problem_info(problem)
     policy = _C.policy_for(problem, settings.measured_policy)
@@ -707,7 +704,7 @@ def _peaks(problem: str, settings: Settings) -> Peaks:
 
 
 def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> LayerProfile:
-    problem, policy = _measured(layer, settings), settings.measured_policy
+    problem, policy = layer.stand_in, settings.measured_policy
     rows = _with_baseline(rows, problem, settings)
     flops, bytes_moved = _cost(problem)
     heuristic, _ = _chosen(
@@ -732,14 +729,6 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
     )
     profile.current, profile.refusal = _current(profile, settings)
     return profile
-
-
-def _at_batch(problem: str, batch: int) -> str:
-    """The line at another batch size, or itself where its sizes bear no other."""
-    try:
-        return rewrite(problem, batch=batch)
-    except ValueError:
-        return problem
 
 
 def _cost(problem: str) -> tuple[float, float]:

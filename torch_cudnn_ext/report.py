@@ -25,6 +25,7 @@ from rich.text import Text
 from . import _C, nn
 from .measuring import BASELINE
 from .policy import without_options
+from .workload import STAND_IN_BATCH
 
 if TYPE_CHECKING:
     from .profiling import LayerProfile, Profile, Totals
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 WIDTH_WITHOUT_TERMINAL = 1000
 DEFAULT_TARGET = "h200"  # a GPU that is not there
 LINE_LENGTH = 100  # of the lists below a table
-STAND_IN_BATCH = 1  # where the CPU stands in for a GPU that is not there
 
 RECORD_FIELDS = (
     "problem",
@@ -467,7 +467,10 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
     if not profile.not_profiled:
         return []
     calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]
-    return [("not profiled: no layer that convert exchanges, no function that ops takes", calls)]
+    functions = "no function that ops takes"
+    if profile.without_functions:
+        functions = f"nor any function, since with ours it raised {profile.without_functions}"
+    return [(f"not profiled: no layer that convert exchanges, {functions}", calls)]
 
 
 # Output.

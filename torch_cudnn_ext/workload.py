@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -56,6 +57,8 @@ DTYPES = {
 MODEL_BATCH, IMAGE_SIZE = 32, 224
 FRAMES = 16  # of a video network's clips
 PROBLEM_FOLDER = Path(__file__).parent / "problems"
+LOOKING = "heuristic;on_unsupported=fallback"  # the policy of what runs only to be seen
+STAND_IN_BATCH = 1  # where the CPU stands in for a GPU that is not there
 
 T = TypeVar("T")
 _TORN = b'{"key": "'  # how a line of a journal begins
@@ -225,7 +228,7 @@ def check_passes(words: Sequence[str]) -> None:
 
 def is_inference(passes: Sequence[str]) -> bool:
     """Whether a network that only infers has all of these passes."""
-    return set(passes) <= {"fwd", "infer"}
+    return set(passes) <= {*_FORWARDS}
 
 
 def is_wanted(pass_name: str, words: Sequence[str]) -> bool:
@@ -365,10 +368,13 @@ class Workload:
         layers: The distinct problems of this package's operators. What was called by function has
             the name of the calling module with the function's, ``features.relu()``.
         not_profiled: How often anything else was called, by its name.
+        without_functions: What the network raised with our functions, where none of them is among
+            the layers for that reason.
     """
 
     layers: list[Layer]
     not_profiled: dict[str, int]
+    without_functions: str = ""
 
 
 def network_layers(
@@ -384,12 +390,12 @@ def network_layers(
     The model runs once, forward and, where `passes` has more than inference has, backward from
     gradients of ones, in the mode that it is in (training or not), with its layers, pinned ones
     too, and the functions of `torch.nn.functional` that `ops` has, exchanged for this package's for
-    that while; its pins, its buffers, its gradients and PyTorch's random state stay as they are.
-    What those functions call in turn, attention's products say, is not seen; and where it runs with
-    PyTorch's functions alone, since it writes to what ours keep for a gradient, none of them is. It
-    and its inputs may be on the meta device: then nothing is computed. Each call is then posed
-    again, forward and backward, on tensors of the same form, gradients as they arrived, to see its
-    problems; that computes nothing either.
+    that while; its pins, its parameters, its buffers, its gradients, its inputs and PyTorch's
+    random state stay as they are. What those functions call in turn, attention's products say, is
+    not seen; and where it raises with ours, such as one that writes to what ours keep for a
+    gradient, and PyTorch's do not, none of them is. It and its inputs may be on the meta device:
+    then nothing is computed. Each call is then posed again, forward and backward, on tensors of the
+    same form, gradients as they arrived, to see its problems; that computes nothing either.
 
     What the backward does not meet is not listed, whatever passes are asked for: the gradient of
     inputs and parameters that require none, such as the first layer's input. Where no output of the
@@ -404,30 +410,27 @@ def network_layers(
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         passes: ``fwd``, ``bwd`` for all others, or passes by their names (``bwd_filter``).
         policy: A policy text; its ``compute`` field is part of the problems.
-        stand_ins: Look at the first of the batch alone, too, for problems to measure instead.
+        stand_ins: Look at the first of the batch alone, too, for problems to measure instead; all
+            stand in for themselves where that cannot be told of each.
 
     Raises:
         TypeError: ``passes`` is no list of texts.
         ValueError: The model called no operator or met none of the passes, or ``passes`` holds
             another word.
-        RuntimeError: There is autocast within the model, and it is on the meta device.
+        RuntimeError: The model is on the meta device, and there is autocast within it, or it poses
+            problems by values, such as lengths.
     """
     check_passes(passes)
     backward = not is_inference(passes)
     if backward:
         check_gradient_mode()
-    try:
-        watch, went_back = _watched(model, inputs, backward, functions=True)
-    except MetaAutocastError:
-        raise
-    except Exception:  # such as a write to what ours keep for a gradient, and PyTorch's do not
-        watch, went_back = _watched(model, inputs, backward, functions=False)
-    calls = watch.calls(went_back)
+    look = _looked(model, inputs, backward)
+    small = _looked_at_one(model, inputs, backward, look) if stand_ins else []
     found: list[Layer] = []
     refused: Counter[str] = Counter()
     others: list[Layer] = []
     with pushed(policy or ""):
-        for call in calls:
+        for call, place in look.calls():
             try:
                 layers = _layers_of_call(call, passes)
                 others += [] if layers or found else _layers_of_call(call, PASSES)
@@ -435,66 +438,126 @@ def network_layers(
                 reason = str(error).partition("\n")[0]
                 refused[f"{call.function} ({reason})"] += call.names.total()
             else:
-                found += layers
+                found += _paired(layers, small[place], passes) if small else layers
     if not found:
         lines = [layer.problem for layer in others]
-        raise ValueError(nothing_found(model, passes, lines, [*refused][:3], [*watch.others][:5]))
-    layers = merge(found)
+        called = [*look.others][:5]
+        raise ValueError(nothing_found(model, passes, lines, [*refused][:3], called))
     if stand_ins:
-        layers = _with_stand_ins(layers, model, inputs, passes, policy)
-    return Workload(layers, dict((watch.others + refused).most_common()))
+        found = with_stand_ins(found)
+    counts = dict((look.others + refused).most_common())
+    return Workload(merge(found), counts, look.without_functions)
 
 
-def _watched(
-    model: nn.Module, inputs: Any, backward: bool, functions: bool
-) -> tuple["Watch", bool]:
-    """What was seen of one run, and whether that went back."""
+@dataclass
+class _Look:
+    """What one run of a network called, in order."""
+
+    seen: list["_Seen"]
+    others: Counter[str]
+    without_functions: str
+
+    def calls(self) -> list[tuple["_Seen", int]]:
+        """Equal calls once, each with the place of its first."""
+        distinct: dict[str, tuple[_Seen, int]] = {}
+        for place, call in enumerate(self.seen):
+            arguments = call.arguments, sorted(call.keywords.items())
+            gradients = sorted((call.gradients or {}).items())
+            key = repr((str(call.function), arguments, call.autocast, gradients))
+            known, first = distinct.setdefault(key, (call, place))
+            if known is not call:
+                distinct[key] = replace(known, names=known.names + call.names), first
+        return [*distinct.values()]
+
+
+def _looked(model: nn.Module, inputs: Any, backward: bool) -> _Look:
+    try:
+        return _looked_with(model, inputs, backward, functions=True)
+    except MetaError:
+        raise
+    except Exception as error:  # such as of a write to what ours keep for a gradient
+        look = _looked_with(model, inputs, backward, functions=False)
+        words = " ".join(str(error).partition("\n")[0].split())
+        return replace(look, without_functions=f"{type(error).__name__}: {words}")
+
+
+def _looked_with(model: nn.Module, inputs: Any, backward: bool, functions: bool) -> _Look:
     watch = Watch(model, functions=functions)
-    with (
-        converted(model, "heuristic"),  # a knob may pin what cannot run
-        kept_as_it_was(model),
-        looking(),
-        watch.names(),
-        torch.set_grad_enabled(backward),
-    ):
+    # A knob may pin what cannot run, or leave no backend.
+    with converted(model, LOOKING), looking(), watch.names():
+        went_back = run_watched(model, inputs, backward, watch)
+    if not went_back:
+        for call in watch.seen:
+            call.gradients = None
+    return _Look(watch.seen, watch.others, "")
+
+
+def run_watched(model: nn.Module, inputs: Any, backward: bool, watch: "Watch") -> bool:
+    """Run a network, which stays as it was, and its backward; whether there was one to run."""
+    with kept_as_it_was(model, inputs), watch.below.kept, torch.set_grad_enabled(backward):
         # On this thread alone, also on a GPU: `watch` is of one thread.
         with watch, torch.autograd.set_multithreading_enabled(False):
             with watch.below:
                 output = call_model(model, detached(inputs))
-            return watch, backward and go_back(output)
+            return backward and go_back(output)
 
 
-def _with_stand_ins(
-    layers: Iterable[Layer],
-    model: nn.Module,
-    inputs: Any,
-    passes: Sequence[str],
-    policy: str | None,
-) -> list[Layer]:
-    """With what each has over the first of the batch, where that can be told."""
+def _looked_at_one(model: nn.Module, inputs: Any, backward: bool, whole: _Look) -> list["_Seen"]:
+    """The same calls over the first of the batch, or none where that cannot be told."""
     batches = {t.shape[:1] for t in tensors_in(inputs)}
-    small: list[Layer] = []
-    if batches == {(1,)}:
-        small = list(layers)
-    elif len(batches) == 1 and () not in batches:
-        first = _with_each_tensor(
-            lambda t: t[:1].detach().requires_grad_(t.requires_grad), detached(inputs)
-        )
-        with suppress(Exception):  # a network may raise any where it takes no batch of one
-            small = network_layers(model, first, passes, policy).layers
-    if any(layer.problem.startswith("rnn") for layer in small):  # the first may be a time step
-        small = []
-    lines: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for layer in small:
-        for name in layer.names:
-            lines[layer.problem.split()[0], name].append(layer.problem)
-    found = []
-    for layer in layers:
-        of_names = [lines[layer.problem.split()[0], name] for name in layer.names]
-        found.append(replace(layer, stand_in=of_names[0][0] if of_names[0] else ""))
-        for ours in of_names:  # in the order of their calls
-            del ours[: len(ours) > 1]
-    return found
+    if batches == {(STAND_IN_BATCH,)}:
+        return whole.seen
+    if len(batches) != 1 or () in batches:
+        return []
+    first = _with_each_tensor(
+        lambda t: t[:STAND_IN_BATCH].detach().requires_grad_(t.requires_grad), detached(inputs)
+    )
+    try:
+        small = _looked(model, first, backward)
+    except Exception:  # a network may raise any where it takes no batch of one
+        return []
+    same = [call.function for call in small.seen] == [call.function for call in whole.seen]
+    return small.seen if same else []
+
+
+def _paired(layers: list[Layer], small: "_Seen", passes: Sequence[str]) -> list[Layer]:
+    """Layers of a call, with those of the same call over one of the batch, where it has them."""
+    first: list[Layer] = []
+    with suppress(RuntimeError, ValueError):
+        first = _layers_of_call(small, passes)
+    if [one.problem.split()[0] for one in layers] != [one.problem.split()[0] for one in first]:
+        return layers
+    return [replace(layer, stand_in=one.problem) for layer, one in zip(layers, first, strict=True)]
+
+
+def with_stand_ins(layers: Iterable[Layer]) -> list[Layer]:
+    """What is measured of each: at a batch of one where each can be, else all as they are.
+
+    Where a recurrent network's is not at a batch of one, the first of the inputs was a time step.
+    """
+    layers = [*layers]
+    if any(
+        layer.stand_in != _at_batch(layer.problem, STAND_IN_BATCH)
+        for layer in layers
+        if layer.stand_in and layer.problem.startswith("rnn")
+    ):
+        layers = [replace(layer, stand_in="") for layer in layers]
+    untold = without_batch([layer.problem for layer in layers if not layer.stand_in])
+
+    def measured(layer: Layer) -> str:
+        if untold:
+            return layer.problem
+        return layer.stand_in or _at_batch(layer.problem, STAND_IN_BATCH)
+
+    return [replace(layer, stand_in=measured(layer)) for layer in layers]
+
+
+def _at_batch(problem: str, batch: int) -> str:
+    """The line at another batch size, or itself where its sizes bear no other."""
+    try:
+        return rewrite(problem, batch=batch)
+    except ValueError:
+        return problem
 
 
 def looking() -> AbstractContextManager[None]:
@@ -590,8 +653,13 @@ def is_function(name: str) -> bool:
     return name.endswith("()")
 
 
-class MetaAutocastError(RuntimeError):
-    """What autocast makes of a network, the meta device does not tell."""
+def function_name(module: str, function: str) -> str:
+    """What a function is called by that a module calls."""
+    return f"{module}.{function}()".lstrip(".")
+
+
+class MetaError(RuntimeError):
+    """What autocast makes of a network, or values, the meta device does not tell."""
 
 
 @dataclass
@@ -611,6 +679,20 @@ class _Seen:
     gradients: dict[int, _Form] | None = field(default_factory=dict)
 
 
+@dataclass
+class _Running:
+    """A module or function that is running, and whether it is this package's."""
+
+    name: str
+    kind: str
+    is_ours: bool = False
+    in_forward: bool = True  # and not in a hook
+
+
+# By which our functions refuse what they do not take; other errors are of what they call.
+_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)
+
+
 class Watch(TorchFunctionMode):
     """Sees the calls of this package's operators, before autograd and autocast do.
 
@@ -623,29 +705,36 @@ class Watch(TorchFunctionMode):
         self.others: Counter[str] = Counter()
         self._model = model
         self._buffers = {id(buffer) for buffer in model.buffers()}
-        self._seen: list[_Seen] = []
+        self.seen: list[_Seen] = []
         self._exchanged = replacements() if functions else {}
-        # What is running: its name and kind, and whether it is ours.
-        self._inside = [("", type(model).__name__, False)]
-        self.below = _WatchOthers(self.others)
+        self._inside = [_Running("", type(model).__name__)]
+        self.below = _WatchOthers(self.others, model)
 
     @contextmanager
     def names(self) -> Iterator[None]:
         """Know which module is running."""
         handles = []
         for name, module in self._model.named_modules():
-            entry = name, type(module).__name__, isinstance(module, Tunable)
+            entry = _Running(name, type(module).__name__, isinstance(module, Tunable))
 
-            def enter(*_: Any, entry: tuple[str, str, bool] = entry) -> None:
-                self._inside.append(entry)
+            def enter(*_: Any, entry: _Running = entry) -> None:
+                self._inside.append(replace(entry, in_forward=False))
 
-            handles.append(module.register_forward_pre_hook(enter, prepend=True))
-            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+            handles += [
+                module.register_forward_pre_hook(enter, prepend=True),
+                # What other hooks call is the network's.
+                module.register_forward_pre_hook(lambda *_: self._in_forward(True)),
+                module.register_forward_hook(lambda *_: self._in_forward(False), prepend=True),
+                module.register_forward_hook(lambda *_: self._leave(), always_call=True),
+            ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _in_forward(self, value: bool) -> None:
+        self._inside[-1].in_forward = value
 
     def _leave(self) -> None:
         self._inside.pop()
@@ -659,9 +748,12 @@ class Watch(TorchFunctionMode):
             ours = self._exchanged.get(func)
             # Neither what ours call of PyTorch's, nor of tensors that see to their functions.
             is_plain = {Tensor, nn.Parameter}.issuperset(types)
-            if ours is None or not is_plain or self._inside[-1][2]:
+            inside = self._inside[-1]
+            if ours is None or not is_plain or (inside.is_ours and inside.in_forward):
                 return func(*args, **kwargs)
-            if not any(map(_is_floating, tree_leaves((args, kwargs)))):
+            leaves = tree_leaves((args, kwargs))
+            # A sample of vmap's tells neither the sizes nor the gradients of all.
+            if not any(map(_is_floating, leaves)) or any(map(_is_wrapped, leaves)):
                 return func(*args, **kwargs)
             return self._ours_or(func, ours, args, kwargs)
         call, results = self._note(func, args, kwargs)
@@ -676,34 +768,19 @@ class Watch(TorchFunctionMode):
     def _ours_or(
         self, func: Any, ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        known = len(self._seen)
-        self._inside.append(
-            (f"{self._inside[-1][0]}.{ours.__name__}()".lstrip("."), ours.__name__, True)
-        )
+        known = len(self.seen)
+        name = function_name(self._inside[-1].name, ours.__name__)
+        self._inside.append(_Running(name, ours.__name__, is_ours=True))
         try:
             with self:
-                return ours(*args, **our_keywords(kwargs), policy="heuristic")
-        except MetaAutocastError:
+                return ours(*args, **our_keywords(kwargs), policy=LOOKING)
+        except MetaError:
             raise
-        except Exception:  # whatever it does not take is PyTorch's
-            del self._seen[known:]
+        except _REFUSALS:  # what it does not take is PyTorch's
+            del self.seen[known:]
         finally:
             self._inside.pop()
         return func(*args, **kwargs)
-
-    def calls(self, went_back: bool) -> list[_Seen]:
-        """What was seen, equal calls once; `went_back` tells whether a backward ran."""
-        distinct: dict[str, _Seen] = {}
-        for call in self._seen:
-            if not went_back:
-                call.gradients = None
-            arguments = call.arguments, sorted(call.keywords.items())
-            gradients = sorted((call.gradients or {}).items())
-            key = repr((str(call.function), arguments, call.autocast, gradients))
-            known = distinct.setdefault(key, call)
-            if known is not call:
-                known.names += call.names
-        return [*distinct.values()]
 
     def _note_gradient(self, call: _Seen, place: int, gradient: Tensor | None) -> None:
         if gradient is not None and call.gradients is not None:
@@ -726,11 +803,16 @@ class Watch(TorchFunctionMode):
             name: self._forms(value, name in states, name in results)
             for name, value in kwargs.items()
         }
-        autocast = self._autocast([*args, *kwargs.values()])
-        name, kind, _ = self._inside[-1]
-        call = _Seen(func, forms, keywords, autocast, Counter([name]), kind)
-        self._seen.append(call)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if any(name.endswith("lengths") and _is_meta(value) for name, value in given.items()):
+            raise MetaError("tensors of the meta device have no values, which lengths are")
+        autocast = self._autocast([*args, *kwargs.values()])
+        inside = self._inside[-1]
+        name = inside.name
+        if not inside.is_ours:  # neither a layer's call, which has its name, nor a function's
+            name = function_name(name, func._schema.name.partition("::")[2])
+        call = _Seen(func, forms, keywords, autocast, Counter([name]), inside.kind)
+        self.seen.append(call)
         return call, tensors_in([value for name, value in given.items() if name in results])
 
     def _forms(self, value: Any, is_state: bool, is_result: bool) -> Any:
@@ -759,19 +841,38 @@ class Watch(TorchFunctionMode):
             if item.is_meta:
                 is_on = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
                 if is_on and item.is_floating_point():
-                    raise MetaAutocastError("tensors of the meta device do not obey autocast")
+                    raise MetaError("tensors of the meta device do not obey autocast")
             elif torch.is_autocast_enabled(device := item.device.type):
                 return device, torch.get_autocast_dtype(device)
         return None
 
 
 class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what computes and is none of this package's operators."""
+    """Counts what computes and is none of this package's operators.
 
-    def __init__(self, counts: Counter[str]) -> None:
+    Parameters that these write to, such as an embedding's with ``max_norm``, are put back at the
+    end of `kept`.
+    """
+
+    def __init__(self, counts: Counter[str], model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counts = counts
         self._is_silent = False
+        self._parameters: defaultdict[int, list[nn.Parameter]] = defaultdict(list)
+        for parameter in model.parameters():
+            if _is_plain(parameter):
+                self._parameters[_memory(parameter)].append(parameter)
+        self.kept = ExitStack()
+
+    def _keep(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the values of parameters that are about to be written, at the first time."""
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            for t in tensors_in(value):
+                if _is_plain(t) and (written := self._parameters.pop(_memory(t), [])):
+                    self.kept.enter_context(values_kept(written))
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -785,6 +886,8 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func._schema.is_mutable:
+            self._keep(func, args, kwargs or {})
         computes = not func.is_view and any(map(_is_floating, tree_leaves(args)))
         computes = computes and not func._schema.name.startswith("aten::empty")
         if computes and not self._is_silent and func.namespace != "torch_cudnn_ext":
@@ -793,13 +896,13 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def kept_as_it_was(model: nn.Module) -> Iterator[None]:
+def kept_as_it_was(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
     """What a run changes is put back.
 
-    The random state; attributes, and what Python's containers among them hold; buffers and other
-    tensors there also by value, but no parameters; gradients, none of which is there meanwhile, and
-    nothing hears that one was accumulated; what requires one. Also of modules that attributes hold
-    unregistered.
+    The random state; attributes, and what Python's containers among them hold; buffers, inputs and
+    other tensors there also by value, but no parameters; gradients, none of which is there
+    meanwhile, and nothing hears that one was accumulated; what requires one. Also of modules that
+    attributes hold unregistered.
     """
     modules = modules_of(model)
     states = [(module, type(module), dict(vars(module))) for module in modules]
@@ -818,6 +921,7 @@ def kept_as_it_was(model: nn.Module) -> Iterator[None]:
     try:
         with (
             values_kept(t for t in own if not isinstance(t, nn.Parameter)),
+            values_kept(tensors_in(inputs)),
             gradients_kept([t for t in leaves if t.requires_grad]),
             wishes_kept(leaves),
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
@@ -888,13 +992,18 @@ def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for t in tensors:
-            if not t.is_meta and not _is_freed(t):
+            if not (t.is_meta or isinstance(t, FakeTensor) or _is_freed(t)):
                 stack.callback(_put_back, t, t.data, _copied(t), _version(t))
         yield
 
 
 def _is_plain(t: Tensor) -> bool:
     return not (t.is_nested or t.layout != torch.strided or is_traceable_wrapper_subclass(t))
+
+
+def _memory(t: Tensor) -> int:
+    """Which memory holds it."""
+    return int(t.untyped_storage()._cdata)
 
 
 def _is_freed(t: Tensor) -> bool:
@@ -923,7 +1032,7 @@ def _put_value_back(t: Tensor, data: Tensor, value: Tensor, version: int | None)
         return
     if _is_freed(t):
         return
-    is_other = t.untyped_storage()._cdata != data.untyped_storage()._cdata
+    is_other = _memory(t) != _memory(data)
     if is_other or t.shape != data.shape or t.dtype != data.dtype:
         t.data = data
     for dim, stride in enumerate(t.stride()):
@@ -1123,6 +1232,15 @@ def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def _is_wrapped(value: Any) -> bool:
+    """Whether a transform of `torch.func` wraps it."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

@@ -17,12 +17,12 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
         check_tensor(type(self).__name__, "input", input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         momentum = self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if momentum is None:  # the average over all batches
-                momentum = 1 / float(self.num_batches_tracked)
+        counts = self.training and self.track_running_stats
+        batches = self.num_batches_tracked if counts else None
+        if batches is not None and momentum is None:  # the average over all batches
+            momentum = 1 / (float(batches) + 1)
         keeps = not self.training or self.track_running_stats
-        return batch_norm(
+        output = batch_norm(
             input,
             self.running_mean if keeps else None,
             self.running_var if keeps else None,
@@ -33,6 +33,9 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
             self.eps,
             policy=self._running,
         )
+        if batches is not None:  # one that was refused does not count
+            batches.add_(1)
+        return output
 
 
 class BatchNorm1d(_TunableBatchNorm, torch.nn.BatchNorm1d):

@@ -411,6 +411,7 @@ def _max_pool(
     if return_indices:
         _check_indices(name, _text(policy))
         _check_as_without_indices(input, kernel, *arguments, ceil_mode)
+        _check_windows(name, input, kernel, *arguments, ceil_mode)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(
             input, kernel, *arguments, ceil_mode
         )
@@ -520,6 +521,32 @@ def _check_as_without_indices(input: Tensor, *arguments: Any, **keywords: Any) -
         with torch._C.DisableTorchFunction():  # or a recording takes it for a call of the network
             meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
             call("max_pool", meta, *arguments, **keywords)
+
+
+def _check_windows(
+    name: str,
+    input: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> None:
+    """Refuse windows of which PyTorch's kernel gives indices that are not of the input."""
+    is_rare = max(dilation) > 1 and max(padding) > 0 and input.device.type == "cpu"
+    if not is_rare or not input.numel() or torch.compiler.is_compiling():
+        return
+    with torch._C.DisableTorchFunction():  # nothing is computed here
+        lines = _C.problems_posed_by(
+            lambda: call("max_pool", input.detach(), kernel, stride, padding, dilation, ceil_mode)
+        )
+    for line in lines:
+        for row in _C.candidates(line, "cpu", "backends=aten"):
+            if row["status"] == "unsupported":
+                raise ValueError(
+                    f"{name}: argument return_indices: got True, wanted False, since aten:default, "
+                    f"which alone gives indices, is refused: {row['reason']}"
+                )
 
 
 def _text(policy: PolicyLike) -> str | None:
