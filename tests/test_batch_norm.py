@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from conftest import misaligned, newest
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, Policy, ops
 from torch_cudnn_ext import nn as ours
@@ -303,6 +304,16 @@ def test_pins_are_obeyed(training: bool, device: str) -> None:
             torch.testing.assert_close(grad, wanted_grad, rtol=1e-3, atol=1e-3)
             choice = newest(name)
             assert (choice.algorithm, choice.why) == (pin, "pinned")
+
+
+def test_a_batch_that_a_checkpoint_computes_again_counts_as_pytorchs() -> None:
+    norm, reference = (kind(3, momentum=None) for kind in (ours.BatchNorm2d, torch.nn.BatchNorm2d))
+    for i in range(3):
+        x = torch.randn(8, 3, 5, 5, requires_grad=True) + i
+        for module in (norm, reference):
+            checkpoint(module, x, use_reentrant=False).sum().backward()
+    assert int(reference.num_batches_tracked) == 6
+    torch.testing.assert_close(norm.state_dict(), reference.state_dict())
 
 
 def test_a_refused_batch_does_not_count() -> None:

@@ -122,6 +122,19 @@ def test_shard_and_resume(capsys: Capture, tmp_path: Path) -> None:
     assert [whole["layers"][i]["rows"] for i in (1, 3)] == [r["rows"] for r in part["layers"]]
 
 
+def test_shards_measure_what_the_whole_measures(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    told, untold = PROBLEM, ACTIVATION
+    command = ["profile", "--problems", str(file), "--target", "h200", "--time-budget", "0.01"]
+    for lines, scaled in ([told, told.replace("pad=1", "pad=0")], True), ([told, untold], False):
+        file.write_text("\n".join(lines))
+        whole = _json(capsys, *command)["layers"]
+        assert {layer["measured"] != layer["problem"] for layer in whole} == {scaled}
+        for i, layer in enumerate(whole, 1):
+            (part,) = _json(capsys, *command, "--shard", f"{i}/2")["layers"]
+            assert part["measured"] == layer["measured"]
+
+
 def test_top_and_all(capsys: Capture) -> None:
     assert main(["profile", PROBLEM, "--device", "cpu", "--top", "1"]) == 0
     short = capsys.readouterr().out

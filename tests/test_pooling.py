@@ -241,6 +241,7 @@ def test_indices_that_pytorch_s_kernel_gets_wrong_are_refused(dims: int) -> None
     module = getattr(ours, f"MaxPool{dims}d")(2, 2, 1, 2, return_indices=True)
     with pytest.raises(ValueError, match=r"return_indices: .*where a window lies in the padding"):
         module(x)
+    module(x.detach())
     x = torch.randn(1, 4, *[8] * dims, requires_grad=True)  # no such window
     wanted = getattr(torch.nn, f"MaxPool{dims}d")(2, 2, 1, 2, return_indices=True)(x)
     torch.testing.assert_close(module(x), wanted)

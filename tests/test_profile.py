@@ -847,6 +847,26 @@ def test_functions_under_vmap_are_pytorchs() -> None:
     assert not _functions(work) and work.not_profiled["aten._softmax"] == 1
 
 
+def test_operators_of_ours_called_by_the_network_do_not_share_a_layer_s_name() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    model[0].register_forward_hook(lambda module, inputs, output: ops.relu(output))
+    layers = network_layers(model, torch.randn(2, 3, 8, 8), ["fwd"]).layers
+    assert [layer.names for layer in layers] == [("0",), ("0.activation()",)]
+
+
+def test_inputs_that_cannot_be_compared() -> None:
+    class Ignores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.linear(torch.ones(2, 4))
+            return out
+
+    assert network_layers(Ignores(), torch.zeros(4, dtype=torch.complex32), ["fwd"]).layers
+
+
 @pytest.mark.parametrize("look", [network_layers, partial(coverage, backends="cpu")])
 def test_what_a_forward_writes_to_is_put_back(look: Callable[..., Any]) -> None:
     class Writes(nn.Module):
@@ -1004,6 +1024,17 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
         return network_layers(Reads(), x, stand_ins=True).layers
 
     assert [layer.stand_in for layer in lines(4)] == [layer.problem for layer in lines(1)]
+
+    class Rows(nn.Module):  # of images, of which each is a sequence
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(3, 6, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.lstm(x.permute(0, 2, 3, 1).flatten(0, 1))[0])
+
+    rows = network_layers(Rows(), torch.randn(4, 3, 8, 5), ["fwd"], stand_ins=True).layers
+    assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in rows] == ["5,8,3", "240"]
 
 
 def test_stand_ins_that_are_equal_over_one_of_the_batch() -> None:

@@ -31,6 +31,7 @@ from .measuring import check_knob_search, checked_device, fp32_switches
 from .policy import FOR_ALL, fields_of, only_fields, operators, text_for_all
 from .processes import processes
 from .profiling import (
+    LayerProfile,
     Profile,
     Settings,
     list_layer,
@@ -60,6 +61,7 @@ from .workload import (
     shard,
     tensors_in,
     with_passes,
+    with_stand_ins,
     without_batch,
 )
 
@@ -366,11 +368,11 @@ def profile_command(
         time_budget,
         knob_search,
     )
-    layers = _shard(work.layers, shard_text)
+    layers = work.layers if settings.target is None else with_stand_ins(work.layers)
+    layers = _shard(layers, shard_text)  # all of which are measured alike
     with report.ProgressBar() as bar:
         measured, end = _collect(measure_layers(layers, settings, _journal(resume), bar, jobs))
-    title = model or problems or ""
-    result = Profile(measured, settings, title, work.not_profiled, work.without_functions)
+    result = _profile_of(measured, settings, model or problems, work)
     _print_profile(result, format, show_all, top)
     _finish(end, len(measured), len(layers))
 
@@ -387,6 +389,12 @@ def _kept(choices: str, problem: str | None) -> Profile:
             if not entries:
                 raise ValueError(f"got {line!r}, which {choices} does not hold")
     return profile_of_choices(entries)
+
+
+def _profile_of(
+    layers: list[LayerProfile], settings: Settings, title: str | None, work: Workload
+) -> Profile:
+    return Profile(layers, settings, title or "", work.not_profiled, work.without_functions)
 
 
 def _print_profile(result: Profile, format: Format, show_all: bool, top: int) -> None:
@@ -430,8 +438,7 @@ def list_command(
     place = settings.device if settings.target is None else f"target:{settings.target}"
     settings = replace(settings, max_workspace_bytes=_C.workspace_cap(settings.policy, place))
     listed = [list_layer(layer, place, settings.policy) for layer in work.layers]
-    title = model or problems or ""
-    result = Profile(listed, settings, title, work.not_profiled, work.without_functions)
+    result = _profile_of(listed, settings, model or problems, work)
     _print_profile(result, format, show_all=True, top=0)
 
 

@@ -19,13 +19,7 @@ from . import _C, report
 from .conversion import converted, eager_model
 from .enabling import apply_rules, enabled, is_enabled
 from .policy import field_text
-from .workload import (
-    Watch,
-    looking,
-    nothing_found,
-    recording,
-    run_watched,
-)
+from .workload import Watch, looking, nothing_found, recording, run_watched
 
 if TYPE_CHECKING:
     from ._C import Choice

@@ -17,7 +17,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -547,8 +547,10 @@ def profile(
         raise ValueError(
             f"policy: got {compute!r} with a problem line, which says it itself, wanted none"
         )
-    layer = Layer(_C.canonical_problem(problem))
-    return Profile(list(measure_layers([layer], settings, progress=progress)), settings)
+    layers = [Layer(_C.canonical_problem(problem))]
+    if settings.target is not None:
+        layers = with_stand_ins(layers)
+    return Profile(list(measure_layers(layers, settings, progress=progress)), settings)
 
 
 def profile_model(
@@ -629,15 +631,13 @@ def measure_layers(
         ValueError: ``jobs``, the number of processes, is less than 1.
     """
     layers = merge(layers)
-    if settings.target is None:
-        layers = [replace(layer, stand_in=layer.problem) for layer in layers]
-    elif not all(layer.stand_in for layer in layers):  # of no network
-        layers = with_stand_ins(layers)
+    lines = [layer.stand_in or layer.problem for layer in layers]
     keys = [
-        f"profile | {settings.key(layer.problem)} | measured={layer.stand_in}" for layer in layers
+        f"profile | {settings.key(layer.problem)} | measured={line}"
+        for layer, line in zip(layers, lines, strict=True)
     ]
     finished = [journal.get(key, LayerProfile) if journal is not None else None for key in keys]
-    left = [layer.stand_in for layer, one in zip(layers, finished, strict=True) if one is None]
+    left = [line for line, one in zip(lines, finished, strict=True) if one is None]
     for problem in left:  # the device's peaks, before others measure on it too
         _peaks(problem, settings)
     tasks = [settings.task(problem, settings.measured_policy) for problem in left]
@@ -704,7 +704,7 @@ def _peaks(problem: str, settings: Settings) -> Peaks:
 
 
 def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> LayerProfile:
-    problem, policy = layer.stand_in, settings.measured_policy
+    problem, policy = layer.stand_in or layer.problem, settings.measured_policy
     rows = _with_baseline(rows, problem, settings)
     flops, bytes_moved = _cost(problem)
     heuristic, _ = _chosen(

@@ -390,12 +390,13 @@ def network_layers(
     The model runs once, forward and, where `passes` has more than inference has, backward from
     gradients of ones, in the mode that it is in (training or not), with its layers, pinned ones
     too, and the functions of `torch.nn.functional` that `ops` has, exchanged for this package's for
-    that while; its pins, its parameters, its buffers, its gradients, its inputs and PyTorch's
-    random state stay as they are. What those functions call in turn, attention's products say, is
-    not seen; and where it raises with ours, such as one that writes to what ours keep for a
-    gradient, and PyTorch's do not, none of them is. It and its inputs may be on the meta device:
-    then nothing is computed. Each call is then posed again, forward and backward, on tensors of the
-    same form, gradients as they arrived, to see its problems; that computes nothing either.
+    that while; its pins, its buffers, its gradients, PyTorch's random state, and inputs and
+    parameters that are written to stay as they are. What those functions call in turn, attention's
+    products say, is not seen; and where it raises with ours, such as one that writes to what ours
+    keep for a gradient, and PyTorch's do not, none of them is. It and its inputs may be on the meta
+    device: then nothing is computed. Each call is then posed again, forward and backward, on
+    tensors of the same form, gradients as they arrived, to see its problems; that computes nothing
+    either.
 
     What the backward does not meet is not listed, whatever passes are asked for: the gradient of
     inputs and parameters that require none, such as the first layer's input. Where no output of the
@@ -415,8 +416,8 @@ def network_layers(
 
     Raises:
         TypeError: ``passes`` is no list of texts.
-        ValueError: The model called no operator or met none of the passes, or ``passes`` holds
-            another word.
+        ValueError: The model called no operator or met none of the passes, it or its inputs are
+            fake, or ``passes`` holds another word.
         RuntimeError: The model is on the meta device, and there is autocast within it, or it poses
             problems by values, such as lengths.
     """
@@ -424,6 +425,10 @@ def network_layers(
     backward = not is_inference(passes)
     if backward:
         check_gradient_mode()
+    if any(isinstance(t, FakeTensor) for t in tensors_in((own_tensors(model), inputs))):
+        raise ValueError(
+            "model: got one that is fake, or whose inputs are, wanted data, or the meta device"
+        )
     look = _looked(model, inputs, backward)
     small = _looked_at_one(model, inputs, backward, look) if stand_ins else []
     found: list[Layer] = []
@@ -533,14 +538,10 @@ def _paired(layers: list[Layer], small: "_Seen", passes: Sequence[str]) -> list[
 def with_stand_ins(layers: Iterable[Layer]) -> list[Layer]:
     """What is measured of each: at a batch of one where each can be, else all as they are.
 
-    Where a recurrent network's is not at a batch of one, the first of the inputs was a time step.
+    Where recurrent networks are to run over fewer steps, the first of the inputs was no sample.
     """
     layers = [*layers]
-    if any(
-        layer.stand_in != _at_batch(layer.problem, STAND_IN_BATCH)
-        for layer in layers
-        if layer.stand_in and layer.problem.startswith("rnn")
-    ):
+    if any(_steps(layer.stand_in or layer.problem) != _steps(layer.problem) for layer in layers):
         layers = [replace(layer, stand_in="") for layer in layers]
     untold = without_batch([layer.problem for layer in layers if not layer.stand_in])
 
@@ -550,6 +551,12 @@ def with_stand_ins(layers: Iterable[Layer]) -> list[Layer]:
         return layer.stand_in or _at_batch(layer.problem, STAND_IN_BATCH)
 
     return [replace(layer, stand_in=measured(layer)) for layer in layers]
+
+
+def _steps(problem: str) -> int | None:
+    """Over how many steps a recurrent network runs."""
+    info = _C.problem_info(problem)
+    return info["slots"]["x"]["sizes"][0] if info["family"] == "rnn" else None
 
 
 def _at_batch(problem: str, batch: int) -> str:
@@ -688,6 +695,11 @@ class _Running:
     is_ours: bool = False
     in_forward: bool = True  # and not in a hook
 
+    @property
+    def runs_ours(self) -> bool:
+        """Whether what is called now is called by this package."""
+        return self.is_ours and self.in_forward
+
 
 # By which our functions refuse what they do not take; other errors are of what they call.
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)
@@ -748,8 +760,7 @@ class Watch(TorchFunctionMode):
             ours = self._exchanged.get(func)
             # Neither what ours call of PyTorch's, nor of tensors that see to their functions.
             is_plain = {Tensor, nn.Parameter}.issuperset(types)
-            inside = self._inside[-1]
-            if ours is None or not is_plain or (inside.is_ours and inside.in_forward):
+            if ours is None or not is_plain or self._inside[-1].runs_ours:
                 return func(*args, **kwargs)
             leaves = tree_leaves((args, kwargs))
             # A sample of vmap's tells neither the sizes nor the gradients of all.
@@ -809,7 +820,7 @@ class Watch(TorchFunctionMode):
         autocast = self._autocast([*args, *kwargs.values()])
         inside = self._inside[-1]
         name = inside.name
-        if not inside.is_ours:  # neither a layer's call, which has its name, nor a function's
+        if not inside.runs_ours:  # neither a layer's call, which has its name, nor a function's
             name = function_name(name, func._schema.name.partition("::")[2])
         call = _Seen(func, forms, keywords, autocast, Counter([name]), inside.kind)
         self.seen.append(call)
@@ -860,7 +871,7 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_silent = False
         self._parameters: defaultdict[int, list[nn.Parameter]] = defaultdict(list)
         for parameter in model.parameters():
-            if _is_plain(parameter):
+            if not is_lazy(parameter) and _is_plain(parameter):
                 self._parameters[_memory(parameter)].append(parameter)
         self.kept = ExitStack()
 
@@ -889,7 +900,7 @@ class _WatchOthers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             self._keep(func, args, kwargs or {})
         computes = not func.is_view and any(map(_is_floating, tree_leaves(args)))
-        computes = computes and not func._schema.name.startswith("aten::empty")
+        computes = computes and not func._schema.name.startswith(("aten::empty", "prim::"))
         if computes and not self._is_silent and func.namespace != "torch_cudnn_ext":
             self._counts[f"{func.namespace}.{func._schema.name.partition('::')[2]}"] += 1
         return func(*args, **(kwargs or {}))
@@ -1026,8 +1037,9 @@ def _put_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> No
 
 
 def _put_value_back(t: Tensor, data: Tensor, value: Tensor, version: int | None) -> None:
+    was_written = _version(t) != version
     if not _is_plain(t):
-        if _version(t) != version:  # which have no torch.equal
+        if was_written:  # which have no torch.equal
             t.copy_(value)
         return
     if _is_freed(t):
@@ -1038,7 +1050,11 @@ def _put_value_back(t: Tensor, data: Tensor, value: Tensor, version: int | None)
     for dim, stride in enumerate(t.stride()):
         if stride == 0 and t.shape[dim] > 1:  # one element, seen often
             t, value = t.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-    if t.device != value.device or not torch.equal(t, value):
+    try:
+        differs = t.device != value.device or not torch.equal(t, value)
+    except (RuntimeError, TypeError):  # dtypes and subclasses that cannot be compared
+        differs = was_written
+    if differs:
         t.copy_(value)
 
 

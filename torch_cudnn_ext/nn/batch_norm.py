@@ -19,23 +19,27 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
         momentum = self.momentum
         counts = self.training and self.track_running_stats
         batches = self.num_batches_tracked if counts else None
-        if batches is not None and momentum is None:  # the average over all batches
-            momentum = 1 / (float(batches) + 1)
-        keeps = not self.training or self.track_running_stats
-        output = batch_norm(
-            input,
-            self.running_mean if keeps else None,
-            self.running_var if keeps else None,
-            self.weight,
-            self.bias,
-            self.training or (self.running_mean is None and self.running_var is None),
-            0.0 if momentum is None else momentum,
-            self.eps,
-            policy=self._running,
-        )
-        if batches is not None:  # one that was refused does not count
+        if batches is not None:
             batches.add_(1)
-        return output
+            if momentum is None:  # the average over all batches
+                momentum = 1 / float(batches)
+        keeps = not self.training or self.track_running_stats
+        try:
+            return batch_norm(
+                input,
+                self.running_mean if keeps else None,
+                self.running_var if keeps else None,
+                self.weight,
+                self.bias,
+                self.training or (self.running_mean is None and self.running_var is None),
+                0.0 if momentum is None else momentum,
+                self.eps,
+                policy=self._running,
+            )
+        except (RuntimeError, TypeError, ValueError):  # one that was refused does not count
+            if batches is not None:
+                batches.sub_(1)
+            raise
 
 
 class BatchNorm1d(_TunableBatchNorm, torch.nn.BatchNorm1d):

@@ -87,7 +87,8 @@ def max_pool2d(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit;
-            or, with ``return_indices``, the policy keeps off PyTorch's own algorithm.
+            or, with ``return_indices``, the policy keeps off PyTorch's own algorithm, or that's
+            gradient would write out of bounds (on the CPU, of dilated windows).
         RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _max_pool(
@@ -532,9 +533,10 @@ def _check_windows(
     dilation: list[int],
     ceil_mode: bool,
 ) -> None:
-    """Refuse windows of which PyTorch's kernel gives indices that are not of the input."""
+    """Refuse windows for whose indices PyTorch's gradient writes out of bounds."""
     is_rare = max(dilation) > 1 and max(padding) > 0 and input.device.type == "cpu"
-    if not is_rare or not input.numel() or torch.compiler.is_compiling():
+    wants_gradient = input.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling() or not (is_rare and wants_gradient and input.numel()):
         return
     with torch._C.DisableTorchFunction():  # nothing is computed here
         lines = _C.problems_posed_by(
@@ -544,8 +546,9 @@ def _check_windows(
         for row in _C.candidates(line, "cpu", "backends=aten"):
             if row["status"] == "unsupported":
                 raise ValueError(
-                    f"{name}: argument return_indices: got True, wanted False, since aten:default, "
-                    f"which alone gives indices, is refused: {row['reason']}"
+                    f"{name}: argument return_indices: got True of an input that wants a gradient, "
+                    "wanted False, since aten:default, which alone gives indices, is refused: "
+                    + row["reason"]
                 )
 
 
