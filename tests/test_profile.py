@@ -1025,6 +1025,22 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
 
     assert [layer.stand_in for layer in lines(4)] == [layer.problem for layer in lines(1)]
 
+    one_step = network_layers(nn.LSTM(5, 6), torch.randn(1, 4, 5), ["fwd"], stand_ins=True)
+    assert "x=f32[1,1,5]" in one_step.layers[0].stand_in
+
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(5, 6, batch_first=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return F.relu(self.lstm(packed)[1][0])
+
+    inputs = torch.randn(4, 7, 5), torch.tensor([7, 5, 3, 2])
+    packed = network_layers(Packs(), inputs, ["fwd"], stand_ins=True).layers
+    assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in packed] == ["7,1,5", "6"]
+
     class Rows(nn.Module):  # of images, of which each is a sequence
         def __init__(self) -> None:
             super().__init__()

@@ -538,10 +538,11 @@ def _paired(layers: list[Layer], small: "_Seen", passes: Sequence[str]) -> list[
 def with_stand_ins(layers: Iterable[Layer]) -> list[Layer]:
     """What is measured of each: at a batch of one where each can be, else all as they are.
 
-    Where recurrent networks are to run over fewer steps, the first of the inputs was no sample.
+    Where a recurrent network would run over fewer steps, or over one, the first of the inputs may
+    have been a step and not a sample.
     """
     layers = [*layers]
-    if any(_steps(layer.stand_in or layer.problem) != _steps(layer.problem) for layer in layers):
+    if any(map(_may_be_of_a_step, layers)):
         layers = [replace(layer, stand_in="") for layer in layers]
     untold = without_batch([layer.problem for layer in layers if not layer.stand_in])
 
@@ -553,10 +554,20 @@ def with_stand_ins(layers: Iterable[Layer]) -> list[Layer]:
     return [replace(layer, stand_in=measured(layer)) for layer in layers]
 
 
-def _steps(problem: str) -> int | None:
+def _may_be_of_a_step(layer: Layer) -> bool:
+    """Whether a recurrent network's stand-in may be one of its steps, whole."""
+    if not (layer.stand_in and layer.problem.startswith("rnn")):
+        return False
+    steps = _steps(layer.stand_in)
+    is_other = layer.stand_in != _at_batch(layer.problem, STAND_IN_BATCH)
+    return steps != _steps(layer.problem) or (steps == 1 and is_other)
+
+
+def _steps(problem: str) -> int:
     """Over how many steps a recurrent network runs."""
-    info = _C.problem_info(problem)
-    return info["slots"]["x"]["sizes"][0] if info["family"] == "rnn" else None
+    slots = _C.problem_info(problem)["slots"]
+    steps: int = slots.get("batch_sizes", slots["x"])["sizes"][0]
+    return steps
 
 
 def _at_batch(problem: str, batch: int) -> str:

@@ -87,8 +87,8 @@ def max_pool2d(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit;
-            or, with ``return_indices``, the policy keeps off PyTorch's own algorithm, or that's
-            gradient would write out of bounds (on the CPU, of dilated windows).
+            or, with ``return_indices``, the policy keeps off PyTorch's own algorithm, or the input
+            wants a gradient and that algorithm would write out of bounds (dilated, on the CPU).
         RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _max_pool(
