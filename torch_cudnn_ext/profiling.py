@@ -631,13 +631,11 @@ def measure_layers(
         ValueError: ``jobs``, the number of processes, is less than 1.
     """
     layers = merge(layers)
-    lines = [layer.stand_in or layer.problem for layer in layers]
     keys = [
-        f"profile | {settings.key(layer.problem)} | measured={line}"
-        for layer, line in zip(layers, lines, strict=True)
+        f"profile | {settings.key(layer.problem)} | measured={layer.measured}" for layer in layers
     ]
     finished = [journal.get(key, LayerProfile) if journal is not None else None for key in keys]
-    left = [line for line, one in zip(lines, finished, strict=True) if one is None]
+    left = [layer.measured for layer, one in zip(layers, finished, strict=True) if one is None]
     for problem in left:  # the device's peaks, before others measure on it too
         _peaks(problem, settings)
     tasks = [settings.task(problem, settings.measured_policy) for problem in left]
@@ -704,7 +702,7 @@ def _peaks(problem: str, settings: Settings) -> Peaks:
 
 
 def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> LayerProfile:
-    problem, policy = layer.stand_in or layer.problem, settings.measured_policy
+    problem, policy = layer.measured, settings.measured_policy
     rows = _with_baseline(rows, problem, settings)
     flops, bytes_moved = _cost(problem)
     heuristic, _ = _chosen(

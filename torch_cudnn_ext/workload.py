@@ -43,6 +43,7 @@ from .conversion import converted
 from .files import naming, not_regular, read_lines
 from .knobs import pushed
 from .nn import Tunable
+from .ops._arguments import is_meta
 from .ops.replacing import our_keywords, replacements
 from .policy import operator_info, passes_of
 
@@ -79,7 +80,12 @@ class Layer:
     names: tuple[str, ...] = ()
     count: int = 1
     note: str = ""
-    stand_in: str = ""  # what is measured of a network where the CPU stands in for a target
+    stand_in: str = ""  # the problem that the CPU measures where it stands in for a target
+
+    @property
+    def measured(self) -> str:
+        """The problem that is measured."""
+        return self.stand_in or self.problem
 
 
 def merge(layers: Iterable[Layer]) -> list[Layer]:
@@ -826,7 +832,7 @@ class Watch(TorchFunctionMode):
             for name, value in kwargs.items()
         }
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if any(name.endswith("lengths") and _is_meta(value) for name, value in given.items()):
+        if any(name.endswith("lengths") and is_meta(value) for name, value in given.items()):
             raise MetaError("tensors of the meta device have no values, which lengths are")
         autocast = self._autocast([*args, *kwargs.values()])
         inside = self._inside[-1]
@@ -1259,10 +1265,6 @@ def _posed(call: _Seen, backward: bool) -> tuple[list[str], list[str]]:
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _is_meta(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta
 
 
 def _is_wrapped(value: Any) -> bool:

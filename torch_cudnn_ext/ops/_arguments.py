@@ -106,7 +106,7 @@ def integer(value: object) -> int | None:
     if isinstance(value, int):
         fits = -(2**63) <= value < 2**63
         return value if fits and not isinstance(value, bool) else None
-    if not hasattr(value, "__index__") or _is_meta(value):
+    if not hasattr(value, "__index__") or is_meta(value):
         return None
     try:
         return operator.index(value)
@@ -140,7 +140,8 @@ def check_flags(function: str, **flags: object) -> None:
         check_flag(function, argument, flag)
 
 
-def _is_meta(value: object) -> bool:
+def is_meta(value: object) -> bool:
+    """Whether it is a tensor of the meta device."""
     return isinstance(value, Tensor) and value.is_meta
 
 
