@@ -495,6 +495,9 @@ def test_lists_are_checked_before_they_are_read(where: str, device: str) -> None
             refuses("convolution", "stride is []", x, w, None, [], none, one, *fixed)
             refuses("convolution", "dilation is [1, 1, 1]", x, w, None, one, none, [1] * 3, *fixed)
     refuses("convolution", "output_padding is [0]", x, w, None, one, none, one, True, [0], 1)
+    for added in ([-1, 0], [0, 1]):
+        part = f"output_padding is {added}, wanted zeros, as the convolution is not transposed"
+        refuses("convolution", part, x, w, None, one, none, one, False, added, 1)
     refuses("convolution_backward_input", "[1, 2, -4, 4]", dy, w, [1, 2, -4, 4], one, none, one, 1)
 
 

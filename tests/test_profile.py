@@ -35,6 +35,7 @@ from torch_cudnn_ext import (
     _C,
     Policy,
     bench,
+    bench_modules,
     bench_networks,
     convert,
     enabled,
@@ -1210,6 +1211,25 @@ def test_settings_are_checked() -> None:
         next(bench_networks.compare_networks(["resnet18"], ["f32"], False, "cpu", jobs=True))
 
 
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda progress: profile(PROBLEM, device="cpu", progress=progress),
+        lambda progress: tuning.tune(PROBLEM, device="cpu", progress=progress),
+        lambda progress: next(bench.measure_overhead("cpu", progress)),
+        lambda progress: next(
+            bench_modules.compare_modules([], ["f32"], False, "cpu", progress=progress)
+        ),
+        lambda progress: next(
+            bench_networks.compare_networks(["resnet18"], ["f32"], False, "cpu", progress=progress)
+        ),
+    ],
+)
+def test_progress_that_cannot_be_told(measure: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=r"progress: got 3 \(int\), wanted an object with the meth"):
+        measure(3)
+
+
 def test_a_problem_is_tuned_once() -> None:
     told = []
 
@@ -2108,6 +2128,7 @@ def test_signals_end_all_jobs(tmp_path: Path, victim: str) -> None:
         "from torch_cudnn_ext import tuning\n"
         f"lines = [{PROBLEM!r}.replace('[2,', f'[{{n}},') for n in range(1, 60)]\n"
         "class Stopping:\n"
+        "    def algorithm(self, done, total, text): ...\n"
         "    def problem(self, done, total, text):\n"
         "        if done == 1:\n"
         + (

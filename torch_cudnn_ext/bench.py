@@ -27,7 +27,7 @@ from torch import Tensor
 
 from . import _C, report, tuning
 from .enabling import enabled
-from .measuring import BASELINE, Progress, Task, measure_tasks, no_algorithm
+from .measuring import BASELINE, Progress, Task, check_progress, measure_tasks, no_algorithm
 from .profiling import Settings
 from .timing import current, event_ms, host_ms, kernel_names
 from .workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
@@ -524,7 +524,11 @@ def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[
     Args:
         device: ``cpu`` or ``cuda[:i]``.
         progress: Told of every problem.
+
+    Raises:
+        TypeError: ``progress`` lacks a method of `Progress`.
     """
+    check_progress(progress)
     cases = overhead_problems(device)
     for done, problem in enumerate(cases):
         if progress is not None:

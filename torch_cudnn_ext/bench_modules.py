@@ -29,7 +29,7 @@ from .bench import (
     judged,
     samplers,
 )
-from .measuring import Progress
+from .measuring import Progress, check_progress
 from .timing import current
 from .workload import DTYPES, in_channels_last
 
@@ -222,7 +222,11 @@ def compare_modules(
         policy: Of our modules.
         compiled: Also time ``torch.compile`` of PyTorch's module.
         progress: Told of every case.
+
+    Raises:
+        TypeError: ``progress`` lacks a method of `Progress`.
     """
+    check_progress(progress)
     work = [(case, dtype) for case in cases for dtype in dtypes]
     for done, (case, dtype) in enumerate(work):
         if progress is not None:

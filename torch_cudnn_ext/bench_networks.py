@@ -23,7 +23,7 @@ import torch
 from . import nn, report, tuning
 from .bench import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, judged
 from .enabling import enabled
-from .measuring import Progress, check_jobs, fp32_switches
+from .measuring import Progress, check_jobs, check_progress, fp32_switches
 from .policy import CONSTRAINTS, only_fields
 from .processes import processes
 from .timing import host_ms
@@ -114,10 +114,12 @@ def compare_networks(
             is none with several jobs or a knob search, and otherwise autotune's own.
 
     Raises:
+        TypeError: ``progress`` lacks a method of `Progress`.
         ValueError: ``jobs`` is less than 1.
         RuntimeError: A network raised something, or its process was killed.
     """
     check_jobs(jobs)
+    check_progress(progress)
     tasks = [
         _Task(
             network=network,

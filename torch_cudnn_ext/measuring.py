@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -31,6 +31,7 @@ BASELINE = "aten:default"  # PyTorch's own kernel
 GPU_MIN_SAMPLES = 11
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Told how far a long measurement is."""
 
@@ -90,10 +91,12 @@ def measure_tasks(
         progress: Told of every problem, and with one job of every algorithm.
 
     Raises:
+        TypeError: ``progress`` lacks a method of `Progress`.
         ValueError: ``jobs`` is no number or less than 1.
         RuntimeError: One of several processes was killed, or could not start.
     """
     check_jobs(jobs)
+    check_progress(progress)
     if min(jobs, len(tasks)) <= 1:
         yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
         return
@@ -142,6 +145,15 @@ def check_jobs(jobs: int) -> None:
     """ValueError where it is no number of processes."""
     if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
         raise ValueError(f"jobs: got {jobs!r}, wanted 1 or more")
+
+
+def check_progress(progress: object) -> None:
+    """TypeError where nothing can be told to it."""
+    if not isinstance(progress, Progress | None):
+        raise TypeError(
+            f"progress: got {progress!r:.60} ({type(progress).__name__}), wanted an object with "
+            "the methods problem(done, total, text) and algorithm(done, total, text)"
+        )
 
 
 @contextmanager

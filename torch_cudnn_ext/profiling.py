@@ -534,7 +534,7 @@ def profile(
         progress: Told of every algorithm; may raise to stop.
 
     Raises:
-        TypeError: ``problem`` is no text.
+        TypeError: ``problem`` is no text, or ``progress`` lacks a method of `Progress`.
         ValueError: The problem or another argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
@@ -594,7 +594,8 @@ def profile_model(
         progress: Told of every problem and algorithm; may raise to stop.
 
     Raises:
-        TypeError: ``model`` is no module, or ``passes`` no list of texts.
+        TypeError: ``model`` is no module, ``passes`` no list of texts, or ``progress`` as in
+            `profile`.
         ValueError: The model calls no operator of this package or meets none of the passes, is lazy
             and not initialised, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.

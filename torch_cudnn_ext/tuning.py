@@ -96,7 +96,8 @@ def tune(
         The best measurement of each problem, by its canonical line.
 
     Raises:
-        TypeError: A problem is no text, or ``policy`` none of what stands for one.
+        TypeError: A problem is no text, ``policy`` none of what stands for one, or ``progress``
+            lacks a method of `Progress`.
         ValueError: A line is no problem, the policy no policy, the device none, ``time_budget_s``
             no number of seconds, ``knob_search`` no bool, or ``jobs`` less than 1.
         RuntimeError: A problem has no algorithm under the policy, which is told when all others are

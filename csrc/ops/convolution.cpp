@@ -5,6 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/selector.h"
@@ -187,6 +188,11 @@ Request request_of_forward(const Tensor& input, const Tensor& weight, SymIntArra
                            SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
                            SymIntArrayRef output_padding, const SymInt& groups, double alpha,
                            double beta, bool flip_kernel, OptionalPolicy policy) {
+  bool adds = std::any_of(output_padding.begin(), output_padding.end(),
+                          [](const SymInt& added) { return added != 0; });
+  TORCH_CHECK_VALUE(transposed || !adds, "torch_cudnn_ext::", kForwardNames.op,
+                    ": output_padding is ", output_padding,
+                    ", wanted zeros, as the convolution is not transposed");
   return {transposed ? ConvolutionPass::bwd_data : ConvolutionPass::fwd,
           transposed ? kTransposedNames : kForwardNames,
           input,
