@@ -49,6 +49,12 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "z=None, "
       "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> Tensor",
       tags);
+  // relu(op + z + bias)
+  m.def(
+      "convolution_relu(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] "
+      "padding, SymInt[] dilation, SymInt groups, *, Tensor? z=None, bool flip_kernel=False, str? "
+      "policy=None) -> Tensor",
+      tags);
   m.def(
       "convolution_backward_input(Tensor grad_output, Tensor weight, SymInt[] input_size, "
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, Tensor? z=None, "

@@ -319,6 +319,40 @@ class Line:
     size: str
 
 
+_RELU = (
+    *_rows("relu", (2, 8, 8, 8), (8, 8, 3, 3), _ALL, padding=1),
+    *_rows("relu_1x1", (2, 16, 7, 7), (32, 16, 1, 1), _DTYPES),
+    *_rows("relu_5x5", (2, 8, 8, 8), (16, 8, 5, 5), _BOTH, padding=2, stride=2),
+    *_rows("relu_64ch", (2, 64, 8, 8), (64, 64, 3, 3), _DTYPES + " f32:nhwc", padding=1),
+    *_rows("relu_groups", (2, 16, 7, 7), (16, 8, 3, 3), _DTYPES, padding=1, groups=2),
+    *_rows("relu_depthwise", (2, 16, 8, 8), (16, 1, 3, 3), _BOTH, padding=1, groups=16),
+    *_rows("relu_primes", (1, 5, 7, 7), (11, 5, 3, 3), _DTYPES, padding=1),
+    *_rows("relu_one_pixel", (64, 120, 1, 1), (32, 120, 1, 1), _DTYPES),
+    *_rows("relu_align8", (2, 8, 8, 8), (8, 8, 3, 3), _DTYPES, padding=1, align=8),
+    *_rows("relu_flipped", (2, 8, 7, 7), (8, 8, 3, 3), _BOTH, padding=1, mode="conv"),
+    *_rows("relu_4_channels", (2, 4, 9, 8), (8, 4, 3, 3), _BOTH, padding=1),
+    *_rows("relu_1d", (2, 8, 32), (16, 8, 3), _DTYPES, padding=1),
+    *_rows("relu_3d", (1, 8, 4, 4, 4), (8, 8, 3, 3, 3), _DTYPES, padding=1),
+    *_big("relu_resnet", (16, 128, 28, 28), (128, 128, 3, 3), _DTYPES + " f32:nhwc", padding=1),
+    *_big("relu_expand", (16, 64, 56, 56), (256, 64, 1, 1), _DTYPES + " f32:nhwc"),
+    *_big("relu_strided", (16, 64, 56, 56), (128, 64, 3, 3), _BOTH, padding=1, stride=2),
+)
+_EPILOGUES = {
+    "alone": " act=relu",
+    "bias": " bias={0} act=relu",
+    "bias_z": " bias={0} z={0} act=relu",
+}
+
+CLAMPED: tuple[Line, ...] = tuple(
+    Line(
+        f"conv_fwd-{case.name}-{name}",
+        f"{case.problem('conv_fwd')}{fields.format(case.dtype)}",
+        case.size,
+    )
+    for case in _RELU
+    for name, fields in _EPILOGUES.items()
+)
+
 BIASED: tuple[Line, ...] = tuple(
     Line(f"conv_fwd-{case.name}", f"{case.problem('conv_fwd')} bias={case.dtype}", case.size)
     for case in (
@@ -1076,6 +1110,7 @@ LRN: tuple[Line, ...] = (
 LINES: tuple[Line, ...] = (
     *_convolution_lines(),
     *BIASED,
+    *CLAMPED,
     *SOFTMAX,
     *POOLING,
     *BATCH_NORM,

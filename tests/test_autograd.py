@@ -87,6 +87,16 @@ def _convolution(
     return call
 
 
+def _relu(options: dict[str, Any]) -> Callable[..., Tensor]:
+    def call(op: Any, x: Tensor, w: Tensor, bias: Tensor, z: Tensor | None = None) -> Tensor:
+        dims = w.dim() - 2
+        lists = [options.get(name, [n] * dims) for name, n in _GEOMETRY]
+        output: Tensor = op(x, w, bias, *lists, options.get("groups", 1), z=z)
+        return output
+
+    return call
+
+
 def _backward(dims: int, sizes: list[int], options: dict[str, Any]) -> Callable[..., Tensor]:
     def call(op: Any, a: Tensor, b: Tensor, z: Tensor | None = None) -> Tensor:
         keywords = {k: v for k, v in options.items() if k in ("alpha", "beta", "flip_kernel")}
@@ -106,6 +116,7 @@ def _backward(dims: int, sizes: list[int], options: dict[str, Any]) -> Callable[
     return call
 
 
+_GEOMETRY = (("stride", 1), ("padding", 0), ("dilation", 1))
 _ADD = {"alpha": 0.5, "beta": -2.0}
 _MIXED = {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 2], "groups": 2}
 
@@ -159,6 +170,8 @@ SAMPLES: list[Sample] = [
         ((1, 2, 3, 3), (2, 2, 2, 2)),
         _convolution(2, {"flip_kernel": True}, transposed=True),
     ),
+    ("relu", "convolution_relu", ((1, 4, 4, 5), (4, 2, 2, 2), (4,)), _relu(_MIXED)),
+    ("relu_z", "convolution_relu", ((2, 2, 5), (3, 2, 3), (3,), (2, 3, 3)), _relu({})),
     (
         "backward_input",
         "convolution_backward_input",

@@ -559,6 +559,28 @@ def test_how_a_run_is_made_again_is_a_word_of_four(device: str) -> None:
     assert_says(caught, "replay is 'always'", "never, where_it_pays, at_once, kernels_at_once")
 
 
+def test_relu_is_of_plain_forwards() -> None:
+    x, w = images(), filters()
+    z = torch.zeros(2, 6, 6, 6)
+    for hindrance, options in (
+        ("transposed=True", {"weight": torch.randn(4, 6, 3, 3), "transposed": True}),
+        ("output_padding=[0, 1]", {"output_padding": (0, 1)}),
+        ("out", {"out": z}),
+        ("alpha=0.5", {"alpha": 0.5}),
+        ("beta=0.0 and z", {"z": z}),
+        ("beta=1.0 without z", {"beta": 1.0}),
+    ):
+        with pytest.raises(ValueError) as caught:
+            ops.convolution(x, **{"weight": w, "activation": "relu", **options})
+        assert_says(caught, "convolution", "activation", f"got 'relu' with {hindrance},", "beta=1")
+    with pytest.raises(ValueError, match="activation: got 'elu', wanted 'none' or 'relu'"):
+        ops.convolution(x, w, activation="elu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"convolution_relu: z has sizes \[1, 6\], wanted \[2, 6"):
+        ops.convolution(x, w, z=z[:1, :, 0, 0], beta=1, activation="relu")
+    with pytest.raises(ValueError, match="convolution_relu: z is Double, wanted input's dtype"):
+        ops.convolution(x, w, z=z.double(), beta=1, activation="relu")
+
+
 def test_output_padding_must_be_smaller_than_stride_or_dilation(device: str) -> None:
     w = torch.randn(4, 6, 3, 3, device=device)
     with pytest.raises(REFUSED) as caught:

@@ -12,6 +12,7 @@ from cases import CASES, PASSES, SMALL, Case
 from conftest import EVERY_NUMERICS, misaligned, needs_cuda, newest
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudnn_ext import _C, ops
 from torch_cudnn_ext.knobs import pushed
@@ -672,6 +673,109 @@ def test_only_a_plain_forward_poses_its_bias(device: str) -> None:
     torch.testing.assert_close(
         ops.convolution(x, w, bias, padding=1, z=wanted, beta=1.0), 2 * wanted
     )
+
+
+def _relu_operands(
+    dims: int, device: str, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, w = _random((2, 4, *(9, 8, 7)[:dims]), device, dtype), _random((6, 2, *[3] * dims), device)
+    bias, z = _random((6,), device, dtype), _random((2, 6, *(5, 4, 4)[:dims]), device, dtype)
+    return x, w.to(dtype), bias, z
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("addends", ["", "bias", "z", "bias z"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_relu_of_a_convolution(dims: int, addends: str, flipped: bool, device: str) -> None:
+    x, w, bias, z = (t.requires_grad_() for t in _relu_operands(dims, device))
+    has_bias, has_z = "bias" in addends, "z" in addends
+    options: dict[str, Any] = {"stride": 2, "padding": 1, "groups": 2}
+    y = ops.convolution(
+        x,
+        w,
+        bias if has_bias else None,
+        **options,
+        z=z if has_z else None,
+        beta=float(has_z),
+        activation="relu",
+        conv_mode="conv" if flipped else "cross",
+    )
+    fields = newest("conv_fwd").problem.split()
+    assert ("bias=f64" in fields, "z=f64" in fields) == (has_bias, has_z)
+    assert "act=relu" in fields and ("mode=conv" in fields) == flipped
+    kernel = w.flip([*range(2, w.dim())]) if flipped else w
+    wanted = CONV[dims](x, kernel, bias if has_bias else None, **options)
+    wanted = (wanted + z if has_z else wanted).relu()
+    torch.testing.assert_close(y, wanted)
+    assert 0.1 < (y == 0).double().mean() < 0.9
+    leaves = [x, w, *([bias] if has_bias else []), *([z] if has_z else [])]
+    grad = torch.randn_like(wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(y, leaves, grad), torch.autograd.grad(wanted, leaves, grad)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("view", ["as_it_is", "channels_last", "misaligned", "expanded"])
+def test_what_is_added_before_relu_may_lie_anywhere(
+    view: str, dtype: torch.dtype, device: str
+) -> None:
+    x, w, bias, z = _relu_operands(2, device, dtype)
+    z = {
+        "as_it_is": lambda t: t,
+        "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+        "misaligned": misaligned,
+        "expanded": lambda t: t[:, :, :1].expand(t.shape),
+    }[view](z)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = x.contiguous(memory_format=layout)
+        for policy in ("allow_tf32=false", "autotune;allow_tf32=false"):
+            y = ops.convolution(
+                x, w, bias, 2, 1, groups=2, z=z, beta=1, activation="relu", policy=policy
+            )
+            wanted = F.conv2d(x.double(), w.double(), bias.double(), 2, 1, groups=2)
+            wanted = (wanted + z.double()).relu()
+            rounding = 1e-4 if dtype == torch.float32 else 5e-2
+            torch.testing.assert_close(y.double(), wanted, rtol=rounding, atol=rounding)
+            plain = F.conv2d(x, w, bias, 2, 1, groups=2)
+            assert y.stride() == plain.stride() and y.data_ptr() != z.data_ptr()
+
+
+def test_relu_of_nothing(device: str) -> None:
+    x, w, bias, z = _relu_operands(2, device)
+    empty = ops.convolution(x[:0], w, bias, 2, 1, groups=2, activation="relu")
+    assert empty.shape == (0, 6, 5, 4)
+    for given in ({}, {"z": z, "beta": 1.0}):
+        arguments = (torch.empty(2, 0, 9, 8, device=device, dtype=x.dtype), w[:, :0])
+        y = ops.convolution(*arguments, padding=1, activation="relu")
+        wanted = F.conv2d(*arguments, padding=1)
+        assert y.shape == wanted.shape and torch.equal(y, wanted), given
+
+
+def test_relu_is_compiled_and_cast_as_the_operator(device: str) -> None:
+    x, w, bias, z = (t.requires_grad_() for t in _relu_operands(2, device, torch.float32))
+
+    def step(x: Tensor) -> Tensor:
+        return ops.convolution(x, w, bias, 2, 1, groups=2, z=z, beta=1, activation="relu")
+
+    torch.testing.assert_close(torch.compile(step, fullgraph=True)(x), step(x))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = step(x)
+    assert y.dtype == torch.bfloat16 and "z=bf16" in newest("conv_fwd").problem
+    torch.testing.assert_close(y.float(), step(x), rtol=0.05, atol=0.1)
+    y.float().sum().backward()
+    assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in (x, w, bias, z))
+    torch.testing.assert_close(torch.vmap(step)(x.detach()[None]), step(x.detach())[None])
+
+
+def test_relu_counts_the_flops_of_its_convolution(device: str) -> None:
+    x, w, bias, _ = _relu_operands(2, device)
+    counts = []
+    for activation in ("none", "relu"):
+        with FlopCounterMode(display=False) as counter:
+            ops.convolution(x, w, bias, 2, 1, groups=2, activation=activation)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_bias_may_lie_anywhere(device: str) -> None:

@@ -219,6 +219,13 @@ def test_a_bias_is_one_number_a_channel() -> None:
     assert info["text"].endswith("compute=f32 bias=f16")
 
 
+def test_what_is_added_before_relu_lies_as_the_result() -> None:
+    info = _C.problem_info(LINE.replace(":nhwc w", ":nchw w") + " y=:nhwc bias=f16 z=f16 act=relu")
+    z, y = info["slots"]["z"], info["slots"]["y"]
+    assert {**y, "output": False} == z
+    assert info["text"].endswith("compute=f32 bias=f16 z=f16 act=relu")
+
+
 def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
     rest = "w=f32[1,1,1,1]:nchw pad=0 stride=1 dilation=1 groups=1 compute=f32"
     plain = _C.canonical_problem(f"conv_fwd x=f32[1,1,1,5]:nchw {rest}")
@@ -243,6 +250,11 @@ def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
         (("compute=f32", "compute=f32 bias=f32"), ("bias", "f32", "f16")),
         (("compute=f32", "compute=f32 bias=f16 accumulate=add"), ("bias", "accumulate=add")),
         ((LINE, LINE.replace("fwd", "bwd_data") + " bias=f16"), ("bias", "conv_bwd_data")),
+        (("compute=f32", "compute=f32 z=f16"), ("z", "act=relu", "accumulate=add")),
+        (("compute=f32", "compute=f32 z=f32 act=relu"), ("z", "f32", "f16")),
+        (("compute=f32", "compute=f32 act=elu"), ("act", "elu", "relu")),
+        (("compute=f32", "compute=f32 act=relu accumulate=add"), ("act", "accumulate=add")),
+        ((LINE, LINE.replace("fwd", "bwd_filter") + " act=relu"), ("act", "conv_bwd_filter")),
         ((":nhwc w", ":s(0,1,64,3584) w"), ("x", "stride 0 over the size 64")),
     ],
 )

@@ -67,6 +67,10 @@ SCHEMAS = {
         for n in (1, 2, 3)
     },
     "convolution": f"({_CONVOLUTION}, *, {_Z}) -> Tensor",
+    "convolution_relu": (
+        f"(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}, SymInt groups, *, "
+        f"Tensor? z=None, bool flip_kernel=False, {_POLICY}) -> Tensor"
+    ),
     "convolution_backward_input": f"({_BACKWARD_INPUT}, *, {_Z}) -> Tensor",
     "convolution_backward_weight": f"({_BACKWARD_WEIGHT}, *, {_Z}) -> Tensor",
     # Softmax.
@@ -280,6 +284,16 @@ def _samples(device: str) -> dict[str, Call]:
             "convolution",
             (leaf(2, 4, 5, 5), leaf(4, 3, 3, 3), leaf(3), *one, True, [0, 0], 1),
             {},
+        ),
+        "convolution_relu": (
+            "convolution_relu",
+            (leaf(*x), leaf(*w), leaf(6), *two, 2),
+            {"z": leaf(*y), "flip_kernel": True},
+        ),
+        "convolution_relu_channels_last": (
+            "convolution_relu",
+            (last(leaf(2, 4, 6, 6)), last(leaf(6, 4, 3, 3)), None, *one, 1),
+            {"policy": "autotune"},
         ),
         "backward_input": (
             "convolution_backward_input",

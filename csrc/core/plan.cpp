@@ -104,6 +104,16 @@ void add_bias(at::Tensor& result, const at::Tensor& bias) {
   result.add_(bias.view(shape));
 }
 
+void add_z_and_clamp(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings) {
+  if (p.z) result.add_(bindings[Role::z]);
+  if (p.activation == Activation::relu) result.relu_();
+}
+
+void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings) {
+  if (p.bias) add_bias(result, bindings[Role::bias]);
+  add_z_and_clamp(p, result, bindings);
+}
+
 const char* role_text(Role role) { return word_text(kRoles, role); }
 Role role_from_text(const std::string& text) { return word_value(kRoles, "role", text); }
 

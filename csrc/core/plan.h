@@ -97,7 +97,7 @@ enum class Note : uint8_t {
   winograd,
   nondeterministic,
   runtime_compilation,
-  fused,  // one engine computes the convolution and adds the bias
+  fused,  // one engine computes the convolution and what follows it: bias, z, relu
   kCount
 };
 
@@ -167,6 +167,10 @@ at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,
 
 // Adds one number to each channel, which is dimension 1.
 void add_bias(at::Tensor& result, const at::Tensor& bias);
+// What follows a convolution, in place: z, relu.
+void add_z_and_clamp(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings);
+// The bias before them too.
+void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings);
 
 // Why an algorithm cannot be had. `needs_driver` is set where only the missing driver is at fault.
 struct Unsupported {

@@ -611,13 +611,24 @@ void ConvolutionProblem::validate() const {
   check_sizes("convolution", "y", {x.dtype, output_sizes(), {}}, rank, rank);
   check_alignment("convolution", alignment, x.dtype);
   check_compute();
-  if (!bias) return;
-  TORCH_CHECK_VALUE(*bias == x.dtype, "convolution: bias is ", dtype_text(*bias),
-                    ", wanted x's dtype ", dtype_text(x.dtype));
-  TORCH_CHECK_VALUE(pass == ConvolutionPass::fwd, "convolution: bias is ", dtype_text(*bias),
-                    " in conv_", word_of(pass), ", wanted it in conv_fwd only");
-  TORCH_CHECK_VALUE(accumulate == Accumulate::none, "convolution: bias is ", dtype_text(*bias),
-                    " with accumulate=", word_of(accumulate), ", wanted one of the two");
+  auto check_epilogue = [&](const char* name, const std::string& value) {
+    TORCH_CHECK_VALUE(pass == ConvolutionPass::fwd, "convolution: ", name, " is ", value,
+                      " in conv_", word_of(pass), ", wanted it in conv_fwd only");
+    TORCH_CHECK_VALUE(accumulate == Accumulate::none, "convolution: ", name, " is ", value,
+                      " with accumulate=", word_of(accumulate), ", wanted one of the two");
+  };
+  auto check_addend = [&](const char* name, const std::optional<c10::ScalarType>& dtype) {
+    if (!dtype) return;
+    TORCH_CHECK_VALUE(*dtype == x.dtype, "convolution: ", name, " is ", dtype_text(*dtype),
+                      ", wanted x's dtype ", dtype_text(x.dtype));
+    check_epilogue(name, dtype_text(*dtype));
+  };
+  bool relu = activation == Activation::relu;
+  check_addend("bias", bias);
+  check_addend("z", z);
+  if (relu) check_epilogue("act", word_of(activation));
+  TORCH_CHECK_VALUE(!z || relu, "convolution: z is ", dtype_text(*z),
+                    " without act=relu, wanted accumulate=add for the sum alone");
 }
 
 const char* family_of(const Problem& problem) {

@@ -104,8 +104,9 @@ enum class ConvolutionMode : uint8_t { cross, conv };
 enum class Accumulate : uint8_t { none, add, general };  // (alpha, beta): (1, 0), (1, 1), any
 enum class Activation : uint8_t { none, relu };
 
-// The three passes of y = conv(x, w), to which the forward may add a bias, [channels of y]. Sizes
-// are those of the forward convolution in every pass.
+// The three passes of y = conv(x, w), which the forward may go on with: it adds a bias, [channels
+// of y], or gives relu(conv(x, w) + z + bias). Sizes are those of the forward convolution in every
+// pass.
 struct ConvolutionProblem {
   static constexpr const char* kFamily = "conv";
 
@@ -121,6 +122,7 @@ struct ConvolutionProblem {
   Accumulate accumulate = Accumulate::none;
 
   int spatial_dims() const { return x.sizes.size() - 2; }
+  bool has_epilogue() const { return bias || z || activation != Activation::none; }
   Dims output_sizes() const;
   const TensorSpec& result() const;
   TensorSpec default_output() const;

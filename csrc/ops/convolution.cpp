@@ -15,6 +15,7 @@ namespace torch_cudnn_ext::convolution {
 namespace {
 
 constexpr Names kForwardNames{"convolution", "input", "weight", "output"};
+constexpr Names kReluNames{"convolution_relu", "input", "weight", "output"};
 constexpr Names kTransposedNames{"convolution (transposed)", "output", "weight", "input"};
 constexpr Names kBackwardInputNames{"convolution_backward_input", "input_size", "weight",
                                     "grad_output"};
@@ -69,7 +70,7 @@ struct Shapes {
 
 // Canonical by construction: see canonicalise_strides.
 ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes& s, bool has_bias,
-                              const Policy& policy) {
+                              bool has_z, const Policy& policy) {
   ConvolutionProblem p;
   p.pass = r.pass;
   c10::ScalarType dtype = r.first.scalar_type();
@@ -86,6 +87,8 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
   p.compute = compute_type(dtype, policy.compute);
   p.check_compute();
   if (has_bias) p.bias = dtype;
+  if (has_z) p.z = dtype;
+  p.activation = r.activation;
   if (r.beta != 0 || r.alpha != 1) {
     p.accumulate = r.alpha == 1 && r.beta == 1 ? Accumulate::add : Accumulate::general;
   }
@@ -96,9 +99,10 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
 bool wants_aligned(const Request& r) { return r.pass != ConvolutionPass::fwd && r.first.is_cuda(); }
 
 // Runs the request. `out`, where defined, is accumulated into and returned; it is in the call's
-// layout, and aligned where that is wanted. `bias`, where defined, is part of the problem.
+// layout, and aligned where that is wanted. `bias` and `z`, which is in the call's layout, are part
+// of the problem where they are defined.
 Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tensor& out,
-           const Tensor& bias) {
+           const Tensor& bias = {}, const Tensor& z = {}) {
   Tensor first = in_layout(r.first, channels_last);
   Tensor second = in_layout(r.second, channels_last);
   if (wants_aligned(r)) {
@@ -107,9 +111,9 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
   }
   const ResolvedPolicy& policy = resolve_policy(ConvolutionProblem::kFamily, r.policy);
   ConvolutionProblem problem =
-      problem_of(r, channels_last, Shapes(sizes), bias.defined(), policy.policy);
+      problem_of(r, channels_last, Shapes(sizes), bias.defined(), z.defined(), policy.policy);
   if (problem.takes_any_alignment()) {
-    problem.alignment = alignment_of({&first, &second, &out, &bias});
+    problem.alignment = alignment_of({&first, &second, &out, &bias, &z});
   }
   Bindings bindings;
   bindings.alpha = r.alpha;
@@ -119,6 +123,7 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
   bindings[r.pass == ConvolutionPass::bwd_filter ? Role::x : Role::w] = std::move(second);
   if (out.defined()) bindings[result] = out;
   if (bias.defined()) bindings[Role::bias] = bias;
+  if (z.defined()) bindings[Role::z] = z;
   execute(problem, policy, device_of(r.first.device()), bindings);
   return std::move(bindings[result]);
 }
@@ -126,7 +131,8 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
 // Without a batch or channels there is nothing to sum.
 bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
 
-// alpha * op + beta * z + bias, as a new tensor; of meta tensors, its shape and layout.
+// alpha * op + beta * z + bias, or relu(op + z + bias), as a new tensor; of meta tensors, its shape
+// and layout.
 Tensor run_functional(const Request& r, const OptionalTensor& bias, const OptionalTensor& z) {
   Sizes sizes = checked_sizes(r, bias);
   const SymSizes& result_sizes = sizes.of(result_role(r.pass));
@@ -136,7 +142,7 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   bool channels_last = prefers_channels_last(r, sizes);
   if (r.first.is_meta()) return empty_result(result_sizes, channels_last, r.first);
   c10::OptionalDeviceGuard guard(r.first.device());
-  bool adds = z && r.beta != 0;
+  bool relu = r.activation == Activation::relu, adds = z && r.beta != 0;
   bool empty = is_empty(sizes);
   bool fused = has(bias) && r.pass == ConvolutionPass::fwd && r.alpha == 1 && !adds && !empty;
   Tensor result;
@@ -150,13 +156,18 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   } else {
     // Aligned, so that a few numbers do not take engines from the rest.
     Tensor addend = fused ? aligned(bias->contiguous()) : Tensor();
-    result = run(r, sizes, channels_last, result, addend);
+    Tensor summand = relu && z ? in_layout(*z, channels_last) : Tensor();
+    result = run(r, sizes, channels_last, result, addend, summand);
     // Where its memory is that of both layouts, the problem may have had the other's strides.
     if (channels_last && !tells_layouts_apart(result.sizes())) {
       result = result.as_strided(result.sizes(), strides_of(result.sizes(), channels_last));
     }
   }
   if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);
+  if (relu && empty) {
+    if (z) result.add_(*z);
+    result.relu_();
+  }
   return result;
 }
 
@@ -175,11 +186,11 @@ void run_into(const Request& r, const OptionalTensor& bias, Tensor& out) {
   if (is_empty(sizes)) {
     r.beta == 0 ? out.zero_() : out.mul_(r.beta);
   } else if (in_place) {
-    run(r, sizes, channels_last, out, {});
+    run(r, sizes, channels_last, out);
   } else {
     Dims strides = strides_of(out.sizes(), channels_last);
     Tensor copy = at::empty_strided(out.sizes(), strides, out.options()).copy_(out);
-    out.copy_(run(r, sizes, channels_last, copy, {}));
+    out.copy_(run(r, sizes, channels_last, copy));
   }
   if (addend.defined() && out.numel() > 0) add_bias(out, addend);
 }
@@ -225,6 +236,16 @@ Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& 
       request_of_forward(input, weight, stride, padding, dilation, transposed, output_padding,
                          groups, alpha, beta, flip_kernel, policy),
       bias, z);
+}
+
+Tensor forward_relu(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                    SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                    SymInt groups, const OptionalTensor& z, bool flip_kernel,
+                    OptionalPolicy policy) {
+  Request r{ConvolutionPass::fwd, kReluNames, input, weight, {}, stride, padding, dilation, groups,
+            flip_kernel,          1,          0,     policy};
+  r.activation = Activation::relu;
+  return run_functional(r, bias, z);
 }
 
 Tensor backward_input(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
@@ -298,11 +319,12 @@ ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Ten
   r.pass = pass;
   const ResolvedPolicy& resolved = resolve_policy(ConvolutionProblem::kFamily, policy);
   has_bias = has_bias && pass == ConvolutionPass::fwd;
-  return problem_of(r, channels_last, Shapes(sizes), has_bias, resolved.policy);
+  return problem_of(r, channels_last, Shapes(sizes), has_bias, false, resolved.policy);
 }
 
 static void register_kernels(torch::Library& m) {
   m.impl("convolution", TORCH_FN(forward));
+  m.impl("convolution_relu", TORCH_FN(forward_relu));
   m.impl("convolution_backward_input", TORCH_FN(backward_input));
   m.impl("convolution_backward_weight", TORCH_FN(backward_weight));
   m.impl("convolution_out", TORCH_FN(forward_out));
@@ -352,7 +374,7 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
         "cudnnBackendExecute, cudnnConvolutionForward, cudnnConvolutionBackwardData, "
         "cudnnConvolutionBackwardFilter",
         "nchw, nhwc; 1 to 3 dimensions of space",
-        "of epilogues the bias is fused; float64 contiguous",
+        "of a forward bias, z and relu are fused; float64 contiguous",
         {"conv_fwd x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1",
          "conv_fwd x=f16[32,3,224,224]:nhwc w=f16[64,3,7,7]:nhwc pad=3 stride=2"}};
   }
@@ -374,6 +396,7 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
                                 {Role::w, p.w, output == Role::w},
                                 {Role::y, p.y, output == Role::y}};
     if (p.bias) slots.push_back({Role::bias, {*p.bias, {p.w.sizes[0]}, {1}}, false});
+    if (p.z) slots.push_back({Role::z, p.y, false});
     return slots;
   }
 
@@ -403,13 +426,14 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
   }
   Bindings reference(const ConvolutionProblem& p, const Bindings& bindings) const override;
 
-  // Rounding of the output, once more before a bias is added, plus the error of a sum of that many
-  // terms in the compute type. Filter gradients are long sums, split over blocks that may meet in
-  // the data's type. Winograd and FFT transform their operands, which costs some more digits; TF32
-  // keeps 10 bits of each factor.
+  // Rounding of the output, once more before a bias or z is added, plus the error of a sum of that
+  // many terms in the compute type. Filter gradients are long sums, split over blocks that may meet
+  // in the data's type. Winograd and FFT transform their operands, which costs some more digits;
+  // TF32 keeps 10 bits of each factor.
   double tolerance(const ConvolutionProblem& p, const Notes& notes) const override {
     double sum = epsilon_of(p.compute) * std::sqrt(cost(p).reduction_length);
-    double roundings = p.pass == ConvolutionPass::bwd_filter ? 6 : p.bias ? 3 : 2;
+    double roundings =
+        p.pass == ConvolutionPass::bwd_filter ? 6 : 2 + p.bias.has_value() + p.z.has_value();
     double tolerance = roundings * epsilon_of(p.x.dtype) + 4 * sum;
     if (notes.has(Note::tf32)) tolerance += 2e-3;
     if (notes.has(Note::down_convert)) {
@@ -428,7 +452,7 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
     // took 1.09 to 2.8 times as long.
     bool of_images = p.w.sizes[1] < 8 && c10::isReducedFloatingType(p.x.dtype) &&
                      p.w.numel() > p.w.sizes[0] * p.w.sizes[1];
-    bool plain = p.groups == 1 && !p.bias;
+    bool plain = p.groups == 1 && !p.has_epilogue();
     if (of_images && is_channels_last(p.x)) {
       // In float16 PyTorch's call took half the time of its first choice (7x7, stride 2).
       if (plain && p.x.dtype == at::kHalf) return {"aten:matmul", "aten", "graph", "legacy"};
@@ -443,9 +467,9 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
   // such layers of MobileNet-V3 on an H200 (64 images; windows of 3x3 and 5x5, stride 1 and 2).
   static std::vector<std::string> depthwise_order(const ConvolutionProblem& p) {
     const auto& window = p.w.sizes;
-    // With a bias the engines of these numbers are the fused graph's, which are others.
+    // With an epilogue the engines of these numbers are the fused graph's, which are others.
     bool plain = p.spatial_dims() == 2 && p.groups == window[0] && p.dilation == Dims(2, 1) &&
-                 window[2] <= 5 && window[3] <= 5 && window[2] * window[3] > 1 && !p.bias;
+                 window[2] <= 5 && window[3] <= 5 && window[2] * window[3] > 1 && !p.has_epilogue();
     bool forward = p.pass == ConvolutionPass::fwd, filter = p.pass == ConvolutionPass::bwd_filter;
     if (plain && c10::isReducedFloatingType(p.x.dtype) && is_channels_last(p.x)) {
       // The engines that PyTorch's heuristic finds too, all but once: 9 times the time then.
@@ -487,7 +511,7 @@ Bindings ConvolutionOperator::reference(const ConvolutionProblem& p,
   if (accumulates(p)) {
     result = result.mul(bindings.alpha).add_(before.to(at::kDouble), bindings.beta);
   }
-  if (p.bias) add_bias(result, in_double(Role::bias));
+  add_epilogue(p, result, bindings);
   Bindings out;
   out[result_role(p.pass)] = std::move(result);
   return out;

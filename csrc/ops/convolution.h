@@ -11,6 +11,11 @@ Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& 
                bool transposed, SymIntArrayRef output_padding, SymInt groups,
                const OptionalTensor& z, double alpha, double beta, bool flip_kernel,
                OptionalPolicy policy);
+// relu(conv + bias + z)
+Tensor forward_relu(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                    SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                    SymInt groups, const OptionalTensor& z, bool flip_kernel,
+                    OptionalPolicy policy);
 Tensor backward_input(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
                       SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                       SymInt groups, const OptionalTensor& z, double alpha, double beta,
@@ -54,6 +59,7 @@ struct Request {
   OptionalPolicy policy = std::nullopt;
   // Of a transposed convolution, which is a bwd_data that finds the sizes of its result.
   std::optional<SymIntArrayRef> output_padding = std::nullopt;
+  Activation activation = Activation::none;
 
   const char* first_name() const { return pass == ConvolutionPass::fwd ? names.x : names.y; }
 };

@@ -69,8 +69,11 @@ Tensor bias_gradient(const Tensor& grad) {
   return grad.sum(dims);
 }
 
+// A gradient or a tangent before relu, by that behind it and the result.
+Tensor masked(const Tensor& t, const Tensor& result) { return t.masked_fill(result <= 0, 0); }
+
 // Inputs, in this order: a, b, bias, z. Of these a and b are saved, each only where the other's
-// gradient is wanted.
+// gradient is wanted; then the result, where relu comes last.
 struct ConvolutionGradient {
   static constexpr const char* kName = "TorchCudnnExtConvolutionBackward";
   static constexpr size_t kInputs = 4;
@@ -80,7 +83,7 @@ struct ConvolutionGradient {
   c10::SymDimVector a_sizes, b_sizes, stride, padding, dilation;
   SymInt groups;
   double alpha = 1, beta = 0;
-  bool flip_kernel = false;
+  bool flip_kernel = false, relu = false;
   bool channels_last = false;  // the layout that the result has, and so its gradient is to have
   std::optional<std::string> policy;
 
@@ -92,11 +95,14 @@ struct ConvolutionGradient {
     visit(alpha);
     visit(beta);
     visit(flip_kernel);
+    visit(relu);
     visit(channels_last);
     visit(policy);
   }
 
-  static bool reads(size_t saved, const Needed& needed) { return needed[saved == 0 ? 1 : 0]; }
+  static bool reads(size_t saved, const Needed& needed) {
+    return saved == 2 || needed[saved == 0 ? 1 : 0];
+  }
 
   // As PyTorch has it. Over one dimension of space the gradient's layout has no say.
   // Transforms of torch.func know of no other layout than the contiguous one.
@@ -112,7 +118,8 @@ struct ConvolutionGradient {
 
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) const {
     const Tensor &a = saved[0], &b = saved[1];
-    Tensor grad = needed[0] || needed[1] ? in_layout_of_result(grads[0]) : grads[0];
+    Tensor grad = relu ? masked(grads[0], saved[2]) : grads[0];
+    if (needed[0] || needed[1]) grad = in_layout_of_result(grad);
     Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
     variable_list result(kInputs);
     if (needed[0]) {
@@ -184,7 +191,7 @@ Tensor tangent_of_result(ConvolutionPass pass, const Tensor& a, const Tensor& b,
 template <class Run>
 Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
                      const OptionalTensor& bias, const OptionalTensor& z, double beta,
-                     const Geometry& g, Run&& run) {
+                     const Geometry& g, bool relu, Run&& run) {
   using torch::autograd::isFwGradDefined;
   const Tensor &bias_tensor = or_undefined(bias), &z_tensor = or_undefined(z);
   bool any_tangent = isFwGradDefined(a) || isFwGradDefined(b) || isFwGradDefined(bias_tensor) ||
@@ -203,8 +210,10 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
         own.alpha = g.alpha;
         own.beta = beta;
         own.flip_kernel = g.flip_kernel;
+        own.relu = relu;
         own.channels_last = results[0].suggest_memory_format() != at::MemoryFormat::Contiguous;
         own.policy = policy_to_save(ConvolutionProblem::kFamily, g.policy);
+        if (relu) save_result(node, results[0]);
       },
       [&](auto& node) {
         save_input(node, node.should_compute_output(1) ? a : Tensor());
@@ -213,6 +222,7 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
   if (any_tangent) {
     auto sizes = result.sym_sizes().vec();
     Tensor tangent = tangent_of_result(pass, a, b, bias, z, sizes, g, beta);
+    if (relu && tangent.defined()) tangent = masked(tangent, result);
     if (tangent.defined()) result._set_fw_grad(tangent, 0, false);
   }
   return result;
@@ -231,10 +241,22 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Ten
   }
   Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
   ConvolutionPass pass = transposed ? ConvolutionPass::bwd_data : ConvolutionPass::fwd;
-  return with_autograd(pass, input, weight, bias, z, beta, g, [&] {
+  return with_autograd(pass, input, weight, bias, z, beta, g, false, [&] {
     return forward_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, stride,
                                    padding, dilation, transposed, output_padding, groups, z, alpha,
                                    beta, flip_kernel, policy);
+  });
+}
+
+Tensor forward_relu_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
+                             const OptionalTensor& bias, SymIntArrayRef stride,
+                             SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
+                             const OptionalTensor& z, bool flip_kernel, OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward_relu)>("torch_cudnn_ext::convolution_relu");
+  Geometry g{stride, padding, dilation, groups, 1, flip_kernel, policy};
+  return with_autograd(ConvolutionPass::fwd, input, weight, bias, z, 1, g, true, [&] {
+    return op.redispatch(keys & c10::after_autograd_keyset, input, weight, bias, stride, padding,
+                         dilation, groups, z, flip_kernel, policy);
   });
 }
 
@@ -244,7 +266,7 @@ Tensor backward_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_outp
                                SymIntArrayRef dilation, SymInt groups, const OptionalTensor& z,
                                double alpha, double beta, bool flip_kernel, OptionalPolicy policy) {
   Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
-  return with_autograd(ConvolutionPass::bwd_data, grad_output, weight, {}, z, beta, g, [&] {
+  return with_autograd(ConvolutionPass::bwd_data, grad_output, weight, {}, z, beta, g, false, [&] {
     return backward_input_op().redispatch(keys & c10::after_autograd_keyset, grad_output, weight,
                                           input_size, stride, padding, dilation, groups, z, alpha,
                                           beta, flip_kernel, policy);
@@ -258,7 +280,7 @@ Tensor backward_weight_autograd(c10::DispatchKeySet keys, const Tensor& grad_out
                                 double alpha, double beta, bool flip_kernel,
                                 OptionalPolicy policy) {
   Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
-  return with_autograd(ConvolutionPass::bwd_filter, grad_output, input, {}, z, beta, g, [&] {
+  return with_autograd(ConvolutionPass::bwd_filter, grad_output, input, {}, z, beta, g, false, [&] {
     return backward_weight_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
                                            weight_size, stride, padding, dilation, groups, z, alpha,
                                            beta, flip_kernel, policy);
@@ -430,6 +452,7 @@ const RegisterOverride<AtenConvolution,
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
   m.impl("convolution", TORCH_FN(forward_autograd));
+  m.impl("convolution_relu", TORCH_FN(forward_relu_autograd));
   m.impl("convolution_backward_input", TORCH_FN(backward_input_autograd));
   m.impl("convolution_backward_weight", TORCH_FN(backward_weight_autograd));
   m.impl("convolution_out", TORCH_FN(forward_out_autograd));

@@ -255,6 +255,17 @@ Tensor forward_autocast(const Tensor& input, const Tensor& weight, const Optiona
 }
 
 template <c10::DeviceType device>
+Tensor forward_relu_autocast(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                             SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                             SymInt groups, const OptionalTensor& z, bool flip_kernel,
+                             OptionalPolicy policy) {
+  static auto op = find_op<decltype(forward_relu)>("torch_cudnn_ext::convolution_relu");
+  Cast<device> cast;
+  return op.call(cast(input), cast(weight), cast(bias), stride, padding, dilation,
+                 std::move(groups), cast(z), flip_kernel, policy);
+}
+
+template <c10::DeviceType device>
 Tensor backward_input_autocast(const Tensor& grad_output, const Tensor& weight,
                                SymIntArrayRef input_size, SymIntArrayRef stride,
                                SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
@@ -283,12 +294,14 @@ Tensor backward_weight_autocast(const Tensor& grad_output, const Tensor& input,
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
   m.impl("convolution", TORCH_FN(forward_autocast<c10::kCPU>));
+  m.impl("convolution_relu", TORCH_FN(forward_relu_autocast<c10::kCPU>));
   m.impl("convolution_backward_input", TORCH_FN(backward_input_autocast<c10::kCPU>));
   m.impl("convolution_backward_weight", TORCH_FN(backward_weight_autocast<c10::kCPU>));
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
   m.impl("convolution", TORCH_FN(forward_autocast<c10::kCUDA>));
+  m.impl("convolution_relu", TORCH_FN(forward_relu_autocast<c10::kCUDA>));
   m.impl("convolution_backward_input", TORCH_FN(backward_input_autocast<c10::kCUDA>));
   m.impl("convolution_backward_weight", TORCH_FN(backward_weight_autocast<c10::kCUDA>));
 }

@@ -26,6 +26,7 @@ from torch_cudnn_ext.ops.batch_norm import (
 from torch_cudnn_ext.ops.choice import Choice, last_choice
 from torch_cudnn_ext.ops.convolution import (
     BorderMode,
+    ConvActivation,
     ConvMode,
     Padding,
     conv1d,
@@ -86,6 +87,7 @@ __all__ = [
     "BatchNormTrained",
     "BorderMode",
     "Choice",
+    "ConvActivation",
     "ConvMode",
     "LrnWindow",
     "NormActivation",

@@ -3,7 +3,8 @@
 ``conv1d`` to ``conv_transpose3d`` take the arguments of their namesakes in
 ``torch.nn.functional`` and, by keyword, ``policy`` and ``conv_mode``. `convolution`,
 `convolution_backward_input` and `convolution_backward_weight` are the three primitives, which can
-add to what is there: ``alpha * result + beta * z``. All are differentiable any number of times.
+add to what is there: ``alpha * result + beta * z``; the first of them also takes ReLU of it. All
+are differentiable any number of times.
 
 They work on the CPU and on CUDA GPUs, on float64, float32, float16 and bfloat16 tensors of any
 strides; all tensors of a call share dtype and device.
@@ -30,6 +31,7 @@ from torch_cudnn_ext.policy import PolicyLike, policy_text
 BorderMode: TypeAlias = Literal["valid", "same", "half", "full"]
 Padding: TypeAlias = Sizes | BorderMode
 ConvMode: TypeAlias = Literal["cross", "conv"]
+ConvActivation: TypeAlias = Literal["none", "relu"]
 
 
 def conv1d(
@@ -246,10 +248,16 @@ def convolution(
     alpha: float = 1.0,
     beta: float = 0.0,
     conv_mode: ConvMode = "cross",
+    activation: ConvActivation = "none",
     out: Tensor | None = None,
     policy: PolicyLike = None,
 ) -> Tensor:
     """Convolve in one to three dimensions: ``alpha * conv(input, weight) + bias + beta * z``.
+
+    With ``activation="relu"`` it is ``relu(conv(input, weight) + z + bias)``, which has engines of
+    cuDNN's graph API that compute all of it in one kernel (the note ``fused``); with all other
+    algorithms ``z`` is added and ReLU taken behind the convolution. It is a problem of its own,
+    ``conv_fwd … bias=f16 z=f16 act=relu``. The graph's order is that: ``z``, then the bias.
 
     Shapes:
         input ``[N, C_in, *space]``, weight ``[C_out, C_in / groups, *K]`` with 1 to 3 spatial
@@ -270,6 +278,8 @@ def convolution(
         alpha: Factor of the convolution.
         beta: Factor of ``z``, or of what ``out`` holds.
         conv_mode: As in `conv2d`.
+        activation: ``none`` or ``relu``; that neither transposed nor into ``out``, with ``alpha``
+            1, and ``beta`` 1 where there is ``z``, else 0.
         out: Where the result is written: ``alpha * conv(input, weight) + bias + beta * out``. Not
             differentiable, and not together with ``z``.
         policy: As in `conv2d`.
@@ -287,19 +297,37 @@ def convolution(
     check_flag(name, "transposed", transposed)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     words = ("valid", "half", "full") if transposed else _BORDER_MODES
-    kernel = weight.shape[2:]
-    arguments = (
-        input,
-        weight,
-        bias,
-        stride_,
-        _even_padding(name, padding, kernel, stride_, dilation_, words),
-        dilation_,
-        transposed,
-        sizes_of(name, "output_padding", output_padding, n),
-        integer_of(name, "groups", groups),
-    )
-    return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
+    padding_ = _even_padding(name, padding, weight.shape[2:], stride_, dilation_, words)
+    added = sizes_of(name, "output_padding", output_padding, n)
+    count = integer_of(name, "groups", groups)
+    tensors = (input, weight, bias)
+    if activation == "none":
+        arguments = (*tensors, stride_, padding_, dilation_, transposed, added, count)
+        return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
+    if activation != "relu":
+        raise ValueError(
+            f"{name}: argument activation: got {activation!r:.60}, wanted 'none' or 'relu'"
+        )
+    check_number(name, "alpha", alpha)
+    check_number(name, "beta", beta)
+    hindrances = {
+        "transposed=True": transposed,
+        f"output_padding={added}": any(added),
+        "out": out is not None,
+        f"alpha={alpha}": alpha != 1,
+        f"beta={beta} {'without' if z is None else 'and'} z": beta != (z is not None),
+    }
+    for hindrance, is_there in hindrances.items():
+        if is_there:
+            raise ValueError(
+                f"{name}: argument activation: got 'relu' with {hindrance}, wanted a convolution "
+                "that is not transposed, no output_padding and no out, alpha=1, and beta=1 where "
+                "there is z, else 0"
+            )
+    return call(
+        "convolution_relu", *tensors, stride_, padding_, dilation_, count,
+        z=z, flip_kernel=_flips(name, conv_mode), policy=policy_text(policy),
+    )  # fmt: skip
 
 
 def convolution_backward_input(

@@ -22,6 +22,13 @@ def _convolution(
     return conv_flop_count(list(x), list(w), list(out_shape), transposed=transposed)
 
 
+@register_flop_formula(_OPS.convolution_relu)
+def _convolution_relu(
+    x: Shape, w: Shape, *more: Any, out_shape: Any = None, **keywords: Any
+) -> int:
+    return conv_flop_count(list(x), list(w), list(out_shape))
+
+
 # A gradient multiplies what its forward multiplies.
 @register_flop_formula(_OPS.convolution_backward_input)
 def _convolution_backward_input(dy: Shape, w: Shape, *more: Any, **keywords: Any) -> int:

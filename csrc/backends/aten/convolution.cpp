@@ -75,7 +75,9 @@ class AtenConvolution : public Plan {
       return;
     }
     if (b.alpha != 1) result.mul_(b.alpha);
-    give(b, role, p_.result(), in_dtype(result, p_.result().dtype));
+    result = in_dtype(result, p_.result().dtype);
+    add_z_and_clamp(p_, result, b);
+    give(b, role, p_.result(), result);
   }
 
  private:
@@ -214,7 +216,7 @@ class MatmulConvolution : public Plan {
     return strided_view(t, {n, rows, windows}, {rows * windows, windows, 1});
   }
 
-  void multiply_rows(const Bindings& b, const Tensor& under_windows, double beta) const {
+  void multiply_rows(Bindings& b, const Tensor& under_windows, double beta) const {
     Tensor x = rows(under_windows, columns_), w = rows(b[Role::w], columns_),
            y = rows(b[Role::y], p_.w.sizes[0]);
     switch (p_.pass) {
@@ -224,7 +226,7 @@ class MatmulConvolution : public Plan {
         } else {
           product(y, x, w.t(), b.alpha, beta);
         }
-        return;
+        return add_z_and_clamp(p_, b[Role::y], b);
       case ConvolutionPass::bwd_data:
         return product(x, y, w, b.alpha, beta);
       case ConvolutionPass::bwd_filter:
@@ -239,8 +241,7 @@ class MatmulConvolution : public Plan {
     switch (p_.pass) {
       case ConvolutionPass::fwd:
         product(y, each, x, b.alpha, beta);
-        if (p_.bias) add_bias(b[Role::y], b[Role::bias]);
-        return;
+        return add_epilogue(p_, b[Role::y], b);
       case ConvolutionPass::bwd_data:
         return product(x, each.transpose(1, 2), y, b.alpha, beta);
       case ConvolutionPass::bwd_filter:
@@ -362,9 +363,6 @@ bool meets_empty_windows(const ConvolutionProblem& p) {
 
 // Of convolutions and products alike.
 std::optional<Unsupported> refuse_extras(const ConvolutionProblem& p) {
-  if (p.z || p.activation != Activation::none) {
-    return Unsupported{"aten has no fused convolution but with a bias"};
-  }
   if (p.compute != compute_dtype(p.x.dtype)) {
     return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
                                 dtype_text(p.compute))};

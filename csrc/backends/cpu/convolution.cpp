@@ -127,7 +127,7 @@ class CpuConvolution : public Plan {
     bool fresh = !b[role].defined();
     Tensor& out = output_tensor(b, role, p_.result(), result);
     Tensor value = result.reshape(p_.result().sizes);
-    if (p_.bias) add_bias(value, b[Role::bias].to(p_.compute));
+    add_epilogue(p_, value, b);
     if (p_.accumulate == Accumulate::none) {
       out.copy_(value);
     } else if (fresh || b.beta == 0) {
@@ -330,9 +330,6 @@ int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
 constexpr const char* kNames[] = {"im2col", "direct", "fft"};
 
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm) {
-  if (p.z || p.activation != Activation::none) {
-    return Unsupported{"the cpu backend has no fused convolution but with a bias"};
-  }
   if (p.compute != at::kFloat && p.compute != at::kDouble) {
     return Unsupported{
         c10::str("the cpu backend computes in f32 or f64, not ", dtype_text(p.compute))};

@@ -1,5 +1,5 @@
-// Convolution as an operation graph: forward, with or without a bias, data gradient, filter
-// gradient.
+// Convolution as an operation graph: forward, with or without what follows it, data gradient,
+// filter gradient.
 #include <algorithm>
 #include <iterator>
 #include <set>
@@ -69,7 +69,9 @@ TensorSpec bias_of(const ConvolutionProblem& p) {
 OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Device& device) {
   ConvolutionProblem p = lift_to_plane(problem);
   const PassAttributes& names = attributes_of(p.pass);
-  Chain graph(p.bias ? 2 : 1, p.y, p.compute, p.alignment);
+  bool relu = p.activation == Activation::relu;
+  int steps = 1 + p.z.has_value() + p.bias.has_value() + relu;
+  Chain graph(steps, p.y, p.compute, p.alignment);
   size_t x = graph.tensor(p.x, Role::x), w = graph.tensor(p.w, Role::w);
   size_t y = graph.result();  // in a gradient what it reads
   size_t convolution = graph.keep(make_convolution(p));
@@ -89,7 +91,9 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
         .set(names.beta, CUDNN_TYPE_FLOAT, 1, &beta);
   }
   graph.add(std::move(operation), "cuDNN has no such convolution");
-  if (p.bias) graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(bias_of(p), Role::bias));
+  if (p.z) y = graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(p.y, Role::z));
+  if (p.bias) y = graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(bias_of(p), Role::bias));
+  if (relu) graph.follow(CUDNN_POINTWISE_RELU_FWD, y);
   OperationGraph made = graph.make(device);
   made.float32_products = p.x.dtype == at::kFloat;
   return made;
@@ -112,15 +116,12 @@ std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
         "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
         "(1, 1) only"};
   }
-  if (p.z || p.activation != Activation::none) {
-    return Unsupported{"the fused graph is not offered for this problem"};
-  }
   if (is_cudnn_9_19() && divides_by_zero(p)) {
     return Unsupported{
         "cuDNN 9.19 may divide by zero, and end the process, at dilations above 2^30 and sizes of "
         "2^32 and more"};
   }
-  if (p.bias && p.alignment < 16 && is_cudnn_9_19()) {
+  if (p.has_epilogue() && p.alignment < 16 && is_cudnn_9_19()) {
     return Unsupported{
         "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
   }
@@ -183,9 +184,9 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
   }
   bool adds_behind_gemm = algorithm.name == "eng52" || algorithm.name == "eng53";
   bool one_pixel = p.x.numel() == p.x.sizes[0] * p.x.sizes[1];
-  if (p.bias && adds_behind_gemm && one_pixel) {
-    return "engines 52 and 53 of cuDNN 9.19 leave parts of the result unwritten when they add a "
-           "bias to images of one pixel";
+  if (p.has_epilogue() && adds_behind_gemm && one_pixel) {
+    return "engines 52 and 53 of cuDNN 9.19 leave parts of the result unwritten when they add to "
+           "images of one pixel";
   }
   return alignment_defect(notes, p.alignment);
 }
@@ -199,15 +200,17 @@ void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& 
 std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
   complete_notes(engine.notes, lift_to_plane(p), algorithm);
-  if (p.bias) engine.notes.add(Note::fused);
+  if (p.has_epilogue()) engine.notes.add(Note::fused);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-// A graph of the problem as it is. With a bias that is the fused one.
+// A graph of the problem as it is. With an epilogue (bias, z, relu) that is the fused one.
 using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, find_defect, make_plan>;
 
-ConvolutionProblem without_bias(ConvolutionProblem p) {
+ConvolutionProblem plain_of(ConvolutionProblem p) {
   p.bias.reset();
+  p.z.reset();
+  p.activation = Activation::none;
   return p;
 }
 
@@ -219,24 +222,24 @@ bool has_lower_numerics(const Notes& a, const Notes& b) {
   return false;
 }
 
-// With a bias an algorithm is the fused graph's, else the plain graph's with the addition behind.
+// With an epilogue an algorithm is the fused graph's, else the plain graph's with the rest behind.
 // Their engines of one number are different ones: of lower numerics, the fused one gives way.
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   BuildResult built = Graph::build(p, algorithm, device);
-  if (!p.bias) return built;
+  if (!p.has_epilogue()) return built;
   auto* fused = std::get_if<std::shared_ptr<Plan>>(&built);
   bool decided = fused == nullptr ? std::get<Unsupported>(built).needs_driver
                                   : !has_lower_numerics((*fused)->notes, {});
   if (decided) return built;
-  BuildResult plain = Graph::build(without_bias(p), algorithm, device);
+  BuildResult plain = Graph::build(plain_of(p), algorithm, device);
   if (std::holds_alternative<Unsupported>(plain)) return fused == nullptr ? plain : built;
   auto convolution = std::get<std::shared_ptr<Plan>>(plain);
   if (fused != nullptr && !has_lower_numerics((*fused)->notes, convolution->notes)) return built;
   return std::make_shared<FunctionPlan>(algorithm, convolution->notes, convolution->workspace_bytes,
-                                        [convolution](Bindings& b) {
+                                        [convolution, p](Bindings& b) {
                                           convolution->run(b);
-                                          add_bias(b[Role::y], b[Role::bias]);
+                                          add_epilogue(p, b[Role::y], b);
                                         });
 }
 
@@ -265,15 +268,15 @@ bool is_product_of_planes(const ConvolutionProblem& p) {
   return is_one_pixel(p.w.sizes) && !is_channels_last(p.x);
 }
 
-// With a bias those of the plain graph too: the engines of the fused one are others, and fewer. Of
+// With an epilogue those of the plain graph too: the fused one's engines are others, and fewer. Of
 // some convolutions it has no fast ones: there the plain graph's heuristic comes first.
 std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& device) {
-  if (!p.bias) return Graph::candidates(p, device);
+  if (!p.has_epilogue()) return Graph::candidates(p, device);
   std::vector<Candidate> list = fused_candidates(p, device);
-  std::vector<Candidate> plain = Graph::candidates(without_bias(p), device);
+  std::vector<Candidate> plain = Graph::candidates(plain_of(p), device);
   bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
-  bool slower = leads_on_tensor_cores(plain, without_bias(p), device) &&
-                !leads_on_tensor_cores(list, p, device);
+  bool slower =
+      leads_on_tensor_cores(plain, plain_of(p), device) && !leads_on_tensor_cores(list, p, device);
   if (depthwise || slower || is_product_of_planes(p)) list.swap(plain);
   std::move(plain.begin(), plain.end(), std::back_inserter(list));
   auto rank = [](const Candidate& c) {
@@ -290,17 +293,17 @@ std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& dev
 
 std::vector<Algorithm> neighbours(const ConvolutionProblem& p, const Algorithm& algorithm,
                                   const Device& device) {
-  if (!p.bias) return Graph::neighbours(p, algorithm, device);
+  if (!p.has_epilogue()) return Graph::neighbours(p, algorithm, device);
   BuildResult built = build_plan(p, algorithm, device);
   auto* plan = std::get_if<std::shared_ptr<Plan>>(&built);
   bool fused = plan != nullptr && (*plan)->notes.has(Note::fused);
-  return Graph::neighbours(fused ? p : without_bias(p), algorithm, device);
+  return Graph::neighbours(fused ? p : plain_of(p), algorithm, device);
 }
 
-// With a bias it takes a build to know which graph's engine it is.
+// With an epilogue it takes a build to know which graph's engine it is.
 std::optional<Notes> notes(const ConvolutionProblem& p, const Algorithm& algorithm,
                            const Device& device) {
-  return p.bias ? std::nullopt : Graph::notes(p, algorithm, device);
+  return p.has_epilogue() ? std::nullopt : Graph::notes(p, algorithm, device);
 }
 
 const RegisterBackendOperator<ConvolutionProblem> registered("graph", candidates, build_plan,

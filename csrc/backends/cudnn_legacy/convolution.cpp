@@ -71,7 +71,7 @@ class ConvolutionPlan : public ReplayedPlan {
           break;
       }
     });
-    if (p_.bias) add_bias(b[Role::y], b[Role::bias]);
+    add_epilogue(p_, b[Role::y], b);
   }
 
  private:
@@ -143,9 +143,6 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
   if (auto refused = refuse(device)) return *refused;
-  if (problem.z || problem.activation != Activation::none) {
-    return Unsupported{"the fused classic call is not offered for this problem"};
-  }
   std::optional<int> value = find_value(problem, algorithm);
   if (!value) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
   ConvolutionProblem p = lift_to_plane(problem);
