@@ -340,6 +340,7 @@ _RELU = (
 _EPILOGUES = {
     "alone": " act=relu",
     "bias": " bias={0} act=relu",
+    "z": " z={0} act=relu",
     "bias_z": " bias={0} z={0} act=relu",
 }
 
