@@ -656,6 +656,8 @@ RNN: tuple[Line, ...] = (
     *_rnn("one_step", "lstm gru", (1, 3, 8), 16, "f32"),
     *_rnn("one_sequence", "lstm tanh", (6, 1, 8), 16, _TWO),
     *_rnn("tiny", _CELLS, (1, 1, 3), 5, "f32"),
+    *_rnn("odd_eights", "lstm", (24, 5, 16), 72, "f16"),
+    *_rnn("odd_eights_alone", "lstm", (40, 1, 11), 200, "f16"),
     *_rnn("speech", _CELLS, (50, 1, 256), 256, _TWO, "big"),
     *_rnn("language", "lstm", (64, 32, 512), 512, _EACH, "big", layers=4, infer=False),
     *_rnn("translation", "lstm gru", (128, 64, 1024), 1024, _TWO, "big", layers=2, infer=False),

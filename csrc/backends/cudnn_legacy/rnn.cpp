@@ -458,6 +458,14 @@ std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
   if (p.proj > 0 && p.x.dtype == at::kFloat && stray_math) {
     return "cuDNN 9.19 writes behind its results with a projection and this math type";
   }
+  bool half_products =
+      math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
+  if (kind == CUDNN_RNN_ALGO_PERSIST_STATIC && p.train && p.cell == RnnCell::lstm &&
+      p.x.dtype == at::kHalf && half_products && p.hidden % 16 == 8 && p.batch() % 2 == 1 &&
+      p.batch() < 8) {
+    return "the gradients of this algorithm of cuDNN 9.19 may be NaN on tensor cores for float16 "
+           "LSTMs of a hidden size that is an odd multiple of 8 and a batch of 1, 3, 5 or 7";
+  }
   if (kind != CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H) return "";
   int64_t largest = p.gates() == 1 ? 256 : 128;
   if (p.train && p.hidden > largest) {
