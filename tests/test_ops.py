@@ -743,13 +743,14 @@ def test_what_is_added_before_relu_may_lie_anywhere(
 
 def test_relu_of_nothing(device: str) -> None:
     x, w, bias, z = _relu_operands(2, device)
-    empty = ops.convolution(x[:0], w, bias, 2, 1, groups=2, activation="relu")
-    assert empty.shape == (0, 6, 5, 4)
-    for given in ({}, {"z": z, "beta": 1.0}):
-        arguments = (torch.empty(2, 0, 9, 8, device=device, dtype=x.dtype), w[:, :0])
-        y = ops.convolution(*arguments, padding=1, activation="relu")
-        wanted = F.conv2d(*arguments, padding=1)
-        assert y.shape == wanted.shape and torch.equal(y, wanted), given
+    leaves = [t.requires_grad_() for t in (x[:0], w, bias, z[:0])]
+    y = ops.convolution(*leaves[:3], 2, 1, groups=2, z=leaves[3], beta=1, activation="relu")
+    assert y.shape == (0, 6, 5, 4)
+    for leaf, gradient in zip(leaves, torch.autograd.grad(y.sum(), leaves), strict=True):
+        assert gradient.shape == leaf.shape and not gradient.any()
+    channels = (torch.empty(2, 0, 9, 8, device=device, dtype=x.dtype), w[:, :0], bias)
+    y = ops.convolution(*channels, padding=1, activation="relu")
+    assert y.shape == F.conv2d(*channels, padding=1).shape and y.numel() == 0
 
 
 def test_relu_is_compiled_and_cast_as_the_operator(device: str) -> None:
@@ -758,7 +759,17 @@ def test_relu_is_compiled_and_cast_as_the_operator(device: str) -> None:
     def step(x: Tensor) -> Tensor:
         return ops.convolution(x, w, bias, 2, 1, groups=2, z=z, beta=1, activation="relu")
 
-    torch.testing.assert_close(torch.compile(step, fullgraph=True)(x), step(x))
+    compiled = torch.compile(step, fullgraph=True)
+    torch.testing.assert_close(compiled(x), step(x))
+    grown = torch.compile(lambda x: step(x[:2]) * x.shape[0], fullgraph=True, dynamic=True)
+    for count in (2, 3, 5):
+        more = torch.cat([x.detach()] * 3)[:count].requires_grad_()
+        wanted = step(more[:2]) * count
+        grad = torch.randn_like(wanted)
+        torch.testing.assert_close(grown(more), wanted)
+        torch.testing.assert_close(
+            torch.autograd.grad(grown(more), more, grad), torch.autograd.grad(wanted, more, grad)
+        )
     with torch.autocast(device, dtype=torch.bfloat16):
         y = step(x)
     assert y.dtype == torch.bfloat16 and "z=bf16" in newest("conv_fwd").problem

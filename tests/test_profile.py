@@ -1211,10 +1211,23 @@ def test_settings_are_checked() -> None:
         next(bench_networks.compare_networks(["resnet18"], ["f32"], False, "cpu", jobs=True))
 
 
+def _never_run() -> nn.Module:
+    model = nn.Linear(1, 1)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it ran")
+
+    model.register_forward_pre_hook(fail)
+    return model
+
+
 @pytest.mark.parametrize(
     "measure",
     [
         lambda progress: profile(PROBLEM, device="cpu", progress=progress),
+        lambda progress: profile_model(_never_run(), torch.ones(1), progress=progress),
+        lambda progress: tuning.tune_model(_never_run(), torch.ones(1), progress=progress),
+        lambda progress: next(bench.compare_layers([], make_settings(), progress=progress)),
         lambda progress: tuning.tune(PROBLEM, device="cpu", progress=progress),
         lambda progress: next(bench.measure_overhead("cpu", progress)),
         lambda progress: next(
@@ -1228,6 +1241,10 @@ def test_settings_are_checked() -> None:
 def test_progress_that_cannot_be_told(measure: Callable[[Any], object]) -> None:
     with pytest.raises(TypeError, match=r"progress: got 3 \(int\), wanted an object with the meth"):
         measure(3)
+    with pytest.raises(
+        TypeError, match=r"progress: got namespace\(.*\) \(SimpleNamespace\), wanted"
+    ):
+        measure(SimpleNamespace(problem=1, algorithm=2))
 
 
 def test_a_problem_is_tuned_once() -> None:
@@ -1343,7 +1360,7 @@ def test_convolution_arguments_expand_and_refuse() -> None:
         "groups": 1,
     }
     assert convolution_arguments(PROBLEM + " bias=f32") == convolution_arguments(PROBLEM)
-    with pytest.raises(ValueError, match="wanted none of them"):
+    with pytest.raises(ValueError, match="wanted none of them, .* profile takes them"):
         convolution_arguments(PROBLEM + " mode=conv")
 
 

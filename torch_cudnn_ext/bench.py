@@ -213,11 +213,13 @@ def compare_layers(
             what is tuned; what it holds is neither measured nor searched again.
 
     Raises:
+        TypeError: ``progress`` lacks a method of `Progress`.
         ValueError: A problem is not a convolution as PyTorch has it, or ``jobs`` less than 1; or
             the file is none of choices.
         RuntimeError: No algorithm works for a problem under the policy, which is told when all
             others are compared.
     """
+    check_progress(progress)
     layers = merge(layers)
     keys = [f"bench | kernels={kernels} | {settings.key(layer.problem)}" for layer in layers]
     finished = [journal.get(key, Comparison) if journal is not None else None for key in keys]

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -31,7 +31,6 @@ BASELINE = "aten:default"  # PyTorch's own kernel
 GPU_MIN_SAMPLES = 11
 
 
-@runtime_checkable
 class Progress(Protocol):
     """Told how far a long measurement is."""
 
@@ -149,7 +148,8 @@ def check_jobs(jobs: int) -> None:
 
 def check_progress(progress: object) -> None:
     """TypeError where nothing can be told to it."""
-    if not isinstance(progress, Progress | None):
+    told = [getattr(progress, name, None) for name in ("problem", "algorithm")]
+    if progress is not None and not all(map(callable, told)):
         raise TypeError(
             f"progress: got {progress!r:.60} ({type(progress).__name__}), wanted an object with "
             "the methods problem(done, total, text) and algorithm(done, total, text)"

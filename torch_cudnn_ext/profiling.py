@@ -31,6 +31,7 @@ from .measuring import (
     Progress,
     Task,
     check_knob_search,
+    check_progress,
     check_time_budget,
     checked_device,
     finite_rows,
@@ -601,6 +602,7 @@ def profile_model(
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
     check_flag("profile_model", "train", train)
+    check_progress(progress)
     model = eager_model("profile_model", model)
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     wanted = (PASSES if train else ("fwd",)) if passes is None else passes

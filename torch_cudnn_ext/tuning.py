@@ -31,6 +31,7 @@ from .measuring import (
     Progress,
     Task,
     check_knob_search,
+    check_progress,
     check_time_budget,
     checked_device,
     finite_rows,
@@ -165,6 +166,7 @@ def tune_model(
             this package, a lazy layer is not initialised, or as `tune`.
         RuntimeError: As `tune`.
     """
+    check_progress(progress)
     model = eager_model("tune_model", model)
     # Some inputs, such as lengths, may be on the CPU where the network is on a GPU.
     tensors = [*model.parameters(), *tensors_in(inputs)]

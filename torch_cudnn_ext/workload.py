@@ -205,7 +205,10 @@ def convolution_arguments(problem: str) -> ConvolutionArguments:
     fields = dict(word.split("=", 1) for word in info["text"].split()[1:])
     unusual = sorted({"z", "act", "mode", "accumulate"} & fields.keys())
     if unusual:
-        raise ValueError(f"problem: got {', '.join(unusual)} in {problem}, wanted none of them")
+        raise ValueError(
+            f"problem: got {', '.join(unusual)} in {problem}, wanted none of them, which PyTorch's "
+            "convolution has not; profile takes them"
+        )
     spatial = len(info["slots"]["x"]["sizes"]) - 2
 
     def numbers(key: str) -> list[int]:
@@ -838,7 +841,8 @@ class Watch(TorchFunctionMode):
         inside = self._inside[-1]
         name = inside.name
         if not inside.runs_ours:  # neither a layer's call, which has its name, nor a function's
-            name = function_name(name, func._schema.name.partition("::")[2])
+            operator = func._schema.name.partition("::")[2]
+            name = function_name(name, operator.replace("convolution_relu", "convolution"))
         call = _Seen(func, forms, keywords, autocast, Counter([name]), inside.kind)
         self.seen.append(call)
         return call, tensors_in([value for name, value in given.items() if name in results])

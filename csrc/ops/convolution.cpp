@@ -164,10 +164,6 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
     }
   }
   if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);
-  if (relu && empty) {
-    if (z) result.add_(*z);
-    result.relu_();
-  }
   return result;
 }
 

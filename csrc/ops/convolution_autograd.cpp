@@ -69,9 +69,6 @@ Tensor bias_gradient(const Tensor& grad) {
   return grad.sum(dims);
 }
 
-// A gradient or a tangent before relu, by that behind it and the result.
-Tensor masked(const Tensor& t, const Tensor& result) { return t.masked_fill(result <= 0, 0); }
-
 // Inputs, in this order: a, b, bias, z. Of these a and b are saved, each only where the other's
 // gradient is wanted; then the result, where relu comes last.
 struct ConvolutionGradient {
@@ -118,7 +115,7 @@ struct ConvolutionGradient {
 
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) const {
     const Tensor &a = saved[0], &b = saved[1];
-    Tensor grad = relu ? masked(grads[0], saved[2]) : grads[0];
+    Tensor grad = relu ? at::threshold_backward(grads[0], saved[2], 0) : grads[0];
     if (needed[0] || needed[1]) grad = in_layout_of_result(grad);
     Geometry g{stride, padding, dilation, groups, alpha, flip_kernel, policy};
     variable_list result(kInputs);
@@ -154,7 +151,7 @@ struct ConvolutionGradient {
       bool none = pass == ConvolutionPass::fwd && a_sizes[1] == 0;
       if (none) result[2] = at::constant_pad_nd_symint(result[2], {0, b_sizes[0]}, 0);
     }
-    if (needed[3]) result[3] = grad.mul(beta);
+    if (needed[3]) result[3] = beta == 1 ? grad : grad.mul(beta);
     return result;
   }
 };
@@ -222,7 +219,7 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
   if (any_tangent) {
     auto sizes = result.sym_sizes().vec();
     Tensor tangent = tangent_of_result(pass, a, b, bias, z, sizes, g, beta);
-    if (relu && tangent.defined()) tangent = masked(tangent, result);
+    if (relu && tangent.defined()) tangent = at::threshold_backward(tangent, result, 0);
     if (tangent.defined()) result._set_fw_grad(tangent, 0, false);
   }
   return result;

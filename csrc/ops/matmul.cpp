@@ -220,7 +220,7 @@ struct MatmulGradient {
   // `saved` is a and b, each where the other's gradient reads it, then y where relu comes last.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Tensor &a = saved[0], &b = saved[1];
-    Tensor grad = relu ? grads[0].masked_fill(saved[2] <= 0, 0) : grads[0];
+    Tensor grad = relu ? at::threshold_backward(grads[0], saved[2], 0) : grads[0];
     variable_list result(kInputs);
     if (needed[0]) {
       result[0] = transpose_a ? product(b, transpose_b, grad, true, a_sizes)

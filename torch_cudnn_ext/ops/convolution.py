@@ -310,20 +310,23 @@ def convolution(
         )
     check_number(name, "alpha", alpha)
     check_number(name, "beta", beta)
-    hindrances = {
-        "transposed=True": transposed,
-        f"output_padding={added}": any(added),
-        "out": out is not None,
-        f"alpha={alpha}": alpha != 1,
-        f"beta={beta} {'without' if z is None else 'and'} z": beta != (z is not None),
-    }
-    for hindrance, is_there in hindrances.items():
-        if is_there:
-            raise ValueError(
-                f"{name}: argument activation: got 'relu' with {hindrance}, wanted a convolution "
-                "that is not transposed, no output_padding and no out, alpha=1, and beta=1 where "
-                "there is z, else 0"
-            )
+    hindrance = ""
+    if transposed:
+        hindrance = "transposed=True"
+    elif any(added):
+        hindrance = f"output_padding={added}"
+    elif out is not None:
+        hindrance = "out"
+    elif alpha != 1:
+        hindrance = f"alpha={alpha}"
+    elif beta != (z is not None):
+        hindrance = f"beta={beta} {'without' if z is None else 'and'} z"
+    if hindrance:
+        raise ValueError(
+            f"{name}: argument activation: got 'relu' with {hindrance}, wanted a convolution that "
+            "is not transposed, no output_padding and no out, alpha=1, and beta=1 where there is "
+            "z, else 0"
+        )
     return call(
         "convolution_relu", *tensors, stride_, padding_, dilation_, count,
         z=z, flip_kernel=_flips(name, conv_mode), policy=policy_text(policy),

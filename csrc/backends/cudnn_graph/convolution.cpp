@@ -191,8 +191,7 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
   bool clamps_alone = p.has_epilogue() && !p.bias;
   if (clamps_alone && (algorithm.name == "eng4" || algorithm.name == "eng7") && one_pixel) {
     return "engines 4 and 7 of cuDNN 9.19 leave parts of the result unwritten when they take relu "
-           "of "
-           "images of one pixel";
+           "of images of one pixel";
   }
   return alignment_defect(notes, p.alignment);
 }

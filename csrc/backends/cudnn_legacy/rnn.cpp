@@ -451,7 +451,7 @@ std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
   return list;
 }
 
-// What cuDNN 9.19 accepts and then does wrong, seen on an H200.
+// What cuDNN 9.19 accepts and then does wrong, seen on an H200 or an H100.
 std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
   if (!is_cudnn_9_19()) return "";
   bool stray_math = math == CUDNN_FMA_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
