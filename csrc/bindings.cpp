@@ -293,7 +293,7 @@ const ResolvedPolicy& ruled(const Problem& problem, const std::string& policy) {
 }
 
 py::list candidates(const std::string& text, const std::string& device_text,
-                    const std::string& policy) {
+                    const std::string& policy, bool remember) {
   Problem problem = parse_problem(text);
   Device device = parse_device(device_text);
   std::vector<Measurement> list;
@@ -301,7 +301,14 @@ py::list candidates(const std::string& text, const std::string& device_text,
     py::gil_scoped_release release;
     c10::OptionalDeviceGuard guard;
     if (device.is_cuda()) guard.reset_device(device.torch_device());
-    list = list_candidates(problem, ruled(problem, policy), device);
+    const ResolvedPolicy& levels = ruled(problem, policy);
+    PlanConsumer admitted;
+    if (remember) {  // for runs that follow: some plans take seconds to build
+      admitted = [&](const Problem& p, const Algorithm& a, const std::shared_ptr<Plan>& plan) {
+        remember_plan(p, a, levels, device, plan);
+      };
+    }
+    list = list_candidates(problem, levels, device, admitted);
   }
   py::list out;
   for (const Measurement& m : list) out.append(candidate_dict(m));
@@ -642,7 +649,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("versions", versions);
   m.def("cudnn_files", cudnn_files);
 
-  m.def("candidates", candidates, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
+  m.def("candidates", candidates, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
+        py::arg("remember") = false);
   m.attr("OUT_OF_MEMORY") = kOutOfMemory;  // in the reason of what found none
   m.attr("OUT_OF_TIME") = kOutOfTime;      // begins the reason of what was not tried
   m.def("set_turn_file", set_turn_file, py::arg("path"));

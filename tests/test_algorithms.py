@@ -147,7 +147,7 @@ class Runs:
 @pytest.mark.parametrize(("line", "device"), _line_devices())
 def test_every_algorithm_is_right(line: Line, device: str) -> None:
     problem = line.problem
-    candidates = _C.candidates(problem, device, EVERY_NUMERICS)
+    candidates = _C.candidates(problem, device, EVERY_NUMERICS, remember=True)
     supported = [candidate for candidate in candidates if candidate["status"] == "ok"]
     refused = {candidate["algorithm"]: candidate["reason"] for candidate in candidates}
     if _fields(problem).get("compute") == "f16" and device == "cpu":

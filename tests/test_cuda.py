@@ -2,6 +2,7 @@
 
 import gc
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -502,6 +503,19 @@ def _compiled_at_run_time(problem: str) -> str:
         if candidate["status"] == "ok" and "runtime_compilation" in candidate["notes"]:
             return candidate["algorithm"]
     raise AssertionError(f"no run-time compiled engine takes {problem}")
+
+
+def test_plans_of_a_listing_need_not_be_built_again() -> None:
+    line, policy = "matmul_fwd x=f16[7,64,72]:nchw w=f16[7,72,64]:nchw", "backends=graph"
+    tensors = _C.scratch(line, "cuda")
+    start = time.perf_counter()
+    rows = _C.candidates(line, "cuda", policy, remember=True)
+    listed = time.perf_counter()
+    compiled = [row["algorithm"] for row in rows if "runtime_compilation" in row["notes"]]
+    for algorithm in compiled:
+        _C.run(line, algorithm, tensors, policy)
+    torch.cuda.synchronize()
+    assert compiled and time.perf_counter() - listed < (listed - start) / 2
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "new thread"])

@@ -138,7 +138,9 @@ OUT_OF_TIME: str  # begins the reason of what was not tried
 def set_turn_file(path: str) -> None:
     """Processes with one such file build side by side and otherwise measure one at a time."""
 
-def candidates(problem: str, device: str, policy: str = "") -> list[Candidate]: ...
+def candidates(
+    problem: str, device: str, policy: str = "", remember: bool = False
+) -> list[Candidate]: ...
 def measure(
     problem: str,
     device: str,

@@ -1079,7 +1079,7 @@ namespace {
 
 // What building one problem of a sequence tells of an algorithm.
 void list_step(Measurement& m, const Problem& problem, bool first, const ResolvedPolicy& policy,
-               const Device& device) {
+               const Device& device, const PlanConsumer& admitted) {
   BuildResult built = build(problem, m.algorithm, device);
   if (auto* unsupported = std::get_if<Unsupported>(&built)) {
     m.status = unsupported->needs_driver ? Status::needs_driver : Status::unsupported;
@@ -1103,13 +1103,17 @@ void list_step(Measurement& m, const Problem& problem, bool first, const Resolve
     m.workspace_bytes.reset();
   }
   m.reason = refusal(*plan, bytes.value_or(0), policy, device);
-  if (!m.reason.empty()) m.status = Status::excluded;
+  if (!m.reason.empty()) {
+    m.status = Status::excluded;
+  } else if (admitted) {
+    admitted(problem, m.algorithm, plan);
+  }
 }
 
 }  // namespace
 
 std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
-                                         const Device& device) {
+                                         const Device& device, const PlanConsumer& admitted) {
   std::vector<Measurement> list;
   std::set<std::string> seen;
   std::vector<Problem> sequence = sequence_of(problem);
@@ -1130,7 +1134,7 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
       auto start = Clock::now();
       m.status = Status::ok;
       for (size_t i = 0; i < sequence.size() && m.status == Status::ok; ++i) {
-        list_step(m, sequence[i], i == 0, policy, device);
+        list_step(m, sequence[i], i == 0, policy, device, admitted);
         if (!m.reason.empty() && sequence.size() > 1) {
           m.reason = c10::str(op_of(sequence[i]), ": ", m.reason);
         }

@@ -57,9 +57,11 @@ std::variant<UsablePlan, Unsupported> build_usable(const Problem& problem,
                                                    const ResolvedPolicy& policy,
                                                    const Device& device);
 
-// Builds every candidate and times nothing.
+// Builds every candidate and times nothing. `admitted`, where it is one, is given the plans.
+using PlanConsumer =
+    std::function<void(const Problem&, const Algorithm&, const std::shared_ptr<Plan>&)>;
 std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
-                                         const Device& device);
+                                         const Device& device, const PlanConsumer& admitted = {});
 
 // Ranked: best first, then what was rejected, failed, excluded or cannot be built.
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,

@@ -959,6 +959,11 @@ bool refused_before(const Problem& problem, const Algorithm& algorithm,
   return find_refusal(plan_key(problem, algorithm, policy, device)).has_value();
 }
 
+void remember_plan(const Problem& problem, const Algorithm& algorithm, const ResolvedPolicy& policy,
+                   const Device& device, const std::shared_ptr<Plan>& plan) {
+  thread_cache().plans.insert(plan_key(problem, algorithm, policy, device), plan);
+}
+
 std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const Algorithm& algorithm,
                                                   const ResolvedPolicy& policy,
@@ -974,11 +979,10 @@ std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
   }
   auto result = build_usable(problem, algorithm, policy, device);
   if (auto* usable = std::get_if<UsablePlan>(&result); usable != nullptr && !device.is_target()) {
-    auto& plans = thread_cache().plans;
     for (size_t i = 0; i < coupled.size(); ++i) {
-      plans.insert(plan_key(coupled[i], algorithm, policy, device), usable->coupled[i]);
+      remember_plan(coupled[i], algorithm, policy, device, usable->coupled[i]);
     }
-    plans.insert(plan_key(problem, algorithm, policy, device), usable->plan);
+    remember_plan(problem, algorithm, policy, device, usable->plan);
   }
   return result;
 }

@@ -29,6 +29,10 @@ std::variant<UsablePlan, Unsupported> usable_plan(const Problem& problem,
                                                   const ResolvedPolicy& policy,
                                                   const Device& device);
 
+// What `usable_plan` is to find from now on, in this thread.
+void remember_plan(const Problem& problem, const Algorithm& algorithm, const ResolvedPolicy& policy,
+                   const Device& device, const std::shared_ptr<Plan>& plan);
+
 // Whether it could be built, and refused the problem at its run.
 bool refused_before(const Problem& problem, const Algorithm& algorithm,
                     const ResolvedPolicy& policy, const Device& device);
