@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_cudnn_ext import Policy, enabled, knobs, tuning
+from torch_cudnn_ext import Policy, convert, enabled, knobs, tuning
 from torch_cudnn_ext import nn as ours
-from torch_cudnn_ext.conversion import counterparts
+from torch_cudnn_ext.conversion import conversion_steps, counterparts
 
 # Two algorithms for each device and pass that any small problem can run on.
 PINS = {
@@ -462,6 +462,48 @@ def test_a_copy_of_a_parametrized_module_keeps_what_was_chosen(device: str) -> N
     assert "heuristic" in module.to(torch.float64)._running
 
 
+@pytest.mark.parametrize(
+    "choice", ["heuristic", "fwd=guess_once", "fwd=time_once;bwd_data=aten:default"]
+)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_layer_with_relu(dims: int, choice: str, device: str) -> None:
+    mine, theirs = (getattr(module, f"Conv{dims}d") for module in (ours, nn))
+    options: dict[str, Any] = {"stride": 2, "padding": 1, "groups": 2, "dtype": torch.float64}
+    layer = mine(4, 6, 3, **options, device=device, activation="relu", policy=choice)
+    plain = theirs(4, 6, 3, **options, device=device)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 4, *(9, 8, 7)[:dims], device=device, dtype=torch.float64)
+    for given in (x, x[0], x.requires_grad_()):
+        got, wanted = layer(given), plain(given).relu()
+        torch.testing.assert_close(got, wanted)
+        assert "act=relu" in newest("conv_fwd").problem
+    torch.testing.assert_close(
+        torch.autograd.grad(got.sum(), (x, layer.weight, layer.bias)),
+        torch.autograd.grad(wanted.sum(), (x, plain.weight, plain.bias)),
+    )
+    assert "once" not in str(layer._running)
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(copied(x), wanted)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), wanted)
+
+
+def test_a_layer_with_relu_stays_when_others_go_back() -> None:
+    model = nn.Sequential(ours.Conv2d(3, 4, 3, activation="relu"), ours.Conv2d(4, 4, 3))
+    assert str(model[0]).endswith("activation='relu')") and "activation" not in str(model[1])
+    first, second = conversion_steps(model, to="torch")
+    assert first.becomes is None and first.reason == "torch.nn has no activation='relu'"
+    assert second.becomes is not None
+    convert(model, to="torch")
+    assert type(model[0]) is ours.Conv2d and type(model[1]) is nn.Conv2d
+    with pytest.raises(
+        ValueError, match="Conv2d: argument activation: got 'elu', wanted 'none' or"
+    ):
+        ours.Conv2d(3, 4, 3, activation="elu")  # type: ignore[arg-type]
+    for state in (nn.Conv2d(3, 4, 3).state_dict(), ours.Conv2d(3, 4, 3).state_dict()):
+        model[0].load_state_dict(state)
+
+
 def test_once_under_autocast(device: str) -> None:
     module = conv(device, "guess_once")
     with torch.autocast(device, torch.bfloat16):
@@ -520,6 +562,8 @@ def test_a_signature_is_the_parents_and_the_policy(mine: Any) -> None:
     for name in ("skip_input", "remember_states"):
         assert (found.pop(name, None) is None) == (mine.family != "rnn")
     assert (found.pop("window", None) is None) == (mine is not ours.LocalResponseNorm)
+    clamps = mine in (ours.Conv1d, ours.Conv2d, ours.Conv3d)
+    assert (found.pop("activation", None) is None) == (not clamps)
     assert found == wanted
 
 

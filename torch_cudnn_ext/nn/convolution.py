@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import check_tensor, sizes_of
-from torch_cudnn_ext.ops.convolution import border, pad_behind
+from torch_cudnn_ext.ops.convolution import ConvActivation, border, convolution, pad_behind
 from torch_cudnn_ext.policy import ONCE, Policy, passes_of
 
 
@@ -29,35 +29,6 @@ class _Convolution(Tunable, _ConvNd):
     _operator: ClassVar[Any]
     _once: tuple[str, ...] = ()
     _takes_once = True
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = (0,) * len(self.kernel_size)
-        elif isinstance(padding, str):
-            name = type(self).__name__
-            kernel = weight.shape[2:]  # which may be another than was constructed
-            stride = sizes_of(name, "stride", self.stride, len(kernel))
-            dilation = sizes_of(name, "dilation", self.dilation, len(kernel))
-            before, behind = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
-            input = pad_behind(input, before, behind)
-            padding = tuple(before)
-        if self._once and (
-            waiting := self._waiting(input, "fwd", bwd_data=input, bwd_filter=weight)
-        ):
-            self._freeze(input, weight, padding, waiting, bias is not None)
-        output: Tensor = self._operator(
-            input,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            policy=self._running,
-        )
-        return output
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         self._thaw()  # what was chosen may not run on another device or dtype
@@ -106,8 +77,9 @@ class _Convolution(Tunable, _ConvNd):
         padding: tuple[int, ...],
         waiting: list[str],
         has_bias: bool = False,
+        epilogue: str = "",
     ) -> None:
-        """Choose now for these passes, and keep to that."""
+        """Choose now for these passes, and keep to that; the forward's problem has the epilogue."""
         if _C.is_look():  # it is not the first call
             return
         x = _as_computed(x if x.dim() == w.dim() else x.unsqueeze(0))
@@ -130,9 +102,73 @@ class _Convolution(Tunable, _ConvNd):
             )
             # Not under what the caller traces, transforms or counts by.
             with _disable_current_modes(), torch._C._DisableFuncTorch():
-                choice = _C.choose(problem, str(x.device), policy.text)
+                line = problem + epilogue if name == "fwd" else problem
+                choice = _C.choose(line, str(x.device), policy.text)
             self._running = policy.replace(**{name: choice["algorithm"]}).text
             self._once = tuple(other for other in self._once if other != name)
+
+
+class _ForwardConvolution(_Convolution):
+    """One that is not transposed."""
+
+    activation: ConvActivation = "none"
+
+    def __init__(self, *args: Any, activation: ConvActivation = "none", **kwargs: Any) -> None:
+        """Take the arguments of the class that this one replaces, a policy and an activation."""
+        super().__init__(*args, **kwargs)
+        if activation not in ("none", "relu"):
+            raise ValueError(
+                f"{type(self).__name__}: argument activation: got {activation!r:.60}, wanted "
+                "'none' or 'relu'"
+            )
+        self.activation = activation
+
+    def extra_repr(self) -> str:
+        """The parent's line, the policy, and an activation."""
+        line = super().extra_repr()
+        return line if self.activation == "none" else f"{line}, activation={self.activation!r}"
+
+    def _reason_to_stay(self) -> str:
+        if self.activation == "none":
+            return ""
+        return f"torch.nn has no activation={self.activation!r}"
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = (0,) * len(self.kernel_size)
+        elif isinstance(padding, str):
+            name = type(self).__name__
+            kernel = weight.shape[2:]  # which may be another than was constructed
+            stride = sizes_of(name, "stride", self.stride, len(kernel))
+            dilation = sizes_of(name, "dilation", self.dilation, len(kernel))
+            before, behind = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
+            input = pad_behind(input, before, behind)
+            padding = tuple(before)
+        if self._once and (
+            waiting := self._waiting(input, "fwd", bwd_data=input, bwd_filter=weight)
+        ):
+            epilogue = "" if self.activation == "none" else f" act={self.activation}"
+            self._freeze(input, weight, padding, waiting, bias is not None, epilogue)
+        geometry = (self.stride, padding, self.dilation)
+        output: Tensor
+        if self.activation == "none":
+            output = self._operator(
+                input, weight, bias, *geometry, self.groups, policy=self._running
+            )
+            return output
+        is_batch = input.dim() == weight.dim()
+        output = convolution(
+            input if is_batch else input.unsqueeze(0),
+            weight,
+            bias,
+            *geometry,
+            groups=self.groups,
+            activation=self.activation,
+            policy=self._running,
+        )
+        return output if is_batch else output.squeeze(0)
 
 
 class _TransposedConvolution(_Convolution, _ConvTransposeNd):
@@ -197,11 +233,12 @@ def _as_computed(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Conv1d(_Convolution, torch.nn.Conv1d):
+class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
     """``torch.nn.Conv1d`` with a choice of algorithm.
 
     Takes the arguments of ``torch.nn.Conv1d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords).
+    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
+    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
@@ -211,11 +248,12 @@ class Conv1d(_Convolution, torch.nn.Conv1d):
     _operator = torch.ops.torch_cudnn_ext.conv1d.default
 
 
-class Conv2d(_Convolution, torch.nn.Conv2d):
+class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
     """``torch.nn.Conv2d`` with a choice of algorithm.
 
     Takes the arguments of ``torch.nn.Conv2d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords).
+    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
+    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
 
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
@@ -226,11 +264,12 @@ class Conv2d(_Convolution, torch.nn.Conv2d):
     _operator = torch.ops.torch_cudnn_ext.conv2d.default
 
 
-class Conv3d(_Convolution, torch.nn.Conv3d):
+class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
     """``torch.nn.Conv3d`` with a choice of algorithm.
 
     Takes the arguments of ``torch.nn.Conv3d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords).
+    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
+    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
 
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
