@@ -841,8 +841,7 @@ class Watch(TorchFunctionMode):
         inside = self._inside[-1]
         name = inside.name
         if not inside.runs_ours:  # neither a layer's call, which has its name, nor a function's
-            operator = func._schema.name.partition("::")[2]
-            name = function_name(name, operator.replace("convolution_relu", "convolution"))
+            name = function_name(name, func._schema.name.partition("::")[2])
         call = _Seen(func, forms, keywords, autocast, Counter([name]), inside.kind)
         self.seen.append(call)
         return call, tensors_in([value for name, value in given.items() if name in results])

@@ -12,7 +12,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import check_tensor, sizes_of
-from torch_cudnn_ext.ops.convolution import ConvActivation, border, convolution, pad_behind
+from torch_cudnn_ext.ops.convolution import (
+    ConvActivation,
+    border,
+    check_activation,
+    convolution,
+    pad_behind,
+)
 from torch_cudnn_ext.policy import ONCE, Policy, passes_of
 
 
@@ -116,11 +122,7 @@ class _ForwardConvolution(_Convolution):
     def __init__(self, *args: Any, activation: ConvActivation = "none", **kwargs: Any) -> None:
         """Take the arguments of the class that this one replaces, a policy and an activation."""
         super().__init__(*args, **kwargs)
-        if activation not in ("none", "relu"):
-            raise ValueError(
-                f"{type(self).__name__}: argument activation: got {activation!r:.60}, wanted "
-                "'none' or 'relu'"
-            )
+        check_activation(type(self).__name__, activation)
         self.activation = activation
 
     def extra_repr(self) -> str:

@@ -304,10 +304,7 @@ def convolution(
     if activation == "none":
         arguments = (*tensors, stride_, padding_, dilation_, transposed, added, count)
         return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
-    if activation != "relu":
-        raise ValueError(
-            f"{name}: argument activation: got {activation!r:.60}, wanted 'none' or 'relu'"
-        )
+    check_activation(name, activation)
     check_number(name, "alpha", alpha)
     check_number(name, "beta", beta)
     hindrance = ""
@@ -613,6 +610,14 @@ def _primitive(
         raise ValueError(f"{name}: got both z and out, wanted one: beta scales what out holds")
     call(f"{name}_out", *arguments, out=out, **keywords)
     return out
+
+
+def check_activation(function: str, activation: str) -> None:
+    """Raise ``ValueError`` for one that nothing computes behind a convolution."""
+    if activation not in ("none", "relu"):
+        raise ValueError(
+            f"{function}: argument activation: got {activation!r:.60}, wanted 'none' or 'relu'"
+        )
 
 
 def _flips(function: str, conv_mode: str) -> bool:
