@@ -31,6 +31,10 @@ void check_cudnn(cudnnStatus_t status, const char* call);
 // Whether this is the version that defects were looked for in, by running every engine.
 inline bool is_cudnn_9_19() { return cudnnGetVersion() / 100 == 919; }
 
+// Whether the maximum of a window that holds -inf alone comes out as the lowest finite number. It
+// does with 9.19; 9.28 gives -inf.
+inline bool pools_to_lowest() { return cudnnGetVersion() < 92800; }
+
 cudnnDataType_t cudnn_type(c10::ScalarType dtype);
 cudnnReduceTensorOp_t cudnn_reduction(ReduceKind kind);
 
@@ -40,7 +44,8 @@ ConvolutionProblem lift_to_plane(const ConvolutionProblem& problem);
 
 // Marks a Winograd algorithm. For kernels of 5x5 cuDNN 9 takes tiles of 13x13, whose transforms
 // cost some 13 bits: relative errors of 2e-4 to 4e-3 on float32 data (measured on an H200
-// with 9.19).
+// with 9.19). The float32 kernels clamp images to the finite numbers, and NaN becomes the lowest
+// one (seen on an H100 with 9.19).
 void add_winograd_notes(Notes& notes, const ConvolutionProblem& problem);
 
 at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like);

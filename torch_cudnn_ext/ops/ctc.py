@@ -59,8 +59,8 @@ def ctc_loss(
     cuDNN's algorithms (``cudnnCTCLoss_v8``) are ``legacy:deterministic`` and
     ``legacy:non_deterministic``: float32, blank 0, no empty target, and inputs long enough for a
     blank between any two labels. On the CPU there are ``cpu:forward_backward`` and
-    ``cpu:rescaled``; the latter has a reduced range and is admitted with ``allow_reduced_range``
-    only. Everywhere there is ``aten:default``.
+    ``cpu:rescaled``. cuDNN's and ``cpu:rescaled`` have a reduced range and are admitted with
+    ``allow_reduced_range`` only. Everywhere there is ``aten:default``.
 
     Where a gradient is wanted the forward computes it. As PyTorch's, with and without cuDNN, it is
     the gradient by the logits whose log-softmax ``log_probs`` must be: probabilities less

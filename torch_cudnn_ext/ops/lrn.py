@@ -29,8 +29,8 @@ def local_response_norm(
     even ones with ``window="cudnn"`` alone, which all backends then compute alike. It wants
     ``size <= 16``, ``k >= 1e-5`` and ``beta >= 0.01``, and takes bfloat16 in copies of float32,
     which count as workspace. On the CPU there are ``cpu:shifted`` and ``cpu:prefix``, and
-    everywhere ``aten:default``. In ``cpu:prefix`` one infinity or NaN spoils all behind it, so that
-    it is admitted with ``allow_reduced_range`` only.
+    everywhere ``aten:default``. cuDNN loses NaN, and in ``cpu:prefix`` an infinity or NaN
+    spoils all channels after it: both are admitted with ``allow_reduced_range`` only.
 
     Args:
         input: ``[batch, channels, ...]`` of three or more dimensions; float64, float32, float16 or

@@ -69,6 +69,9 @@ def max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Take the maximum of windows, as ``torch.nn.functional.max_pool2d``.
 
+    Below version 9.28 cuDNN gives the lowest finite number for a window of negative infinity alone.
+    There its algorithms are admitted with ``allow_reduced_range`` only.
+
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``.
         kernel_size: Of the window.

@@ -19,8 +19,10 @@ def softmax(
 
     cuDNN's algorithms (``cudnnSoftmaxForward``, ``cudnnSoftmaxBackward``) are ``legacy:accurate``
     and ``legacy:fast``; the latter subtracts no maximum, so that large inputs overflow, and is
-    admitted with ``allow_reduced_range`` only. On the CPU there are ``cpu:three_pass`` and
-    ``cpu:online``, and everywhere ``aten:default`` and, but for rows, ``aten:transposed``.
+    admitted with ``allow_reduced_range`` only. So is the former over contiguous rows that are not
+    float64, since it gives zeros for a row of negative infinity alone. On the CPU there are
+    ``cpu:three_pass`` and ``cpu:online``, and everywhere ``aten:default`` and, but for rows,
+    ``aten:transposed``.
 
     Args:
         input: Any sizes and strides; float64, float32, float16 or bfloat16.

@@ -145,13 +145,15 @@ Result rescaled(const CtcProblem& p, const States& s, const Tensor& log_probs) {
   return result;
 }
 
-// By the logits whose log-softmax log_probs are: a class's probability less its states' share.
+// By the logits whose log-softmax log_probs are: a class's probability less its states' share. As
+// PyTorch's it is NaN for an impossible class, and for all classes where the loss is not finite.
 Tensor gradient_of(const States& s, const Tensor& log_probs, const Result& result) {
   int64_t steps = log_probs.size(0);
   Tensor gradient = log_probs.exp();
   gradient.scatter_add_(2, s.label.unsqueeze(0).expand({steps, -1, -1}),
                         -result.posterior.to(gradient.scalar_type()));
-  gradient.masked_fill_(result.losses.isinf().view({1, -1, 1}),
+  Tensor undefined = result.losses.isfinite().logical_not().view({1, -1, 1});
+  gradient.masked_fill_(undefined.logical_or(log_probs == -kInfinity),
                         std::numeric_limits<double>::quiet_NaN());
   Tensor time = at::arange(steps, at::kLong).view({steps, 1, 1});
   return gradient.masked_fill_(time >= s.steps.unsqueeze(0), 0);

@@ -182,7 +182,8 @@ GateGradients step_backward(const RnnProblem& p, const Cell& cell, const Cell& g
     dh.zero_();
     return {sums, sums};
   }
-  Tensor sums = p.cell == RnnCell::relu ? dh * (gates > 0) : tanh_gradient(dh, gates);
+  Tensor sums =
+      p.cell == RnnCell::relu ? at::threshold_backward(dh, gates, 0) : tanh_gradient(dh, gates);
   dh.zero_();
   return {sums, sums};
 }

@@ -99,6 +99,9 @@ std::string find_defect(const ActivationProblem&, const Algorithm& algorithm, co
 
 std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
+  // cuDNN 9.19 multiplies the gradient by zeros where it does not pass: NaN of infinities.
+  bool multiplies = p.pass == Pass::bwd && p.kind == ActivationKind::clipped_relu;
+  if (multiplies) engine.notes.add(Note::reduced_range);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));
 }
 

@@ -196,10 +196,22 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
   return alignment_defect(notes, p.alignment);
 }
 
+// Whether a forward's engine of cuDNN 9.19 turns infinities into zeros (47; with an epilogue 32),
+// or takes relu of NaN to be 0, as those do that have a bias and no tensor cores.
+bool hides_nonfinite(const ConvolutionProblem& p, const Algorithm& algorithm) {
+  if (p.pass != ConvolutionPass::fwd) return false;
+  if (!p.has_epilogue()) return algorithm.name == "eng47";
+  static const std::set<std::string> kClampNan = {"eng0",  "eng11", "eng12", "eng13",
+                                                  "eng14", "eng35", "eng36"};
+  bool clamps_nan = p.activation == Activation::relu && kClampNan.count(algorithm.name) > 0;
+  return algorithm.name == "eng32" || (p.bias && clamps_nan);
+}
+
 // Notes that cuDNN 9.19 leaves out: its filter gradient's engine 17 is non-fused Winograd.
 void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& algorithm) {
   bool unmarked = p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng17";
   if (notes.has(Note::winograd) || unmarked) add_winograd_notes(notes, p);
+  if (hides_nonfinite(p, algorithm)) notes.add(Note::reduced_range);
 }
 
 std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
@@ -221,7 +233,8 @@ ConvolutionProblem plain_of(ConvolutionProblem p) {
 
 // Whether a policy may exclude `a` where it admits `b`.
 bool has_lower_numerics(const Notes& a, const Notes& b) {
-  for (Note note : {Note::tf32, Note::down_convert, Note::low_accuracy, Note::nondeterministic}) {
+  for (Note note : {Note::tf32, Note::down_convert, Note::low_accuracy, Note::nondeterministic,
+                    Note::reduced_range}) {
     if (a.has(note) && !b.has(note)) return true;
   }
   return false;

@@ -194,6 +194,7 @@ class PoolingPlan : public EnginePlan {
 
 std::shared_ptr<Plan> make_plan(const PoolingProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
+  if (p.mode == PoolingMode::max && pools_to_lowest()) engine.notes.add(Note::reduced_range);
   return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
 }
 

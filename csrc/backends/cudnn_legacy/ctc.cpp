@@ -98,7 +98,9 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
   }
   if (auto refused = refuse(device)) return *refused;
   bool deterministic = algorithm.name == "deterministic";
-  Notes notes;
+  // Classes of no target count, so that NaN and infinities of theirs reach the loss, and their
+  // gradients are finite where PyTorch's are NaN.
+  Notes notes{Note::reduced_range};
   if (!deterministic) notes.add(Note::nondeterministic);
   return std::make_shared<CtcPlan>(
       p, algorithm, notes,

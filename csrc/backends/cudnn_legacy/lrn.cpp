@@ -22,10 +22,12 @@ bool reads_y(const LrnProblem& p) {
   return p.pass == Pass::bwd && p.kind == LrnKind::cross_channel;
 }
 
+// Across channels NaN is lost, or spreads to channels that no window joins; the means of windows
+// are NaN beyond the windows that hold an infinity.
 class LrnPlan : public Plan {
  public:
   LrnPlan(const LrnProblem& p, const Algorithm& algorithm, int64_t own_bytes, int64_t copied_bytes)
-      : Plan(algorithm, {}, own_bytes + copied_bytes),
+      : Plan(algorithm, {Note::reduced_range}, own_bytes + copied_bytes),
         p_(as_computed(p)),
         given_(p.x),
         own_bytes_(own_bytes) {

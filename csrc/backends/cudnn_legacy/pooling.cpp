@@ -123,6 +123,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   }
   Notes notes;
   if (p.pass == Pass::bwd && algorithm.name == "max") notes.add(Note::nondeterministic);
+  if (p.mode == PoolingMode::max && pools_to_lowest()) notes.add(Note::reduced_range);
   return std::make_shared<PoolingPlan>(p, algorithm, notes, std::move(d));
 }
 

@@ -39,11 +39,18 @@ struct Needs {
   size_t workspace_bytes = 0, indices_bytes = 0;
 };
 
+// Extremes of infinities are finite: of inf alone the minimum, of -inf alone the maximum.
+Notes notes_of(const ReduceProblem& p) {
+  bool is_extreme = p.kind == ReduceKind::min || p.kind == ReduceKind::max;
+  return is_extreme ? Notes{Note::reduced_range} : Notes{};
+}
+
 class ReducePlan : public Plan {
  public:
   ReducePlan(const ReduceProblem& p, const Algorithm& algorithm,
              std::unique_ptr<Descriptors> descriptors, Needs needs)
-      : Plan(algorithm, {}, static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
+      : Plan(algorithm, notes_of(p),
+             static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
         p_(p),
         descriptors_(std::move(descriptors)),
         needs_(needs) {}

@@ -57,13 +57,14 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
     return Unsupported{"cuDNN computes log-softmax in one way, legacy:accurate"};
   }
   if (auto refused = refuse(device)) return *refused;
-  if (p.log) {
-    return std::make_shared<SoftmaxPlan>(p, algorithm, Notes{}, CUDNN_SOFTMAX_LOG);
-  }
   bool fast = algorithm.name == "fast";
   Notes notes;
-  // Exponentials of what is not made small first overflow. Gradients take none.
-  if (fast && p.pass == Pass::fwd) notes.add(Note::reduced_range);
+  // The fast algorithm's exponentials overflow, since it subtracts no maximum. Of a contiguous row
+  // of -inf alone the accurate one gives zeros and the logarithm gives -inf, where the result is
+  // NaN; its float64 kernels do not. Gradients take no exponentials.
+  bool hides_nan = p.x.sizes[2] == 1 && p.x.dtype != at::kDouble;
+  if (p.pass == Pass::fwd && (fast || hides_nan)) notes.add(Note::reduced_range);
+  if (p.log) return std::make_shared<SoftmaxPlan>(p, algorithm, notes, CUDNN_SOFTMAX_LOG);
   return std::make_shared<SoftmaxPlan>(p, algorithm, notes,
                                        fast ? CUDNN_SOFTMAX_FAST : CUDNN_SOFTMAX_ACCURATE);
 }
