@@ -132,7 +132,8 @@ SCHEMAS = {
     # Dropout.
     "dropout": f"(Tensor input, float p, *, {_POLICY}) -> Tensor",
     "dropout_backward": (
-        f"(Tensor grad_output, Tensor reserve, float p, SymInt[] stride, *, {_POLICY}) -> Tensor"
+        "(Tensor grad_output, Tensor reserve, Tensor? writer, float p, SymInt[] stride, *, "
+        f"{_POLICY}) -> Tensor"
     ),
     # The CTC loss.
     "ctc_loss": (
@@ -352,7 +353,7 @@ def _samples(device: str) -> dict[str, Call]:
         ),
         "dropout_backward": (
             "dropout_backward",
-            (leaf(3, 4), OPS._dropout(plain(3, 4), 0.5)[1], 0.5, (4, 1)),
+            (leaf(3, 4), *OPS._dropout(plain(3, 4), 0.5)[1:], 0.5, (4, 1)),
             {},
         ),
         "ctc_loss": (
