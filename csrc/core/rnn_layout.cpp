@@ -134,9 +134,9 @@ std::vector<int64_t> rnn_batch_sizes(const RnnProblem& p, const at::Tensor& batc
   c10::IntArrayRef sizes(batch_sizes.const_data_ptr<int64_t>(),
                          static_cast<size_t>(batch_sizes.numel()));
   rnn_rows("rnn", sizes);
-  TORCH_CHECK_VALUE(
-      batch_sizes.numel() == p.steps() && sizes[0] == p.batch(), "rnn: batch_sizes is ", sizes,
-      ", wanted ", p.steps(), " numbers, the first of them ", p.batch(), ", as the problem says");
+  TORCH_CHECK_VALUE(batch_sizes.numel() == p.steps() && sizes[0] == p.batch(),
+                    "rnn: batch_sizes is ", sizes, ", wanted ", p.steps(),
+                    " numbers, the first of them ", p.batch(), ", as the problem says");
   return sizes.vec();
 }
 
