@@ -414,6 +414,12 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
     const at::Tensor& t = made.bindings[slot.role];
     if (!slot.is_output && t.defined() && made.device.is_cpu()) made.device = t.device();
   }
+  for (const SlotSpec& slot : made.slots) {
+    const at::Tensor& t = made.bindings[slot.role];
+    c10::Device wanted = slot.on_host ? c10::Device(c10::kCPU) : made.device;
+    TORCH_CHECK_VALUE(!t.defined() || t.device() == wanted, "tensors: '", role_text(slot.role),
+                      "' is on ", t.device(), ", wanted ", wanted, ": ", problem_text(problem));
+  }
   c10::DeviceGuard guard(made.device);
   auto result = usable_plan(problem, algorithm, resolved(problem, policy), device_of(made.device));
   if (auto* unsupported = std::get_if<Unsupported>(&result)) {

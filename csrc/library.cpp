@@ -113,16 +113,17 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "count_include_pad=True, int? divisor_override=None, bool adaptive=False, *, str? "
       "policy=None) -> Tensor",
       tags);
-  // The reserve is of the algorithm's own making, and of a size that only it knows.
+  // A reserve has a format and a size that only its algorithm knows. The writer says which that was
+  // (core/writer.h). channels_last is the layout that the forward ran in.
   m.def(
       "_max_pool_train(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, bool ceil_mode, bool adaptive, *, str? policy=None) -> (Tensor output, "
-      "Tensor reserve)",
+      "Tensor reserve, Tensor writer)",
       tags);
   m.def(
-      "_max_pool_backward(Tensor grad_output, Tensor input, Tensor output, Tensor reserve, "
-      "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, "
-      "bool adaptive, *, str? policy=None) -> Tensor",
+      "_max_pool_backward(Tensor grad_output, Tensor input, Tensor output, Tensor reserve, Tensor? "
+      "writer, bool channels_last, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, bool ceil_mode, bool adaptive, *, str? policy=None) -> Tensor",
       tags);
 
   // Batch normalisation. `batch_norm` and `batch_norm_train` are made of the inner operators; a
@@ -164,7 +165,7 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       tags);
 
   // Recurrent networks. Arguments in the order of torch._VF; without hx states begin at zero.
-  // The inner operators also hand out and take the reserve; cells are cuDNN's numbers.
+  // The inner operators also return and take the reserve and its writer; cells are cuDNN's numbers.
   m.def(
       "lstm(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float "
       "dropout, bool train, bool bidirectional, bool batch_first, *, bool skip_input=False, bool "
@@ -194,13 +195,15 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
   m.def(
       "_rnn(Tensor input, int[] batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, int cell, "
       "int bias, int num_layers, float dropout, bool bidirectional, bool skip_input, bool "
-      "for_backward, *, str? policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
+      "for_backward, *, str? policy=None) -> (Tensor output, Tensor hy, Tensor cy, Tensor reserve, "
+      "Tensor writer)",
       random_tags);
   m.def(
       "_rnn_backward(Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, Tensor input, int[] "
-      "batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, Tensor output, Tensor reserve, int "
-      "cell, int bias, int num_layers, float dropout, bool bidirectional, bool skip_input, *, str? "
-      "policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
+      "batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, Tensor output, Tensor reserve, "
+      "Tensor? "
+      "writer, int cell, int bias, int num_layers, float dropout, bool bidirectional, bool "
+      "skip_input, *, str? policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
       tags);
 
   // Spatial transformers. The input's gradient is an empty tensor where it is not wanted.
@@ -221,13 +224,17 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "Tensor)",
       tags);
 
-  // Dropout with 0 < p < 1. _dropout is what it calls where a gradient is wanted: its second result
-  // is the mask in a format of the algorithm's own, of which Meta does not know the size.
+  // Dropout with 0 < p < 1, which calls _dropout if a gradient is wanted. The reserve is the mask,
+  // of a format and a size that only its algorithm knows; the writer says which that was
+  // (core/writer.h).
   m.def("dropout(Tensor input, float p, *, str? policy=None) -> Tensor", random_tags);
-  m.def("_dropout(Tensor input, float p, *, str? policy=None) -> (Tensor, Tensor)", random_tags);
   m.def(
-      "dropout_backward(Tensor grad_output, Tensor reserve, float p, SymInt[] stride, *, str? "
-      "policy=None) -> Tensor",
+      "_dropout(Tensor input, float p, *, str? policy=None) -> (Tensor output, Tensor reserve, "
+      "Tensor writer)",
+      random_tags);
+  m.def(
+      "dropout_backward(Tensor grad_output, Tensor reserve, Tensor? writer, float p, SymInt[] "
+      "stride, *, str? policy=None) -> Tensor",
       tags);
 
   // The CTC loss of each sequence, and the gradient of their sum.

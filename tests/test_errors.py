@@ -1,5 +1,6 @@
 """Each error says what was wrong: the operator, the argument, what came, and what was wanted."""
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
@@ -7,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from conftest import newest
+from conftest import left_by_forward, needs_cuda, newest
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -781,3 +782,149 @@ def test_a_number_with_a_gradient_is_refused_as_it_would_get_none(
         call(number)
     assert_says(caught, f": argument {argument}: got tensor(0.5000, requires_grad=True)")
     call(number.detach())
+
+
+# --- integers that kernels index by ------------------------------------------------------------
+
+# Hostile: what they would make a kernel read or write out of bounds.
+HOSTILE_SIZES: list[tuple[list[int], str]] = [
+    ([3, 1], "add up to 4, wanted the 5 steps"),
+    ([3, 3], "add up to 6, wanted the 5 steps"),
+    ([1, 2, 2], "wanted positive numbers that do not grow"),
+    ([5, 0], "wanted positive numbers that do not grow"),
+    ([6, -1], "wanted positive numbers that do not grow"),
+    ([2**62], f"add up to {2**62}, wanted the 5 steps"),
+    ([2**62] * 4 + [5], "a sum below 2^63"),  # which wraps around to 5
+    ([2**63 - 1, 2**63 - 1, 7], "a sum below 2^63"),
+    ([], "batch_sizes is empty"),
+]
+
+
+@pytest.mark.parametrize("on_meta", [False, True], ids=["real", "meta"])
+@pytest.mark.parametrize("network", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+@pytest.mark.parametrize(("sizes", "message"), HOSTILE_SIZES)
+def test_hostile_packed_sizes(
+    sizes: list[int], message: str, network: str, on_meta: bool, device: str
+) -> None:
+    where = "meta" if on_meta else device
+    shapes = ops.rnn_parameter_sizes(network, 3, 4)
+    params = [torch.randn(shape, device=where) for shape in shapes]
+    x = torch.randn(5, 3, device=where)
+    rest = (params, True, 1, 0.0, False, False)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        getattr(ops, network)(x, None, params, batch_sizes=sizes)
+    operator = getattr(OPS, f"{network}_packed").default
+    for requires_grad in (False, True):
+        x.requires_grad_(requires_grad)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            operator(x, sizes, [] if network == "lstm" else None, *rest)
+
+
+def test_hostile_packed_sizes_of_other_states(device: str) -> None:
+    module = nn.LSTM(3, 4).to(device)
+    x = torch.randn(5, 3, device=device)
+    for batch in (1, 2, 4):
+        states = (torch.zeros(1, batch, 4, device=device),) * 2
+        with pytest.raises(ValueError, match=rf"hx has sizes .1, {batch}, 4., wanted .1, 3, 4."):
+            ops.lstm(x, states, list(module.parameters()), batch_sizes=[3, 2])
+    packed = torch.nn.utils.rnn.PackedSequence(x, torch.tensor([3, 3]))
+    with pytest.raises(ValueError, match="batch_sizes add up to 6, wanted the 5 steps"):
+        module(packed)
+
+
+PACKED = "cell=lstm x=f32[3,2,3]:nchw hidden=4 lengths=packed"
+
+
+@pytest.mark.parametrize("pass_name", ["fwd", "bwd"])
+@pytest.mark.parametrize(
+    "sizes", [[3, 2, 1], [1, 1, 1], [1, 2, 2], [2, 0, 0], [2, -1, 1], [2, 2, 3], [2**62, 1, 1]]
+)
+def test_hostile_packed_sizes_of_a_problem(sizes: list[int], pass_name: str, device: str) -> None:
+    problem = f"rnn_{pass_name} {PACKED}"
+    algorithms = [c["algorithm"] for c in _C.candidates(problem, device) if c["status"] == "ok"]
+    for algorithm in algorithms[:4]:
+        tensors = _C.scratch(problem, device) | left_by_forward(problem, algorithm, device)
+        tensors["batch_sizes"] = torch.tensor(sizes)
+        with pytest.raises(ValueError, match=r"batch_sizes is \["):
+            _C.run(problem, algorithm, tensors)
+
+
+@needs_cuda
+def test_hostile_places_of_a_problem_s_tensors() -> None:
+    problem = f"rnn_fwd {PACKED}"
+    tensors = _C.scratch(problem, "cuda")
+    elsewhere = {"batch_sizes": tensors["batch_sizes"].cuda(), "x": tensors["x"].cpu()}
+    for role, tensor in elsewhere.items():
+        with pytest.raises(ValueError, match=f"'{role}' is on .*, wanted"):
+            _C.run(problem, "aten:default", tensors | {role: tensor})
+
+
+CTC_LENGTHS = [([5, 4], [2, 2]), ([4, -1], [2, 2]), ([4, 4], [3, 2]), ([4, 4], [2, -2])]
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["on_host", "on_device"])
+@pytest.mark.parametrize(
+    ("inputs", "targets"), [*CTC_LENGTHS, ([2**62, 4], [2, 2]), ([4, 4], [2**62, 2**62])]
+)
+def test_hostile_lengths_of_ctc(
+    inputs: list[int], targets: list[int], on_host: bool, device: str
+) -> None:
+    x = torch.zeros(4, 2, 3, device=device)
+    labels = torch.ones(2, 2, dtype=torch.long, device=device)
+    lengths = [torch.tensor(n, device="cpu" if on_host else device) for n in (inputs, targets)]
+    for given in (labels, labels.flatten()):
+        with pytest.raises(
+            ValueError, match=r"_lengths holds .*, wanted|wanted the sum of target_"
+        ):
+            OPS.ctc_loss(x, given, *lengths)
+
+
+@pytest.mark.parametrize("label", [3, -1, 2**40, 2**62, -(2**63)])
+@pytest.mark.parametrize("form", ["padded", "concatenated"])
+def test_hostile_labels_of_ctc(label: int, form: str, device: str) -> None:
+    x = torch.randn(6, 2, 3, device=device).log_softmax(2).requires_grad_()
+    labels = torch.tensor([[1, 2, label], [1, label, 2]], device=device)
+    if form == "concatenated":
+        labels = torch.tensor([1, 2, 1, label, 2], device=device)
+    lengths = (torch.tensor([6, 6]), torch.tensor([2, 3]))
+    for algorithm in ("", "aten:default", *([] if device == "cpu" else ["legacy:deterministic"])):
+        policy = algorithm or None
+        if device == "cpu":
+            with pytest.raises(ValueError, match=f"targets holds {label}, wanted at least 0"):
+                OPS.ctc_loss(x, labels, *lengths, policy=policy)
+            continue
+        losses = OPS.ctc_loss(x, labels, *lengths, policy=policy)
+        (dx,) = torch.autograd.grad(losses.sum(), x)
+        assert losses.isnan().tolist() == [False, True]  # what is after a target's end is not read
+        assert dx[:, 0].isfinite().all() and dx[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("size", [-(2**63), -(2**62), -1, 0, 2**31, 2**40, 2**62, 2**63 - 1])
+def test_hostile_lists_of_sizes(size: int, device: str) -> None:
+    x, grid = images(device), torch.zeros(2, 3, 3, 2, device=device)
+    y = torch.randn(2, 6, 6, 6, device=device)
+    one, none = [1, 1], [0, 0]
+    calls: list[Callable[[], object]] = [
+        lambda: OPS.affine_grid(grid[:, :2, :, 0], [2, 1, size, 3], False),
+        lambda: OPS.affine_grid(grid[:, :2, :, 0], [size, 1, 3, 3], False),
+        lambda: OPS.affine_grid_backward(grid, [2, 1, size, 3], False),
+        lambda: OPS.convolution_backward_input(
+            y, filters(device), [2, 4, size, 8], one, none, one, 1
+        ),
+        lambda: OPS.convolution_backward_input(
+            y, filters(device), [size, 4, 8, 8], one, none, one, 1
+        ),
+        lambda: OPS.convolution_backward_weight(y, x, [6, 4, size, 3], one, none, one, 1),
+        lambda: OPS.convolution_backward_weight(y, x, [6, size, 3, 3], one, none, one, 1),
+        lambda: OPS.avg_pool_backward(x, [2, 4, size, 8], False, one, one, none),
+        lambda: OPS.avg_pool_backward(x, [size, 4, 8, 8], False, one, one, none),
+        lambda: OPS.max_pool(x, [size, 1], one, none, one),
+        lambda: OPS.layer_norm(x, [size]),
+        lambda: OPS.group_norm(x, size),
+    ]
+    if size not in (0, -1):  # dimensions that there are
+        calls += [lambda: OPS.reduce(x, "add", [size]), lambda: OPS.softmax(x, size)]
+    for call in calls:
+        with pytest.raises((*REFUSED, IndexError)) as caught:
+            call()
+        assert "internal assert" not in str(caught.value).lower()

@@ -508,7 +508,8 @@ def test_errors_name_the_argument(call: Callable[[], Any], message: str) -> None
 def test_arguments_of_the_inner_gradient_are_checked(device: str) -> None:
     inner = torch.ops.torch_cudnn_ext._max_pool_backward.default
     x, y = torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 2, 2, device=device)
-    rest = (torch.empty(0, device=device), [2, 2], [2, 2], [0, 0], [1, 1], False, False)
+    windows = ([2, 2], [2, 2], [0, 0], [1, 1], False, False)
+    rest = (torch.empty(0, device=device), None, False, *windows)
     with pytest.raises(ValueError, match="grad_output has sizes .1, 1, 1, 1., wanted output's"):
         inner(y[..., :1, :1], x, y, *rest)
     with pytest.raises(ValueError, match="grad_output is Double, wanted output's dtype Float"):

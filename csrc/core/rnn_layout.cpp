@@ -113,12 +113,31 @@ std::vector<RnnCellParameters> rnn_cells(const std::vector<RnnParameter>& parame
   return cells;
 }
 
+int64_t rnn_rows(std::string_view op, c10::IntArrayRef batch_sizes) {
+  int64_t rows = 0;
+  for (size_t i = 0; i < batch_sizes.size(); ++i) {
+    bool fits = batch_sizes[i] >= 1 && (i == 0 || batch_sizes[i] <= batch_sizes[i - 1]) &&
+                !__builtin_add_overflow(rows, batch_sizes[i], &rows);
+    TORCH_CHECK_VALUE(fits, op, ": batch_sizes is ", batch_sizes,
+                      ", wanted positive numbers that do not grow and have a sum below 2^63");
+  }
+  return rows;
+}
+
 std::vector<int64_t> rnn_batch_sizes(const RnnProblem& p, const at::Tensor& batch_sizes) {
   if (p.lengths == RnnLengths::full) {
     return std::vector<int64_t>(static_cast<size_t>(p.steps()), p.batch());
   }
-  const int64_t* first = batch_sizes.const_data_ptr<int64_t>();
-  return {first, first + batch_sizes.numel()};
+  bool readable = batch_sizes.defined() && batch_sizes.is_cpu() &&
+                  batch_sizes.scalar_type() == at::kLong && batch_sizes.is_contiguous();
+  TORCH_CHECK_VALUE(readable, "rnn: batch_sizes is not of contiguous int64 numbers on the CPU");
+  c10::IntArrayRef sizes(batch_sizes.const_data_ptr<int64_t>(),
+                         static_cast<size_t>(batch_sizes.numel()));
+  rnn_rows("rnn", sizes);
+  TORCH_CHECK_VALUE(batch_sizes.numel() == p.steps() && sizes[0] == p.batch(),
+                    "rnn: batch_sizes is ", sizes, ", wanted ", p.steps(),
+                    " numbers, the first of them ", p.batch(), ", as the problem says");
+  return sizes.vec();
 }
 
 }  // namespace torch_cudnn_ext

@@ -51,7 +51,11 @@ struct RnnCellParameters {
 std::vector<RnnCellParameters> rnn_cells(const std::vector<RnnParameter>& parameters,
                                          const std::vector<at::Tensor>& tensors);
 
-// How many sequences take part in each time step.
+// Rows of packed sequences in all, of the number of sequences in each time step. Throws ValueError
+// unless these are positive, do not grow, and have a sum. `op` begins the message.
+int64_t rnn_rows(std::string_view op, c10::IntArrayRef batch_sizes);
+// How many sequences take part in each time step. Throws ValueError unless what is bound as
+// `batch_sizes` is in host memory and of this problem: plans index by these numbers.
 std::vector<int64_t> rnn_batch_sizes(const RnnProblem& p, const at::Tensor& batch_sizes);
 
 }  // namespace torch_cudnn_ext

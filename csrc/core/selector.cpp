@@ -25,6 +25,8 @@
 #include "core/plan_cache.h"
 #include "core/recording.h"
 #include "core/rules.h"
+#include "core/tensors.h"
+#include "core/writer.h"
 
 namespace torch_cudnn_ext {
 
@@ -140,7 +142,9 @@ const ChoiceRecord* intern_record(const Problem& problem, const Algorithm& algor
                       policy.text,
                       policy_of_coupled(problem, algorithm, policy),
                       workspace_bytes,
-                      choosing_ms};
+                      choosing_ms,
+                      0};
+  record.writer = writer_number(record.coupled_policy);
   static std::mutex mutex;
   static auto* records = new std::map<std::string, std::unique_ptr<ChoiceRecord>>();
   std::string key =
@@ -823,13 +827,6 @@ Found Decider::find_as_forward(const Problem& forward) {
   return found;
 }
 
-// Says of what a forward leaves for its backward which algorithm left it: a compiled graph keeps
-// nothing else from the one to the other.
-struct LeftBy : c10::BackendMeta {
-  explicit LeftBy(const ChoiceRecord* record) : record(record) {}
-  const ChoiceRecord* record;
-};
-
 // A graph may be replayed when nothing here knows the plan any more, whose code it runs.
 void keep_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
   if (!plan->notes.has(Note::runtime_compilation)) return;
@@ -946,6 +943,36 @@ void run_smaller(const Problem& problem, const ResolvedPolicy& policy, const Dev
                    "\n  problem: ", problem_text(problem), "\n  ", failure);
 }
 
+// The problem on tensors that are aligned; nullopt if it says so already.
+std::optional<Problem> with_aligned_tensors(const Problem& problem) {
+  return std::visit(
+      [](auto p) -> std::optional<Problem> {
+        constexpr int64_t kAligned = 16;
+        if constexpr (std::is_assignable_v<decltype((p.alignment)), int64_t>) {
+          if (std::exchange(p.alignment, kAligned) != kAligned) return p;
+        }
+        return std::nullopt;
+      },
+      problem);
+}
+
+// If no admissible algorithm takes tensors at these addresses, one may take copies that are
+// aligned: hooks of autograd give a backward tensors at any address. False if that does not help,
+// as where what is written is not aligned.
+bool run_on_copies(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
+                   Bindings& bindings) {
+  std::optional<Problem> aligned = with_aligned_tensors(problem);
+  if (!aligned || find_call(*aligned, policy, device).plan == nullptr) return false;
+  for (const SlotSpec& slot : operator_of(problem).slots(problem)) {
+    at::Tensor& t = bindings[slot.role];
+    if (!t.defined() || slot.on_host || is_aligned(t)) continue;
+    if (slot.is_output || slot.is_mutated) return false;
+    t = copy_in_layout(t);
+  }
+  execute(*aligned, policy, device, bindings);
+  return true;
+}
+
 }  // namespace
 
 const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& policy) {
@@ -1001,6 +1028,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
   bindings.replay = Replay::where_it_pays;
   while (true) {
     Call call = find_call(problem, policy, device);
+    if (call.plan == nullptr && run_on_copies(problem, policy, device, bindings)) return;
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
     note_last(problem, call.decision->record);
     try {
@@ -1027,19 +1055,8 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
   record_call({last_here, {}});
 }
 
-const at::Tensor& left_for_backward(const at::Tensor& reserve) {
-  if (last_here != nullptr) {
-    reserve.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<LeftBy>(last_here));
-  }
-  return reserve;
-}
-
-std::optional<std::string_view> policy_of_backward(std::string_view family,
-                                                   const at::Tensor& reserve,
-                                                   std::optional<std::string_view> policy) {
-  resolve_policy(family, policy);  // raises where it is wrong
-  auto* left = dynamic_cast<LeftBy*>(reserve.unsafeGetTensorImpl()->get_backend_meta());
-  return left == nullptr ? policy : left->record->coupled_policy;
+at::Tensor writer_of_last(const at::Tensor& like) {
+  return make_writer(last_here == nullptr ? 0 : last_here->writer, like);
 }
 
 const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_view> policy,
@@ -1066,9 +1083,6 @@ const ChoiceRecord* last_choice(const std::optional<std::string>& op) {
   find_pass(*op);
   return nullptr;
 }
-
-const ChoiceRecord* last_choice_here() { return last_here; }
-void forget_last_choice_here() { last_here = nullptr; }
 
 void leave_plans() { plans_are_left = true; }
 

@@ -18,6 +18,7 @@ struct ChoiceRecord {
   std::string coupled_policy;  // the policy for passes that must run the same algorithm
   std::optional<int64_t> workspace_bytes;
   double choosing_ms;
+  int64_t writer;  // number of `coupled_policy` (core/writer.h)
 };
 
 // A policy with what rules say of a problem, and of those that share its algorithm.
@@ -41,13 +42,8 @@ bool refused_before(const Problem& problem, const Algorithm& algorithm,
 void execute(const Problem& problem, const ResolvedPolicy& policy, const Device& device,
              Bindings& bindings);
 
-// Notes in what the forward that was just executed leaves for its backward which algorithm ran.
-const at::Tensor& left_for_backward(const at::Tensor& reserve);
-// The policy for a backward that reads it: that forward's, under whatever flags and rules the
-// backward runs. `policy` where it is not known, as of a copy.
-std::optional<std::string_view> policy_of_backward(std::string_view family,
-                                                   const at::Tensor& reserve,
-                                                   std::optional<std::string_view> policy);
+// The writer of what this thread has just executed; one that says nothing if that ran no algorithm.
+at::Tensor writer_of_last(const at::Tensor& like);
 
 // Chooses and runs nothing but what choosing itself needs.
 const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_view> policy,
@@ -55,10 +51,6 @@ const ChoiceRecord& choose(const Problem& problem, std::optional<std::string_vie
 
 // The newest over all threads, of one operator and pass or of any; nullptr when there is none.
 const ChoiceRecord* last_choice(const std::optional<std::string>& op);
-
-// The newest of this thread: what the operator that was just called ran. May be nullptr.
-const ChoiceRecord* last_choice_here();
-void forget_last_choice_here();
 
 // From now on threads that end leave their plans behind: the process ends, and autograd's threads
 // end after the CUDA driver, which destroying a plan would call.

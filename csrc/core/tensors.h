@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "core/algorithm.h"
 #include "core/problem.h"
 
 namespace torch_cudnn_ext {
@@ -16,6 +17,18 @@ inline at::Tensor strided_view(const at::Tensor& t, c10::IntArrayRef sizes,
                                c10::IntArrayRef strides) {
   return at::native::as_strided_tensorimpl(t, sizes, strides, t.storage_offset());
 }
+
+// Whether the address is a multiple of 16 bytes, which every kernel takes.
+inline bool is_aligned(const at::Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+// A copy at an address that is, with the same strides, whatever these are.
+at::Tensor copy_in_layout(const at::Tensor& t);
+
+// Raises ValueError unless the reserve that a backward got has as many bytes as the algorithm
+// leaves.
+void check_reserve(const char* family, const Algorithm& algorithm, const at::Tensor& reserve,
+                   int64_t bytes);
 
 // A dimension of size 1 at `dim`, put in or taken out.
 at::Tensor with_unit_dim(const at::Tensor& t, int dim);

@@ -9,6 +9,7 @@
 
 #include "core/measure.h"
 #include "core/selector.h"
+#include "core/writer.h"
 
 namespace torch_cudnn_ext {
 
@@ -20,12 +21,12 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
   return static_cast<int64_t>(bits & -bits);
 }
 
-Tensor aligned(const Tensor& t) { return alignment_of({&t}) < 16 ? t.clone() : t; }
+Tensor aligned(const Tensor& t) { return is_aligned(t) ? t : copy_in_layout(t); }
 
 void align(Bindings& bindings, std::initializer_list<Role> roles) {
   for (Role role : roles) {
     Tensor& t = bindings[role];
-    if (t.defined() && t.is_cuda()) t = aligned(t);
+    if (t.defined() && (t.is_cuda() || role == Role::reserve)) t = aligned(t);
   }
 }
 
@@ -126,9 +127,13 @@ std::optional<std::string> policy_to_save(std::string_view family, OptionalPolic
                       : std::optional<std::string>(resolve_policy(family, policy).saved);
 }
 
-std::optional<std::string> coupled_policy_to_save(std::string_view family, OptionalPolicy policy) {
-  const ChoiceRecord* ran = is_tracing() ? nullptr : last_choice_here();
-  return ran == nullptr ? policy_to_save(family, policy) : ran->coupled_policy;
+Tensor no_reserve(const Tensor& like) { return at::empty({0}, like.options().dtype(at::kByte)); }
+
+OptionalPolicy policy_of_backward(std::string_view family, std::string_view op,
+                                  const OptionalTensor& writer, OptionalPolicy policy) {
+  resolve_policy(family, policy);  // raises where it is wrong
+  OptionalPolicy of_forward = has(writer) ? policy_of_writer(op, *writer) : std::nullopt;
+  return of_forward ? of_forward : policy;
 }
 
 const Tensor& or_undefined(const OptionalTensor& t) {

@@ -40,7 +40,8 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors);
 // The tensor, or a copy at an address that is a multiple of 16 bytes. Where cuDNN 9.19, and PyTorch
 // with it, accesses other addresses wrongly, the process loses its GPU context.
 Tensor aligned(const Tensor& t);
-// Makes what is bound to the roles on CUDA `aligned`.
+// Makes what is bound to the roles `aligned`: on CUDA all of it, on the CPU the reserve, whose
+// bytes plans read as other types.
 void align(Bindings& bindings, std::initializer_list<Role> roles);
 
 // Whether calling a kernel directly does what a call through the dispatcher does: no gradient is
@@ -96,9 +97,12 @@ bool is_tracing();
 // into the graph: it keeps the argument alone, and reads them when it runs. An eager node keeps
 // what was resolved, so that backward obeys it on any thread.
 std::optional<std::string> policy_to_save(std::string_view family, OptionalPolicy policy);
-// The same for a coupled operator that has just run on this thread: backward runs its algorithm.
-// Where nothing ran, for want of elements or since a mode had the results, it is as above.
-std::optional<std::string> coupled_policy_to_save(std::string_view family, OptionalPolicy policy);
+// A reserve of no bytes, on the device of `like`.
+Tensor no_reserve(const Tensor& like);
+// The policy of a coupled operator's backward: that of its forward, if the writer of the reserve
+// (core/writer.h) says which; else the argument. Raises if either is wrong.
+OptionalPolicy policy_of_backward(std::string_view family, std::string_view op,
+                                  const OptionalTensor& writer, OptionalPolicy policy);
 
 // --- tensors that may be absent: nullopt in schemas, undefined in autograd's nodes and in kernels
 

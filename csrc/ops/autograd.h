@@ -24,6 +24,7 @@
 
 #include "core/autograd_guard.h"
 #include "core/selector.h"
+#include "core/writer.h"
 #include "ops/arguments.h"
 
 namespace torch_cudnn_ext {
@@ -271,7 +272,6 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
   wanted = wanted && at::GradMode::is_enabled();
   std::shared_ptr<Node> node;
   if (wanted) {
-    forget_last_choice_here();
     node = std::shared_ptr<Node>(new Node(), deleteNode);
     edge_list edges;
     edges.reserve(inputs.size());
@@ -301,6 +301,17 @@ template <class Node>
 void save_result(Node& node, const Tensor& t) {
   node.saved.emplace_back(t, true);
   node.is_result.push_back(true);
+}
+
+// Has the node of a coupled operator's forward remember what ran: by its policy, or by the writer
+// if that says nothing yet, as in a graph being traced. `writer` may be undefined.
+template <class Node>
+void save_writer(Node& node, std::string_view op, std::string_view family, OptionalPolicy policy,
+                 const Tensor& writer) {
+  bool says = writer.defined() && !is_tracing();
+  OptionalPolicy ran = says ? policy_of_writer(op, writer) : std::nullopt;
+  node.gradient.policy = ran ? std::string(*ran) : policy_to_save(family, policy);
+  save_input(node, ran ? Tensor() : writer);
 }
 
 // A tensor to differentiate by, alone: what others have of its history does not count. Where the

@@ -132,9 +132,9 @@ void update(const OptionalTensor& running, const Tensor& computed) {
 
 // Sees to the alignment of all inputs: results that the plan makes are aligned.
 void set_alignment(BatchNormProblem& p, Bindings& b) {
-  std::initializer_list<Role> inputs = {Role::x,      Role::dy,           Role::z,
-                                        Role::w,      Role::bias,         Role::mean,
-                                        Role::invstd, Role::running_mean, Role::running_var};
+  std::initializer_list<Role> inputs = {
+      Role::x,      Role::dy,           Role::z,           Role::w,      Role::bias, Role::mean,
+      Role::invstd, Role::running_mean, Role::running_var, Role::reserve};
   if (!p.takes_any_alignment()) return align(b, inputs);
   for (Role role : inputs) p.alignment = std::min(p.alignment, alignment_of({&b[role]}));
 }

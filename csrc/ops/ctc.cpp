@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <limits>
 
 #include "core/selector.h"
 #include "ops/autograd.h"
@@ -73,7 +74,7 @@ Tensor padded_targets(const Tensor& targets, const Tensor& lengths) {
   return targets.to(at::kLong).take(index.clamp_max(targets.numel() - 1));
 }
 
-// In host memory alone: a GPU would have to be waited for.
+// In host memory alone: a GPU would have to be waited for (`hide_wrong_classes`).
 void check_classes(const Tensor& targets, const Tensor& lengths, int64_t classes) {
   if (!targets.is_cpu()) return;
   for (int64_t i = 0; i < targets.size(0); ++i) {
@@ -83,6 +84,17 @@ void check_classes(const Tensor& targets, const Tensor& lengths, int64_t classes
                         ", wanted at least 0 and less than the number of classes, ", classes);
     }
   }
+}
+
+// Makes every label one that there is, so that kernels read nothing else, and says of which targets
+// it replaced some: [N]. Does not wait for the device.
+Tensor hide_wrong_classes(Tensor& targets, const Tensor& lengths, int64_t classes) {
+  Tensor ends = lengths.to(targets.device(), at::kLong, /*non_blocking=*/true).unsqueeze(1);
+  Tensor is_label = at::arange(targets.size(1), targets.options()) < ends;
+  Tensor labels = targets.clamp(0, classes - 1);
+  Tensor wrong = (labels != targets).logical_and_(is_label).any(1);
+  targets = labels;
+  return wrong;
 }
 
 void check_targets(const Tensor& targets, const Tensor& log_probs) {
@@ -132,6 +144,10 @@ std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
   b[Role::x] = log_probs.contiguous();
   b[Role::targets] = padded_targets(targets, b[Role::target_lengths]);
   check_classes(b[Role::targets], b[Role::target_lengths], log_probs.size(2));
+  Tensor wrong;
+  if (!targets.is_cpu()) {
+    wrong = hide_wrong_classes(b[Role::targets], b[Role::target_lengths], log_probs.size(2));
+  }
   b[Role::y] = at::empty({batch}, log_probs.options());
   if (gradient) b[Role::dx] = at::empty(log_probs.sizes(), log_probs.options());
   align(b, {Role::x});
@@ -143,11 +159,12 @@ std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
   p.gradient = gradient;
   p.canonicalise();
   execute(p, resolve_policy(CtcProblem::kFamily, policy), device_of(log_probs.device()), b);
-  if (zero_infinity) {
-    Tensor infinite = b[Role::y].isinf();
-    b[Role::y].masked_fill_(infinite, 0);
-    if (gradient) b[Role::dx].masked_fill_(infinite.view({1, batch, 1}), 0);
-  }
+  auto fill = [&](const Tensor& sequences, double value) {
+    b[Role::y].masked_fill_(sequences, value);
+    if (gradient) b[Role::dx].masked_fill_(sequences.view({1, batch, 1}), value);
+  };
+  if (zero_infinity) fill(b[Role::y].isinf(), 0);
+  if (wrong.defined()) fill(wrong, std::numeric_limits<double>::quiet_NaN());
   return {b[Role::y], b[Role::dx]};
 }
 

@@ -23,6 +23,8 @@ void DropoutProblem::validate() const {
 namespace dropout {
 namespace {
 
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+
 // A mask comes from PyTorch's generator, unless the policy leaves cuDNN's algorithm alone. Where
 // that cannot run and may give way, PyTorch's generator serves what runs instead.
 RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
@@ -60,6 +62,7 @@ Tensor run(Pass pass, Bindings& bindings, const Tensor& x, double p, bool train,
   problem.rng = stream_of(problem, resolved, device_of(x.device()));
   problem.canonicalise();
   if (problem.rng == RandomStream::cudnn) align(bindings, {Role::x, Role::dy});
+  align(bindings, {Role::reserve});
   execute(problem, resolved, device_of(x.device()), bindings);
   return bindings[Role::reserve];
 }
@@ -70,22 +73,23 @@ void check_arguments(const char* op, const char* name, const Tensor& t, double p
                     ", wanted more than 0 and less than 1");
 }
 
-std::tuple<Tensor, Tensor> run_forward(const Tensor& input, double p, bool train,
-                                       OptionalPolicy policy) {
+// The result and, with `train`, the reserve and its writer.
+Tensors3 run_forward(const Tensor& input, double p, bool train, OptionalPolicy policy) {
   check_arguments("dropout", "input", input, p);
   c10::OptionalDeviceGuard guard(input.device());
-  Tensor reserve = at::empty({0}, input.options().dtype(at::kByte));
   if (input.numel() == 0) {  // which counts as dense, whatever gaps its strides have
     auto strides = at::infer_dense_strides(input.sizes(), input.strides());
-    return {at::empty_strided(input.sizes(), strides, input.options()), reserve};
+    Tensor output = at::empty_strided(input.sizes(), strides, input.options());
+    if (!train) return {output, Tensor(), Tensor()};
+    return {output, no_reserve(input), make_writer(0, input)};
   }
   Tensor output = at::empty_like(input);
   Bindings bindings;
   bindings[Role::x] =
       flat(input.strides() == output.strides() ? input : at::empty_like(output).copy_(input));
   bindings[Role::y] = flat(output);
-  Tensor left = run(Pass::fwd, bindings, input, p, train, policy);
-  return {output, train ? left_for_backward(left) : reserve};
+  Tensor reserve = run(Pass::fwd, bindings, input, p, train, policy);
+  return {output, reserve, train ? writer_of_last(input) : Tensor()};
 }
 
 Tensor forward(const Tensor& input, double p, OptionalPolicy policy) {
@@ -93,7 +97,7 @@ Tensor forward(const Tensor& input, double p, OptionalPolicy policy) {
 }
 
 // What a forward in training is below autograd: the reserve is for its backward alone.
-std::tuple<Tensor, Tensor> forward_train(const Tensor& input, double p, OptionalPolicy policy) {
+Tensors3 forward_train(const Tensor& input, double p, OptionalPolicy policy) {
   return run_forward(input, p, true, policy);
 }
 
@@ -102,15 +106,17 @@ Tensor forward_meta(const Tensor& input, double p, OptionalPolicy) {
   return at::empty_like(input);
 }
 
-std::tuple<Tensor, Tensor> forward_train_meta(const Tensor& input, double p,
-                                              OptionalPolicy policy) {
-  return {forward_meta(input, p, policy), at::empty({0}, input.options().dtype(at::kByte))};
+Tensors3 forward_train_meta(const Tensor& input, double p, OptionalPolicy policy) {
+  return {forward_meta(input, p, policy), no_reserve(input), make_writer(0, input)};
 }
 
 // `stride` is the forward's, whose order of elements the reserve has.
-Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymIntArrayRef stride,
-                OptionalPolicy policy) {
+Tensor backward(const Tensor& grad_output, const Tensor& reserve, const OptionalTensor& writer,
+                double p, SymIntArrayRef stride, OptionalPolicy policy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
+  check_device("dropout_backward", "reserve", reserve, "grad_output", grad_output);
+  OptionalPolicy coupled =
+      policy_of_backward(DropoutProblem::kFamily, "dropout_backward", writer, policy);
   c10::OptionalDeviceGuard guard(grad_output.device());
   at::IntArrayRef strides = C10_AS_INTARRAYREF_SLOW(stride);
   Tensor result = at::empty_strided(grad_output.sizes(), strides, grad_output.options());
@@ -120,13 +126,12 @@ Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymI
   bindings[Role::dy] = flat(same_order ? grad_output : at::empty_like(result).copy_(grad_output));
   bindings[Role::reserve] = reserve;
   bindings[Role::dx] = flat(result);
-  run(Pass::bwd, bindings, grad_output, p, true,
-      policy_of_backward(DropoutProblem::kFamily, reserve, policy));
+  run(Pass::bwd, bindings, grad_output, p, true, coupled);
   return result;
 }
 
-Tensor backward_meta(const Tensor& grad_output, const Tensor&, double p, SymIntArrayRef stride,
-                     OptionalPolicy) {
+Tensor backward_meta(const Tensor& grad_output, const Tensor&, const OptionalTensor&, double p,
+                     SymIntArrayRef stride, OptionalPolicy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
   return at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
 }
@@ -163,22 +168,22 @@ struct DropoutGradient {
   }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
-    return {backward_op().call(grads[0], saved[0], p, stride, policy)};
+    return {backward_op().call(grads[0], saved[0], optional_of(saved[1]), p, stride, policy)};
   }
 };
 
 // An operator of its own to autograd too: where transforms are nested, dropout calls it at the
 // inner level, and the outer one sees nothing else.
-std::tuple<Tensor, Tensor> forward_train_autograd(c10::DispatchKeySet keys, const Tensor& input,
-                                                  double p, OptionalPolicy policy) {
+Tensors3 forward_train_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
+                                OptionalPolicy policy) {
   return run_with_gradient<DropoutGradient<true>>(
       {input}, 1,
       [&] { return train_op().redispatch(keys & c10::after_autograd_keyset, input, p, policy); },
       [&](auto& node, const auto& results) {
         node.gradient.p = p;
         node.gradient.stride = results[0].sym_strides().vec();
-        node.gradient.policy = coupled_policy_to_save(DropoutProblem::kFamily, policy);
         save_input(node, results[1]);
+        save_writer(node, "_dropout", DropoutProblem::kFamily, policy, results[2]);
       });
 }
 
@@ -194,18 +199,20 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
 }
 
 Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& reserve,
-                         double p, SymIntArrayRef stride, OptionalPolicy policy) {
+                         const OptionalTensor& writer, double p, SymIntArrayRef stride,
+                         OptionalPolicy policy) {
   return run_with_gradient<DropoutGradient<false>>(
       {grad_output}, 1,
       [&] {
-        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, reserve, p,
-                                        stride, policy);
+        return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, reserve,
+                                        writer, p, stride, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.p = p;
         node.gradient.stride = stride.vec();
-        node.gradient.policy = policy_to_save(DropoutProblem::kFamily, policy);
         save_input(node, reserve);
+        save_writer(node, "dropout_backward", DropoutProblem::kFamily, policy,
+                    or_undefined(writer));
       });
 }
 
@@ -240,13 +247,12 @@ Tensor forward_vmap(const Tensor& input, double p, OptionalPolicy policy) {
   return input * forward_op().call(ones_of(input), p, policy);
 }
 
-std::tuple<Tensor, Tensor> forward_train_vmap(const Tensor& input, double p,
-                                              OptionalPolicy policy) {
+Tensors3 forward_train_vmap(const Tensor& input, double p, OptionalPolicy policy) {
   Tensor zero = zero_of_each_sample(input);
   c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
   if (zero.defined()) return train_op().call(samples_of(input, zero), p, policy);
-  auto [mask, reserve] = train_op().call(ones_of(input), p, policy);
-  return {(input * mask).contiguous(), reserve};  // in the reserve's order of elements
+  auto [mask, reserve, writer] = train_op().call(ones_of(input), p, policy);
+  return {(input * mask).contiguous(), reserve, writer};  // in the reserve's order of elements
 }
 
 // --- what the core must know

@@ -379,19 +379,19 @@ Tensor forward_meta(const char* op, const Tensor& input, const Windows& w, bool 
   return lower(out, w, input.dim());
 }
 
-// The result, and what is left for the backward of a maximum with `train`, else undefined.
-std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const Windows& w,
-                                      PoolingMode mode, int64_t divisor, bool train,
-                                      OptionalPolicy policy) {
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+
+// The result and, with `train`, the reserve of a maximum and its writer.
+Tensors3 run_forward(const char* op, const Tensor& input, const Windows& w, PoolingMode mode,
+                     int64_t divisor, bool train, OptionalPolicy policy) {
   check_dtype(op, "input", input);
   SymInts sizes = output_sizes(op, input.sym_sizes(), w);
   c10::OptionalDeviceGuard guard(input.device());
   at::MemoryFormat format = format_of(lift(input, w), w, mode == PoolingMode::max);
-  auto no_reserve = [&] {
-    return train ? at::empty({0}, input.options().dtype(at::kByte)) : Tensor();
-  };
   if (c10::multiply_integers(sizes) == 0) {
-    return {forward_meta(op, input, w, mode == PoolingMode::max), no_reserve()};
+    Tensor y = forward_meta(op, input, w, mode == PoolingMode::max);
+    if (!train) return {y, Tensor(), Tensor()};
+    return {y, no_reserve(input), make_writer(0, input)};
   }
   Bindings bindings;
   Tensor& x = bindings[Role::x];
@@ -401,7 +401,6 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
   p.divisor = divisor;
   p.train = train;
   execute_pooling(p, policy, x, bindings);
-  const Tensor& reserve = bindings[Role::reserve];
   Tensor& y = bindings[Role::y];
   // One pixel has strides of any layout, but what comes next goes by them.
   if (c10::multiply_integers(y.sizes().slice(2)) == 1) {
@@ -412,8 +411,10 @@ std::pair<Tensor, Tensor> run_forward(const char* op, const Tensor& input, const
       y = strided_view(y, y.sizes(), c10::get_channels_last_strides_3d(y.sizes()));
     }
   }
-  Tensor left = reserve.defined() ? reserve : no_reserve();
-  return {lower(y, w, input.dim()), train ? left_for_backward(left) : left};
+  y = lower(y, w, input.dim());
+  if (!train) return {y, Tensor(), Tensor()};
+  const Tensor& reserve = bindings[Role::reserve];
+  return {y, reserve.defined() ? reserve : no_reserve(input), writer_of_last(input)};
 }
 
 // --- maximum
@@ -422,7 +423,7 @@ Tensor max_pool(const Tensor& input, SymIntArrayRef kernel_size, SymIntArrayRef 
                 SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil, bool adaptive,
                 OptionalPolicy policy) {
   Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
-  return run_forward("max_pool", input, w, PoolingMode::max, 1, false, policy).first;
+  return std::get<0>(run_forward("max_pool", input, w, PoolingMode::max, 1, false, policy));
 }
 
 Tensor max_pool_meta(const Tensor& input, SymIntArrayRef kernel_size, SymIntArrayRef stride,
@@ -432,21 +433,18 @@ Tensor max_pool_meta(const Tensor& input, SymIntArrayRef kernel_size, SymIntArra
   return forward_meta("max_pool", input, w, true);
 }
 
-std::tuple<Tensor, Tensor> max_pool_train(const Tensor& input, SymIntArrayRef kernel_size,
-                                          SymIntArrayRef stride, SymIntArrayRef padding,
-                                          SymIntArrayRef dilation, bool ceil, bool adaptive,
-                                          OptionalPolicy policy) {
+Tensors3 max_pool_train(const Tensor& input, SymIntArrayRef kernel_size, SymIntArrayRef stride,
+                        SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil, bool adaptive,
+                        OptionalPolicy policy) {
   Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
   return run_forward("max_pool", input, w, PoolingMode::max, 1, true, policy);
 }
 
-std::tuple<Tensor, Tensor> max_pool_train_meta(const Tensor& input, SymIntArrayRef kernel_size,
-                                               SymIntArrayRef stride, SymIntArrayRef padding,
-                                               SymIntArrayRef dilation, bool ceil, bool adaptive,
-                                               OptionalPolicy) {
+Tensors3 max_pool_train_meta(const Tensor& input, SymIntArrayRef kernel_size, SymIntArrayRef stride,
+                             SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil,
+                             bool adaptive, OptionalPolicy) {
   Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
-  return {forward_meta("max_pool", input, w, true),
-          at::empty({0}, input.options().dtype(at::kByte))};
+  return {forward_meta("max_pool", input, w, true), no_reserve(input), make_writer(0, input)};
 }
 
 void check_max_backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
@@ -460,27 +458,32 @@ void check_max_backward(const Tensor& grad_output, const Tensor& input, const Te
 }
 
 Tensor max_pool_backward_meta(const Tensor& grad_output, const Tensor& input, const Tensor& output,
-                              const Tensor&, SymIntArrayRef kernel_size, SymIntArrayRef stride,
+                              const Tensor&, const OptionalTensor&, bool channels_last,
+                              SymIntArrayRef kernel_size, SymIntArrayRef stride,
                               SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil,
                               bool adaptive, OptionalPolicy) {
   Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
   check_max_backward(grad_output, input, output, w);
   Tensor like = lift(input, w);
-  return lower(at::empty_symint(like.sym_sizes(), like.options(), format_of(like, w, true)), w,
-               input.dim());
+  auto format = format_from(channels_last, w);
+  return lower(at::empty_symint(like.sym_sizes(), like.options(), format), w, input.dim());
 }
 
+// In the layout of the forward, whatever that of tensors that were kept elsewhere is.
 Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
-                         const Tensor& reserve, SymIntArrayRef kernel_size, SymIntArrayRef stride,
-                         SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil, bool adaptive,
-                         OptionalPolicy policy) {
+                         const Tensor& reserve, const OptionalTensor& writer, bool channels_last,
+                         SymIntArrayRef kernel_size, SymIntArrayRef stride, SymIntArrayRef padding,
+                         SymIntArrayRef dilation, bool ceil, bool adaptive, OptionalPolicy policy) {
   Windows w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
   check_max_backward(grad_output, input, output, w);
+  check_device("_max_pool_backward", "reserve", reserve, "input", input);
+  OptionalPolicy coupled =
+      policy_of_backward(PoolingProblem::kFamily, "_max_pool_backward", writer, policy);
   c10::OptionalDeviceGuard guard(input.device());
-  at::MemoryFormat format = format_of(lift(input, w), w, true);
+  at::MemoryFormat format = format_from(channels_last, w);
   if (output.numel() == 0) {
-    return max_pool_backward_meta(grad_output, input, output, reserve, kernel_size, stride, padding,
-                                  dilation, ceil, adaptive, policy)
+    return max_pool_backward_meta(grad_output, input, output, reserve, writer, channels_last,
+                                  kernel_size, stride, padding, dilation, ceil, adaptive, policy)
         .zero_();
   }
   Bindings bindings;
@@ -491,7 +494,7 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
   bindings[Role::reserve] = reserve;
   align(bindings, {Role::x, Role::y, Role::dy, Role::reserve});
   PoolingProblem p = make_problem(Pass::bwd, PoolingMode::max, w, spec_of(x), 16);
-  execute_pooling(p, policy_of_backward(PoolingProblem::kFamily, reserve, policy), x, bindings);
+  execute_pooling(p, coupled, x, bindings);
   return lower(bindings[Role::dx], w, input.dim());
 }
 
@@ -533,9 +536,8 @@ Tensor avg_pool(const Tensor& input, SymIntArrayRef kernel_size, SymIntArrayRef 
                 std::optional<int64_t> divisor_override, bool adaptive, OptionalPolicy policy) {
   Windows w = gapless(kernel_size, stride, padding, ceil, adaptive);
   check_volume(input, w);
-  return run_forward("avg_pool", input, w, mode_of(count_include_pad, divisor_override),
-                     divisor_of(divisor_override, adaptive), false, policy)
-      .first;
+  return std::get<0>(run_forward("avg_pool", input, w, mode_of(count_include_pad, divisor_override),
+                                 divisor_of(divisor_override, adaptive), false, policy));
 }
 
 Tensor avg_pool_meta(const Tensor& input, SymIntArrayRef kernel_size, SymIntArrayRef stride,
@@ -640,13 +642,10 @@ struct MaxPoolGradient {
   }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
-    Tensor x = saved[0];
-    // Hooks may have kept it elsewhere, and given it back in another layout.
-    at::MemoryFormat format = format_from(channels_last, w);
-    if (format_of(lift(x, w), w, true) != format) x = lower(dense(x, w, format), w, x.dim());
-    return {call_directly({&grads[0], &x, &saved[1], &saved[2]}, max_pool_backward,
-                          max_pool_backward_op(), grads[0], x, saved[1], saved[2], w.window,
-                          w.stride, w.padding, w.dilation, w.ceil, w.adaptive, policy)};
+    return {call_directly({&grads[0], &saved[0], &saved[1], &saved[2], &saved[3]},
+                          max_pool_backward, max_pool_backward_op(), grads[0], saved[0], saved[1],
+                          saved[2], optional_of(saved[3]), channels_last, w.window, w.stride,
+                          w.padding, w.dilation, w.ceil, w.adaptive, policy)};
   }
   // The output, which PyTorch's own gradient does not read; by the algorithm that gave it.
   Tensor remade(TensorList before) const {
@@ -657,11 +656,10 @@ struct MaxPoolGradient {
 
 // An operator of its own to autograd too: where transforms are nested, max_pool calls it at the
 // inner level, and the outer one sees nothing else.
-std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, const Tensor& input,
-                                                   SymIntArrayRef kernel_size,
-                                                   SymIntArrayRef stride, SymIntArrayRef padding,
-                                                   SymIntArrayRef dilation, bool ceil,
-                                                   bool adaptive, OptionalPolicy policy) {
+Tensors3 max_pool_train_autograd(c10::DispatchKeySet keys, const Tensor& input,
+                                 SymIntArrayRef kernel_size, SymIntArrayRef stride,
+                                 SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil,
+                                 bool adaptive, OptionalPolicy policy) {
   return run_with_gradient<MaxPoolGradient>(
       {input}, 1,
       [&] {
@@ -672,10 +670,10 @@ std::tuple<Tensor, Tensor> max_pool_train_autograd(c10::DispatchKeySet keys, con
         auto& g = node.gradient;
         g.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);
         g.channels_last = is_channels_last(format_of(lift(input, g.w), g.w, true));
-        g.policy = coupled_policy_to_save(PoolingProblem::kFamily, policy);
         save_input(node, input);
         save_result(node, results[0]);
         save_input(node, results[1]);
+        save_writer(node, "_max_pool_train", PoolingProblem::kFamily, policy, results[2]);
       });
 }
 
@@ -748,15 +746,16 @@ struct MaxPoolBackwardGradient {
 
 Tensor max_pool_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
                                   const Tensor& input, const Tensor& output, const Tensor& reserve,
+                                  const OptionalTensor& writer, bool channels_last,
                                   SymIntArrayRef kernel_size, SymIntArrayRef stride,
                                   SymIntArrayRef padding, SymIntArrayRef dilation, bool ceil,
                                   bool adaptive, OptionalPolicy policy) {
   return run_with_gradient<MaxPoolBackwardGradient>(
       {grad_output, input}, 1,
       [&] {
-        return max_pool_backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output,
-                                                 input, output, reserve, kernel_size, stride,
-                                                 padding, dilation, ceil, adaptive, policy);
+        return max_pool_backward_op().redispatch(
+            keys & c10::after_autograd_keyset, grad_output, input, output, reserve, writer,
+            channels_last, kernel_size, stride, padding, dilation, ceil, adaptive, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.w = windows_of(kernel_size, stride, padding, dilation, ceil, adaptive);

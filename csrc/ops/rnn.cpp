@@ -144,7 +144,12 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
                     params.size(), " tensors, wanted ", wanted, " for ", s.num_layers,
                     " layers in ", s.directions(), " directions");
   if (sizes.packed) {
-    sizes.rows = std::accumulate(batch_sizes.begin(), batch_sizes.end(), int64_t{0});
+    int64_t rows = rnn_rows(c10::str("torch_cudnn_ext::", op), batch_sizes);
+    std::optional<int64_t> given = input.sym_size(0).maybe_as_int();
+    TORCH_CHECK_VALUE(!given || *given == rows, "torch_cudnn_ext::", op, ": batch_sizes add up to ",
+                      rows, ", wanted the ", *given, " steps that input of sizes ",
+                      input.sym_sizes(), " has");
+    sizes.rows = rows;
     sizes.steps = static_cast<int64_t>(batch_sizes.size());
     sizes.batch = batch_sizes[0];
   } else {
@@ -153,18 +158,6 @@ Sizes sizes_of(const Tensor& input, IntArrayRef batch_sizes, TensorList params, 
     sizes.rows = sizes.steps * sizes.batch;
   }
   return sizes;
-}
-
-void check_batch_sizes(const char* op, IntArrayRef batch_sizes, const Tensor& input) {
-  for (size_t i = 0; i < batch_sizes.size(); ++i) {
-    TORCH_CHECK_VALUE(batch_sizes[i] >= 1 && (i == 0 || batch_sizes[i] <= batch_sizes[i - 1]),
-                      "torch_cudnn_ext::", op, ": batch_sizes is ", batch_sizes,
-                      ", wanted positive numbers that do not grow");
-  }
-  int64_t rows = std::accumulate(batch_sizes.begin(), batch_sizes.end(), int64_t{0});
-  TORCH_CHECK_VALUE(batch_sizes.empty() || rows == input.size(0), "torch_cudnn_ext::", op,
-                    ": batch_sizes add up to ", rows, ", wanted the ", input.size(0),
-                    " steps that input of sizes ", input.sizes(), " has");
 }
 
 void check_tensor(const char* op, const char* name, const Tensor& t, IntArrayRef wanted,
@@ -192,7 +185,6 @@ Call make_call(Pass pass, const Tensor& input, IntArrayRef batch_sizes, const Te
                const Tensor& cx, TensorList params, const Settings& s, bool train) {
   const char* op = name_of(s);
   check_dtype(op, "input", input);
-  check_batch_sizes(op, batch_sizes, input);
   TORCH_CHECK_VALUE(input.size(-1) > 0, "torch_cudnn_ext::", op, ": input has sizes ",
                     input.sizes(), ", wanted at least one feature");
   Sizes sizes = sizes_of(input, batch_sizes, params, s);
@@ -241,14 +233,14 @@ Tensor rows_of(const Tensor& t, IntArrayRef sizes) {
   return (t.numel() == count ? t : t.view(-1).narrow(0, 0, count)).view(sizes);
 }
 
-Tensor nothing(const Tensor& like, at::ScalarType dtype) {
-  return at::empty({0}, like.options().dtype(dtype));
-}
+Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
 
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// y, hy, cy (empty but for LSTM), and the reserve, empty unless it is for a backward.
-Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
+// y, hy, cy (empty but for LSTM), and the reserve and its writer, which hold nothing unless they
+// are for a backward.
+Forward forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
                 const OptionalTensor& cx, TensorList params, int64_t cell, int64_t bias,
                 int64_t num_layers, double dropout, bool bidirectional, bool skip_input,
                 bool for_backward, OptionalPolicy policy) {
@@ -264,17 +256,17 @@ Results forward(const Tensor& input, IntArrayRef batch_sizes, const OptionalTens
                     input.sizes(), ", wanted at least one time step");
   if (p.batch() == 0) {
     return {at::empty(y_sizes, input.options()), at::empty(rnn_h(p).sizes, input.options()),
-            s.is_lstm() ? at::empty(rnn_c(p).sizes, input.options())
-                        : nothing(input, input.scalar_type()),
-            nothing(input, at::kByte)};
+            s.is_lstm() ? at::empty(rnn_c(p).sizes, input.options()) : nothing(input),
+            no_reserve(input), make_writer(0, input)};
   }
   run(call, input, policy);
-  Tensor cy = s.is_lstm() ? b[Role::cy] : nothing(input, input.scalar_type());
-  Tensor reserve = for_backward ? left_for_backward(b[Role::reserve]) : nothing(input, at::kByte);
-  return {rows_of(b[Role::y], y_sizes), b[Role::hy], cy, reserve};
+  Tensor cy = s.is_lstm() ? b[Role::cy] : nothing(input);
+  return {rows_of(b[Role::y], y_sizes), b[Role::hy], cy,
+          for_backward ? b[Role::reserve] : no_reserve(input),
+          for_backward ? writer_of_last(input) : make_writer(0, input)};
 }
 
-Results forward_meta(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
+Forward forward_meta(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
                      const OptionalTensor& cx, TensorList params, int64_t cell, int64_t bias,
                      int64_t num_layers, double dropout, bool bidirectional, bool skip_input, bool,
                      OptionalPolicy) {
@@ -288,19 +280,21 @@ Results forward_meta(const Tensor& input, IntArrayRef batch_sizes, const Optiona
   SymInt layers = s.num_layers * s.directions();
   std::vector<SymInt> h{layers, sizes.batch, sizes.state}, c{layers, sizes.batch, sizes.hidden};
   return {at::empty_symint(y_sizes, input.options()), at::empty_symint(h, input.options()),
-          s.is_lstm() ? at::empty_symint(c, input.options()) : nothing(input, input.scalar_type()),
-          nothing(input, at::kByte)};
+          s.is_lstm() ? at::empty_symint(c, input.options()) : nothing(input), no_reserve(input),
+          make_writer(0, input)};
 }
 
 // Gradients of input, hx, cx (empty but for LSTM) and of the parameters side by side. The reserve
 // may be overwritten.
-Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_hy,
-                 const OptionalTensor& grad_cy, const Tensor& input, IntArrayRef batch_sizes,
-                 const OptionalTensor& hx, const OptionalTensor& cx, TensorList params,
-                 const Tensor& output, const Tensor& reserve, int64_t cell, int64_t bias,
-                 int64_t num_layers, double dropout, bool bidirectional, bool skip_input,
-                 OptionalPolicy policy) {
+Backward backward(const OptionalTensor& grad_output, const OptionalTensor& grad_hy,
+                  const OptionalTensor& grad_cy, const Tensor& input, IntArrayRef batch_sizes,
+                  const OptionalTensor& hx, const OptionalTensor& cx, TensorList params,
+                  const Tensor& output, const Tensor& reserve, const OptionalTensor& writer,
+                  int64_t cell, int64_t bias, int64_t num_layers, double dropout,
+                  bool bidirectional, bool skip_input, OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
+  check_device(name_of(s), "reserve", reserve, "input", input);
+  OptionalPolicy coupled = policy_of_backward(RnnProblem::kFamily, "_rnn_backward", writer, policy);
   c10::OptionalDeviceGuard guard(input.device());
   Call call =
       make_call(Pass::bwd, input, batch_sizes, or_undefined(hx), or_undefined(cx), params, s, true);
@@ -313,8 +307,7 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
   check_optional(name_of(s), "grad_cy", dcy, rnn_c(p), input);
   if (p.batch() == 0) {
     return {at::empty_like(input), at::empty(rnn_h(p).sizes, input.options()),
-            s.is_lstm() ? at::empty(rnn_c(p).sizes, input.options())
-                        : nothing(input, input.scalar_type()),
+            s.is_lstm() ? at::empty(rnn_c(p).sizes, input.options()) : nothing(input),
             at::zeros(rnn_w(p).sizes, input.options())};
   }
   if (!dy.defined()) dy = at::zeros(output.sizes(), output.options());
@@ -325,16 +318,16 @@ Results backward(const OptionalTensor& grad_output, const OptionalTensor& grad_h
   b[Role::dhy] = contiguous_or_undefined(dhy);
   if (s.is_lstm()) b[Role::dcy] = contiguous_or_undefined(dcy);
   b[Role::reserve] = reserve;
-  run(call, input, policy_of_backward(RnnProblem::kFamily, reserve, policy));
-  Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input, input.scalar_type());
+  run(call, input, coupled);
+  Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input);
   return {rows_of(b[Role::dx], input.sizes()), b[Role::dhx], dcx, b[Role::dw]};
 }
 
-Results backward_meta(const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                      const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor&,
-                      const OptionalTensor&, TensorList params, const Tensor&, const Tensor&,
-                      int64_t cell, int64_t bias, int64_t num_layers, double dropout,
-                      bool bidirectional, bool skip_input, OptionalPolicy) {
+Backward backward_meta(const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                       const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor&,
+                       const OptionalTensor&, TensorList params, const Tensor&, const Tensor&,
+                       const OptionalTensor&, int64_t cell, int64_t bias, int64_t num_layers,
+                       double dropout, bool bidirectional, bool skip_input, OptionalPolicy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
   Sizes sizes = sizes_of(input, batch_sizes, params, s);
   SymInt layers = s.num_layers * s.directions(), count = 0;
@@ -342,7 +335,7 @@ Results backward_meta(const OptionalTensor&, const OptionalTensor&, const Option
   std::vector<SymInt> h{layers, sizes.batch, sizes.state}, c{layers, sizes.batch, sizes.hidden};
   return {at::empty_symint(input.sym_sizes(), input.options()),
           at::empty_symint(h, input.options()),
-          s.is_lstm() ? at::empty_symint(c, input.options()) : nothing(input, input.scalar_type()),
+          s.is_lstm() ? at::empty_symint(c, input.options()) : nothing(input),
           at::empty_symint({count}, input.options())};
 }
 
@@ -523,13 +516,13 @@ struct RnnBackwardGradient {
   }
 };
 
-Results backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_output,
-                          const OptionalTensor& grad_hy, const OptionalTensor& grad_cy,
-                          const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
-                          const OptionalTensor& cx, TensorList params, const Tensor& output,
-                          const Tensor& reserve, int64_t cell, int64_t bias, int64_t num_layers,
-                          double dropout, bool bidirectional, bool skip_input,
-                          OptionalPolicy policy) {
+Backward backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_output,
+                           const OptionalTensor& grad_hy, const OptionalTensor& grad_cy,
+                           const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
+                           const OptionalTensor& cx, TensorList params, const Tensor& output,
+                           const Tensor& reserve, const OptionalTensor& writer, int64_t cell,
+                           int64_t bias, int64_t num_layers, double dropout, bool bidirectional,
+                           bool skip_input, OptionalPolicy policy) {
   Settings s{cell, bias, num_layers, dropout, bidirectional, skip_input};
   std::vector<TensorRef> inputs{or_undefined(grad_output), or_undefined(grad_hy),
                                 or_undefined(grad_cy),     input,
@@ -540,8 +533,8 @@ Results backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_o
       [&] {
         return backward_op().redispatch(keys & c10::after_autograd_keyset, grad_output, grad_hy,
                                         grad_cy, input, batch_sizes, hx, cx, params, output,
-                                        reserve, cell, bias, num_layers, dropout, bidirectional,
-                                        skip_input, policy);
+                                        reserve, writer, cell, bias, num_layers, dropout,
+                                        bidirectional, skip_input, policy);
       },
       [&](auto& node, const auto&) {
         node.gradient.settings = s;
@@ -550,7 +543,7 @@ Results backward_autograd(c10::DispatchKeySet keys, const OptionalTensor& grad_o
       });
 }
 
-// Saved: input, hx, cx, the reserve, parameters, and the output.
+// Saved: input, hx, cx, the reserve, its writer, parameters, and the output.
 struct RnnGradient {
   static constexpr const char* kName = "TorchCudnnExtRnnBackward";
   static constexpr size_t kInputs = kAny;  // input, hx, cx, parameters
@@ -573,7 +566,7 @@ struct RnnGradient {
     c10::NoGradGuard no_grad;
     constexpr bool kForBackward = false;
     return std::get<0>(forward_op().call(before[0], batch_sizes, optional_of(before[1]),
-                                         optional_of(before[2]), before.slice(4), s.cell, s.bias,
+                                         optional_of(before[2]), before.slice(5), s.cell, s.bias,
                                          s.num_layers, s.dropout, s.bidirectional, s.skip_input,
                                          kForBackward, policy));
   }
@@ -601,15 +594,16 @@ struct RnnGradient {
     // cuDNN writes into the reserve, and whoever traces a graph may run it more than once.
     bool again = retain_variables || c10::impl::TorchDispatchModeTLS::any_modes_set();
     Tensor reserve = again ? saved[3].clone() : saved[3];
-    auto [dx, dhx, dcx, dw] = backward_op().call(
-        optional_of(three[0]), optional_of(three[1]), optional_of(three[2]), saved[0], batch_sizes,
-        optional_of(saved[1]), optional_of(saved[2]), params, saved.back(), reserve, s.cell, s.bias,
-        s.num_layers, s.dropout, s.bidirectional, s.skip_input, policy);
+    auto [dx, dhx, dcx, dw] =
+        backward_op().call(optional_of(three[0]), optional_of(three[1]), optional_of(three[2]),
+                           saved[0], batch_sizes, optional_of(saved[1]), optional_of(saved[2]),
+                           params, saved.back(), reserve, optional_of(saved[4]), s.cell, s.bias,
+                           s.num_layers, s.dropout, s.bidirectional, s.skip_input, policy);
     return {dx, dhx, dcx, dw};
   }
 
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
-    std::vector<Tensor> params(saved.begin() + 4, saved.end() - 1);
+    std::vector<Tensor> params(saved.begin() + 5, saved.end() - 1);
     variable_list gradients = all(grads, saved, params);
     Tensor dw = std::move(gradients[3]);
     for (size_t i = 0; i < 3; ++i) {
@@ -631,7 +625,7 @@ struct RnnGradient {
   }
 };
 
-Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArrayRef batch_sizes,
+Forward forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArrayRef batch_sizes,
                          const OptionalTensor& hx, const OptionalTensor& cx, TensorList params,
                          int64_t cell, int64_t bias, int64_t num_layers, double dropout,
                          bool bidirectional, bool skip_input, bool for_backward,
@@ -652,9 +646,9 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
       [&](auto& node, const auto& out) {
         node.gradient.settings = s;
         node.gradient.batch_sizes = batch_sizes.vec();
-        node.gradient.policy = coupled_policy_to_save(RnnProblem::kFamily, policy);
         for (size_t i = 0; i < 3; ++i) save_input(node, inputs[i]);
         save_input(node, out[3]);
+        save_writer(node, "_rnn", RnnProblem::kFamily, policy, out[4]);
         for (const Tensor& t : params) save_input(node, t);
         save_result(node, out[0]);
       });
@@ -662,7 +656,7 @@ Results forward_autograd(c10::DispatchKeySet keys, const Tensor& input, IntArray
 
 // As PyTorch's _cudnn_rnn: everything that is float32 is cast, cell states included.
 template <c10::DeviceType device>
-Results forward_autocast(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
+Forward forward_autocast(const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
                          const OptionalTensor& cx, TensorList params, int64_t cell, int64_t bias,
                          int64_t num_layers, double dropout, bool bidirectional, bool skip_input,
                          bool for_backward, OptionalPolicy policy) {
@@ -681,7 +675,7 @@ RnnBias bias_of(bool has_biases, bool single_bias) {
   return single_bias ? RnnBias::single : RnnBias::twice;
 }
 
-Results call(RnnCell cell, const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
+Forward call(RnnCell cell, const Tensor& input, IntArrayRef batch_sizes, const OptionalTensor& hx,
              const OptionalTensor& cx, TensorList params, bool has_biases, int64_t num_layers,
              double dropout, bool train, bool bidirectional, bool skip_input, bool single_bias,
              OptionalPolicy policy) {
@@ -716,7 +710,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, TensorList hx, Tens
                                         bool train, bool bidirectional, bool batch_first,
                                         bool skip_input, bool single_bias, OptionalPolicy policy) {
   auto [h, c] = states_of(hx);
-  auto [y, hy, cy, reserve] =
+  auto [y, hy, cy, reserve, writer] =
       call(RnnCell::lstm, time_first("lstm", input, batch_first), {}, h, c, params, has_biases,
            num_layers, dropout, train, bidirectional, skip_input, single_bias, policy);
   return {batch_first ? y.transpose(0, 1) : y, hy, cy};
@@ -729,7 +723,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_packed(const Tensor& data, IntArrayRef b
                                                bool single_bias, OptionalPolicy policy) {
   check_packed("lstm_packed", batch_sizes);
   auto [h, c] = states_of(hx);
-  auto [y, hy, cy, reserve] =
+  auto [y, hy, cy, reserve, writer] =
       call(RnnCell::lstm, data, batch_sizes, h, c, params, has_biases, num_layers, dropout, train,
            bidirectional, skip_input, single_bias, policy);
   return {y, hy, cy};
@@ -741,7 +735,7 @@ std::tuple<Tensor, Tensor> plain(const Tensor& input, const OptionalTensor& hx, 
                                  bool bidirectional, bool batch_first, bool skip_input,
                                  bool single_bias, OptionalPolicy policy) {
   const char* op = kNames[static_cast<int>(cell)];
-  auto [y, hy, cy, reserve] =
+  auto [y, hy, cy, reserve, writer] =
       call(cell, time_first(op, input, batch_first), {}, hx, c10::nullopt, params, has_biases,
            num_layers, dropout, train, bidirectional, skip_input, single_bias, policy);
   return {batch_first ? y.transpose(0, 1) : y, hy};
@@ -754,7 +748,7 @@ std::tuple<Tensor, Tensor> plain_packed(const Tensor& data, IntArrayRef batch_si
                                         bool train, bool bidirectional, bool skip_input,
                                         bool single_bias, OptionalPolicy policy) {
   check_packed(kNames[static_cast<int>(cell)], batch_sizes);
-  auto [y, hy, cy, reserve] =
+  auto [y, hy, cy, reserve, writer] =
       call(cell, data, batch_sizes, hx, c10::nullopt, params, has_biases, num_layers, dropout,
            train, bidirectional, skip_input, single_bias, policy);
   return {y, hy};

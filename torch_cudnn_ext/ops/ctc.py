@@ -71,8 +71,8 @@ def ctc_loss(
         log_probs: Logarithms of probabilities, ``[T, N, C]``, or ``[T, C]`` without a batch;
             float32 or float64.
         targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``, of an
-            integer type. That they are less than ``C`` is checked on the CPU alone, as a GPU would
-            have to be waited for.
+            integer type. On the CPU it is an error if one is negative or not less than ``C``; on a
+            GPU, which would have to be waited for, the loss and gradient of such a target are NaN.
         input_lengths: Of each sequence, ``[N]``, at most ``T``. On the CPU they cost no waiting
             for the device.
         target_lengths: Of each target, ``[N]``.

@@ -1,12 +1,14 @@
 // PyTorch's own dropout: the fused kernel on CUDA, and on the CPU the product with a noise tensor,
 // so that a seed gives the mask that torch.nn.functional.dropout would draw.
 #include "backends/aten/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
 
 void run_on_cuda(const DropoutProblem& p, Bindings& b) {
   if (p.pass == Pass::bwd) {
+    check_reserve("dropout", kBaseline, b[Role::reserve], p.x.numel());
     Tensor mask = b[Role::reserve].view(at::kBool);
     give(b, Role::dx, p.x, at::native_dropout_backward(b[Role::dy], mask, 1 / (1 - p.p)));
     return;
@@ -18,6 +20,7 @@ void run_on_cuda(const DropoutProblem& p, Bindings& b) {
 
 void run_on_cpu(const DropoutProblem& p, Bindings& b) {
   if (p.pass == Pass::bwd) {
+    check_reserve("dropout", kBaseline, b[Role::reserve], p.x.nbytes());
     give(b, Role::dx, p.x, b[Role::dy] * b[Role::reserve].view(p.x.dtype));
     return;
   }

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "backends/cpu/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -42,6 +43,7 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm) {
   bool geometric = algorithm.name == "geometric";
   return make_plan(algorithm, {}, [=](Bindings& b) {
     bool forward = p.pass == Pass::fwd;
+    if (!forward) check_reserve("dropout", algorithm, b[Role::reserve], p.x.numel());
     Tensor mask = forward ? mask_of(p, geometric) : b[Role::reserve].view(at::kBool);
     // Not the tensor is scaled: what is dropped would be NaN where that overflows.
     Tensor scale = mask.to(p.x.dtype).div_(1 - p.p);

@@ -297,6 +297,8 @@ class CpuRnn : public Plan {
   }
 
   void backward(Bindings& b, const Steps& steps) const {
+    auto element = static_cast<int64_t>(c10::elementSize(p_.compute));
+    check_reserve("rnn", algorithm, b[Role::reserve], tape_elements(p_, steps.rows()) * element);
     std::vector<LayerTape> tapes = layers_of(p_, steps.rows(), b[Role::reserve].view(p_.compute));
     std::vector<Cell> cells = cells_of(p_, b[Role::w].to(p_.compute));
     Tensor dw = at::zeros(b[Role::w].sizes(), b[Role::w].options().dtype(p_.compute));

@@ -4,6 +4,7 @@
 
 #include "backends/cudnn_legacy/random.h"
 #include "core/backend.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -29,6 +30,7 @@ class DropoutPlan : public Plan {
     c10::DataPtr states = c10::cuda::CUDACachingAllocator::get()->allocate(states_bytes_);
     if (p_.pass == Pass::bwd) {
       const at::Tensor &dy = b[Role::dy], &reserve = b[Role::reserve];
+      check_reserve("dropout", algorithm, reserve, reserve_.nbytes());
       // Backward draws nothing: the states may hold anything.
       check_cudnn(
           cudnnRestoreDropoutDescriptor(dropout_.get(), cudnn_handle(), static_cast<float>(p_.p),
