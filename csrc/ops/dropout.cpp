@@ -107,7 +107,8 @@ std::tuple<Tensor, Tensor> forward_train_meta(const Tensor& input, double p,
   return {forward_meta(input, p, policy), at::empty({0}, input.options().dtype(at::kByte))};
 }
 
-// `stride` is the forward's, whose order of elements the reserve has.
+// `stride` is the forward's, whose order of elements the reserve has. The result has that of
+// grad_output, as PyTorch's does, unless elements of it share memory or lie apart.
 Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymIntArrayRef stride,
                 OptionalPolicy policy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
@@ -122,12 +123,14 @@ Tensor backward(const Tensor& grad_output, const Tensor& reserve, double p, SymI
   bindings[Role::dx] = flat(result);
   run(Pass::bwd, bindings, grad_output, p, true,
       policy_of_backward(DropoutProblem::kFamily, reserve, policy));
-  return result;
+  if (same_order || !is_dense(grad_output)) return result;
+  return at::empty_like(grad_output).copy_(result);
 }
 
 Tensor backward_meta(const Tensor& grad_output, const Tensor&, double p, SymIntArrayRef stride,
                      OptionalPolicy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
+  if (grad_output.sym_numel() != 0 && is_dense(grad_output)) return at::empty_like(grad_output);
   return at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
 }
 
