@@ -1,5 +1,6 @@
 """Strides of results and gradients: PyTorch's, and the same of meta tensors."""
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -280,11 +281,12 @@ class Network(nn.Module):
 
 
 def _train(rank: int, store: str, device: str) -> None:
-    """Raises at any warning of PyTorch's, in either layout and in each way to our operators."""
+    """Raises at any warning of PyTorch's, in all layouts and in each way to our operators."""
     torch.set_num_threads(1)
     torch.set_warn_always(True)
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    for layout in (torch.contiguous_format, torch.channels_last):
+    formats = (torch.contiguous_format, torch.channels_last)
+    for layout, x_layout in itertools.product(formats, formats):
         for way in ("convert", "enable", "autocast"):
             torch.manual_seed(0)
             network = Network().to(device).to(memory_format=layout)
@@ -292,7 +294,7 @@ def _train(rank: int, store: str, device: str) -> None:
                 network = convert(network)
             ids = None if device == "cpu" else [torch.device(device).index]
             model = DistributedDataParallel(network, device_ids=ids)
-            x = torch.randn(2, 1, 6, 6, device=device).to(memory_format=layout)
+            x = torch.randn(2, 1, 6, 6, device=device).to(memory_format=x_layout)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 for _ in range(2):
@@ -306,7 +308,7 @@ def _train(rank: int, store: str, device: str) -> None:
             for name, parameter in model.named_parameters():
                 assert parameter.grad is not None
                 strides = (parameter.grad.stride(), parameter.stride())
-                assert strides[0] == strides[1], (layout, way, name, strides)
+                assert strides[0] == strides[1], (layout, x_layout, way, name, strides)
     torch.distributed.destroy_process_group()
 
 
