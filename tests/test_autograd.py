@@ -702,3 +702,95 @@ def test_second_derivatives_are_the_same_with_a_graph(name: str) -> None:
         return result.detach()
 
     torch.testing.assert_close(second(True), second(False))
+
+
+# Operators that are twice differentiable, as functions of batch, channels and space: [2, 4, 3].
+def _twice_differentiable() -> dict[str, Callable[[Tensor], Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+
+    def constant(t: Tensor, *sizes: int) -> Tensor:
+        generator.manual_seed(0)
+        return torch.randn(sizes, generator=generator, dtype=torch.float64).to(t.device)
+
+    def rnn(t: Tensor, name: str, gates: int) -> Tensor:
+        weights = [constant(t, *n) for n in ((gates, 3), (gates, 2), (gates,), (gates,))]
+        y: Tensor = getattr(ops, name)(t, None, weights, True)[0]
+        return y
+
+    return {
+        "tanh": ops.tanh,
+        "elu": ops.elu,
+        "silu": ops.silu,
+        "softmax": lambda t: ops.softmax(t, 1),
+        "log_softmax": lambda t: ops.log_softmax(t, 2),
+        "cross_entropy": lambda t: ops.cross_entropy(t, constant(t, 2, 3).abs().long()),
+        "layer_norm": lambda t: ops.layer_norm(t, (3,)),
+        "layer_norm, with parameters": lambda t: ops.layer_norm(
+            t, (4, 3), constant(t, 4, 3), constant(t, 4, 3)
+        ),
+        "layer_norm, of weights": lambda t: ops.layer_norm(
+            constant(t, 5, 4, 3), (4, 3), t[0], t[1]
+        ),
+        "rms_norm": lambda t: ops.rms_norm(t, (3,)),
+        "group_norm": lambda t: ops.group_norm(t, 2, constant(t, 4)),
+        "instance_norm": lambda t: ops.instance_norm(t, None, None, constant(t, 4)),
+        "batch_norm": lambda t: ops.batch_norm(t, None, None, constant(t, 4), training=True),
+        "batch_norm, evaluating": lambda t: ops.batch_norm(
+            t, constant(t, 4), constant(t, 4).abs() + 1, constant(t, 4)
+        ),
+        "local_response_norm": lambda t: ops.local_response_norm(t, 3),
+        "divisive_norm": lambda t: ops.divisive_norm(t[:, None], 3),
+        "max_pool1d": lambda t: ops.max_pool1d(t, 2),
+        "avg_pool1d": lambda t: ops.avg_pool1d(t, 2),
+        "sum_pool1d": lambda t: ops.sum_pool1d(t, 2),
+        "adaptive_avg_pool2d": lambda t: ops.adaptive_avg_pool2d(t, 2),
+        "conv1d": lambda t: ops.conv1d(t, constant(t, 2, 4, 2)),
+        "conv1d, of a filter": lambda t: ops.conv1d(constant(t, 2, 4, 5), t),
+        "conv1d, of itself": lambda t: ops.conv1d(t, t[..., :2]),
+        "conv_transpose1d": lambda t: ops.conv_transpose1d(t, constant(t, 4, 2, 2)),
+        "linear": lambda t: ops.linear(t, constant(t, 2, 3)),
+        "linear, of weights": lambda t: ops.linear(constant(t, 5, 3), t[0]),
+        "matmul": lambda t: ops.matmul(t, t.transpose(1, 2)),
+        "sum": lambda t: ops.sum(t, 1).square(),
+        "mean": lambda t: ops.mean(t, 1).square(),
+        "norm2": lambda t: ops.norm2(t, 1),
+        "prod": lambda t: ops.prod(t, 1),
+        "lstm": lambda t: rnn(t, "lstm", 8),
+        "gru": lambda t: rnn(t, "gru", 6),
+        "affine_grid": lambda t: ops.affine_grid(t[:, :2], (2, 1, 2, 3)).square(),
+    }
+
+
+# [2, 4, 3] as views of 64 elements. Samples may be equal, channels and positions may not.
+VIEWS_OF_A_LEAF: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t[:24].view(2, 4, 3),
+    "transposed": lambda t: t[:24].view(3, 4, 2).transpose(0, 2),
+    "channels_last": lambda t: t[:24].view(2, 3, 4).transpose(1, 2),
+    "flipped": lambda t: t[:24].view(2, 4, 3).flip(1, 2),
+    "expanded": lambda t: t[:12].view(1, 4, 3).expand(2, 4, 3),
+    "offset": lambda t: t.view(4, 4, 4)[1:3, :, 1:],
+    "sliced": lambda t: t[:48].view(4, 4, 3)[::2],
+    "overlapping": lambda t: t.as_strided((2, 4, 3), (5, 2, 1), 3),
+    "unfolded": lambda t: t[:12].view(2, 6).unfold(1, 3, 1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS_OF_A_LEAF)
+@pytest.mark.parametrize("name", _twice_differentiable())
+def test_second_derivatives_of_views(name: str, view: str, device: str) -> None:
+    function, form = _twice_differentiable()[name], VIEWS_OF_A_LEAF[view]
+    leaf = _random((64,), device)
+    assert gradgradcheck(lambda t: function(form(t)), leaf, fast_mode=True)
+    # The same numbers in a leaf of that form, whose gradients count no element twice.
+    expected: list[Tensor] = []
+    for x in (form(leaf.detach()).contiguous(), form(leaf.detach())):
+        y = function(x.requires_grad_())
+        dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=device).view(y.shape)
+        (first,) = torch.autograd.grad(y, x, dy.requires_grad_(), create_graph=True)
+        found = [first.detach()]
+        if first.requires_grad:
+            total = (first * first.detach().cos()).sum()
+            both = torch.autograd.grad(total, (x, dy), allow_unused=True, create_graph=True)
+            found += [t.detach() for t in both if t is not None]
+        expected = expected or found
+        torch.testing.assert_close(found, expected)

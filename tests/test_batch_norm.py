@@ -348,13 +348,27 @@ def test_spaces_of_one_size_are_one_problem(device: str) -> None:
     assert newest("batch_norm_fwd").problem == "batch_norm_fwd x=f32[5,72,1]:nchw"
 
 
-def test_an_evaluation_notices_that_its_statistics_changed(device: str) -> None:
-    x = torch.randn(4, 3, device=device, requires_grad=True)
-    mean, var, *_ = _statistics(3, device, torch.float32)
-    y = ops.batch_norm(x, mean, var)
-    ops.batch_norm(x.detach(), mean, var, training=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(y.sum(), x)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("mode", ["spatial", "per_activation"])
+def test_a_gradient_of_an_evaluation_is_of_its_statistics(
+    mode: NormMode, fused: bool, device: str
+) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64, device=device, requires_grad=True)
+    mean, var, weight, bias = _statistics(3, device)
+    keywords: dict[str, Any] = {"mode": mode}
+    if fused:
+        keywords |= {"z": torch.randn_like(x), "activation": "relu"}
+    found = []
+    for change in (False, True):
+        y = ops.batch_norm(x, mean, var, weight, bias, **keywords)
+        if change:
+            ops.batch_norm(x.detach() + 1, mean, var, training=True, mode=mode)
+        first = torch.autograd.grad(y.cos().sum(), (x, weight), create_graph=True)
+        if change:
+            ops.batch_norm(x.detach() + 2, mean, var, training=True, mode=mode)
+        second = torch.autograd.grad(sum(t.sin().sum() for t in first), (x, weight))
+        found.append((first, second))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
 def test_autocast_leaves_dtypes_alone(device: str) -> None:

@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -675,3 +676,41 @@ def test_modules_write_in_place_where_they_are_told_to(mine: Any, device: str) -
         torch.testing.assert_close(got, wanted)
         assert (got.data_ptr() == given.data_ptr()) == inplace
         assert torch.equal(given, got if inplace else x)
+
+
+# Modules whose buffers a forward may change before the backward of an earlier one runs.
+TRACKING = [
+    name
+    for name in ours.__all__
+    if "track_running_stats" in inspect.signature(getattr(ours, name)).parameters
+]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("way", ["convert", "enable"])
+@pytest.mark.parametrize("name", TRACKING)
+def test_a_gradient_is_of_the_statistics_of_its_forward(
+    name: str, way: str, training: bool, device: str
+) -> None:
+    sizes = {"1d": (5,), "2d": (4, 3), "3d": (2, 3, 2)}[name[-2:]]
+    options: dict[str, Any] = {"affine": True, "track_running_stats": True}
+    plain = getattr(nn, name)(3, **options).double().to(device)
+    plain.running_mean.normal_()
+    plain.running_var.uniform_(0.5, 2)
+    module = convert(copy.deepcopy(plain)) if way == "convert" else plain
+    x = torch.randn(4, 3, *sizes, dtype=torch.float64, device=device, requires_grad=True)
+    with enabled() if way == "enable" else nullcontext():
+        module.train(training)
+        y = module(x)
+        statistics = [module.running_mean, module.running_var]
+        before = [t.clone() for t in statistics]
+        module.train()
+        for _ in range(2):
+            module(3 * x.detach() + 1)
+        assert not any(map(torch.equal, before, statistics))
+        found = torch.autograd.grad(y.square().sum(), (x, module.weight, module.bias))
+    for now, then in zip(statistics, before, strict=True):
+        now.copy_(then)
+    module.train(training)
+    wanted = torch.autograd.grad(module(x).square().sum(), (x, module.weight, module.bias))
+    torch.testing.assert_close(found, wanted)

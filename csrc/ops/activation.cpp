@@ -154,6 +154,12 @@ void check_backward(const char* op, const ActivationProblem& p, const Tensor& gr
                     ": input is None, wanted the forward's input");
 }
 
+// Whose order of elements the gradient has, as PyTorch's: that of dy, but for relu and where
+// elements of dy share memory or lie apart.
+const Tensor& in_order(ActivationKind kind, const Tensor& grad_output, const Tensor& output) {
+  return kind != ActivationKind::relu && is_dense(grad_output) ? grad_output : output;
+}
+
 // Where the gradient is computed from y alone, x is not read.
 void backward_into(const ActivationProblem& p, const Tensor& dy, const OptionalTensor& input,
                    const Tensor& y, const Tensor& dx, OptionalPolicy policy) {
@@ -167,9 +173,8 @@ Tensor backward(const Tensor& grad_output, const OptionalTensor& input, const Te
   auto p = problem_of(op, output, kind, coefficient, Pass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
   c10::OptionalDeviceGuard guard(output.device());
-  Tensor y = dense(output);
-  Tensor dx = at::empty_like(y);
-  backward_into(p, dense(grad_output, y), input, y, dx, policy);
+  Tensor dx = at::empty_like(in_order(p.kind, grad_output, output));
+  backward_into(p, dense(grad_output, dx), input, dense(output, dx), dx, policy);
   return dx;
 }
 
@@ -202,7 +207,7 @@ Tensor backward_meta(const Tensor& grad_output, const OptionalTensor& input, con
   const char* op = "activation_backward";
   auto p = problem_of(op, output, kind, coefficient, Pass::bwd, !has(input));
   check_backward(op, p, grad_output, input, output);
-  return at::empty_like(output);
+  return at::empty_like(in_order(p.kind, grad_output, output));
 }
 
 void backward_inplace_meta(Tensor& grad_output, const OptionalTensor& input, const Tensor& output,

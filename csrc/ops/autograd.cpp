@@ -22,4 +22,14 @@ variable_list call_in_graph(const torch::autograd::Node& node, SwapSavedVariable
                                  args.vec(), edges);
 }
 
+Tensor with_strides_of_parameter(Tensor gradient, SymIntArrayRef strides) {
+  SymIntArrayRef sizes = gradient.sym_sizes(), own = gradient.sym_strides();
+  if (own == strides || is_transformed(gradient)) return gradient;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1 && own[i] != strides[i]) return gradient;
+  }
+  if (!is_plain_call({&gradient})) return gradient.as_strided_symint(sizes, strides);
+  return strided_view(gradient, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides));
+}
+
 }  // namespace torch_cudnn_ext

@@ -314,6 +314,18 @@ void save_writer(Node& node, std::string_view op, std::string_view family, Optio
   save_input(node, ran ? Tensor() : writer);
 }
 
+// Whether a transform of torch.func holds the tensor: it shows the strides of a contiguous one.
+inline bool is_transformed(const Tensor& t) {
+  constexpr c10::DispatchKeySet kTransformed({c10::DispatchKey::Batched,
+                                              c10::DispatchKey::FuncTorchBatched,
+                                              c10::DispatchKey::FuncTorchGradWrapper});
+  return t.key_set().has_any(kTransformed);
+}
+
+// A gradient with the strides of the parameter that it is of, where only those of dimensions of
+// size 1 differ. Unless they are equal, DistributedDataParallel warns and copies at each step.
+Tensor with_strides_of_parameter(Tensor gradient, SymIntArrayRef strides);
+
 // A tensor to differentiate by, alone: what others have of its history does not count. Where the
 // gradient is itself to be differentiated, it goes on to that history. A transform of torch.func
 // that has ended leaves tensors that say they require gradients but have no history: only what is

@@ -56,14 +56,14 @@ std::vector<SymInt> statistic_sizes(const Tensor& input, bool per_activation) {
   return {input.sym_sizes().begin() + 1, input.sym_sizes().end()};
 }
 
-at::MemoryFormat format_of(const Tensor& input, bool per_activation) {
-  return per_activation ? at::MemoryFormat::Contiguous : torch_cudnn_ext::format_of(input);
+at::MemoryFormat format_of(const Tensor& input, bool contiguous) {
+  return contiguous ? at::MemoryFormat::Contiguous : torch_cudnn_ext::format_of(input);
 }
 
 // Without the gaps of an input without elements, which counts as dense.
-Tensor dense_like(const Tensor& input, bool per_activation) {
+Tensor dense_like(const Tensor& input, bool contiguous) {
   return at::empty_symint(input.sym_sizes(),
-                          input.options().memory_format(format_of(input, per_activation)));
+                          input.options().memory_format(format_of(input, contiguous)));
 }
 
 void check_input(const Tensor& input) {
@@ -263,6 +263,21 @@ void check_backward(const Tensor& grad_output, const Tensor& input, const Option
   check_statistic("invstd_or_var", spread, input, per_activation);
 }
 
+// Whether the gradient of the input is contiguous, whatever the input is. On CUDA, PyTorch's of an
+// evaluation is; so is that of training by its own kernels, unless both tensors that they read are
+// channels-last images. cuDNN, which takes float32, float64, and float16 with parameters in
+// float32, keeps the input's layout.
+bool gives_contiguous(const Tensor& grad_output, const Tensor& input, const OptionalTensor& weight,
+                      bool training) {
+  if (!input.key_set().has_backend(c10::BackendComponent::CUDABit)) return false;
+  if (!training) return true;
+  bool cudnn = has(weight) && weight->scalar_type() == compute_dtype(input.scalar_type()) &&
+               input.scalar_type() != at::kBFloat16 && input.dim() >= 3 &&
+               at::globalContext().userEnabledCuDNN();
+  return !cudnn &&
+         (input.dim() != 4 || format_of(grad_output, false) == at::MemoryFormat::Contiguous);
+}
+
 // `mean` and `spread` are what training gave, the mean and the inverse deviation, or the running
 // mean and variance.
 Tensors3 backward(const Tensor& grad_output, const Tensor& input, const OptionalTensor& weight,
@@ -274,9 +289,12 @@ Tensors3 backward(const Tensor& grad_output, const Tensor& input, const Optional
   if (input.numel() == 0) {
     auto options = input.options().dtype(compute_dtype(input.scalar_type()));
     Tensor zeros = at::zeros_symint(statistic_sizes(input, per_activation), options);
-    return {dense_like(input, per_activation), zeros, zeros.clone()};
+    bool contiguous = per_activation || gives_contiguous(grad_output, input, weight, training);
+    return {dense_like(input, contiguous), zeros, zeros.clone()};
   }
-  auto format = format_of(input, per_activation);
+  // Where the layout changes, that of grad_output spares a copy.
+  bool contiguous = gives_contiguous(grad_output, input, weight, training);
+  auto format = format_of(contiguous ? grad_output : input, per_activation);
   Tensor x = input.contiguous(format), dy = grad_output.contiguous(format);
   Bindings bindings;
   bindings.epsilon = eps;
@@ -293,19 +311,20 @@ Tensors3 backward(const Tensor& grad_output, const Tensor& input, const Optional
   if (has(reserve)) bindings[Role::reserve] = *reserve;
   set_alignment(p, bindings);
   execute(p, resolve_policy(BatchNormProblem::kFamily, policy), device_of(x.device()), bindings);
-  return {strided_view(bindings[Role::dx], x.sizes(), x.strides()),
-          unflat(bindings[Role::dw], input, per_activation),
+  Tensor dx = strided_view(bindings[Role::dx], x.sizes(), x.strides());
+  return {contiguous ? dx.contiguous() : dx, unflat(bindings[Role::dw], input, per_activation),
           unflat(bindings[Role::dbias], input, per_activation)};
 }
 
 Tensors3 backward_meta(const Tensor& grad_output, const Tensor& input, const OptionalTensor& weight,
-                       const Tensor& mean, const Tensor& spread, bool, double,
+                       const Tensor& mean, const Tensor& spread, bool training, double,
                        std::string_view mode, const OptionalTensor&, OptionalPolicy) {
   bool per_activation = is_per_activation(mode);
   check_backward(grad_output, input, weight, mean, spread, per_activation);
   auto sizes = statistic_sizes(input, per_activation);
   auto options = input.options().dtype(compute_dtype(input.scalar_type()));
-  return {dense_like(input, per_activation), at::empty_symint(sizes, options),
+  bool contiguous = per_activation || gives_contiguous(grad_output, input, weight, training);
+  return {dense_like(input, contiguous), at::empty_symint(sizes, options),
           at::empty_symint(sizes, options)};
 }
 
@@ -467,7 +486,7 @@ Tensors4 train_autograd(c10::DispatchKeySet keys, const Tensor& input,
                                  running_var, weight, bias, momentum, eps, mode, z, activation,
                                  policy);
   });
-  // An evaluation that saved them must not take the new ones for its own.
+  // A node that saved them must not take the new ones for its own.
   for (const OptionalTensor* running : {&running_mean, &running_var}) {
     if (has(*running) && !(*running)->is_inference()) {
       torch::autograd::increment_version(**running);
@@ -495,8 +514,9 @@ Tensor infer_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tenso
       [&](auto& node) {
         save_input(node, input);
         save_input(node, or_undefined(weight));
-        save_input(node, running_mean);
-        save_input(node, running_var);
+        // Copies, since a training forward may change the running statistics before the backward.
+        save_input(node, running_mean.clone());
+        save_input(node, running_var.clone());
         save_input(node, Tensor());
       });
 }

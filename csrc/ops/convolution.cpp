@@ -160,7 +160,7 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
     result = run(r, sizes, channels_last, result, addend, summand);
     // Where its memory is that of both layouts, the problem may have had the other's strides.
     if (channels_last && !tells_layouts_apart(result.sizes())) {
-      result = result.as_strided(result.sizes(), strides_of(result.sizes(), channels_last));
+      result = strided_view(result, result.sizes(), strides_of(result.sizes(), channels_last));
     }
   }
   if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);

@@ -77,7 +77,7 @@ struct ConvolutionGradient {
   static constexpr bool kForwardMode = true;
 
   ConvolutionPass pass = ConvolutionPass::fwd;
-  c10::SymDimVector a_sizes, b_sizes, stride, padding, dilation;
+  c10::SymDimVector a_sizes, b_sizes, b_strides, stride, padding, dilation;
   SymInt groups;
   double alpha = 1, beta = 0;
   bool flip_kernel = false, relu = false;
@@ -86,7 +86,7 @@ struct ConvolutionGradient {
 
   template <class Visit>
   void attributes(Visit&& visit) {
-    for (auto* list : {&a_sizes, &b_sizes, &stride, &padding, &dilation}) visit(*list);
+    for (auto* list : {&a_sizes, &b_sizes, &b_strides, &stride, &padding, &dilation}) visit(*list);
     visit(groups);
     visit(pass);
     visit(alpha);
@@ -104,13 +104,14 @@ struct ConvolutionGradient {
   // As PyTorch has it. Over one dimension of space the gradient's layout has no say.
   // Transforms of torch.func know of no other layout than the contiguous one.
   Tensor in_layout_of_result(const Tensor& grad) const {
-    constexpr c10::DispatchKeySet transformed({c10::DispatchKey::Batched,
-                                               c10::DispatchKey::FuncTorchBatched,
-                                               c10::DispatchKey::FuncTorchGradWrapper});
-    if (grad.key_set().has_any(transformed)) return grad;
+    if (is_transformed(grad)) return grad;
     if (grad.dim() == 4 && channels_last) return grad.contiguous(at::MemoryFormat::ChannelsLast);
     if (grad.dim() == 5 && channels_last) return grad.contiguous(at::MemoryFormat::ChannelsLast3d);
-    return grad.dim() > 3 ? grad.contiguous() : grad;
+    if (grad.dim() <= 3) return grad;
+    Tensor dense = grad.contiguous();
+    // Of one channel or one pixel, strides may still tell the other layout.
+    bool tells = dense.suggest_memory_format() == at::MemoryFormat::Contiguous;
+    return tells ? dense : dense.flatten().view_symint(grad.sym_sizes());
   }
 
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) const {
@@ -136,9 +137,11 @@ struct ConvolutionGradient {
       switch (pass) {
         case ConvolutionPass::fwd:  // dw = W(dy, x)
           result[1] = bilinear(ConvolutionPass::bwd_filter, grad, a, b_sizes, g);
+          result[1] = with_strides_of_parameter(std::move(result[1]), b_strides);
           break;
         case ConvolutionPass::bwd_data:  // of w: W(dy, g)
           result[1] = bilinear(ConvolutionPass::bwd_filter, a, grad, b_sizes, g);
+          result[1] = with_strides_of_parameter(std::move(result[1]), b_strides);
           break;
         case ConvolutionPass::bwd_filter:  // of x: D(dy, g)
           result[1] = bilinear(ConvolutionPass::bwd_data, a, grad, b_sizes, g);
@@ -200,6 +203,7 @@ Tensor with_autograd(ConvolutionPass pass, const Tensor& a, const Tensor& b,
         own.pass = pass;
         own.a_sizes = a.sym_sizes();
         own.b_sizes = b.sym_sizes();
+        own.b_strides = b.sym_strides();
         own.stride = g.stride;
         own.padding = g.padding;
         own.dilation = g.dilation;

@@ -110,7 +110,8 @@ Tensors3 forward_train_meta(const Tensor& input, double p, OptionalPolicy policy
   return {forward_meta(input, p, policy), no_reserve(input), make_writer(0, input)};
 }
 
-// `stride` is the forward's, whose order of elements the reserve has.
+// `stride` is the forward's, whose order of elements the reserve has. The result has that of
+// grad_output, as PyTorch's does, unless elements of it share memory or lie apart.
 Tensor backward(const Tensor& grad_output, const Tensor& reserve, const OptionalTensor& writer,
                 double p, SymIntArrayRef stride, OptionalPolicy policy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
@@ -127,12 +128,14 @@ Tensor backward(const Tensor& grad_output, const Tensor& reserve, const Optional
   bindings[Role::reserve] = reserve;
   bindings[Role::dx] = flat(result);
   run(Pass::bwd, bindings, grad_output, p, true, coupled);
-  return result;
+  if (same_order || !is_dense(grad_output)) return result;
+  return at::empty_like(grad_output).copy_(result);
 }
 
 Tensor backward_meta(const Tensor& grad_output, const Tensor&, const OptionalTensor&, double p,
                      SymIntArrayRef stride, OptionalPolicy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
+  if (grad_output.sym_numel() != 0 && is_dense(grad_output)) return at::empty_like(grad_output);
   return at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
 }
 

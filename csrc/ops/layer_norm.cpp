@@ -166,6 +166,13 @@ bool is_nhwc(LayerNormKind kind, const Tensor& t) {
   return kind == LayerNormKind::instance && !t.is_contiguous() && t.transpose(1, 2).is_contiguous();
 }
 
+// On the CPU, PyTorch's gradient of group norm has the layout of its input.
+bool gives_nhwc_gradient(LayerNormKind kind, const Tensor& input) {
+  return kind == LayerNormKind::group &&
+         input.key_set().has_backend(c10::BackendComponent::CPUBit) && !input.is_contiguous() &&
+         input.transpose(1, 2).is_contiguous();
+}
+
 Tensor laid_out(const Tensor& t, bool nhwc) {
   return nhwc ? t.transpose(1, 2).contiguous().transpose(1, 2) : t.contiguous();
 }
@@ -282,21 +289,29 @@ Tensors3 normalize_backward(const Tensor& grad_output, const Tensor& input,
     p.canonicalise();
     execute(p, resolve_policy(LayerNormProblem::kFamily, policy), device_of(x.device()), bindings);
   }
-  return {bindings[Role::dx].contiguous(), p.w ? bindings[Role::dw] : nothing(input),
+  Tensor dx = bindings[Role::dx].contiguous();
+  if (gives_nhwc_gradient(kind, input)) {
+    dx = at::empty_strided(dx.sizes(), channels_last_strides(dx.sizes()), dx.options()).copy_(dx);
+  }
+  return {dx, p.w ? bindings[Role::dw] : nothing(input),
           p.bias ? bindings[Role::dbias] : nothing(input)};
 }
 
 Tensors3 normalize_backward_meta(const Tensor& grad_output, const Tensor& input,
                                  const OptionalTensor& weight, const Tensor&, const Tensor&,
-                                 std::string_view, int64_t, bool has_bias, double, OptionalPolicy) {
+                                 std::string_view kind, int64_t, bool has_bias, double,
+                                 OptionalPolicy) {
   check_same("normalize_backward", "grad_output", grad_output, "input", input);
   const Tensor& w = or_undefined(weight);
   auto options = w.defined() ? w.options() : input.options();
   auto parameter = [&](bool is_there) {
     return is_there ? at::empty_symint({input.sym_size(1)}, options) : nothing(input);
   };
-  return {at::empty_symint(input.sym_sizes(), input.options()), parameter(w.defined()),
-          parameter(has_bias)};
+  Tensor dx =
+      gives_nhwc_gradient(kind_of(kind), input)
+          ? at::empty_symint(input.transpose(1, 2).sym_sizes(), input.options()).transpose(1, 2)
+          : at::empty_symint(input.sym_sizes(), input.options());
+  return {dx, parameter(w.defined()), parameter(has_bias)};
 }
 
 // --- gradients
@@ -504,6 +519,8 @@ Tensor as_channels(const char* op, const Tensor& input, int64_t least_dims) {
 Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,
                   const OptionalTensor& bias, double epsilon, OptionalPolicy policy) {
   Tensor x = as_channels("group_norm", input, 2);
+  if (input.dim() == 3)
+    x = x.contiguous();  // a transposed sequence is not an image of channels_last
   TORCH_CHECK_VALUE(num_groups >= 1 && x.sym_size(1) % num_groups == 0,
                     "torch_cudnn_ext::group_norm: num_groups is ", num_groups,
                     ", wanted a divisor of input's ", x.sym_size(1), " channels");
@@ -555,9 +572,16 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
     auto fitting = [&](const OptionalTensor& t) {
       return t ? t->to(dtype).contiguous() : Tensor();
     };
+    // A gradient reads copies, since a training forward may change the running statistics first.
+    bool copies =
+        torch::autograd::compute_requires_grad(x, or_undefined(weight), or_undefined(bias));
+    auto kept = [&](const OptionalTensor& running) {
+      Tensor t = fitting(running);
+      return copies && t.is_same(*running) ? t.clone() : t;
+    };
     // Given statistics leave nothing to choose: this is one scale and shift a channel.
-    return at::batch_norm(x, fitting(weight), fitting(bias), fitting(running_mean),
-                          fitting(running_var), false, 0, epsilon,
+    return at::batch_norm(x.contiguous(), fitting(weight), fitting(bias), kept(running_mean),
+                          kept(running_var), false, 0, epsilon,
                           at::globalContext().userEnabledCuDNN())
         .view_symint(input.sym_sizes());
   }

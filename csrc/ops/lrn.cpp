@@ -206,6 +206,8 @@ struct LrnGradient {
     auto [dx, dmeans] =
         backward_op().call(grads[0], saved[0], saved[2], optional_of(saved[1]), form.kind,
                            form.size, form.alpha, form.beta, form.k, form.window, policy);
+    // In the layout of its gradient, as PyTorch's.
+    if (needed[0] && !is_transformed(dx)) dx = dx.contiguous(grads[0].suggest_memory_format());
     return {needed[0] ? dx : Tensor(), needed[1] ? dmeans : Tensor()};
   }
   // The output, which PyTorch's own gradient does not read.

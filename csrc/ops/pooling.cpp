@@ -312,12 +312,15 @@ at::MemoryFormat format_of(const Tensor& input, const Windows& w, bool is_max) {
   bool contiguous = w.window.size() == 3 && (!is_max || w.adaptive);
   return contiguous ? at::MemoryFormat::Contiguous : input.suggest_memory_format();
 }
-// Of a forward's result; an average over all of a volume keeps what its input has, too.
-at::MemoryFormat format_of_result(const Tensor& input, const Windows& w, bool is_max) {
+// Whether one average is over all of space.
+bool is_mean(const Windows& w, bool is_max) {
   bool is_pixel =
       std::all_of(w.window.begin(), w.window.end(), [](const auto& n) { return n == 1; });
-  return w.adaptive && !is_max && is_pixel ? input.suggest_memory_format()
-                                           : format_of(input, w, is_max);
+  return w.adaptive && !is_max && is_pixel;
+}
+// Of a forward's result; a mean over all of a volume keeps what its input has, too.
+at::MemoryFormat format_of_result(const Tensor& input, const Windows& w, bool is_max) {
+  return is_mean(w, is_max) ? input.suggest_memory_format() : format_of(input, w, is_max);
 }
 bool is_channels_last(at::MemoryFormat format) { return format != at::MemoryFormat::Contiguous; }
 at::MemoryFormat format_from(bool channels_last, const Windows& w) {
@@ -336,6 +339,13 @@ Tensor lower(const Tensor& t, const Windows& w, int64_t rank) {
 }
 Tensor dense(const Tensor& t, const Windows& w, at::MemoryFormat format) {
   return lift(t, w).contiguous(format);
+}
+
+// One pixel, or one channel, has strides of either layout, but what comes next goes by them.
+Tensor with_strides_of(at::MemoryFormat format, const Tensor& t) {
+  if (!is_channels_last(format)) return t;
+  Dims strides = channels_last_strides(t.sizes());
+  return t.strides() == at::IntArrayRef(strides) ? t : strided_view(t, t.sizes(), strides);
 }
 
 Dims lifted(const SymInts& values, int64_t of_height) {
@@ -401,17 +411,8 @@ Tensors3 run_forward(const char* op, const Tensor& input, const Windows& w, Pool
   p.divisor = divisor;
   p.train = train;
   execute_pooling(p, policy, x, bindings);
-  Tensor& y = bindings[Role::y];
-  // One pixel has strides of any layout, but what comes next goes by them.
-  if (c10::multiply_integers(y.sizes().slice(2)) == 1) {
-    at::MemoryFormat told = format_of_result(lift(input, w), w, mode == PoolingMode::max);
-    if (told == at::MemoryFormat::ChannelsLast) {
-      y = strided_view(y, y.sizes(), c10::get_channels_last_strides_2d(y.sizes()));
-    } else if (told == at::MemoryFormat::ChannelsLast3d) {
-      y = strided_view(y, y.sizes(), c10::get_channels_last_strides_3d(y.sizes()));
-    }
-  }
-  y = lower(y, w, input.dim());
+  at::MemoryFormat told = format_of_result(lift(input, w), w, mode == PoolingMode::max);
+  Tensor y = lower(with_strides_of(told, bindings[Role::y]), w, input.dim());
   if (!train) return {y, Tensor(), Tensor()};
   const Tensor& reserve = bindings[Role::reserve];
   return {y, reserve.defined() ? reserve : no_reserve(input), writer_of_last(input)};
@@ -495,7 +496,7 @@ Tensor max_pool_backward(const Tensor& grad_output, const Tensor& input, const T
   align(bindings, {Role::x, Role::y, Role::dy, Role::reserve});
   PoolingProblem p = make_problem(Pass::bwd, PoolingMode::max, w, spec_of(x), 16);
   execute_pooling(p, coupled, x, bindings);
-  return lower(bindings[Role::dx], w, input.dim());
+  return lower(with_strides_of(format, bindings[Role::dx]), w, input.dim());
 }
 
 // --- average
@@ -601,7 +602,8 @@ Tensor avg_pool_backward(const Tensor& grad_output, SymIntArrayRef input_size, b
                                   alignment_of({&dy}));
   p.divisor = divisor_of(divisor_override, adaptive);
   execute_pooling(p, policy, dy, bindings);
-  return lower(bindings[Role::dx], w, static_cast<int64_t>(input_size.size()));
+  return lower(with_strides_of(format, bindings[Role::dx]), w,
+               static_cast<int64_t>(input_size.size()));
 }
 
 // --- gradients
@@ -829,7 +831,9 @@ Tensor avg_pool_autograd(c10::DispatchKeySet keys, const Tensor& input, SymIntAr
         g.policy = policy_to_save(PoolingProblem::kFamily, policy);
         g.input_size = copied(input.sym_sizes());
         at::NoGradGuard no_grad;
-        g.channels_last = is_channels_last(format_of(lift(input, g.w), g.w, false));
+        // The gradient of a mean is contiguous.
+        g.channels_last =
+            !is_mean(g.w, false) && is_channels_last(format_of(lift(input, g.w), g.w, false));
       });
 }
 
