@@ -25,6 +25,7 @@
 #include "core/words.h"
 #include "cuda/cudnn.h"
 #include "cuda/replay.h"
+#include "cuda/workspace.h"
 #include "fast_call.h"
 #include "ops/convolution.h"
 #include "overrides.h"
@@ -572,6 +573,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
 
   set_interrupt_check([] {
+    // Signals are for Python's main thread; one that Python does not know may be joined by who
+    // holds the lock.
+    if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) return;
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
@@ -705,6 +709,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         set_replay(replay);
       },
       py::arg("policy_text"), py::arg("verbose"), py::arg("replay") = true);
+  m.def("set_workspace_reserve", set_workspace_reserve, NoGil(), py::arg("bytes_by_device"));
+  m.def("workspace_reserve_info", [] {
+    WorkspaceReserveInfo info = workspace_reserve_info();
+    py::dict d;
+    d["held_bytes"] = info.held_bytes;
+    d["served"] = info.served;
+    return d;
+  });
   m.def("set_relaunch", set_relaunch, py::arg("on"));
   m.def("replay_info", [] {
     ReplayInfo info = replay_info();

@@ -2,11 +2,13 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
 
+#include "core/errors.h"
 #include "core/problem.h"
 #include "core/recording.h"
 #include "ops/arguments.h"
@@ -42,6 +44,14 @@ c10::OperatorHandle find_aten(const std::string& op) {
   std::string overload = dot == std::string::npos ? "" : op.substr(dot + 1);
   return c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + op.substr(0, dot)).c_str(),
                                                         overload.c_str());
+}
+
+// The tracer has recorded PyTorch's operator before it comes to ours.
+void warn_of_trace() {
+  warn(
+      "torch.jit.trace: what is traced while torch_cudnn_ext is enabled holds PyTorch's own "
+      "operators, without policies and pins; trace what torch_cudnn_ext.convert(model, policy=...) "
+      "gives, whose operators keep theirs");
 }
 
 }  // namespace
@@ -111,6 +121,7 @@ void reset_declined() {
 std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
                                       const at::Tensor& t) {
   if (!t.defined()) return std::nullopt;
+  if (torch::jit::tracer::isTracing()) warn_of_trace();
   if (t.layout() != at::kStrided) return c10::str(name, " has the layout ", t.layout());
   if (t.has_names()) return c10::str(name, " has named dimensions");
   switch (t.scalar_type()) {

@@ -140,8 +140,8 @@ def test_a_policy_is_given_and_dropped() -> None:
 
 def test_a_policy_that_fits_not_all_changes_nothing() -> None:
     model = small_network()
-    with pytest.raises(ValueError, match="guess_once"):
-        convert(model, policy="guess_once")
+    with pytest.raises(ValueError, match="guess_twice"):
+        convert(model, policy="guess_twice")
     with pytest.raises(ValueError, match="wanted none"):
         convert(model, to="torch", policy="autotune")
     with pytest.raises(ValueError, match="wanted 'cudnn' or 'torch'"):

@@ -990,3 +990,165 @@ def test_products_of_images_that_large_run_where_pytorchs_convolution_is_refused
     rows = {row["algorithm"]: row for row in _C.candidates(line, "cuda", "backends=aten")}
     assert "8 images of a larger batch" in rows["aten:default"]["reason"]
     assert rows["aten:matmul"]["status"] == "ok"
+
+
+# --- memory that is reserved for workspaces -----------------------------------------------------
+
+MIB = 2**20
+
+
+def _needs_workspace() -> tuple[Tensor, Tensor, str]:
+    """A convolution whose pinned algorithm takes between 1 and 128 MiB."""
+    x = torch.randn(16, 64, 32, 32, device="cuda")
+    w = torch.randn(64, 64, 3, 3, device="cuda")
+    problem = _C.convolution_problem("conv_fwd", x, w, [1, 1], [1, 1], [1, 1], 1)
+    fitting = [
+        row["algorithm"]
+        for row in _C.candidates(problem, "cuda", EVERY_NUMERICS)
+        if row["status"] == "ok"
+        and row["backend"] in ("legacy", "graph")
+        and MIB < (row["workspace_bytes"] or 0) < 128 * MIB
+    ]
+    policy = f"fwd={fitting[0]};{EVERY_NUMERICS}"
+    ops.conv2d(x, w, padding=1, policy=policy)
+    return x, w, policy
+
+
+def _served() -> int:
+    return _C.workspace_reserve_info()["served"]
+
+
+def test_a_reserve_is_allocated_once_and_given_back() -> None:
+    x, w, policy = _needs_workspace()
+    wanted = ops.conv2d(x, w, padding=1, policy=policy)
+    torch.cuda.synchronize()
+    before, served = torch.cuda.memory_allocated(), _served()
+    knobs.reserve_workspace = "256MiB"
+    assert _C.workspace_reserve_info()["held_bytes"] == 0, "allocated at the first use"
+    for _ in range(20):
+        torch.testing.assert_close(ops.conv2d(x, w, padding=1, policy=policy), wanted)
+    assert _served() == served + 20
+    assert _C.workspace_reserve_info()["held_bytes"] == 256 * MIB
+    assert torch.cuda.memory_allocated() == before + 256 * MIB
+    peak = torch.cuda.max_memory_allocated
+    torch.cuda.reset_peak_memory_stats()
+    ops.conv2d(x, w, padding=1, policy=policy)
+    assert peak() <= before + 256 * MIB + wanted.nbytes + MIB, "no workspace beside the block"
+    knobs.reserve_workspace = 0
+    assert torch.cuda.memory_allocated() == before
+    ops.conv2d(x, w, padding=1, policy=policy)
+    assert _served() == served + 21
+
+
+def test_a_workspace_larger_than_the_reserve_is_allocated() -> None:
+    x, w, policy = _needs_workspace()
+    served = _served()
+    knobs.reserve_workspace = MIB
+    ops.conv2d(x, w, padding=1, policy=policy)
+    assert _served() == served
+
+
+def test_a_reserve_of_a_share_and_one_that_no_gpu_has() -> None:
+    x, w, policy = _needs_workspace()
+    total = torch.cuda.get_device_properties(0).total_memory
+    knobs.reserve_workspace = "1%"
+    ops.conv2d(x, w, padding=1, policy=policy)
+    held = _C.workspace_reserve_info()["held_bytes"]
+    assert abs(held - total / 100) < MIB
+    with pytest.raises(ValueError, match=rf"got {2 * total}, which is more than the {total} bytes"):
+        knobs.reserve_workspace = 2 * total
+    assert knobs.reserve_workspace == "1%"
+
+
+def test_a_cap_counts_what_lies_in_the_reserve() -> None:
+    x, w, policy = _needs_workspace()
+    knobs.reserve_workspace = "256MiB"
+    ops.conv2d(x, w, padding=1, policy=policy)
+    with pytest.raises(RuntimeError, match="excluded by max_workspace"):
+        ops.conv2d(x, w, padding=1, policy=f"{policy};max_workspace=0.0001%")
+
+
+def test_streams_and_threads_share_no_reserve() -> None:
+    """Results are right however calls meet; a block is one call's at a time."""
+    x, w, policy = _needs_workspace()
+    knobs.reserve_workspace = "256MiB"
+    inputs = [x + i for i in range(8)]
+    wanted = [ops.conv2d(one, w, padding=1, policy=policy) for one in inputs]
+    torch.cuda.synchronize()
+    served = _served()
+
+    def work(index: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream() if index % 2 else torch.cuda.default_stream()):
+            same = [
+                torch.allclose(ops.conv2d(inputs[index], w, padding=1, policy=policy), want)
+                for want in [wanted[index]] * 50
+            ]
+            torch.cuda.current_stream().synchronize()
+        return all(same)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    assert served < _served() <= served + 400
+
+
+def test_another_stream_takes_the_reserve_over_once_the_first_is_done() -> None:
+    x, w, policy = _needs_workspace()
+    knobs.reserve_workspace = "256MiB"
+    ops.conv2d(x, w, padding=1, policy=policy)
+    torch.cuda.synchronize()
+    served, side = _served(), torch.cuda.Stream()
+    torch.cuda._sleep(200_000_000)
+    ops.conv2d(x, w, padding=1, policy=policy)
+    with torch.cuda.stream(side):
+        y = ops.conv2d(x, w, padding=1, policy=policy)
+    assert _served() == served + 1, "the first stream is at work still"
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        z = ops.conv2d(x, w, padding=1, policy=policy)
+    assert _served() == served + 2
+    knobs.reserve_workspace = 0  # waits for the side stream
+    torch.cuda.synchronize()
+    torch.testing.assert_close(y, z)
+
+
+def test_a_graph_holds_none_of_the_reserve() -> None:
+    x, w, policy = _needs_workspace()
+    knobs.reserve_workspace = "256MiB"
+    wanted = ops.conv2d(x, w, padding=1, policy=policy)
+    torch.cuda.synchronize()
+    served, graph = _served(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.conv2d(x, w, padding=1, policy=policy)
+    assert _served() == served
+    knobs.reserve_workspace = 0
+    torch.cuda.empty_cache()
+    y.zero_()
+    graph.replay()
+    torch.testing.assert_close(y, wanted)
+
+
+def test_a_reserve_that_cannot_be_had_is_said_and_calls_go_on() -> None:
+    x, w, policy = _needs_workspace()
+    wanted = ops.conv2d(x, w, padding=1, policy=policy)
+    held = torch.empty(torch.cuda.mem_get_info()[0] // 2, dtype=torch.uint8, device="cuda")
+    knobs.reserve_workspace = "90%"
+    with pytest.warns(UserWarning, match="reserve_workspace: there is no memory for"):
+        torch.testing.assert_close(ops.conv2d(x, w, padding=1, policy=policy), wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ops.conv2d(x, w, padding=1, policy=policy)
+    del held
+
+
+@pytest.mark.parametrize("replay", ["kernels", "graphs"])
+def test_replays_find_their_workspace_in_the_reserve(
+    replay: str, request: pytest.FixtureRequest
+) -> None:
+    if replay == "graphs":
+        request.getfixturevalue("graphs")
+    x, w, policy = _needs_workspace()
+    wanted = ops.conv2d(x, w, padding=1, policy=policy)
+    for reserve in ("256MiB", 0, "128MiB"):
+        knobs.reserve_workspace = reserve
+        for _ in range(30):
+            torch.testing.assert_close(ops.conv2d(x, w, padding=1, policy=policy), wanted)

@@ -1670,3 +1670,40 @@ def test_a_dispatch_mode_hands_our_operators_to_no_subclass(whose: str, device: 
         with Seeing() as mode:
             F.conv2d(x, w)
         assert any(function.namespace == "torch_cudnn_ext" for function, _ in mode.met)
+
+
+# --- what PyTorch records of a model ------------------------------------------------------------
+
+
+def _operators_of(program: torch.export.ExportedProgram) -> list[str]:
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_while_enabled_says_that_it_holds_no_pins(strict: bool) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
+    plain = torch.export.export
+    with enabled("conv=cpu:im2col"):
+        inside = torch.export.export
+        with pytest.warns(UserWarning, match=r"torch.export: .*enabled.*convert\(model, policy="):
+            program = torch.export.export(model, (x,), strict=strict)
+        assert _operators_of(program)[0] == "aten.conv2d.default"
+    assert torch.export.export is plain
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        inside(model, (x,), strict=strict)  # nothing is enabled any more
+        ours_model = torch_cudnn_ext.convert(model, policy="conv=cpu:im2col")
+        program = torch.export.export(ours_model, (x,), strict=strict)
+    assert _operators_of(program)[0] == "torch_cudnn_ext.conv2d.default"
+    program.module()(x)
+    assert newest("conv_fwd").algorithm == "cpu:im2col" and newest("conv_fwd").why == "pinned"
+
+
+def test_a_trace_while_enabled_says_that_it_holds_no_pins() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
+    with (
+        enabled("conv=cpu:im2col"),
+        pytest.warns(UserWarning, match=r"torch.jit.trace: .*enabled.*convert\(model, policy="),
+    ):
+        traced = torch.jit.trace(model, x)
+    assert "torch_cudnn_ext" not in str(traced.inlined_graph)

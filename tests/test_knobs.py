@@ -56,6 +56,76 @@ def test_a_knob_reaches_the_policy_of_every_call() -> None:
     assert (knobs.conv_fwd_algo, knobs.conv_bwd_data_algo) == ("fft", 1)
 
 
+def test_each_knob_of_a_pass_reaches_that_pass() -> None:
+    """Of every operator, so that no two passes are taken for each other."""
+    for op in _C.operators():
+        if op["has_one_choice"]:
+            continue
+        for name in op["passes"]:
+            knob = f"{op['family']}_{name}_algo"
+            for word in ("autotune", "heuristic"):
+                setattr(knobs, knob, word)
+                text = _C.resolved_policy(None, op["family"])
+                choices = [field for field in text.split(";") if field.endswith(word)]
+                assert choices == [f"{name}={word}"], knob
+                setattr(knobs, knob, None)
+                with knobs.flags(**{knob: word}):
+                    assert _C.resolved_policy(None, op["family"]) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, "0", "0%", "0MiB"],
+)
+def test_no_reserve_needs_no_gpu(value: Any) -> None:
+    knobs.reserve_workspace = value
+    assert knobs.reserve_workspace == value
+    assert _C.workspace_reserve_info()["held_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "wanted"),
+    [
+        (-1, ValueError, "wanted bytes"),
+        ("-1MiB", ValueError, "wanted bytes"),
+        ("101%", ValueError, "wanted bytes"),
+        ("much", ValueError, "wanted bytes"),
+        ("1MiB;deterministic", ValueError, "wanted bytes"),
+        (2**70, ValueError, "wanted bytes"),
+        (1.5, TypeError, "wanted bytes"),
+        (True, TypeError, "wanted bytes"),
+        (2**62, ValueError, "CUDA device, wanted 0|more than the [0-9]+ bytes of cuda:0"),
+    ],
+)
+def test_a_bad_reserve_changes_nothing(value: Any, kind: type[Exception], wanted: str) -> None:
+    before = knobs.reserve_workspace
+    with pytest.raises(kind, match=f"reserve_workspace: got {value!r}.*({wanted})") as caught:
+        knobs.reserve_workspace = value
+    assert "max_workspace" not in str(caught.value)
+    assert knobs.reserve_workspace == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_reserve_without_a_gpu_is_an_error(tmp_path: Path) -> None:
+    for value in (1, "256MiB", "20%"):
+        with pytest.raises(ValueError, match=f"got {value!r}, but PyTorch finds no CUDA device"):
+            knobs.reserve_workspace = value
+    with pytest.raises(TypeError, match="flags: got the keyword 'reserve_workspace'"):
+        knobs.flags(reserve_workspace=0)
+    ended = subprocess.run(
+        [sys.executable, "-c", "import torch_cudnn_ext"],
+        env={
+            **os.environ,
+            "PYTHONPATH": ":".join(sys.path),
+            "TORCH_CUDNN_EXT_RESERVE_WORKSPACE": "1MiB",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "TORCH_CUDNN_EXT_RESERVE_WORKSPACE: got '1MiB', but PyTorch finds no" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -15,9 +15,20 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_cudnn_ext import Policy, convert, enabled, knobs, tuning
+import torch_cudnn_ext
+from torch_cudnn_ext import (
+    Policy,
+    apply_pins,
+    clear_pins,
+    convert,
+    enabled,
+    knobs,
+    pinned,
+    tuning,
+)
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.conversion import conversion_steps, counterparts
+from torch_cudnn_ext.policy import passes_of
 
 # Two algorithms for each device and pass that any small problem can run on.
 PINS = {
@@ -260,6 +271,74 @@ def test_each_pass_runs_its_pin(device: str) -> None:
             assert choice.why == "pinned"
 
 
+def one_of_each(device: str) -> dict[str, str]:
+    """An algorithm for each pass, no two alike."""
+    if device == "cpu":
+        return {"fwd": "cpu:im2col", "bwd_data": "cpu:direct", "bwd_filter": "cpu:fft"}
+    return {
+        "fwd": "legacy:implicit_gemm",
+        "bwd_data": PINS["cuda"]["bwd_data"][1],
+        "bwd_filter": "aten:default",
+    }
+
+
+def ran_in_each_pass() -> dict[str, str]:
+    """The algorithm of each pass's newest call, without options."""
+    return {
+        name: newest(f"conv_{name}").algorithm.partition("/")[0]
+        for name in ("fwd", "bwd_data", "bwd_filter")
+    }
+
+
+@pytest.mark.parametrize("cls", [ours.Conv2d, ours.ConvTranspose2d], ids=["plain", "transposed"])
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda module, pins: module.set_mode(*pins.values()),
+        lambda module, pins: module.set_mode(**pins),
+        lambda module, pins: module.set_mode(pins["fwd"], None, pins["bwd_filter"]).set_mode(
+            bwd_data=pins["bwd_data"]
+        ),
+        lambda module, pins: setattr(module, "policy", pins),
+        lambda module, pins: setattr(module, "policy", Policy(**pins)),
+        lambda module, pins: setattr(
+            module, "policy", ";".join(f"{p}={a}" for p, a in pins.items())
+        ),
+    ],
+    ids=["places", "names", "both", "mapping", "Policy", "text"],
+)
+def test_no_two_passes_are_taken_for_each_other(choose: Any, cls: Any, device: str) -> None:
+    pins = one_of_each(device)
+    module = cls(4, 6, 3, device=device)
+    choose(module, pins)
+    assert module.policy == ";".join(f"{name}={pin}" for name, pin in pins.items())
+    backward(module(images(device).requires_grad_()))
+    assert ran_in_each_pass() == pins
+
+
+@pytest.mark.parametrize("module", [ours.Conv2d, ours.ConvTranspose2d])
+def test_pins_of_layers_reach_the_passes_that_they_name(module: Any, device: str) -> None:
+    pins = one_of_each(device)
+    model = nn.Sequential(getattr(nn, module.__name__)(4, 6, 3, device=device))
+    for policy in (pins, Policy(**pins), {f"conv_{name}": pin for name, pin in pins.items()}):
+        with pinned(model, {"0": policy}):
+            backward(model(images(device).requires_grad_()))
+        assert ran_in_each_pass() == pins
+
+
+def test_every_other_module_takes_passes_by_place_in_their_order() -> None:
+    """Two texts for each pass, no two alike, in the places and by the names."""
+    for cls in counterparts().values():
+        passes = passes_of(cls.family)
+        words = ["heuristic" if index % 2 else "autotune" for index in range(len(passes))]
+        module = getattr(ours, cls.__name__).__new__(cls)
+        nn.Module.__init__(module)
+        for place, name in enumerate(passes):
+            module.policy = None
+            module.set_mode(*[None] * place, words[place])
+            assert module.policy == f"{name}={words[place]}", (cls, name)
+
+
 def test_pins_of_transposed_convolutions_name_the_primitive(device: str) -> None:
     pins = {name: names[1] for name, names in PINS[device].items()}
     module = ours.ConvTranspose2d(4, 6, 3, device=device).set_mode(bwd_data=pins["bwd_data"])
@@ -427,7 +506,7 @@ def test_once_waits_while_nothing_is_computed(device: str) -> None:
         assert newest(op).why == "pinned"
     meta = ours.Conv2d(4, 6, 3, device="meta", policy="guess_once")
     assert meta(torch.empty(1, 4, 9, 9, device="meta")).shape == (1, 6, 7, 7)
-    with pytest.raises(TypeError, match=r"Conv2d: argument input: got \[1\] \(list\)"):
+    with pytest.raises(TypeError, match="argument 'input'.* must be Tensor, not list"):
         conv(device, "guess_once")([1])
 
 
@@ -503,6 +582,151 @@ def test_a_layer_with_relu_stays_when_others_go_back() -> None:
         ours.Conv2d(3, 4, 3, activation="elu")  # type: ignore[arg-type]
     for state in (nn.Conv2d(3, 4, 3).state_dict(), ours.Conv2d(3, 4, 3).state_dict()):
         model[0].load_state_dict(state)
+
+
+# A module of every family that has two algorithms on the CPU, and an input.
+ONCE = [
+    (lambda: ours.Linear(4, 3), (2, 4)),
+    (lambda: ours.Softmax(1), (2, 5)),
+    (lambda: ours.LogSoftmax(1), (2, 5)),
+    (lambda: ours.MaxPool2d(2), (2, 3, 8, 8)),
+    (lambda: ours.AvgPool2d(2), (2, 3, 8, 8)),
+    (lambda: ours.AdaptiveAvgPool2d(4), (2, 3, 8, 8)),
+    (lambda: ours.LPPool2d(2, 2), (2, 3, 8, 8)),
+    (lambda: ours.BatchNorm2d(3), (2, 3, 8, 8)),
+    (lambda: ours.LayerNorm(5), (2, 5)),
+    (lambda: ours.RMSNorm(5), (2, 5)),
+    (lambda: ours.GroupNorm(2, 4), (2, 4, 5)),
+    (lambda: ours.InstanceNorm2d(3, affine=True), (2, 3, 8, 8)),
+    (lambda: ours.LocalResponseNorm(3), (2, 4, 6, 6)),
+    (lambda: ours.DivisiveNorm(3), (2, 4, 6, 6)),
+    (lambda: ours.ReLU(), (2, 5)),
+    (lambda: ours.ReLU(inplace=True), (2, 5)),
+    (lambda: ours.Tanh(), (2, 5)),
+    (lambda: ours.ELU(), (2, 5)),
+    (lambda: ours.Dropout(0.5), (2, 5)),
+    (lambda: ours.LSTM(4, 4), (3, 2, 4)),
+    (lambda: ours.GRU(4, 4), (3, 2, 4)),
+    (lambda: ours.RNN(4, 4), (3, 2, 4)),
+]
+
+
+def outputs_of(module: Any, x: Tensor) -> Tensor:
+    result = module(x)
+    first: Tensor = result[0] if isinstance(result, tuple) else result
+    return first
+
+
+def test_once_is_tested_on_every_family() -> None:
+    families = {make().family for make, _ in ONCE} | {"conv", "ctc"}
+    assert families == {cls.family for cls in counterparts().values()}
+
+
+@pytest.mark.parametrize("choice", ["guess_once", "time_once"])
+@pytest.mark.parametrize(("make", "sizes"), ONCE, ids=[type(make()).__name__ for make, _ in ONCE])
+def test_once_of_every_family(make: Any, sizes: Any, choice: str, device: str) -> None:
+    once, other = BACKENDS[device] if device == "cpu" else ("aten", "graph")
+    module = make().to(device)
+    family = module.family
+    passes = ("fwd", "bwd") if "bwd" in passes_of(family) else ("fwd",)
+    module.policy = choice
+    x = torch.randn(sizes, device=device)
+    with knobs.flags(backends=once):
+        backward(outputs_of(module, x.clone().requires_grad_() * 1))
+    chosen = {name: newest(f"{family}_{name}").algorithm for name in passes}
+    assert all(algorithm.startswith(f"{once}:") for algorithm in chosen.values())
+    assert module.policy == Policy.parse(choice, family).text
+    assert not set(passes) & set(module._once)
+    # Whatever the shape, the flags and the tuning table say.
+    larger = torch.randn(2 * sizes[0], *sizes[1:], device=device)
+    backward(outputs_of(module, larger.requires_grad_() * 1))
+    for name in passes:
+        assert newest(f"{family}_{name}").algorithm == chosen[name]
+    assert newest(f"{family}_fwd").why == "pinned"
+    with knobs.flags(backends=other), pytest.raises(RuntimeError, match="cannot run"):
+        module(larger.detach())
+    copied = copy.deepcopy(module)
+    with torch.no_grad(), knobs.flags(backends=other):
+        copied(x)
+    assert newest(f"{family}_fwd").algorithm.startswith(f"{other}:")
+
+
+def test_a_first_call_in_inference_settles_what_training_runs(device: str) -> None:
+    once, _ = BACKENDS[device] if device == "cpu" else ("aten", "")
+    x = torch.randn(3, 2, 4, device=device)
+    module = ours.LSTM(4, 4, device=device, policy="time_once")
+    with torch.no_grad(), knobs.flags(backends=once):
+        module(x)
+    kept = newest("rnn_fwd").algorithm
+    backward(module(x)[0])
+    assert newest("rnn_fwd").algorithm == newest("rnn_bwd").algorithm == kept
+    norm = ours.BatchNorm2d(3, device=device, policy="guess_once").eval()
+    with knobs.flags(backends=once):
+        norm(torch.randn(2, 3, 4, 4, device=device))
+    assert norm._once == ("fwd",) and int(norm.num_batches_tracked) == 0
+
+
+def test_settling_leaves_the_caller_s_tensors_modes_and_numbers_alone(device: str) -> None:
+    packed: list[Tensor] = []
+    x = torch.randn(2, 3, 4, 4, device=device, requires_grad=True)
+    norm = ours.BatchNorm2d(3, device=device, policy="guess_once")
+    plain = nn.BatchNorm2d(3, device=device)
+    state = torch.get_rng_state()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(t), t)[1], lambda t: t):
+        norm(x)
+        first = len(packed)
+        norm(x)
+    assert len(packed) == 2 * first
+    plain(x), plain(x)
+    torch.testing.assert_close(norm.state_dict(), plain.state_dict())
+    assert x.grad is None and torch.equal(torch.get_rng_state(), state)
+    given = torch.ones(5, device=device)
+    ours.ReLU(inplace=True, policy="guess_once").to(device)(given.neg_())
+    assert torch.equal(given, torch.zeros(5, device=device))
+
+
+def test_once_looks_again_at_calls_of_another_kind_alone(monkeypatch: Any) -> None:
+    """A pass that no call runs costs nothing at each of them."""
+    looks = []
+    plain = torch_cudnn_ext.nn.tunable.problems_of
+    monkeypatch.setattr(
+        torch_cudnn_ext.nn.tunable, "problems_of", lambda *a: (looks.append(1), plain(*a))[1]
+    )
+    module, x = conv("cpu", "guess_once"), images("cpu")
+    for _ in range(3):
+        module(x)
+    assert len(looks) == 1 and module._once == ("bwd_data",)
+    module(x.clone().requires_grad_())
+    assert len(looks) == 2 and module._once == ()
+    module(x)
+    assert len(looks) == 2
+
+
+# --- TorchScript -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["module", "converted", "pinned"])
+def test_scripting_says_what_to_do_instead(way: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    x = torch.randn(1, 3, 8, 8)
+    if way == "module":
+        model[0] = ours.Conv2d(3, 4, 3)
+    elif way == "converted":
+        convert(model, policy="heuristic")
+    else:
+        apply_pins(model, {"0": "heuristic"})
+    with pytest.raises(
+        RuntimeError, match=r"torch.jit.script: .*jit.trace.*to='torch'.*clear_pins"
+    ):
+        torch.jit.script(model)
+    traced = torch.jit.trace(model, x)
+    torch.testing.assert_close(traced(x), model(x))
+    assert "torch_cudnn_ext::conv2d" in str(traced.inlined_graph)
+    if way == "pinned":
+        clear_pins(model)
+    else:
+        convert(model, to="torch")
+    torch.testing.assert_close(torch.jit.script(model)(x), model(x))
 
 
 def test_once_under_autocast(device: str) -> None:

@@ -474,7 +474,6 @@ class OwnForward(nn.Conv2d):
         ({"re:(": "autotune"}, "no regular expression"),
         ({"up": Policy(softmax_fwd="accurate")}, "up is a layer of conv: .*softmax_fwd"),
         ({"soft": Policy(fwd="winograd")}, "soft is a layer of softmax: .*conv_fwd"),
-        ({"*": "softmax=time_once"}, "soft is a layer of softmax: .*convolutions alone take"),
         ({"soft": "bwd_filter=autotune"}, "soft is a layer of softmax: .*bwd_filter"),
         ({"*": "fwd=nonsense"}, "fits no layer.*nonsense"),
         ({"up": "autotune", "nowhere": "autotune"}, "'nowhere' matches no layer"),
@@ -681,7 +680,6 @@ def test_a_file_holds_rules(net: Net, device: str, tmp_path: Path) -> None:
         ('[problems]\n"conv_fwd" = "bwd_data=autotune"\n', "line 2: 'conv_fwd': .*bwd_data"),
         ('[layers]\n\n"a" = "cpu:im2cool"\n', "line 3: 'a': .*cpu:im2cool"),
         ('[layers]\n"a" = "rnn_fwd=cpu:im2col"\n', "cpu:im2col' for rnn_fwd, wanted .*cpu:fused"),
-        ('[layers]\n"a" = "softmax=time_once"\n', "line 2: 'a': .*convolutions alone take"),
         (
             '[layers]\n"a" = "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"\n',
             "line 2: 'a': .*cpu:im2cool",

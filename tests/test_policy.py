@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_cudnn_ext import _C, Policy, nn, ops
+from torch_cudnn_ext import _C, Policy, knobs, nn, ops
 from torch_cudnn_ext.policy import PolicyLike, as_policy, check_named_pins, check_pins, policy_text
 
 PASSES = ("fwd", "bwd_data", "bwd_filter")
@@ -728,3 +728,70 @@ def test_a_choice_for_one_pass_holds_over_one_for_all() -> None:
     assert Policy(fwd="cpu:direct", conv="cpu:fft") == wanted
     assert Policy("cpu:fft", conv_fwd="cpu:direct") == wanted
     assert Policy().replace(fwd="cpu:direct", conv="cpu:fft") == wanted
+
+
+# --- the type of accumulation by the type of the data -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("f32", "f32"),
+        ("float32", "f32"),
+        ("f16:f32", "f16:f32"),
+        (" f64 : f64 , bf16:float32,float16:f16 ", "f16:f16,bf16:f32,f64:f64"),
+        ("f16:as_input,bf16:as_input_f32", "f16:as_input,bf16:as_input_f32"),
+        ("f64:f32,f32:f32,bf16:f32,f16:f32", "f32"),
+    ],
+)
+def test_compute_by_type_round_trips(written: str, canonical: str) -> None:
+    policy = Policy.parse(f"compute={written}")
+    assert policy.text == f"compute={canonical}"
+    assert Policy.parse(policy.text) == policy == Policy(compute=written)
+    assert policy.get("compute") == canonical
+    assert _C.policy_fields(policy.text)["compute"] == canonical
+    assert policy.of("softmax").of("conv") == policy
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        ("f8:f32", ("'f8'", "f16, bf16, f32, f64")),
+        ("f16:int8", ("compute of f16", "'int8'", "as_input")),
+        ("f16:f32,f32", ("names 'f32'", "type:type")),
+        ("f16:f32,float16:f16", ("float16 twice",)),
+        ("f16:f32,", ("''",)),
+        (":f32", ("''",)),
+        ("f16:", ("''",)),
+        ("f16:f32:f32", ("'f32:f32'",)),
+    ],
+)
+def test_compute_by_type_names_what_is_wrong(written: str, named: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as caught:
+        Policy(compute=written)
+    for part in (f"compute: got {written!r}", *named):
+        assert part in str(caught.value)
+
+
+def test_levels_of_compute_are_merged_type_by_type() -> None:
+    merged = Policy(compute="f16:f32,f64:as_input") | Policy(compute="f16:f16,bf16:f32")
+    assert merged == Policy(compute="f16:f16,bf16:f32,f64:as_input")
+    assert Policy(compute="f16:f16") | Policy(compute="f32") == Policy(compute="f32")
+    assert (Policy(compute="f32") | Policy(compute="f16:f16")).get("compute") == (
+        "f16:f16,bf16:f32,f32:f32,f64:f32"
+    )
+
+
+@pytest.mark.parametrize("level", ["argument", "knob", "flags"])
+def test_data_of_each_type_are_computed_as_it_says(level: str, device: str) -> None:
+    text = "f16:f16,bf16:f32,f32:f64"
+    wanted = {"float16": "f16", "bfloat16": "f32", "float32": "f64", "float64": "f64"}
+    for dtype, compute in wanted.items():
+        x, w = torch.randn(1, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+        x, w = (t.to(getattr(torch, dtype)) for t in (x, w))
+        policy = f"compute={text}" if level == "argument" else None
+        if level == "knob":
+            knobs.compute = text
+        with knobs.flags(**({"compute": text} if level == "flags" else {})):
+            (problem,) = _C.problems_posed_by(partial(ops.conv2d, x, w, policy=policy))
+        assert f" compute={compute}" in problem

@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -1338,6 +1339,33 @@ def test_an_interrupted_measuring_stores_nothing(
         _measure(x, w, progress=interrupt)
     assert fake.counts("fake:a")[0] == 1 and _C.table_export() == []
     assert _convolve(x, w, TUNE) == "fake:a"
+    assert _ran().why == "tuned"
+
+
+@pytest.mark.parametrize("during", range(1, 6))
+@pytest.mark.parametrize("by_call", [False, True], ids=["measure", "autotune"])
+def test_no_run_begins_after_an_interrupt(
+    fake: Any, x: Tensor, w: Tensor, by_call: bool, during: int
+) -> None:
+    """Whichever of its runs it comes in: for the workspace, the check, or a time."""
+    fake.script("fake:a", sleep_ms=200, states_workspace=False)
+
+    def send() -> None:
+        while fake.counts("fake:a")[1] < during:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        _convolve(x, w, "fwd=autotune;backends=fake") if by_call else _measure(
+            x, w, "backends=fake", algorithms=["fake:a"]
+        )
+    sender.join()
+    assert fake.counts("fake:a")[1] == during
+    assert _C.table_export() == []
+    fake.script("fake:a")
+    assert _convolve(x, w, "fwd=autotune;backends=fake") == "fake:a"
     assert _ran().why == "tuned"
 
 

@@ -220,5 +220,6 @@ def test_modules(module: ours.Tunable, sizes: tuple[int, ...], device: str) -> N
     assert module.reset_mode().policy is None
     with pytest.raises(TypeError, match="wanted fwd, bwd$"):
         module.set_mode(bwd_data="aten:default")
-    with pytest.raises(ValueError, match="convolutions alone"):
-        module.policy = "fwd=time_once"
+    module.policy = "fwd=time_once"
+    module(x)
+    assert newest("softmax_fwd").why == "pinned"

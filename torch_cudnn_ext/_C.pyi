@@ -203,6 +203,12 @@ def problems_posed_by(call: Callable[[], object]) -> list[str]:
     """
 
 # State.
+def set_workspace_reserve(bytes_by_device: list[int]) -> None:
+    """How many bytes each CUDA device keeps for workspaces, by its index; 0: none."""
+
+def workspace_reserve_info() -> dict[str, int]:
+    """``held_bytes`` of the current device, and workspaces ``served`` in all."""
+
 def set_knobs(policy_text: str, verbose: bool, replay: bool = True) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
 

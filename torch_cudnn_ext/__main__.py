@@ -565,7 +565,9 @@ def bench_command(
             if compiled:
                 raise typer.BadParameter("--compiled: got it without --modules, wanted both")
             if kernels and device == "cpu":
-                raise typer.BadParameter("--kernels: got True on cpu, wanted a GPU")
+                raise typer.BadParameter(
+                    "--kernels: given on cpu, which runs no GPU kernels, wanted a GPU"
+                )
             work = _workload(
                 problem,
                 model,
@@ -647,8 +649,16 @@ def _refuse(context: typer.Context, name: str, beside: str) -> None:
     """Refuse an option that was given on the command line, beside what leaves it nothing to do."""
     source = context.get_parameter_source(name)
     if source is not None and source.name == "COMMANDLINE":
-        value = context.params[name]
-        raise typer.BadParameter(f"{_option(context, name)}: got {value!r} with {beside}")
+        raise typer.BadParameter(f"{_as_given(context, name)} with {beside}")
+
+
+def _as_given(context: typer.Context, name: str) -> str:
+    """An option, and what came, as they are written on a command line."""
+    value = context.params[name]
+    if isinstance(value, bool):
+        (param,) = (p for p in context.command.params if p.name == name)
+        return f"{(param.opts if value else param.secondary_opts)[0]}: given"
+    return f"{_option(context, name)}: got {value.value if isinstance(value, Enum) else value!r}"
 
 
 def _option(context: typer.Context, name: str) -> str:
@@ -934,6 +944,7 @@ def _options() -> Iterator[None]:
         yield
     except (ValueError, RuntimeError) as error:
         name, _, rest = str(error).partition(":")
+        rest = re.sub("^ got True ", " given ", rest)  # a flag has no value there
         raise typer.BadParameter(f"--{name.replace('_', '-')}:{rest}") from error
 
 
@@ -988,7 +999,7 @@ def _check_shapes(
     tensors += [*network.parameters(), *network.buffers()]
     if channels_last and not any(tensor.dim() in (4, 5) for tensor in tensors):
         raise typer.BadParameter(
-            f"--channels-last: got True with {name}, which has no tensor of 4 or 5 dimensions"
+            f"--channels-last: given with {name}, which has no tensor of 4 or 5 dimensions"
         )
 
 
@@ -1204,7 +1215,7 @@ def _workload(
         typer.echo(f"--batch: sizes tell none, left as it is: {left}", err=True)
     if channels_last and not any(":nhwc" in layer.problem for layer in layers):
         raise typer.BadParameter(
-            f"--channels-last: got True with {ops}, none of whose tensors it lays out"
+            f"--channels-last: given with {ops}, none of whose tensors it lays out"
         )
     with _naming("--passes"):
         return Workload(with_passes(layers, wanted) if wanted else merge(layers), {})

@@ -12,18 +12,21 @@ PyTorch's own kernel, and is counted with the reason in `declined`.
 
 Whether a model is compiled before or after makes no difference: enabling and disabling drop what
 ``torch.compile`` has made and kept, so that it compiles anew at its next call. Programs exported to
-files keep the operators that they were exported with.
+files keep the operators that they were exported with. ``torch.export`` and ``torch.jit.trace`` see
+PyTorch's own operators, without policies, and warn of that: what `convert` made exports ours.
 
 PyTorch's dispatcher is changed for the whole process: do not enable or disable while other threads
 run operators.
 """
 
+import functools
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.compiler import config
@@ -66,6 +69,7 @@ def enable(policy: PolicyLike = None) -> None:
         try:
             _C.set_enabled_policy(text)
             backends.install()
+            _warn_of_exports()
             _forget_compiled()
             config.cache_key_tag += _TAG
         except BaseException:  # Ctrl-C too
@@ -92,6 +96,7 @@ def _leave() -> None:
     # What Ctrl-C comes between is enabled still, and can be disabled.
     _C.set_enabled_policy("")
     backends.uninstall()
+    torch.export.export = _PLAIN_EXPORT
     _forget_compiled()
     config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
     _C.disable_overrides()
@@ -270,6 +275,26 @@ def _for_all_operators(text: str) -> str:
     for word in fields_of(text):
         parts += [f"{family}={word}" for family in families] if word in FOR_ALL else [word]
     return ";".join(parts)
+
+
+_PLAIN_EXPORT = torch.export.export
+
+
+def _warn_of_exports() -> None:
+    """Have ``torch.export.export``, which sees nothing of the overrides, say so."""
+
+    @functools.wraps(_PLAIN_EXPORT)
+    def export(*arguments: Any, **keywords: Any) -> torch.export.ExportedProgram:
+        if is_enabled():
+            warnings.warn(
+                "torch.export: what is exported while torch_cudnn_ext is enabled holds PyTorch's "
+                "own operators, without policies and pins; export what torch_cudnn_ext.convert("
+                "model, policy=...) gives, whose operators keep theirs",
+                stacklevel=2,
+            )
+        return _PLAIN_EXPORT(*arguments, **keywords)
+
+    torch.export.export = export
 
 
 def _forget_compiled() -> None:

@@ -21,6 +21,14 @@ Knobs; those of the first two groups are ``None`` where they say nothing:
   plan is called again, by its kernels or as one CUDA graph, which takes a fraction of the host
   time. On unless it is ``False``.
 
+- ``reserve_workspace``: memory of each GPU that is kept for workspaces of cuDNN's calls, so that
+  these do not depend on what else takes memory: bytes, a text such as ``256MiB`` or ``20%`` (of the
+  GPU's memory), or 0, as at first, which gives it back to PyTorch's allocator. A GPU's block is
+  allocated when a call there first wants a workspace. One call has it at a time, and calls on
+  another stream than the last have it once the GPU has finished that one's work; all other
+  calls, larger workspaces, and calls under stream capture allocate theirs as without it.
+  ``max_workspace`` bounds a workspace, wherever it lies.
+
 Stronger than these are `flags` (of one thread), the policy of `enable`, rules of `when`, and an
 operator's ``policy=``, a module's policy or a layer's pin; but the smallest ``max_workspace`` and a
 demand for determinism hold from whatever level. Each knob can also be set by an environment
@@ -41,6 +49,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.policy import (
@@ -73,6 +83,7 @@ if TYPE_CHECKING:  # the attributes live in `_Knobs`; these are for type checker
     enabled: str | bool
     verbose: bool
     replay: bool
+    reserve_workspace: int | str
 
     def __getattr__(name: str) -> Any:
         """The knobs of all other operators."""
@@ -87,9 +98,11 @@ _ALGORITHMS = {  # knob -> operator family
         else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
     )
 }
-_SWITCHES = {"verbose": False, "replay": True}  # of the process alone, which no flag sets
-_NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_SWITCHES)
-_DEFAULTS = {"enabled": "auto", **_SWITCHES}
+_SWITCHES = {"verbose": False, "replay": True}  # of the process alone
+_RESERVE = "reserve_workspace"
+_OF_PROCESS = (*_SWITCHES, _RESERVE)  # which no flag sets
+_NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_OF_PROCESS)
+_DEFAULTS = {"enabled": "auto", **_SWITCHES, _RESERVE: 0}
 _ENABLED = {"auto": "", True: "backends=cudnn", False: "backends=aten,cpu"}
 _FLAG_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -101,6 +114,7 @@ _lock = threading.Lock()  # guards _process
 _process: dict[str, Any] = {}
 _deleted: set[str] = set()
 _environment: dict[str, Any] = {}
+_reserved: list[int] = []  # bytes by GPU
 
 
 def reset() -> None:
@@ -114,7 +128,8 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
-    demand for determinism hold. ``verbose`` and ``replay`` are process-wide and cannot be set here.
+    demand for determinism hold. ``verbose``, ``replay`` and ``reserve_workspace`` are process-wide
+    and cannot be set here.
 
     A backward keeps to the flags of its forward. Of those around ``backward()`` it obeys what is
     stricter, and what a checkpoint computes again there obeys all; they hold on autograd's threads
@@ -127,7 +142,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
         TypeError: A keyword is no knob, or its value has a type that the knob does not take.
         ValueError: A value is none that the knob takes.
     """
-    known = [name for name in _NAMES if name not in _SWITCHES]
+    known = [name for name in _NAMES if name not in _OF_PROCESS]
     for name in values:
         if name not in known:
             raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
@@ -169,6 +184,8 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
             check_pins(policy, label)
     elif name in CONSTRAINTS:
         field_text(label, name, value)
+    elif name == _RESERVE:
+        _reserved_bytes(value, label)
     elif name == "enabled":
         if not isinstance(value, bool | str):
             raise TypeError(f"{label}: got {value!r}, wanted 'auto', True or False")
@@ -177,6 +194,36 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
     elif not isinstance(value, bool):
         raise TypeError(f"{label}: got {value!r}, wanted True or False")
     return [*value] if isinstance(value, list) else value
+
+
+def _reserved_bytes(value: object, label: str) -> list[int]:
+    """What each GPU is to keep.
+
+    Raises:
+        TypeError: The value is neither an integer nor a text.
+        ValueError: It is no amount of memory, more than a GPU has, or there is no GPU.
+    """
+    wanted = "bytes as an integer, or a text such as '256MiB' or '20%', or 0"
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"{label}: got {value!r} ({type(value).__name__}), wanted {wanted}")
+    try:
+        cap = field_text(label, "max_workspace", value)
+    except ValueError:
+        raise ValueError(f"{label}: got {value!r}, wanted {wanted}") from None
+    if _C.workspace_cap(cap, "cpu") == 0:
+        return []
+    if not torch.cuda.is_available():
+        raise ValueError(f"{label}: got {value!r}, but PyTorch finds no CUDA device, wanted 0")
+    kept = []
+    for index in range(torch.cuda.device_count()):
+        bytes_wanted = _C.workspace_cap(cap, f"cuda:{index}") or 0
+        most = _C.workspace_cap("max_workspace=100%", f"cuda:{index}") or 0
+        if bytes_wanted > most:
+            raise ValueError(
+                f"{label}: got {value!r}, which is more than the {most} bytes of cuda:{index}"
+            )
+        kept.append(bytes_wanted)
+    return kept
 
 
 def _text(name: str, value: object, label: str) -> str:
@@ -215,7 +262,11 @@ def _install(process: dict[str, Any]) -> None:
     switches = {
         name: process.get(name, environment.get(name, value)) for name, value in _SWITCHES.items()
     }
+    reserved = _reserved_bytes(process.get(_RESERVE, environment.get(_RESERVE, 0)), _RESERVE)
     _C.set_knobs(text, **switches)
+    if reserved != _reserved:
+        _C.set_workspace_reserve(reserved)
+        _reserved[:] = reserved
     _process.clear()
     _process.update(process)
 

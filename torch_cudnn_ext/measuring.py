@@ -277,6 +277,7 @@ def _backend_switches() -> list[tuple[Any, str]]:
 def _start(turns: str, switches: dict[str, Any]) -> None:
     _C.set_turn_file(turns)
     _C.set_knobs("", **switches["knobs"])  # policies hold what those of the environment say
+    _C.set_workspace_reserve([])  # that of the environment is for one process
     torch.set_num_threads(switches["threads"])
     torch.use_deterministic_algorithms(switches["deterministic"], warn_only=switches["warn_only"])
     for (place, name), value in zip(_backend_switches(), switches["backends"], strict=True):

@@ -49,7 +49,11 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
     "on_unsupported": ((str,), "'error', 'warn' or 'fallback'"),
     "benchmark": _BOOLEAN,
     "fastest": _BOOLEAN,
-    "compute": ((str,), "'as_input', 'as_input_f32', 'f16', 'f32' or 'f64'"),
+    "compute": (
+        (str,),
+        "'as_input', 'as_input_f32', 'f16', 'f32' or 'f64', for all types of data or by type: "
+        "'f16:f32,bf16:f32'",
+    ),
 }
 
 
@@ -97,7 +101,7 @@ class Policy:
     ``large``, ``fft``, ``fft_tiling``, ``winograd``, ``winograd_non_fused``, ``deterministic``).
     Theano's ``guess_on_shape_change`` and ``time_on_shape_change`` are ``heuristic`` and
     ``autotune``, since choices are always kept by shape; ``guess_once`` and ``time_once`` are for
-    convolution modules.
+    modules, which keep their first choice.
     ``None``, ``""`` and -1 leave a pass unpinned.
 
     For transposed convolutions the passes name the cuDNN primitive that runs: their forward runs
@@ -132,7 +136,9 @@ class Policy:
         fastest: Autotune what this policy does not pin, by time unless ``prefer`` is given,
             whatever its ``max_workspace`` says.
         compute: The type of accumulation in convolutions: ``f16``, ``f32``, ``f64``, ``as_input``
-            (that of the data), or ``as_input_f32`` (the same, but float32 for narrower data).
+            (that of the data), or ``as_input_f32`` (the same, but float32 for narrower data). One
+            word is for data of all types; ``f16:f32,bf16:f32,f64:f64`` says it for some, and leaves
+            the others to weaker levels.
         **choices: Choices for operators of any family, as ``softmax_fwd="accurate"``, or for all
             passes of one, as ``softmax="autotune"``.
 

@@ -65,6 +65,7 @@ def processes(
             yield Processes(pool)
         except BaseException as error:
             lifeline.send("end")
+            _end(pool, grace_s)
             # What ends while it sends a result leaves a part of one. The pool waits for the rest,
             # unless nobody can write any more, nor this process itself.
             pool._result_queue._writer.close()  # type: ignore[attr-defined]
@@ -75,6 +76,19 @@ def processes(
                 "memory, or it could not import the main module: a script measures under "
                 '`if __name__ == "__main__":`'
             ) from error
+
+
+def _end(pool: ProcessPoolExecutor, grace_s: float) -> None:
+    """Kill what has not ended by itself: one that imports modules hears of nothing until then."""
+    started = [*(pool._processes or {}).values()]
+    deadline = time.monotonic() + grace_s
+    try:
+        left = {process.sentinel for process in started}
+        while left and (rest := deadline - time.monotonic()) > 0:
+            left.difference_update(wait(left, rest))
+    finally:
+        for process in started:
+            process.kill()
 
 
 def _start(

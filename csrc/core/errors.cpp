@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <chrono>
+
 namespace torch_cudnn_ext {
 
 namespace {
@@ -30,6 +32,16 @@ bool is_out_of_memory(const c10::Error& error) {
 
 void check_interrupt() {
   if (interrupt_check()) interrupt_check()();
+}
+
+void check_interrupt_if_due() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kInterval(100);
+  static thread_local Clock::time_point last;
+  Clock::time_point now = Clock::now();
+  if (now - last < kInterval) return;
+  last = now;
+  check_interrupt();
 }
 
 void set_interrupt_check(std::function<void()> check) { interrupt_check() = std::move(check); }

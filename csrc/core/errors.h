@@ -30,5 +30,7 @@ void set_wait_for_others(std::function<void(c10::function_ref<void()>)> function
 // Throws when the user asked to stop (Ctrl-C). Called between the steps of long work.
 void check_interrupt();
 void set_interrupt_check(std::function<void()> check);
+// The same within a call that may take long: at most every tenth of a second on a thread.
+void check_interrupt_if_due();
 
 }  // namespace torch_cudnn_ext

@@ -161,6 +161,7 @@ class Turn {
   void take() {
     if (file_ < 0 && !open()) return;
     auto start = Clock::now();
+    check_interrupt();  // what came before would not end the waiting
     while (::flock(file_, LOCK_EX) != 0) {
       TORCH_CHECK(errno == EINTR,
                   "measure: cannot lock the turn file: ", c10::utils::str_error(errno));
@@ -367,6 +368,7 @@ class Session {
   // Inputs of a later step that an earlier one computes stay what they are in the reference: every
   // algorithm is given its own.
   void add_scratch(Step& step, uint64_t seed) {
+    check_interrupt();
     Bindings made = make_scratch(step.problem, device_, seed);
     for (const SlotSpec& slot : step.slots) {
       at::Tensor& tensor = scratch_[slot.role];
@@ -553,6 +555,7 @@ class Session {
       m.reason = reason_of(step, m.reason);
       return false;
     }
+    check_interrupt();
     restore(step);
     for (const SlotSpec& slot : step.slots) {
       if (!slot.is_output || op_.accumulates(step.problem)) continue;
@@ -592,6 +595,7 @@ class Session {
   // The allocator's peak over a run beyond its outputs, for plans that cannot tell their workspace.
   int64_t measured_workspace(const Step& step, Plan& plan, const Bindings& bindings) {
     auto measured = [&] {
+      check_interrupt();
       Bindings own = bindings;
       restore(step);
       op_.set_scalars(step.problem, own);
@@ -631,6 +635,7 @@ class Session {
   // called where the timed steps begin.
   template <class Start>
   void run(Contender& contender, Start&& start) {
+    check_interrupt();
     Bindings bindings = scratch_;
     bindings.replay = Replay::at_once;
     bool started = false;

@@ -33,6 +33,12 @@ constexpr Word<Compute> kCompute[] = {
     {Compute::f16, "f16"},           {Compute::f32, "f32"},
     {Compute::f64, "f64"},           {Compute::f16, "float16"},
     {Compute::f32, "float32"},       {Compute::f64, "float64"}};
+// In the order of ComputeByType::kTypes; several words for one type are spelt by its first.
+constexpr Word<c10::ScalarType> kComputeTypes[] = {
+    {c10::ScalarType::Half, "f16"},      {c10::ScalarType::BFloat16, "bf16"},
+    {c10::ScalarType::Float, "f32"},     {c10::ScalarType::Double, "f64"},
+    {c10::ScalarType::Half, "float16"},  {c10::ScalarType::BFloat16, "bfloat16"},
+    {c10::ScalarType::Float, "float32"}, {c10::ScalarType::Double, "float64"}};
 constexpr Word<Choice::Kind> kChoices[] = {
     {Choice::Kind::heuristic, "heuristic"},
     {Choice::Kind::autotune, "autotune"},
@@ -94,6 +100,50 @@ void read_max_workspace(std::string_view text, Policy& policy) {
     policy.max_workspace_bytes = bytes < 0x1p63 ? static_cast<int64_t>(bytes) : INT64_MAX;
     return;
   }
+}
+
+// "f32" for all types, or "f16:f32,bf16:f32" for those that it names.
+ComputeByType read_compute(std::string_view text) {
+  ComputeByType out;
+  if (text.find(':') == std::string_view::npos) {
+    out.values.fill(word_value(kCompute, "policy text: compute", text));
+    return out;
+  }
+  for (bool more = true; more;) {
+    size_t comma = text.find(',');
+    std::string_view item = without_blanks(text.substr(0, comma));
+    more = comma != std::string_view::npos;
+    if (more) text.remove_prefix(comma + 1);
+    size_t colon = item.find(':');
+    TORCH_CHECK_VALUE(colon != std::string_view::npos, "policy text: compute names '", item,
+                      "' beside types of data, wanted type:type, such as f16:f32");
+    std::string_view type = without_blanks(item.substr(0, colon));
+    std::string_view word = without_blanks(item.substr(colon + 1));
+    c10::ScalarType data =
+        word_value(kComputeTypes, "policy text: the type of data in compute", type);
+    Compute value = word_value(kCompute, c10::str("policy text: compute of ", type), word);
+    for (size_t i = 0; i < out.values.size(); ++i) {
+      if (ComputeByType::kTypes[i] != data) continue;
+      TORCH_CHECK_VALUE(!out.values[i], "policy text: compute names ", type,
+                        " twice, wanted each type once");
+      out.values[i] = value;
+    }
+  }
+  return out;
+}
+
+std::string compute_text(const ComputeByType& compute) {
+  const auto& values = compute.values;
+  bool same = std::all_of(values.begin(), values.end(),
+                          [&](const auto& value) { return value && *value == *values[0]; });
+  if (same) return word_text(kCompute, *values[0]);
+  std::string out;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!values[i]) continue;
+    out += c10::str(out.empty() ? "" : ",", word_text(kComputeTypes, ComputeByType::kTypes[i]), ":",
+                    word_text(kCompute, *values[i]));
+  }
+  return out;
 }
 
 std::string bytes_text(int64_t bytes) {
@@ -228,8 +278,7 @@ void read_field(Policy& policy, std::string_view key, std::optional<std::string_
                     word_value(kOnUnsupported, "policy text: on_unsupported", must()));
   }
   if (key == "backends") return void(policy.backends = read_backends(must()));
-  if (key == "compute")
-    return void(policy.compute = word_value(kCompute, "policy text: compute", must()));
+  if (key == "compute") return void(policy.compute = read_compute(must()));
   std::string known;
   for (const BooleanField& field : kBooleanFields) {
     if (key == field.name) return void(policy.*field.value = bool_value(key, value));
@@ -520,7 +569,7 @@ std::string Policy::text(const std::string& family) const {
     add("backends=" + (cudnn ? std::string("cudnn") : c10::Join(",", *backends)));
   }
   if (on_unsupported) add(c10::str("on_unsupported=", word_text(kOnUnsupported, *on_unsupported)));
-  if (compute) add(c10::str("compute=", word_text(kCompute, *compute)));
+  if (compute.is_set()) add("compute=" + compute_text(compute));
   return out;
 }
 
@@ -530,7 +579,7 @@ std::string Policy::constraints_text(const Problem& problem) const {
   kept.benchmark.reset();
   kept.fastest.reset();
   kept.on_unsupported.reset();
-  kept.compute.reset();  // the problem holds it
+  kept.compute = {};  // the problem holds it
   // Spelled in one way: what is off by default is left out.
   for (const BooleanField& field : kBooleanFields) {
     if (kept.*field.value == false) (kept.*field.value).reset();
@@ -603,7 +652,9 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
   take_if_unset(out.prefer, weaker.prefer);
   take_if_unset(out.on_unsupported, weaker.on_unsupported);
   take_if_unset(out.backends, weaker.backends);
-  take_if_unset(out.compute, weaker.compute);
+  for (size_t i = 0; i < out.compute.values.size(); ++i) {
+    take_if_unset(out.compute.values[i], weaker.compute.values[i]);
+  }
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/Context.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -31,6 +32,28 @@ enum class Prefer : uint8_t { time, gpu_time, memory };
 enum class OnUnsupported : uint8_t { error, warn, fallback };
 enum class Compute : uint8_t { as_input, as_input_f32, f16, f32, f64 };
 
+// The type of accumulation by the type of the data. One word in a policy text sets it for all
+// types.
+struct ComputeByType {
+  static constexpr std::array<c10::ScalarType, 4> kTypes{
+      c10::ScalarType::Half, c10::ScalarType::BFloat16, c10::ScalarType::Float,
+      c10::ScalarType::Double};
+  std::array<std::optional<Compute>, kTypes.size()> values;  // in the order of kTypes
+
+  std::optional<Compute> of(c10::ScalarType data) const {
+    for (size_t i = 0; i < kTypes.size(); ++i) {
+      if (kTypes[i] == data) return values[i];
+    }
+    return std::nullopt;
+  }
+  bool is_set() const {
+    for (const auto& value : values) {
+      if (value) return true;
+    }
+    return false;
+  }
+};
+
 struct Policy {
   std::map<std::string, Choice> choices;  // by operator and pass: "conv_fwd"
   std::optional<int64_t> max_workspace_bytes;
@@ -40,7 +63,7 @@ struct Policy {
   std::optional<Prefer> prefer;
   std::optional<OnUnsupported> on_unsupported;
   std::optional<std::vector<std::string>> backends;
-  std::optional<Compute> compute;
+  ComputeByType compute;
 
   // Canonical; passes of `family` are written without its name.
   std::string text(const std::string& family) const;

@@ -131,7 +131,7 @@ Rule parse_rule(std::string_view matcher, std::string_view use) {
     rule.globs.emplace_back(key, canonical_value(rule.op, key, words[i].substr(equals + 1)));
   }
   rule.use = parse_policy_of(rule.op, use);
-  TORCH_CHECK_VALUE(!rule.use.compute, "when: use='", use,
+  TORCH_CHECK_VALUE(!rule.use.compute.is_set(), "when: use='", use,
                     "' sets compute, which is part of the problem that a rule matches, wanted an "
                     "algorithm, autotune, heuristic, or constraints");
   for (const auto& [op, choice] : rule.use.choices) {

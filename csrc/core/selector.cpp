@@ -697,7 +697,7 @@ class Decider {
 
 // One builder a key: whoever comes second waits for the first one's decision.
 struct SharedSlot {
-  std::mutex mutex;
+  std::timed_mutex mutex;
   std::atomic<std::thread::id> builder;
   uint64_t generation = 0;
   std::shared_ptr<const Decision> decision;
@@ -710,6 +710,16 @@ std::mutex decisions_mutex;
 auto& decisions() {
   static auto* map = new std::unordered_map<std::string, std::shared_ptr<SharedSlot>>();
   return *map;
+}
+
+// Another thread may tune for seconds: the user can stop the wait.
+void wait_for_builder(std::unique_lock<std::timed_mutex>& one_builder) {
+  constexpr std::chrono::milliseconds kBetweenChecks(50);
+  bool locked = false;
+  while (!locked) {
+    wait_for_others([&] { locked = one_builder.try_lock_for(kBetweenChecks); });
+    if (!locked) check_interrupt();
+  }
 }
 
 std::shared_ptr<Plan> plan_of(const Problem& problem, const Algorithm& algorithm,
@@ -745,7 +755,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
   }
   Call call;
   bool made_here = false;
-  std::unique_lock<std::mutex> one_builder(slot->mutex, std::defer_lock);
+  std::unique_lock<std::timed_mutex> one_builder(slot->mutex, std::defer_lock);
   // Whoever tunes may wait for autograd's thread of the device, which runs its reference's
   // gradients.
   bool may_be_awaited = device.is_cuda() && torch::autograd::get_current_node() != nullptr;
@@ -755,7 +765,7 @@ Call make_call(const Problem& problem, const ResolvedPolicy& policy, const Devic
     made_here = true;
     std::tie(call.decision, call.plan) = Decider(problem, policy, device, true).decide();
   } else {
-    if (!one_builder.owns_lock()) wait_for_others([&] { one_builder.lock(); });
+    if (!one_builder.owns_lock()) wait_for_builder(one_builder);
     ++slots_held;
     auto released = c10::make_scope_exit([] { --slots_held; });
     uint64_t now = decision_generation();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/errors.h"
 #include "core/selector.h"
 
 namespace torch_cudnn_ext::convolution {
@@ -84,7 +85,7 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
   p.dilation = C10_AS_INTARRAYREF_SLOW(r.dilation);
   p.groups = r.groups.guard_int(__FILE__, __LINE__);
   p.mode = r.flip_kernel ? ConvolutionMode::conv : ConvolutionMode::cross;
-  p.compute = compute_type(dtype, policy.compute);
+  p.compute = compute_type(dtype, policy.compute.of(dtype));
   p.check_compute();
   if (has_bias) p.bias = dtype;
   if (has_z) p.z = dtype;
@@ -482,6 +483,28 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
   }
 };
 
+// The float64 result of a pass, computed over a part of the images at a time on the CPU: there one
+// call may take many seconds, in which the user cannot stop it.
+template <class Part>
+Tensor by_images(const ConvolutionProblem& p, double flops, bool on_cpu, Part&& part) {
+  constexpr double kFlopsAtOnce = 1e9;
+  int64_t images = p.x.sizes[0];
+  double parts = on_cpu ? std::ceil(flops / kFlopsAtOnce) : 1;
+  int64_t step = std::max<int64_t>(1, images / static_cast<int64_t>(parts));
+  if (step >= images) return part(0, images);
+  std::vector<Tensor> results;
+  for (int64_t first = 0; first < images; first += step) {
+    check_interrupt_if_due();
+    Tensor result = part(first, std::min(step, images - first));
+    if (p.pass != ConvolutionPass::bwd_filter || results.empty()) {
+      results.push_back(std::move(result));
+    } else {
+      results[0].add_(result);
+    }
+  }
+  return results.size() == 1 ? results[0] : at::cat(results);
+}
+
 // In float64 whatever the data; the sizes of x decide what stride leaves over.
 Bindings ConvolutionOperator::reference(const ConvolutionProblem& p,
                                         const Bindings& bindings) const {
@@ -490,18 +513,25 @@ Bindings ConvolutionOperator::reference(const ConvolutionProblem& p,
                  ? at::empty(p.w.sizes, bindings[Role::x].options().dtype(at::kDouble))
                  : crossing(p, in_double(Role::w));
   Dims none(p.spatial_dims(), 0);
+  bool on_cpu = bindings[p.pass == ConvolutionPass::fwd ? Role::x : Role::y].is_cpu();
   Tensor result;
   if (p.pass == ConvolutionPass::fwd) {
-    result = at::convolution(in_double(Role::x), w, {}, p.stride, p.padding, p.dilation, false,
-                             none, p.groups);
+    Tensor x = in_double(Role::x);
+    result = by_images(p, cost(p).flops, on_cpu, [&](int64_t first, int64_t count) {
+      return at::convolution(x.narrow(0, first, count), w, {}, p.stride, p.padding, p.dilation,
+                             false, none, p.groups);
+    });
   } else {
     bool data = p.pass == ConvolutionPass::bwd_data;
-    Tensor x = data ? at::empty(p.x.sizes, bindings[Role::y].options().dtype(at::kDouble))
-                    : in_double(Role::x);
-    auto gradients =
-        at::convolution_backward(in_double(Role::y), x, w, c10::nullopt, p.stride, p.padding,
-                                 p.dilation, false, none, p.groups, {data, !data, false});
-    result = data ? std::get<0>(gradients) : crossing(p, std::get<1>(gradients));
+    Tensor dy = in_double(Role::y);
+    Tensor x = data ? at::empty(p.x.sizes, dy.options()) : in_double(Role::x);
+    result = by_images(p, cost(p).flops, on_cpu, [&](int64_t first, int64_t count) {
+      auto gradients = at::convolution_backward(
+          dy.narrow(0, first, count), x.narrow(0, first, count), w, c10::nullopt, p.stride,
+          p.padding, p.dilation, false, none, p.groups, {data, !data, false});
+      return data ? std::get<0>(gradients) : std::get<1>(gradients);
+    });
+    if (!data) result = crossing(p, result);
   }
   const Tensor& before = bindings[result_role(p.pass)];
   if (accumulates(p)) {

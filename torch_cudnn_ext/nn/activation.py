@@ -16,7 +16,7 @@ class ReLU(Tunable, torch.nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rectified elements; sizes as the input's."""
-        return relu(input, bool(self.inplace), policy=self._running)
+        return self._run_operator(relu, input, bool(self.inplace))
 
 
 class ReLU6(Tunable, torch.nn.ReLU6):
@@ -27,7 +27,7 @@ class ReLU6(Tunable, torch.nn.ReLU6):
 
     def forward(self, input: Tensor) -> Tensor:
         """Elements kept between 0 and 6; sizes as the input's."""
-        return relu6(input, bool(self.inplace), policy=self._running)
+        return self._run_operator(relu6, input, bool(self.inplace))
 
 
 class ClippedReLU(Tunable, torch.nn.Module):
@@ -49,7 +49,7 @@ class ClippedReLU(Tunable, torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Clipped elements; sizes as the input's."""
-        return clipped_relu(input, self.ceiling, bool(self.inplace), policy=self._running)
+        return self._run_operator(clipped_relu, input, self.ceiling, bool(self.inplace))
 
     def extra_repr(self) -> str:
         """The ceiling, whether in place, and the policy."""
@@ -65,7 +65,7 @@ class Tanh(Tunable, torch.nn.Tanh):
 
     def forward(self, input: Tensor) -> Tensor:
         """Hyperbolic tangents; sizes as the input's."""
-        return tanh(input, policy=self._running)
+        return self._run_operator(tanh, input)
 
 
 class Sigmoid(Tunable, torch.nn.Sigmoid):
@@ -76,7 +76,7 @@ class Sigmoid(Tunable, torch.nn.Sigmoid):
 
     def forward(self, input: Tensor) -> Tensor:
         """The logistic function; sizes as the input's."""
-        return sigmoid(input, policy=self._running)
+        return self._run_operator(sigmoid, input)
 
 
 class ELU(Tunable, torch.nn.ELU):
@@ -87,7 +87,7 @@ class ELU(Tunable, torch.nn.ELU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Exponential linear units; sizes as the input's."""
-        return elu(input, self.alpha, bool(self.inplace), policy=self._running)
+        return self._run_operator(elu, input, self.alpha, bool(self.inplace))
 
 
 class SiLU(Tunable, torch.nn.SiLU):
@@ -98,4 +98,4 @@ class SiLU(Tunable, torch.nn.SiLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """``x sigmoid(x)``; sizes as the input's."""
-        return silu(input, bool(self.inplace), policy=self._running)
+        return self._run_operator(silu, input, bool(self.inplace))

@@ -25,7 +25,8 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
                 momentum = 1 / float(batches)
         keeps = not self.training or self.track_running_stats
         try:
-            return batch_norm(
+            return self._run_operator(
+                batch_norm,
                 input,
                 self.running_mean if keeps else None,
                 self.running_var if keeps else None,
@@ -34,7 +35,6 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
                 self.training or (self.running_mean is None and self.running_var is None),
                 0.0 if momentum is None else momentum,
                 self.eps,
-                policy=self._running,
             )
         except (RuntimeError, TypeError, ValueError):  # one that was refused does not count
             if batches is not None:

@@ -1,17 +1,14 @@
 """Convolution modules."""
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_cudnn_ext import _C
 from torch_cudnn_ext.nn.tunable import Tunable
-from torch_cudnn_ext.ops._arguments import check_tensor, sizes_of
+from torch_cudnn_ext.ops._arguments import sizes_of
 from torch_cudnn_ext.ops.convolution import (
     ConvActivation,
     border,
@@ -19,99 +16,11 @@ from torch_cudnn_ext.ops.convolution import (
     convolution,
     pad_behind,
 )
-from torch_cudnn_ext.policy import ONCE, Policy, passes_of
 
 
 class _Convolution(Tunable, _ConvNd):
-    """Policy of a convolution module, and its way to the operator.
-
-    In ``_running``, ``guess_once`` and ``time_once`` have been replaced, first by ``heuristic`` and
-    ``autotune``, and at the first call by the algorithm that these chose. ``_once`` names the
-    passes that still wait for that. A copied, unpickled, moved or cast module chooses anew; a copy
-    of a parametrized one, which ``torch.nn.utils.parametrize`` makes, keeps what was chosen.
-    """
-
     family = "conv"
     _operator: ClassVar[Any]
-    _once: tuple[str, ...] = ()
-    _takes_once = True
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._thaw()  # what was chosen may not run on another device or dtype
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._thaw()
-
-    def _policy_changed(self) -> None:
-        self._thaw()
-
-    def _thaw(self) -> None:
-        """Forget what ``guess_once`` and ``time_once`` have chosen."""
-        policy = Policy.parse(self._policy)
-        choices = {name: policy.get(name) for name in passes_of(self.family)}
-        once = {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
-        self._once = tuple(once)
-        self._running = policy.replace(**once).text or None
-
-    def _waiting(self, input: Tensor, runs: str, **gradients: Tensor) -> list[str]:
-        """The passes that wait for a choice and that this call, or its backward, will run.
-
-        None do where nothing is computed: on meta tensors, fake ones and empty ones.
-
-        Args:
-            input: Of the call.
-            runs: The pass that the forward runs.
-            **gradients: The tensors whose gradients the other passes compute.
-        """
-        check_tensor(type(self).__name__, "input", input)
-        if input.is_meta or isinstance(input, FakeTensor) or input.numel() == 0:
-            return []
-        backward = torch.is_grad_enabled()
-        needed = {name: backward and tensor.requires_grad for name, tensor in gradients.items()}
-        return [name for name in self._once if name == runs or needed.get(name)]
-
-    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
-        reason="guess_once and time_once choose at a first call in eager mode"
-    )
-    def _freeze(
-        self,
-        x: Tensor,
-        w: Tensor,
-        padding: tuple[int, ...],
-        waiting: list[str],
-        has_bias: bool = False,
-        epilogue: str = "",
-    ) -> None:
-        """Choose now for these passes, and keep to that; the forward's problem has the epilogue."""
-        if _C.is_look():  # it is not the first call
-            return
-        x = _as_computed(x if x.dim() == w.dim() else x.unsqueeze(0))
-        function, dims = type(self).__name__, w.dim() - 2
-        before = sizes_of(function, "padding", padding, dims)
-        stride = sizes_of(function, "stride", self.stride, dims)
-        dilation = sizes_of(function, "dilation", self.dilation, dims)
-        for name in waiting:
-            policy = Policy.parse(self._running or "")
-            problem = _C.convolution_problem(
-                f"conv_{name}",
-                x,
-                _as_computed(w),
-                before,
-                stride,
-                dilation,
-                self.groups,
-                policy.text,
-                has_bias,
-            )
-            # Not under what the caller traces, transforms or counts by.
-            with _disable_current_modes(), torch._C._DisableFuncTorch():
-                line = problem + epilogue if name == "fwd" else problem
-                choice = _C.choose(line, str(x.device), policy.text)
-            self._running = policy.replace(**{name: choice["algorithm"]}).text
-            self._once = tuple(other for other in self._once if other != name)
 
 
 class _ForwardConvolution(_Convolution):
@@ -148,27 +57,20 @@ class _ForwardConvolution(_Convolution):
             before, behind = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
             input = pad_behind(input, before, behind)
             padding = tuple(before)
-        if self._once and (
-            waiting := self._waiting(input, "fwd", bwd_data=input, bwd_filter=weight)
-        ):
-            epilogue = "" if self.activation == "none" else f" act={self.activation}"
-            self._freeze(input, weight, padding, waiting, bias is not None, epilogue)
         geometry = (self.stride, padding, self.dilation)
         output: Tensor
         if self.activation == "none":
-            output = self._operator(
-                input, weight, bias, *geometry, self.groups, policy=self._running
-            )
+            output = self._run_operator(self._operator, input, weight, bias, *geometry, self.groups)
             return output
         is_batch = input.dim() == weight.dim()
-        output = convolution(
+        output = self._run_operator(
+            convolution,
             input if is_batch else input.unsqueeze(0),
             weight,
             bias,
             *geometry,
             groups=self.groups,
             activation=self.activation,
-            policy=self._running,
         )
         return output if is_batch else output.squeeze(0)
 
@@ -205,34 +107,10 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
             self.dilation,  # type: ignore[arg-type]
         )
         arguments = (self.stride, self.padding, output_padding, self.groups, self.dilation)
-        if self._once and (
-            waiting := self._waiting(input, "bwd_data", fwd=input, bwd_filter=self.weight)
-        ):
-            self._freeze_transposed(input, arguments, waiting)
-        weight, bias = self.weight, self.bias
-        output: Tensor = self._operator(input, weight, bias, *arguments, policy=self._running)
+        output: Tensor = self._run_operator(
+            self._operator, input, self.weight, self.bias, *arguments
+        )
         return output
-
-    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
-        reason="guess_once and time_once choose at a first call in eager mode"
-    )
-    def _freeze_transposed(
-        self, input: Tensor, arguments: tuple[Any, ...], waiting: list[str]
-    ) -> None:
-        # The primitive's x is this module's output, of which only the form is needed.
-        metas = (input.detach().to("meta"), self.weight.detach().to("meta"))
-        x = torch.empty_like(self._operator(*metas, None, *arguments), device=input.device)
-        _, padding, *_ = arguments
-        self._freeze(x, self.weight, padding, waiting)
-
-
-def _as_computed(tensor: Tensor) -> Tensor:
-    """The tensor as an operator gets it under autocast."""
-    tensor = tensor.detach()
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(device))
-    return tensor
 
 
 class Conv1d(_ForwardConvolution, torch.nn.Conv1d):

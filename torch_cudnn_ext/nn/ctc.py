@@ -17,7 +17,8 @@ class CTCLoss(Tunable, torch.nn.CTCLoss):
         self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
     ) -> Tensor:
         """The loss of ``[T, N, C]`` log-probabilities against targets of class indices."""
-        return ctc_loss(
+        return self._run_operator(
+            ctc_loss,
             log_probs,
             targets,
             input_lengths,
@@ -25,5 +26,4 @@ class CTCLoss(Tunable, torch.nn.CTCLoss):
             self.blank,
             self.reduction,
             self.zero_infinity,
-            policy=self._running,
         )

@@ -16,4 +16,4 @@ class Dropout(Tunable, torch.nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Dropout in training; the input itself in evaluation."""
-        return dropout(input, self.p, self.training, bool(self.inplace), policy=self._running)
+        return self._run_operator(dropout, input, self.p, self.training, bool(self.inplace))

@@ -16,8 +16,8 @@ class LayerNorm(Tunable, torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised over the last dimensions; sizes as the input's."""
-        return layer_norm(
-            input, self.normalized_shape, self.weight, self.bias, self.eps, policy=self._running
+        return self._run_operator(
+            layer_norm, input, self.normalized_shape, self.weight, self.bias, self.eps
         )
 
 
@@ -29,7 +29,7 @@ class RMSNorm(Tunable, torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Divided by the root mean square over the last dimensions; sizes as the input's."""
-        return rms_norm(x, self.normalized_shape, self.weight, self.eps, policy=self._running)
+        return self._run_operator(rms_norm, x, self.normalized_shape, self.weight, self.eps)
 
 
 class GroupNorm(Tunable, torch.nn.GroupNorm):
@@ -40,8 +40,8 @@ class GroupNorm(Tunable, torch.nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Groups of channels normalised; sizes as the input's."""
-        return group_norm(
-            input, self.num_groups, self.weight, self.bias, self.eps, policy=self._running
+        return self._run_operator(
+            group_norm, input, self.num_groups, self.weight, self.bias, self.eps
         )
 
 
@@ -57,7 +57,8 @@ class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
         return result
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
-        return instance_norm(
+        return self._run_operator(
+            instance_norm,
             input,
             self.running_mean,
             self.running_var,
@@ -66,7 +67,6 @@ class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
             self.training or not self.track_running_stats,
             self.momentum if self.momentum is not None else 0.0,
             self.eps,
-            policy=self._running,
         )
 
 

@@ -36,8 +36,8 @@ class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
         if self.window == "torch" and any(map(_is_no_number, (self.alpha, self.beta, self.k))):
             result: Tensor = super().forward(input)
             return result
-        return local_response_norm(
-            input, self.size, self.alpha, self.beta, self.k, self.window, policy=self._running
+        return self._run_operator(
+            local_response_norm, input, self.size, self.alpha, self.beta, self.k, self.window
         )
 
     def extra_repr(self) -> str:
@@ -73,8 +73,8 @@ class DivisiveNorm(Tunable):
 
     def forward(self, input: Tensor, means: Tensor | None = None) -> Tensor:
         """Divided by a measure of each element's neighbourhood; sizes as the input's."""
-        return divisive_norm(
-            input, self.size, self.alpha, self.beta, self.k, means, policy=self._running
+        return self._run_operator(
+            divisive_norm, input, self.size, self.alpha, self.beta, self.k, means
         )
 
     def extra_repr(self) -> str:

@@ -15,4 +15,4 @@ class Linear(Tunable, torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        return linear(input, self.weight, self.bias, policy=self._running)
+        return self._run_operator(linear, input, self.weight, self.bias)

@@ -18,7 +18,8 @@ class _Pool(Tunable):
 class _MaxPool(_Pool, pooling._MaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Maxima of windows, and with ``return_indices`` where they stand."""
-        result: Tensor | tuple[Tensor, Tensor] = self._operator(
+        result: Tensor | tuple[Tensor, Tensor] = self._run_operator(
+            self._operator,
             input,
             self.kernel_size,
             self.stride,
@@ -26,7 +27,6 @@ class _MaxPool(_Pool, pooling._MaxPoolNd):
             self.dilation,
             self.ceil_mode,
             bool(self.return_indices),
-            policy=self._running,
         )
         return result
 
@@ -42,7 +42,7 @@ class _AvgPool(_Pool, pooling._AvgPoolNd):
         """Averages of windows."""
         settings = [self.kernel_size, self.stride, self.padding, self.ceil_mode]
         settings += [self.count_include_pad, *self._divisor()]
-        result: Tensor = self._operator(input, *settings, policy=self._running)
+        result: Tensor = self._run_operator(self._operator, input, *settings)
         return result
 
     def _divisor(self) -> tuple[int | None, ...]:
@@ -52,13 +52,13 @@ class _AvgPool(_Pool, pooling._AvgPoolNd):
 class _LPPool(_Pool, pooling._LPPoolNd):
     def forward(self, input: Tensor) -> Tensor:
         """Norms of windows."""
-        result: Tensor = self._operator(
+        result: Tensor = self._run_operator(
+            self._operator,
             input,
             float(self.norm_type),
             self.kernel_size,
             self.stride,
             self.ceil_mode,
-            policy=self._running,
         )
         return result
 
@@ -66,15 +66,15 @@ class _LPPool(_Pool, pooling._LPPoolNd):
 class _AdaptiveAvgPool(_Pool, pooling._AdaptiveAvgPoolNd):
     def forward(self, input: Tensor) -> Tensor:
         """Averages, as many as ``output_size`` says."""
-        result: Tensor = self._operator(input, self.output_size, policy=self._running)
+        result: Tensor = self._run_operator(self._operator, input, self.output_size)
         return result
 
 
 class _AdaptiveMaxPool(_Pool, pooling._AdaptiveMaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Maxima, as many as ``output_size`` says, and with ``return_indices`` where they stand."""
-        result: Tensor | tuple[Tensor, Tensor] = self._operator(
-            input, self.output_size, bool(self.return_indices), policy=self._running
+        result: Tensor | tuple[Tensor, Tensor] = self._run_operator(
+            self._operator, input, self.output_size, bool(self.return_indices)
         )
         return result
 

@@ -106,7 +106,8 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         if order is None or all(state.size(1) >= order.numel() for state in states):
             states = tuple(_permuted(state, order) for state in states)
         self._check(data, batch_sizes, states)
-        y, *ends = _FUNCTIONS[self.mode](
+        y, *ends = self._run_operator(
+            _FUNCTIONS[self.mode],
             data,
             states if self.mode == "LSTM" else (states[0] if states else None),
             self._flat_weights,
@@ -118,7 +119,6 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             self.batch_first and batch_sizes is None,
             batch_sizes=batch_sizes,
             skip_input=self.skip_input,
-            policy=self._running,
         )
         ends = [_permuted(state, order_back) for state in ends]
         if self.remember_states and not any(map(_is_of_mode, ends)):
@@ -172,8 +172,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._states = ()  # of another device or dtype, maybe
-        result: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return result
+        return super()._apply(fn, recurse)
 
     def _reason_to_stay(self) -> str:
         given = [name for name in ("skip_input", "remember_states") if getattr(self, name)]

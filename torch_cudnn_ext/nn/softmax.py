@@ -16,7 +16,7 @@ class Softmax(Tunable, torch.nn.Softmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Softmax along ``dim``; sizes as the input's."""
-        return softmax(input, self.dim, policy=self._running)
+        return self._run_operator(softmax, input, self.dim)
 
 
 class LogSoftmax(Tunable, torch.nn.LogSoftmax):
@@ -27,7 +27,7 @@ class LogSoftmax(Tunable, torch.nn.LogSoftmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Log-softmax along ``dim``; sizes as the input's."""
-        return log_softmax(input, self.dim, policy=self._running)
+        return self._run_operator(log_softmax, input, self.dim)
 
 
 class Softmax2d(Tunable, torch.nn.Softmax2d):
@@ -44,4 +44,4 @@ class Softmax2d(Tunable, torch.nn.Softmax2d):
                 f"Softmax2d: argument input: got sizes {list(input.shape)}, "
                 "wanted 3 or 4 dimensions"
             )
-        return softmax(input, -3, policy=self._running)
+        return self._run_operator(softmax, input, -3)

@@ -1,10 +1,13 @@
 """What every module of this package has beyond its parent in ``torch.nn``: a policy."""
 
 import inspect
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.nn.once import choose, is_computed, pattern_of, problems_of, tensors_of
 from torch_cudnn_ext.policy import (
     ONCE,
     AlgorithmChoice,
@@ -17,6 +20,8 @@ from torch_cudnn_ext.policy import (
     policy_text,
 )
 
+T = TypeVar("T")
+
 
 class Tunable(torch.nn.Module):
     """Policy of a module; a mixin that stands before the class of ``torch.nn``.
@@ -24,7 +29,11 @@ class Tunable(torch.nn.Module):
     The policy is kept as text, so that a module pickles and compiles like its parent.
     ``_policy`` is what was asked for: by who has the module or, of a pinned layer, by its pin
     alone. ``_running`` is what the operator gets; it follows from ``_policy``, and nobody else
-    writes it. `convert` and pins make a PyTorch module one of this package's by changing its class:
+    writes it. In it ``guess_once`` and ``time_once`` have been replaced, first by ``heuristic`` and
+    ``autotune``, and at the first call by the algorithm that these chose. ``_once`` names the
+    passes that still wait for that. A copied, unpickled, moved or cast module chooses anew; a copy
+    of a parametrized one, which ``torch.nn.utils.parametrize`` makes, keeps what was chosen.
+    `convert` and pins make a PyTorch module one of this package's by changing its class:
     whatever a subclass adds to a module has its default in the class.
 
     Attributes:
@@ -37,7 +46,8 @@ class Tunable(torch.nn.Module):
     __signature__: ClassVar[inspect.Signature | None]
     _policy: str = ""
     _running: str | None = None
-    _takes_once: ClassVar[bool] = False
+    _once: tuple[str, ...] = ()
+    _settled_for: tuple[str, ...] = ()  # patterns of calls that ran no pass of `_once`
     _draws: ClassVar[bool] = False  # whether an algorithm says which random numbers it draws
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -80,13 +90,14 @@ class Tunable(torch.nn.Module):
         The passes are those of the family: ``fwd``, ``bwd_data`` and ``bwd_filter`` of convolution,
         ``fwd`` and ``bwd`` of others, ``infer`` too of batch norm, ``fwd`` alone of CTC and of
         matrix products. An algorithm that cannot run is an error at the call, unless
-        the policy says otherwise. Convolutions also take ``guess_once`` and ``time_once``, which
-        keep what the first call's heuristic or tuning chooses, for whatever shapes come later,
-        as if it were pinned: where it cannot run one, say for a cap, that is an error, unless the
-        policy says ``on_unsupported=warn`` or ``fallback``. A copied, unpickled, moved or cast
-        module chooses anew, but not the copy of a parametrized one. For transposed convolutions the
-        passes name the cuDNN primitive that runs: the forward runs ``bwd_data``, the data gradient
-        ``fwd``.
+        the policy says otherwise. ``guess_once`` and ``time_once`` keep what the first call's
+        heuristic or tuning chooses, for whatever shapes come later, as if it were pinned: where it
+        cannot run one, say for a cap, that is an error, unless the policy says
+        ``on_unsupported=warn`` or ``fallback``. A pass is chosen for at the first call that runs
+        it, passes that share an algorithm at once, and for the first problem where a call has
+        several. A copied, unpickled, moved or cast module chooses anew, but not the copy of a
+        parametrized one. For transposed convolutions the passes name the cuDNN primitive that runs:
+        the forward runs ``bwd_data``, the data gradient ``fwd``.
 
         Args:
             *choices: ``autotune``, ``heuristic``, or an algorithm: its text, or cuDNN's integer or
@@ -164,7 +175,94 @@ class Tunable(torch.nn.Module):
         return f"{line}{', ' if line else ''}policy={self._policy!r}"
 
     def _policy_changed(self) -> None:
-        self._running = self._policy or None
+        self._thaw()
+
+    def __prepare_scriptable__(self) -> Self:
+        """Refuse ``torch.jit.script``, which calls this.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(
+            f"torch.jit.script: {type(self).__name__} is a module of torch_cudnn_ext, whose "
+            "operators TorchScript cannot compile; use torch.jit.trace, torch.export or "
+            "torch.compile, or give the network its own modules back before: convert(model, "
+            "to='torch'), or clear_pins(model)"
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._thaw()  # what was chosen may not run on another device or dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Choose anew what a pickled module or a copied one had chosen."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._thaw()
+
+    def _thaw(self) -> None:
+        """Forget what ``guess_once`` and ``time_once`` have chosen."""
+        once = self._asked_once()
+        self._once = tuple(once)
+        self._settled_for = ()
+        replaced = Policy.parse(self._policy, self.family).replace(**once).text if once else ""
+        self._running = replaced or self._policy or None
+
+    def _asked_once(self) -> dict[str, str]:
+        """The passes that keep their first choice, and what makes it."""
+        if not any(word in self._policy for word in ONCE):
+            return {}
+        policy = Policy.parse(self._policy, self.family)
+        choices = {name: policy.get(name) for name in passes_of(self.family)}
+        return {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
+
+    def _run_operator(self, operator: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """Call an operator under this module's policy, by way of which its first choices are kept.
+
+        Raises:
+            TypeError: As of the operator.
+            ValueError: As of the operator.
+            RuntimeError: As of the operator.
+        """
+        if self._once:
+            pattern = pattern_of(self.training, tensors_of(arguments, keywords))
+            if pattern not in self._settled_for:
+                self._settle(pattern, operator, arguments, keywords)
+        return operator(*arguments, **keywords, policy=self._running)
+
+    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+        reason="guess_once and time_once choose at a first call in eager mode"
+    )
+    def _settle(
+        self,
+        pattern: str,
+        operator: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        """Choose now for the passes that wait and that this call, or its backward, will run."""
+        # A look is not the first call.
+        if _C.is_look() or not is_computed(tensors_of(arguments, keywords)):
+            return
+        call = problems_of(operator, arguments, keywords)
+        for problem in (*call.forward, *call.backward):
+            self._settle_problem(problem, call.device)
+        self._settled_for += (pattern,)
+
+    def _settle_problem(self, problem: str, device: str) -> None:
+        info = _C.problem_info(problem)
+        if info["family"] != self.family:
+            return
+        together = [_C.problem_info(other)["pass_name"] for other in info["coupled"]]
+        names = [info["pass_name"], *together]  # which run one algorithm
+        waiting = [name for name in names if name in self._once]
+        if not waiting:
+            return
+        policy = Policy.parse(self._running or "", self.family)
+        kept = [name for name in names if name in self._asked_once() and name not in waiting]
+        algorithm = policy.get(kept[0]) if kept else choose(problem, device, policy.text)
+        self._running = policy.replace(**dict.fromkeys(waiting, algorithm)).text
+        self._once = tuple(name for name in self._once if name not in waiting)
 
     def _reason_to_stay(self) -> str:
         """What the class that this one replaces could not do of what this module does."""
@@ -174,12 +272,6 @@ class Tunable(torch.nn.Module):
     def _checked(cls, policy: PolicyLike) -> Policy:
         """The policy, where it is one for modules of this class; raises as its setter does."""
         checked = as_policy(policy, cls.family)
-        once = [name for name in passes_of(cls.family) if checked.get(name) in ONCE]
-        if once and not cls._takes_once:
-            raise ValueError(
-                f"policy: got {once[0]}={checked.get(once[0])}, which convolutions alone take, "
-                "wanted 'heuristic', 'autotune' or an algorithm"
-            )
         check_pins(checked)
         return checked
 

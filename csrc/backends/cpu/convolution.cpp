@@ -17,6 +17,7 @@
 #include <limits>
 
 #include "backends/cpu/plan.h"
+#include "core/errors.h"
 #include "core/tensors.h"
 
 namespace torch_cudnn_ext {
@@ -72,6 +73,7 @@ class CpuConvolution : public Plan {
   void for_each_tap(Body&& body) const {
     Dims tap(spatial(), 0);
     while (true) {
+      check_interrupt_if_due();
       body(tap);
       int i = spatial() - 1;
       for (; i >= 0; --i) {

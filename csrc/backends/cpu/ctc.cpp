@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "backends/cpu/plan.h"
+#include "core/errors.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -91,6 +92,7 @@ Result forward_backward(const CtcProblem& p, const States& s, const Tensor& log_
   alpha[0].copy_(at::where(first_states(s), emitted[0], alpha[0]));
   Tensor end = alpha[0].masked_fill(s.steps != 1, -kInfinity);
   for (int64_t t = 1; t < steps; ++t) {
+    check_interrupt_if_due();
     alpha[t].copy_(emitted[t] + entered(alpha[t - 1], 1, s.skip));
     end = at::where(s.steps == t + 1, alpha[t], end);
   }
@@ -101,6 +103,7 @@ Result forward_backward(const CtcProblem& p, const States& s, const Tensor& log_
   result.posterior = at::zeros_like(emitted);
   Tensor beta;  // of what follows a step
   for (int64_t t = steps - 1; t >= 0; --t) {
+    check_interrupt_if_due();
     Tensor at_end = at::zeros_like(end).masked_fill(s.last.logical_not(), -kInfinity);
     beta = t + 1 == steps ? at::full_like(end, -kInfinity)
                           : entered(beta + emitted[t + 1], -1, leaving);
@@ -123,6 +126,7 @@ Result rescaled(const CtcProblem& p, const States& s, const Tensor& log_probs) {
   Tensor alpha = at::zeros_like(emitted), end = at::zeros_like(emitted[0]);
   Tensor log_scale = at::zeros(s.steps.sizes(), emitted.options());
   for (int64_t t = 0; t < steps; ++t) {
+    check_interrupt_if_due();
     Tensor reached = t == 0 ? first_states(s).to(at::kDouble) : entered(alpha[t - 1], 1, s.skip);
     Tensor row = emitted[t] * reached * s.valid;
     Tensor sum = row.sum(1, true);
@@ -137,6 +141,7 @@ Result rescaled(const CtcProblem& p, const States& s, const Tensor& log_probs) {
   result.posterior = at::zeros_like(emitted);
   Tensor beta;
   for (int64_t t = steps - 1; t >= 0; --t) {
+    check_interrupt_if_due();
     beta = t + 1 == steps ? at::zeros_like(end) : entered(beta * emitted[t + 1], -1, leaving);
     beta = at::where(s.steps == t + 1, s.last.to(at::kDouble), divided(beta, beta.sum(1, true)));
     Tensor share = alpha[t] * beta;

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "backends/cpu/plan.h"
+#include "core/errors.h"
 #include "core/rnn_layout.h"
 #include "core/tensors.h"
 
@@ -286,6 +287,7 @@ class CpuRnn : public Plan {
                      const Tensor& c, const Tensor& output) const {
     Tensor all = fused_ ? from_input(p_, cell, input) : Tensor();
     for (int64_t i = 0; i < steps.count(); ++i) {
+      check_interrupt_if_due();
       int64_t t = time(steps, i, direction);
       Tensor from_x = fused_ ? steps.of(all, t) : from_input(p_, cell, steps.of(input, t));
       Tensor h_now = steps.first(h, t), c_now = c.defined() ? steps.first(c, t) : c;
@@ -335,6 +337,7 @@ class CpuRnn : public Plan {
       all.h = p_.cell == RnnCell::gru ? at::empty_like(all.x) : all.x;
     }
     for (int64_t i = steps.count(); i-- > 0;) {
+      check_interrupt_if_due();
       int64_t t = time(steps, i, direction);
       Tensor dh_now = steps.first(dh, t), dc_now = dc.defined() ? steps.first(dc, t) : dc;
       dh_now.add_(steps.of(grad, t));

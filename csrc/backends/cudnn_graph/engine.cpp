@@ -1,10 +1,11 @@
 #include "backends/cudnn_graph/engine.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <set>
+
+#include "cuda/workspace.h"
 
 namespace torch_cudnn_ext::graph {
 
@@ -378,7 +379,7 @@ void EnginePlan::run(Bindings& bindings) {
   }
   c10::DataPtr workspace;
   if (*workspace_bytes > 0) {
-    workspace = c10::cuda::CUDACachingAllocator::get()->allocate(*workspace_bytes);
+    workspace = allocate_workspace(*workspace_bytes);
   }
   key.push(workspace.get());
   for (Scalar scalar : scalars_) key.push(bindings.*scalar);

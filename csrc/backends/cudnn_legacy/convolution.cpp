@@ -1,10 +1,10 @@
 // Convolution through cuDNN's classic API: every algorithm of a pass times every math type.
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
 #include "core/operator.h"
+#include "cuda/workspace.h"
 
 namespace torch_cudnn_ext {
 namespace legacy {
@@ -32,7 +32,7 @@ class ConvolutionPlan : public ReplayedPlan {
     const Tensor& like = b[role == Role::y ? Role::x : Role::y];
     output(b, role, p_.result(), like);
     if (workspace_ > 0) {
-      workspace = c10::cuda::CUDACachingAllocator::get()->allocate(workspace_);
+      workspace = allocate_workspace(workspace_);
     }
     Scale alpha_scale(b.alpha, p_.x.dtype), beta_scale(b.beta, p_.x.dtype);
     const void *alpha = alpha_scale.get(), *beta = beta_scale.get();

@@ -1,9 +1,9 @@
 // The CTC loss through cuDNN's classic API: deterministic, or not.
 #include <ATen/ATen.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
+#include "cuda/workspace.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -35,7 +35,7 @@ class CtcPlan : public Plan {
     // Behind the end of a shorter input cuDNN leaves the gradient as it is.
     if (gradient != nullptr && p_.lengths != CtcLengths::full) b[Role::dx].zero_();
     auto size = static_cast<size_t>(*workspace_bytes);
-    c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(size);
+    c10::DataPtr workspace = allocate_workspace(size);
     const int* target_lengths = lengths.const_data_ptr<int>();
     check_cudnn(cudnnCTCLoss_v8(cudnn_handle(), value_, d_->ctc.get(), d_->probs.get(),
                                 x.const_data_ptr(), labels.const_data_ptr<int>(), target_lengths,

@@ -1,10 +1,9 @@
 // Local response normalisation across channels and divisive normalisation through cuDNN's classic
 // API, which has one way for each.
-#include <c10/cuda/CUDACachingAllocator.h>
-
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/large_images.h"
 #include "core/backend.h"
+#include "cuda/workspace.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -84,7 +83,7 @@ class LrnPlan : public Plan {
   void run_divisive(Bindings& b) const {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     const at::Tensor& x = b[Role::x];
-    auto workspace = c10::cuda::CUDACachingAllocator::get()->allocate(own_bytes_);
+    auto workspace = allocate_workspace(own_bytes_);
     void* first = workspace.get();
     void* second = static_cast<char*>(first) + own_bytes_ / 2;
     if (p_.pass == Pass::fwd) {

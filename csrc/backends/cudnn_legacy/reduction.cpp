@@ -1,9 +1,9 @@
 // Reductions through cuDNN's classic API: one algorithm, with indices for minima and maxima.
 #include <ATen/ops/empty.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
+#include "cuda/workspace.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -61,7 +61,7 @@ class ReducePlan : public Plan {
     void* y = output(b, Role::y, spec, x);
     c10::DataPtr workspace;
     if (needs_.workspace_bytes > 0) {
-      workspace = c10::cuda::CUDACachingAllocator::get()->allocate(needs_.workspace_bytes);
+      workspace = allocate_workspace(needs_.workspace_bytes);
     }
     at::Tensor indices;  // cuDNN's are unsigned and of 32 bits
     if (p_.indices) {

@@ -14,6 +14,7 @@
 #include "core/backend.h"
 #include "core/operator.h"
 #include "core/rnn_layout.h"
+#include "cuda/workspace.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -202,8 +203,7 @@ class RnnPlan : public ReplayedPlan {
   void run(Bindings& b) override {
     rows_ = p_.steps() * p_.batch();
     if (p_.lengths == RnnLengths::packed) take_lengths(b[Role::batch_sizes]);
-    auto* allocator = c10::cuda::CUDACachingAllocator::get();
-    c10::DataPtr workspace = allocator->allocate(layout_.workspace_bytes);
+    c10::DataPtr workspace = allocate_workspace(layout_.workspace_bytes);
     if (p_.pass == Pass::fwd) {
       forward(b, workspace.get());
     } else {
