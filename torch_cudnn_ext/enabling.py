@@ -260,7 +260,7 @@ def check_rule(matcher: str, use: str) -> None:
     """
     canonical = _C.check_rule(matcher, use)
     family, name = operators()[matcher.split(maxsplit=1)[0]]
-    check_pin(Policy.parse(canonical, family), name, "use")
+    check_pin(Policy._unchecked(canonical, family), name, "use")
 
 
 def _for_all_operators(text: str) -> str:

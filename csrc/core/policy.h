@@ -34,6 +34,7 @@ enum class Compute : uint8_t { as_input, as_input_f32, f16, f32, f64 };
 struct Policy {
   std::map<std::string, Choice> choices;  // by operator and pass: "conv_fwd"
   std::optional<int64_t> max_workspace_bytes;
+  std::string_view max_workspace_unit;          // in which it was given ("MiB"), if in one
   std::optional<double> max_workspace_percent;  // of the device's memory
   std::optional<bool> deterministic, allow_tf32, allow_down_convert, allow_reduced_range;
   std::optional<bool> benchmark, fastest;
