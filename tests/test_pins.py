@@ -484,7 +484,7 @@ class OwnForward(nn.Conv2d):
             "softmax_fwd, wanted .*; it is an algorithm of conv .conv=cpu:im2col.$",
         ),
         ({"*": "conv_fwd=cpu:im2cool;softmax_fwd=cpu:online"}, "cpu:im2cool' for conv_fwd, wanted"),
-        ({"*": Policy(softmax_fwd="cpu:fft")}, "cpu:fft' for softmax_fwd, wanted .*cpu:online"),
+        ({"*": "softmax_fwd=cpu:fft"}, "cpu:fft' for softmax_fwd, wanted .*cpu:online"),
         ({"*": {"softmax_bwd": "cpu:fft"}}, "cpu:fft' for softmax_bwd, wanted"),
     ],
 )

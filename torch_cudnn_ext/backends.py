@@ -63,7 +63,7 @@ def install() -> None:
             vars(cudnn).pop(name, None)
         _plain_flags = cudnn.m.flags
         cudnn.flags = _flags
-        type(cudnn).__setattr__ = _set_attribute
+        type.__setattr__(type(cudnn), "__setattr__", _set_attribute)
 
 
 def uninstall() -> None:

@@ -124,7 +124,9 @@ def convert(
             f"convert: got policy {policy!r}, which chooses for {', '.join(others[0])} alone, "
             f"wanted one for layers of {families}"
         )
-    policies = {cls: own_text(text, cls.family) for cls, text in read.items()}
+    policies: dict[type[torch.nn.Module], str] = {
+        cls: own_text(text, cls.family) for cls, text in read.items()
+    }
     with all_or_none(module for module, _ in changes):
         for module, cls in changes:
             exchange(module, cls)
