@@ -585,7 +585,11 @@ def test_a_misspelt_environment_variable_is_warned_of_at_the_users_line(tmp_path
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
-        env={**os.environ, "TORCH_CUDNN_EXT_CONV_FWD_ALG": "fft"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(torch_cudnn_ext.__file__).parents[1]),
+            "TORCH_CUDNN_EXT_CONV_FWD_ALG": "fft",
+        },
     )
     assert (
         "user.py:3: UserWarning: environment variable TORCH_CUDNN_EXT_CONV_FWD_ALG" in done.stderr

@@ -1488,9 +1488,7 @@ def _torchvision_model(name: str, device: str) -> tuple[nn.Module, tuple[int, ..
             with torch.device(device):
                 return models.get_model(name, weights=None, **arguments), frames
     wanted = _C.wanted_words(name, known, "torchvision.models.list_models()")
-    raise ValueError(
-        f"got {name!r}, wanted module:callable or a network of torchvision's: {wanted}"
-    )
+    raise ValueError(f"got {name!r}, wanted module:callable or one of torchvision's: {wanted}")
 
 
 def _model_of_callable(name: str) -> tuple[nn.Module, Any]:
