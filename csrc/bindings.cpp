@@ -22,6 +22,7 @@
 #include "core/rnn_layout.h"
 #include "core/rules.h"
 #include "core/selector.h"
+#include "core/text.h"
 #include "core/words.h"
 #include "cuda/cudnn.h"
 #include "cuda/replay.h"
@@ -569,7 +570,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::register_local_exception_translator(translate);
   set_warning_sink([](const std::string& message) {
     py::gil_scoped_acquire acquire;
-    if (PyErr_WarnEx(PyExc_UserWarning, message.c_str(), 1) != 0) throw py::error_already_set();
+    py::module_::import("torch_cudnn_ext.warning").attr("warn")(message);
   });
 
   set_interrupt_check([] {
@@ -648,6 +649,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("op"), py::arg("x"), py::arg("w"), py::arg("padding"), py::arg("stride"),
       py::arg("dilation"), py::arg("groups"), py::arg("policy") = py::none(),
       py::arg("has_bias") = false);
+  m.attr("MAX_TEXT") = kMaxText;
+  m.attr("IN_POLICIES") = kInPolicies;
+  m.attr("IN_TEXTS") = kInTexts;
+  m.attr("IN_OPERATORS") = kInOperators;
+  m.def(
+      "check_length",
+      [](const std::string& what, const std::string& text) { check_length(what, text); },
+      py::arg("what"), py::arg("text"));
+  m.def(
+      "nearest_words",
+      [](const std::string& word, const std::vector<std::string>& known) {
+        return nearest_words(word, known);
+      },
+      py::arg("word"), py::arg("known"));
+  m.def(
+      "wanted_words",
+      [](const std::string& word, const std::vector<std::string>& known, const std::string& all) {
+        return wanted_words(word, known, all);
+      },
+      py::arg("word"), py::arg("known"), py::arg("all"));
   m.def("operators", operators);
   m.def("families_with", families_with, py::arg("algorithm"));
 

@@ -528,10 +528,10 @@ def test_transformers_have_their_fast_paths_again_behind_a_look(inside: Any) -> 
 
 
 def test_a_policy_of_another_operator_is_checked_as_its_text_is() -> None:
-    wrong = Policy(fwd="cpu:im2col", family="softmax")
-    for policy in (wrong, "softmax_fwd=cpu:im2col"):
-        with pytest.raises(ValueError, match="cpu:im2col"):
-            convert(tnn.Sequential(tnn.Conv2d(3, 4, 3)), policy=policy)
+    with pytest.raises(ValueError, match="cpu:im2col"):
+        Policy(fwd="cpu:im2col", family="softmax")
+    with pytest.raises(ValueError, match="cpu:im2col"):
+        convert(tnn.Sequential(tnn.Conv2d(3, 4, 3)), policy="softmax_fwd=cpu:im2col")
 
 
 def test_what_convolutions_keep_reaches_networks_of_other_layers(device: str) -> None:

@@ -829,7 +829,7 @@ def test_a_pin_of_what_there_is_not_is_refused() -> None:
         ("cpu:online", "for conv_fwd.*it is an algorithm of softmax"),
         ("cpu:im2col;softmax=cpu:im2col", "for softmax_fwd.*it is an algorithm of conv"),
         ({"fwd": "cpu:nonsense"}, "got 'cpu:nonsense' for conv_fwd"),
-        (Policy(family="softmax", fwd="cpu:nonsense"), "got 'cpu:nonsense' for softmax_fwd"),
+        ("softmax=cpu:nonsense", "got 'cpu:nonsense' for softmax_fwd"),
     ):
         with pytest.raises(ValueError, match=wanted), enabled(policy):
             pass

@@ -118,6 +118,22 @@ def operators() -> list[dict[str, Any]]:
     (problem lines of common forwards); "batch_sizes" says which size of which tensor is the batch.
     """
 
+# Texts that are parsed have at most so many bytes.
+MAX_TEXT: int
+# Where the full lists of words are.
+IN_POLICIES: str
+IN_TEXTS: str
+IN_OPERATORS: str
+
+def check_length(what: str, text: str) -> None:
+    """ValueError for more than MAX_TEXT bytes."""
+
+def nearest_words(word: str, known: list[str]) -> list[str]:
+    """The known words with the fewest letters to change, at most five; ``*`` is any text."""
+
+def wanted_words(word: str, known: list[str], all: str) -> str:
+    """ "wanted one of ..."; of many words the nearest, and where ``all`` of them are."""
+
 def families_with(algorithm: str) -> list[str]:
     """Those whose common problems have it; of engines of the graph API none."""
 

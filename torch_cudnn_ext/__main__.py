@@ -684,7 +684,10 @@ def _module_cases(text: str, channels_last: bool) -> list[bench_modules.Case]:
 
 def _one_of(option: str, word: str, known: Iterable[str]) -> str:
     if word not in known:
-        raise typer.BadParameter(f"{option}: got {word!r}, wanted one of {', '.join(known)}")
+        words = [*known]
+        near = _C.nearest_words(word, words)
+        hint = f"; the nearest: {', '.join(near)}" if near else ""
+        raise typer.BadParameter(f"{option}: got {word!r}, wanted one of {', '.join(words)}{hint}")
     return word
 
 

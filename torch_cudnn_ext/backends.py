@@ -4,14 +4,16 @@ Each is cuDNN's integer or name of an algorithm of its pass; -1 is off. They pin
 stronger pins, on GPUs alone, and a pin that cannot run is an error. Like PyTorch's other switches
 they are of the whole process and read when a pass runs. ``torch.backends.cudnn.flags`` takes them
 by keyword: then it leaves every flag that is not named as it is, while PyTorch's own resets it. A
-value that was assigned before `enable` is adopted. A ``flags`` that was imported by its name before
-is PyTorch's own and takes none of them.
+value that was assigned before `enable` is adopted, with a warning. A name that is nearly one of
+these is refused, or warned of if it was assigned before. A ``flags`` that was imported by its name
+before is PyTorch's own and takes none of them.
 """
 
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from torch_cudnn_ext.policy import (
     not_pinned,
     refuse_once,
 )
+from torch_cudnn_ext.warning import warn
 
 _PASSES = {
     "conv_fwd_algo": "conv_fwd",
@@ -37,6 +40,7 @@ _ANY_PROBLEM = "conv_fwd x=f32[1,1,1,1]:nchw w=f32[1,1,1,1]:nchw"
 _lock = threading.RLock()  # one change of the pins at a time
 _pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
 _deleted: set[str] = set()
+_left: dict[str, object] = {}  # what `uninstall` left for `install`
 _plain_flags: Callable[..., AbstractContextManager[None]] | None = None
 
 
@@ -52,12 +56,14 @@ def install() -> None:
         cudnn: Any = torch.backends.cudnn
         before = {name: vars(cudnn)[name] for name in _PASSES if name in vars(cudnn)}
         _set(before)
+        _warn_of_values(before, vars(cudnn))
         _deleted.clear()
         for name in _PASSES:
             setattr(type(cudnn), name, _Pin(name))
             vars(cudnn).pop(name, None)
         _plain_flags = cudnn.m.flags
         cudnn.flags = _flags
+        type.__setattr__(type(cudnn), "__setattr__", _set_attribute)
 
 
 def uninstall() -> None:
@@ -68,11 +74,53 @@ def uninstall() -> None:
     with _lock:
         cudnn: Any = torch.backends.cudnn
         vars(cudnn).pop("flags", None)
+        if "__setattr__" in vars(type(cudnn)):
+            del type(cudnn).__setattr__
         for name in _PASSES:
             if name in vars(type(cudnn)):
                 delattr(type(cudnn), name)
                 _keep_as_values({name: _pins[name]})
+                _left[name] = _pins[name]
         _set({})
+
+
+def _warn_of_values(before: Mapping[str, object], assigned: Mapping[str, object]) -> None:
+    """Tell of what was assigned before `enable`, since PyTorch said nothing of it then."""
+    held = [
+        f"{name}={value!r}"
+        for name, value in before.items()
+        if not _is_off(value) and _left.get(name) != value
+    ]
+    if held:
+        warn(
+            f"torch.backends.cudnn: {', '.join(held)} was set before enable(), without effect, and "
+            "holds from now on; wanted: set it while enabled"
+        )
+    for name in assigned:
+        if near := _meant_by(name):
+            warn(f"torch.backends.cudnn.{name} is nothing that is read, the nearest: {near}")
+
+
+def _is_off(value: object) -> bool:
+    return not_pinned(value) or (isinstance(value, int) and value < 0)
+
+
+def _meant_by(name: str) -> str:
+    """Those of our attributes that a name of none is near to; empty for any other."""
+    if name in _PASSES or name.startswith("__"):
+        return ""
+    is_like_ours = name.startswith("conv_") or name.endswith(("_algo", "_algorithm"))
+    return ", ".join(_C.nearest_words(name, [*_PASSES])) if is_like_ours else ""
+
+
+def _set_attribute(module: Any, name: str, value: object) -> None:
+    """Refuse what would be a new attribute that nobody reads, where it is nearly one of ours."""
+    if name not in vars(module) and name not in vars(type(module)) and (near := _meant_by(name)):
+        raise AttributeError(
+            f"torch.backends.cudnn has no attribute {name!r}, the nearest: {near}; all: "
+            f"{', '.join(_PASSES)}"
+        )
+    ModuleType.__setattr__(module, name, value)
 
 
 def _keep_as_values(pins: Mapping[str, str | int]) -> None:
@@ -111,14 +159,14 @@ def _set(values: Mapping[str, object]) -> None:
     parts = []
     pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
     for name, value in values.items():
-        if not_pinned(value) or (isinstance(value, int) and value < 0):
+        if _is_off(value):
             continue
         label = f"torch.backends.cudnn.{name}"
         refuse_once(label, value)
         parts.append(field_text(label, _PASSES[name], value))
-        here = Policy.parse(_C.policy_for(_ANY_PROBLEM, ""))
+        here = Policy._unchecked(_C.policy_for(_ANY_PROBLEM, ""))
         if here.get("on_unsupported") not in FALLING_BACK:
-            check_pins(Policy.parse(parts[-1]), label)
+            check_pins(Policy._unchecked(parts[-1]), label)
         assert isinstance(value, str | int)
         pins[name] = value
     _C.set_cudnn_pins(";".join(parts))
@@ -135,9 +183,12 @@ def _flags(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
     try:
         theirs = signature.bind_partial(*args, **kwargs).arguments
     except TypeError as error:
+        words = [*signature.parameters, *_PASSES]
+        unknown = [name for name in kwargs if name not in words]
+        near = [word for name in unknown for word in _C.nearest_words(name, words)]
         raise TypeError(
-            f"torch.backends.cudnn.flags: {error}, wanted each of "
-            f"{', '.join([*signature.parameters, *_PASSES])} at most once"
+            f"torch.backends.cudnn.flags: {error}{'; the nearest: ' if near else ''}"
+            f"{', '.join(near)}, wanted each of {', '.join(words)} at most once"
         ) from error
     return _flags_of_ours(ours, theirs)
 

@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import nn
-from .policy import PolicyLike, check_named_pins
+from .policy import PolicyLike, check_named_pins, others_spoken_of, own_text, plain_text
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Side = Literal["cudnn", "torch"]
@@ -105,8 +105,8 @@ def convert(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: ``to`` is another word; or the policy does not fit a layer that it would be for,
-            or pins one to an algorithm that its operator has not and would not fall back, or comes
-            with ``to="torch"``. Then nothing has been changed.
+            or none of the layers, or pins one to an algorithm that its operator has not and would
+            not fall back, or comes with ``to="torch"``. Then nothing has been changed.
     """
     if policy is not None and to == "torch":
         raise ValueError(f"convert: got policy {policy!r} with to='torch', wanted none")
@@ -116,8 +116,16 @@ def convert(
         if step.becomes is not None
     ]
     check_named_pins(policy)
+    read = {cls: cls._checked(policy).text for _, cls in changes if issubclass(cls, nn.Tunable)}
+    others = [others_spoken_of(text, cls.family) for cls, text in read.items()]
+    if others and all(others):
+        families = ", ".join(dict.fromkeys(cls.family for cls in read))
+        raise ValueError(
+            f"convert: got policy {policy!r}, which chooses for {', '.join(others[0])} alone, "
+            f"wanted one for layers of {families}"
+        )
     policies: dict[type[torch.nn.Module], str] = {
-        cls: cls._checked(policy).text for _, cls in changes if issubclass(cls, nn.Tunable)
+        cls: own_text(text, cls.family) for cls, text in read.items()
     }
     with all_or_none(module for module, _ in changes):
         for module, cls in changes:
@@ -537,7 +545,8 @@ def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[Non
         for module, ours in changes:
             done.append((module, type(module), exchange(module, ours)))
             if isinstance(module, nn.Tunable) and not module._draws:
-                module.policy = policy
+                text = plain_text(policy, module.family) or ""
+                module.policy = own_text(text, module.family) or None
         settle_fast_paths(model.modules())
         yield
     finally:

@@ -42,6 +42,7 @@ from torch_cudnn_ext.policy import (
     naming_policy,
     not_pinned,
     operators,
+    plain_text,
     policy_text,
     text_for_all,
 )
@@ -254,7 +255,8 @@ def rule_text(matcher: str, use: PolicyLike) -> str:
     if isinstance(use, int) and not isinstance(use, bool) and not not_pinned(use):
         return str(use)  # a rule is of one pass
     family, _ = operators().get("".join(matcher.split(maxsplit=1)[:1]), ("conv", ""))
-    return policy_text(use, family) or ""
+    # A text is read as one of the matcher's operator, where it becomes a rule.
+    return (plain_text if isinstance(use, str) else policy_text)(use, family) or ""
 
 
 def check_rule(matcher: str, use: str) -> None:
@@ -265,7 +267,7 @@ def check_rule(matcher: str, use: str) -> None:
     """
     canonical = _C.check_rule(matcher, use)
     family, name = operators()[matcher.split(maxsplit=1)[0]]
-    check_pin(Policy.parse(canonical, family), name, "use")
+    check_pin(Policy._unchecked(canonical, family), name, "use")
 
 
 def _for_all_operators(text: str) -> str:

@@ -358,7 +358,7 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     passes = [one["pass_name"] for one in sharing]
 
     def said_by(policy: str) -> str | None:
-        parsed = Policy.parse(policy, family)
+        parsed = Policy._unchecked(policy, family)
         return next((text for name in passes if (text := parsed.get(name))), None)
 
     ours = None if module is None else standing_for(module)
@@ -380,7 +380,7 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
         value = getattr(knobs, name, None)
         if (
             value is not None
-            and Policy(family=family, **{passes[0]: value}).get(passes[0]) == chosen
+            and Policy._unchecked(f"{passes[0]}={value}", family).get(passes[0]) == chosen
         ):
             return f"knobs.{name}"
     return "knobs.flags()"

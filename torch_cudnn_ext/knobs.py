@@ -39,11 +39,9 @@ Setting a knob takes effect on the next call of an operator. A bad value raises 
 ``TypeError``, and leaves all as it was.
 """
 
-import difflib
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -62,6 +60,7 @@ from torch_cudnn_ext.policy import (
     not_pinned,
     refuse_once,
 )
+from torch_cudnn_ext.warning import warn
 
 __all__ = ["flags", "reset"]
 
@@ -102,6 +101,7 @@ _SWITCHES = {"verbose": False, "replay": True}  # of the process alone
 _RESERVE = "reserve_workspace"
 _OF_PROCESS = (*_SWITCHES, _RESERVE)  # which no flag sets
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_OF_PROCESS)
+_ALL_NAMES = "dir(torch_cudnn_ext.knobs)"
 _DEFAULTS = {"enabled": "auto", **_SWITCHES, _RESERVE: 0}
 _ENABLED = {"auto": "", True: "backends=cudnn", False: "backends=aten,cpu"}
 _FLAG_WORDS = {
@@ -145,7 +145,8 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     known = [name for name in _NAMES if name not in _OF_PROCESS]
     for name in values:
         if name not in known:
-            raise TypeError(f"flags: got the keyword {name!r}, wanted {', '.join(known)}")
+            wanted = _C.wanted_words(name, known, _ALL_NAMES)
+            raise TypeError(f"flags: got the keyword {name!r}, {wanted}")
     action = values.get("on_unsupported") or _of_process("on_unsupported")
     falls_back = action in FALLING_BACK
     level = {name: _checked(name, value, name, falls_back) for name, value in values.items()}
@@ -179,7 +180,7 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
         if not_pinned(value):
             return None
         refuse_once(label, value)
-        policy = Policy.parse(_text(name, value, label), _ALGORITHMS[name])
+        policy = Policy._unchecked(_text(name, value, label), _ALGORITHMS[name])
         if not falls_back:
             check_pins(policy, label)
     elif name in CONSTRAINTS:
@@ -231,7 +232,7 @@ def _text(name: str, value: object, label: str) -> str:
     key, family = name.removesuffix("_algo"), _ALGORITHMS.get(name, "conv")
     if key == family and str(value).isdecimal():  # the same algorithm in all passes
         forward = field_text(label, f"{family}_fwd", value, family)
-        value = Policy.parse(forward, family).get("fwd")
+        value = Policy._unchecked(forward, family).get("fwd")
     return field_text(label, key, value, family)
 
 
@@ -288,9 +289,13 @@ def _read_environment() -> dict[str, Any]:
         if of_tools or not text or not variable.startswith(prefix):
             continue
         if variable not in variables:
-            near = difflib.get_close_matches(variable, variables, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            warnings.warn(f"environment variable {variable} sets no knob{hint}", stacklevel=2)
+            known = [other.removeprefix(prefix) for other in variables]
+            near = _C.nearest_words(variable.removeprefix(prefix), known)
+            hint = f"; the nearest: {', '.join(prefix + name for name in near)}" if near else ""
+            warn(
+                f"environment variable {variable} sets no knob{hint}; all: {prefix} and a name of "
+                f"{_ALL_NAMES} in capitals"
+            )
             continue
         name = variables[variable]
         value: object = text
@@ -308,12 +313,17 @@ def _of_process(name: str) -> Any:
     return _process.get(name, _environment.get(name, _DEFAULTS.get(name)))
 
 
+def _no_knob(name: str) -> AttributeError:
+    wanted = _C.wanted_words(name, [*_NAMES], _ALL_NAMES)
+    return AttributeError(f"torch_cudnn_ext.knobs has no knob {name!r}, {wanted}")
+
+
 class _Knobs(ModuleType):
     """This module's class, so that assigning to its attributes sets knobs."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in _NAMES:
-            raise AttributeError(f"torch_cudnn_ext.knobs has no knob {name!r}")
+            raise _no_knob(name)
         if name in _deleted:
             raise AttributeError(f"torch_cudnn_ext.knobs.{name} was deleted and not set since")
         value = _of_process(name)
@@ -324,9 +334,7 @@ class _Knobs(ModuleType):
             super().__setattr__(name, value)
             return
         if name not in _NAMES:
-            raise AttributeError(
-                f"torch_cudnn_ext.knobs has no knob {name!r}, wanted one of {', '.join(_NAMES)}"
-            )
+            raise _no_knob(name)
         falls_back = _of_process("on_unsupported") in FALLING_BACK
         checked = _checked(name, value, name, falls_back)
         with _lock:

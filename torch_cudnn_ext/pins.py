@@ -10,15 +10,12 @@ own class again. The pin is copied and pickled with the layer, is no part of ``s
 what ``torch.compile`` made follows when it changes. No other module of the process is touched.
 """
 
-import difflib
 import fnmatch
 import json
 import re
 import tomllib
-import warnings
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,12 +48,14 @@ from torch_cudnn_ext.policy import (
     naming_policy,
     others_spoken_of,
     passes_of,
-    policy_text,
+    plain_text,
 )
+from torch_cudnn_ext.warning import warn
 
 Pins: TypeAlias = Mapping[str, PolicyLike]  # by pattern
 
 _LAYERS, _PROBLEMS = "layers", "problems"  # tables of a file
+_MOST_PARTS = 64  # of a key in a file
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,12 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
     Args:
         model: A module. Its own code and its parameters are left as they are.
         pins: By pattern, a policy: its text, a `Policy`, or a mapping of its keywords. A pattern is
-            a glob over names as ``named_modules`` gives them, in which ``*`` crosses dots, or a
-            regular expression for a whole name behind ``re:``. Where several match one layer, what
-            an earlier one says holds. A pattern pins those layers of which its policy speaks: one
-            that names algorithms of convolution leaves softmax alone. Layers that would not obey,
-            such as subclasses with a ``forward`` of their own, are left out with a warning.
+            a glob over names as ``named_modules`` gives them: ``*`` stands for any text, dots too,
+            ``?`` for any character, ``[0-3]`` for one of these and ``[!0-3]`` for any other. Where
+            several match one layer, what an earlier one says holds. A pattern pins those layers of
+            which its policy speaks: one that names algorithms of convolution leaves softmax alone.
+            Layers that would not obey, such as subclasses with a ``forward`` of their own, are left
+            out with a warning.
 
     Raises:
         TypeError: ``model`` is no module, ``pins`` no mapping, a pattern no text, or a policy has a
@@ -100,7 +100,7 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
             then nothing changes.
     """
     inner = unwrapped_model("apply_pins", model)
-    _replace([*inner.modules()], _resolve(model, inner, pins, stacklevel=3))
+    _replace([*inner.modules()], _resolve(model, inner, pins))
 
 
 def clear_pins(model: torch_nn.Module) -> None:
@@ -123,7 +123,7 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
         ValueError: As `apply_pins`.
     """
     inner = unwrapped_model("pinned", model)
-    inside = _resolve(model, inner, pins, stacklevel=4)  # past contextlib
+    inside = _resolve(model, inner, pins)
     block = _Block({m: pin_of(m) for m in inner.modules()}, inside)
     _blocks.append(block)
     try:
@@ -198,7 +198,7 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
             text = _C.canonical_policy(policy.text, policy.family, "conv")
         else:
             with naming_policy("pins", pattern, policy):
-                text = policy_text(policy) or ""
+                text = plain_text(policy, "conv") or ""
         lines.append(_line("pins", _LAYERS, pattern, text))
     if rules:
         lines += ["", "# And by problem, likewise.", f"[{_PROBLEMS}]"]
@@ -239,9 +239,10 @@ def load_rules(path: str | Path) -> dict[str, str]:
 def _load(path: str | Path) -> dict[str, dict[str, str]]:
     """Both tables of a file, checked."""
     text = read_text(path)
+    lines = _lines_of_keys(text, path)
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of a number of very many digits
         number, line = _line_of_mistake(text, error)
         raise ValueError(f"{path}, line {number}: got {line!r}, wanted TOML: {error}") from error
     except RecursionError as error:
@@ -250,7 +251,7 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
     for name, table in tables.items():
         if name not in found or not isinstance(table, dict):
             raise ValueError(
-                f"{path}, line {_line_of(text, name)}: got the key {name!r}, "
+                f"{path}, line {_line_of(lines, name)}: got the key {name!r}, "
                 f"wanted [{_LAYERS}] and [{_PROBLEMS}] alone"
             )
         for key, value in table.items():
@@ -258,7 +259,7 @@ def _load(path: str | Path) -> dict[str, dict[str, str]]:
                 _check_value(key, value)
                 _check_line(name, key, value)
             except ValueError as error:
-                number = _line_of(text, name, key)
+                number = _line_of(lines, name, key)
                 raise ValueError(f"{path}, line {number}: {key!r}: {error}") from error
             found[name][key] = value
     return found
@@ -292,7 +293,7 @@ def _check_line(table: str, key: str, text: str) -> None:
         check_rule(key, text)
     else:
         _check_fits_some(text)
-        _compiled(key)
+        _matcher(key)
 
 
 def _first_keys(table: Any) -> list[str]:
@@ -308,24 +309,70 @@ def _toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def _line_of(text: str, *keys: str) -> int:
-    """The line of valid TOML at which what these keys lead to begins."""
-    lines = text.split("\n")
-
-    def is_there(number: int) -> bool:
-        """Whether so many lines, or as many more as a value that they begin has, hold it."""
-        for end in range(number, len(lines) + 1):
-            with suppress(tomllib.TOMLDecodeError):
-                found: Any = tomllib.loads("\n".join(lines[:end]))
-                for key in keys:
-                    found = found.get(key) if isinstance(found, dict) else None
-                return found is not None
-        return True
-
-    return bisect_left(range(len(lines)), True, key=is_there)
+# What TOML is made of, as far as it tells where keys stand. Nothing in it goes back over text.
+_PART = re.compile(
+    r"""(?P<blank>[ \t\r]++|\#[^\n]*+)
+    | (?P<text>\"\"\"(?:[^"\\]++|\\.|"(?!""))*+"{0,5}+
+    | '''(?:[^']++|'(?!''))*+'{0,5}+
+    | "(?:[^"\\\n]++|\\.)*+"?+
+    | '[^'\n]*+'?+)
+    | (?P<word>[\w-]++)
+    | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
-def _line_of_mistake(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:
+def _lines_of_keys(text: str, path: str | Path) -> dict[tuple[str, ...], int]:
+    """The lines at which tables and keys, as written, begin, of what may not be TOML after all.
+
+    Raises:
+        ValueError: A key has very many parts, for which TOML's parser would take very long.
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    table: list[str] = []
+    key: list[str] = []
+    number, depth, is_value, is_header = 1, 0, False, False
+    for part in _PART.finditer(text):
+        kind, found = part.lastgroup, part[0]
+        if found == "\n" and depth == 0:
+            if is_header:
+                table = key
+            key, is_value, is_header = [], False, False
+        elif is_value:
+            depth = max(0, depth + (found in ("[", "{")) - (found in ("]", "}")))
+        elif found == "[" and not key:
+            is_header, table = True, []
+        elif kind in ("text", "word"):
+            key.append(found)
+            if len(key) > _MOST_PARTS:
+                raise ValueError(
+                    f"{path}, line {number}: got a key of more than {_MOST_PARTS} parts, "
+                    "wanted names with dots in quotes"
+                )
+            whole = (*table, *key)
+            for end in range(len(table) + 1, len(whole) + 1):
+                lines.setdefault(whole[:end], number)
+        elif found == "=":
+            is_value = True
+        number += found.count("\n")
+    return lines
+
+
+def _line_of(lines: Mapping[tuple[str, ...], int], *keys: str) -> int:
+    """The line at which what these keys lead to begins, or else what they begin with."""
+    for written, number in lines.items():
+        if len(written) == len(keys) and tuple(map(_key_of, written)) == keys:
+            return number
+    return _line_of(lines, *keys[:-1])
+
+
+def _key_of(written: str) -> str:
+    """What a bare or quoted part of a key means."""
+    (key,) = tomllib.loads(f"{written} = 0")
+    return key
+
+
+def _line_of_mistake(text: str, error: ValueError) -> tuple[int, str]:
     """The number and the text of the line that TOML's parser stopped at."""
     lines = text.rstrip().split("\n")
     place = re.search(r"at line (\d+)", str(error))
@@ -337,9 +384,9 @@ def _line_of_mistake(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, st
 
 
 def _resolve(
-    wrapped: torch_nn.Module, model: torch_nn.Module, pins: Pins, stacklevel: int
+    wrapped: torch_nn.Module, model: torch_nn.Module, pins: Pins
 ) -> dict[torch_nn.Module, Pin]:
-    """Every pinned layer's pin; `stacklevel` leads warnings to the user's line.
+    """Every pinned layer's pin.
 
     Names are those of the model; where a pattern matches none of these, of what wraps it.
     """
@@ -353,7 +400,7 @@ def _resolve(
         with naming_policy("pins", pattern, policy):
             check_named_pins(policy)
         # What is a layer's very name means it, whatever else it could be read as.
-        matches = pattern.__eq__ if pattern in layers else _compiled(pattern)
+        matches = pattern.__eq__ if pattern in layers else _matcher(pattern)
         chosen: dict[torch_nn.Module, str] = {}
         for before in ("", prefix):
             for name, module in layers.items() if not chosen else ():
@@ -388,7 +435,7 @@ def _resolve(
             fitting = True
             stronger = found.get(module, Pin("", {}))
             merged = _C.policy_over(stronger.text, text, ours.family)
-            holding = Policy.parse(merged, ours.family)
+            holding = Policy._unchecked(merged, ours.family)
             here = [name for name in passes_of(ours.family) if holding.get(name)]
             patterns = {name: stronger.patterns.get(name, pattern) for name in here}
             found[module] = Pin(merged, patterns)
@@ -396,10 +443,9 @@ def _resolve(
             reason = [*unreached, *reasons, *of_others][0]
             raise ValueError(f"pins: {pattern!r} is {policy!r}, which fits no layer: {reason}")
         if unreached:
-            warnings.warn(
+            warn(
                 f"pins: {pattern!r} leaves out {len(unreached)} of {len(chosen)} layers: "
-                f"{unreached[0]}",
-                stacklevel=stacklevel,
+                f"{unreached[0]}"
             )
     return found
 
@@ -414,19 +460,21 @@ def _check_pins(pins: Pins) -> None:
             )
 
 
-def _compiled(pattern: str) -> Any:
-    """A predicate on names."""
-    try:
-        text = pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)
-        return re.compile(text).fullmatch
-    except re.error as error:
-        raise ValueError(f"pins: {pattern!r} is no regular expression: {error}") from error
+def _matcher(pattern: str) -> Callable[[str], object]:
+    """A predicate on names; what ``fnmatch`` makes of a glob does not go back."""
+    if pattern.startswith("re:"):  # which may take for ever
+        raise ValueError(
+            f"pins: {pattern!r:.80} is a regular expression, wanted a glob, such as "
+            "'layer[12].*.conv?'"
+        )
+    _C.check_length("pins: pattern", pattern)
+    return re.compile(fnmatch.translate(pattern)).fullmatch
 
 
 def _raise_no_match(
     pattern: str, model: torch_nn.Module, layers: Mapping[str, torch_nn.Module]
 ) -> None:
-    matches = _compiled(pattern)
+    matches = _matcher(pattern)
     for name, module in model.named_modules():
         if matches(name) and name:
             kinds = ", ".join(sorted(cls.__name__ for cls in counterparts()))
@@ -436,10 +484,11 @@ def _raise_no_match(
                 f"has no algorithms to choose, wanted one of torch.nn's {kinds}"
             )
     known = [name or "'', itself" for name in list(layers)[:8]]
-    near = difflib.get_close_matches(pattern.removeprefix("re:"), list(layers), n=5, cutoff=0.4)
+    near = _C.nearest_words(pattern, list(layers))
     raise ValueError(
         f"pins: {pattern!r} matches no layer of this {type(model).__name__}; "
-        + (f"near misses: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}")
+        + (f"the nearest: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}")
+        + "; all: its named_modules()"
     )
 
 

@@ -197,10 +197,13 @@ class Policy:
         for name, value in fields.items():
             is_known = name in known or name in CONSTRAINTS or not name
             if not is_known and (name in choices or not not_pinned(value)):
+                words = [*known, *CONSTRAINTS, "family"]
                 raise TypeError(
-                    f"Policy: got the keyword {name!r}, wanted one of {', '.join(known)}"
+                    f"Policy: got the keyword {name!r}, "
+                    f"{_C.wanted_words(name, words, _C.IN_POLICIES)}"
                 )
         self._set(";".join(_checked(fields, family)), family)
+        _check_algorithms(self.text, family)
 
     @classmethod
     def parse(cls, text: str, family: str = "conv") -> "Policy":
@@ -212,10 +215,18 @@ class Policy:
 
         Raises:
             TypeError: ``text`` is no text.
-            ValueError: ``text`` is no policy; the message names the part that is wrong.
+            ValueError: ``text`` is no policy, or chooses what there is not and does not fall back;
+                the message names the part that is wrong.
         """
         if not isinstance(text, str):
             raise TypeError(f"text: got {text!r} ({type(text).__name__}), wanted a policy text")
+        policy = cls._unchecked(text, family)
+        _check_algorithms(policy.text, family)
+        return policy
+
+    @classmethod
+    def _unchecked(cls, text: str, family: str = "conv") -> "Policy":
+        """As `parse`, where another level may say that what there is not falls back."""
         policy = cls.__new__(cls)
         policy._set(text, family)
         return policy
@@ -256,7 +267,8 @@ class Policy:
         known = (*passes_of(self.family), *_families(), *CONSTRAINTS)
         for name in changes:
             if name not in known:
-                raise TypeError(f"replace: got the keyword {name!r}, wanted {', '.join(known)}")
+                wanted = _C.wanted_words(name, list(known), _C.IN_POLICIES)
+                raise TypeError(f"replace: got the keyword {name!r}, {wanted}")
         gone = {field for name in changes for field in _fields(name, self.family)}
         kept = [part for part in self.text.split(";") if part.partition("=")[0] not in gone]
         return Policy.parse(";".join([*kept, *_checked(changes, self.family)]), self.family)
@@ -291,7 +303,7 @@ def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
         TypeError: It has a type that stands for no policy.
         ValueError: It is no policy.
     """
-    return Policy.parse(_text(policy, family) or "", family)
+    return Policy.parse(plain_text(policy, family) or "", family)
 
 
 def only_fields(policy: str, keys: Sequence[str]) -> str:
@@ -320,14 +332,43 @@ def check_pin(policy: Policy, name: str, argument: str = "policy") -> None:
     if not named or policy.get("on_unsupported") in FALLING_BACK:
         return
     known = algorithms_of(policy.family, name)
-    if pin not in known:
-        wanted = dict.fromkeys("graph:engN" if a.startswith("graph:") else a for a in known)
-        others = ", ".join(f"{family} ({family}={pin})" for family in _C.families_with(pin))
-        raise ValueError(
-            f"{argument}: got {pin!r} for {policy.family}_{name}, wanted one of "
-            f"{', '.join(wanted)}, or on_unsupported=fallback"
-            + (f"; it is an algorithm of {others}" if others else "")
+    if pin in known:
+        return
+    admitted = _admitted_backends(policy)
+    wanted = list(
+        dict.fromkeys(
+            "graph:engN" if backend == "graph" else algorithm
+            for algorithm in known
+            if (backend := algorithm.partition(":")[0]) in admitted
         )
+    )
+    of_backend = [one for one in wanted if one.startswith(pin.partition(":")[0] + ":")]
+    near = _C.nearest_words(pin, wanted) or of_backend[:5] or wanted[:5]
+    others = ", ".join(f"{family} ({family}={pin})" for family in _C.families_with(pin))
+    raise ValueError(
+        f"{argument}: got {pin!r} for {policy.family}_{name}, wanted one of "
+        f"{', '.join(near)}{'' if near == wanted else f' (all: {_C.IN_OPERATORS})'}, or "
+        "on_unsupported=fallback" + (f"; it is an algorithm of {others}" if others else "")
+    )
+
+
+def _admitted_backends(policy: Policy) -> list[str]:
+    said = policy.get("backends")
+    names = ["graph", "legacy", "aten", "cpu"] if said is None else said.split(",")
+    return [one for name in names for one in (["graph", "legacy"] if name == "cudnn" else [name])]
+
+
+@lru_cache(maxsize=1024)
+def _check_algorithms(text: str, family: str) -> None:
+    """`check_pin` of every pass of every family that a canonical text chooses for."""
+    policies = {family: Policy._unchecked(text, family)}
+    for field in fields_of(text):
+        key = field.partition("=")[0]
+        of, name = operators().get(key, (family, key))
+        if name in passes_of(of):
+            if of not in policies:
+                policies[of] = Policy._unchecked(_C.canonical_policy(text, family, of), of)
+            check_pin(policies[of], name)
 
 
 def refuse_once(argument: str, value: object) -> None:
@@ -375,12 +416,12 @@ def check_named_pins(policy: PolicyLike) -> None:
         # Its own operator's passes are written without the operator's name.
         if isinstance(policy, Policy) and policy.family != "conv":
             policy = _C.canonical_policy(policy.text, policy.family, "")
-        parts = fields_of(_text(policy, "conv") or "")
+        parts = fields_of(plain_text(policy, "conv") or "")
     falls_back = any(f"on_unsupported={action}" in parts for action in FALLING_BACK)
     for part in parts:
         family = _families().get(part.partition("=")[0])
         if family is not None and not falls_back:
-            check_pins(Policy.parse(part, family))
+            check_pins(Policy._unchecked(part, family))
 
 
 def without_options(algorithm: str) -> str:
@@ -408,7 +449,21 @@ def _text_for(family: str, text: str, written_for: str) -> str | None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _check_speaks_of(family: str, text: str) -> None:
+def _check_text(family: str, text: str) -> None:
+    """ValueError where no problem of a family could be chosen for by a text that it is given."""
+    try:
+        _check_text_alone(family, text)
+    except ValueError:
+        if others_spoken_of(text, family):
+            raise
+        # Also what flags and knobs say.
+        merged = Policy._unchecked(_C.resolved_policy(text, family), family)
+        if merged.get("on_unsupported") not in FALLING_BACK:
+            raise
+
+
+@lru_cache(maxsize=1024)
+def _check_text_alone(family: str, text: str) -> None:
     others = others_spoken_of(text, family)
     if others:
         raise ValueError(
@@ -416,36 +471,41 @@ def _check_speaks_of(family: str, text: str) -> None:
             f"({', '.join(passes_of(family))}): a text, a mapping, or Policy(..., "
             f"family={family!r})"
         )
+    _check_algorithms(_C.canonical_policy(text, family), family)
 
 
-@lru_cache
+@lru_cache(maxsize=1024)
 def others_spoken_of(text: str, family: str) -> tuple[str, ...]:
     """Whose algorithm a text chooses in other families, where it chooses none in this one."""
-    keys = [field.partition("=")[0] for field in fields_of(text)]
+    keys = [field.partition("=")[0] for field in fields_of(_C.canonical_policy(text, family))]
     if any(key in passes_of(family) for key in keys):
         return ()
     return tuple(key for key in keys if key in operators())
 
 
+def own_text(text: str, family: str) -> str:
+    """A canonical policy text without choices, where it chooses for other families alone."""
+    others = others_spoken_of(text, family)
+    return ";".join(one for one in fields_of(text) if one.partition("=")[0] not in others)
+
+
 def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
     """The text that an operator of a family takes for a policy; ``None`` where nothing is set.
-
-    A text is passed on as it is: the operator reads it, and says what is wrong with it.
 
     Raises:
         TypeError: ``policy`` has a type that stands for no policy.
         ValueError: ``policy`` is an integer other than -1 (integers name an algorithm of one
-            pass), a mapping with a value that its keyword does not take, or a `Policy` that chooses
-            for other families alone.
+            pass), a mapping with a value that its keyword does not take, or no policy; or it
+            chooses for other families alone, or what there is not, and does not fall back.
     """
-    text = _text(policy, family)
-    if text is not None and isinstance(policy, Policy):
-        _check_speaks_of(family, text)
+    text = plain_text(policy, family)
+    if text is not None:
+        _check_text(family, text)
     return text
 
 
-def _text(policy: PolicyLike, family: str) -> str | None:
-    """As `policy_text`, of a `Policy` for other families too."""
+def plain_text(policy: PolicyLike, family: str) -> str | None:
+    """As `policy_text`, of what chooses for other families too, and unchecked where it is text."""
     if policy is None:
         return None
     if isinstance(policy, str):
@@ -482,7 +542,7 @@ def text_for_all(policy: PolicyLike, family: str = "conv") -> str:
         TypeError: ``policy`` has a type that stands for no policy.
         ValueError: ``policy`` is no policy, or pins what there is not and does not fall back.
     """
-    words = fields_of(_text(policy, family) or "")
+    words = fields_of(plain_text(policy, family) or "")
     for_all = [word for word in words if word in FOR_ALL]
     rest = _C.canonical_policy(";".join(word for word in words if word not in FOR_ALL), family, "")
     check_named_pins(rest)
@@ -498,7 +558,8 @@ def operator_info(family: str) -> dict[str, Any]:
     """
     known = {op["family"]: op for op in _C.operators()}
     if family not in known:
-        raise ValueError(f"family: got {family!r}, wanted one of {', '.join(known)}")
+        wanted = _C.wanted_words(str(family), list(known), _C.IN_OPERATORS)
+        raise ValueError(f"family: got {family!r}, {wanted}")
     return known[family]
 
 

@@ -351,7 +351,7 @@ def _entry(value: object) -> TableEntry:
             raise ValueError(f"{name} is {value.get(name)!r}, wanted a {kind.__name__}")
     unknown = sorted(value.keys() - _ENTRY_FIELDS.keys())
     if unknown:
-        raise ValueError(f"got the unknown fields {', '.join(unknown)}")
+        raise ValueError(f"got the unknown {_of_fields(unknown, _ENTRY_FIELDS)}")
     json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
     value = value | {"problem": _C.canonical_problem(value["problem"])}
     problem = _C.problem_info(value["problem"])
@@ -366,7 +366,8 @@ def _entry(value: object) -> TableEntry:
             wanted = ", ".join(MEASUREMENT_FIELDS)
             raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
         if unknown := sorted(row.keys() - MEASUREMENT_FIELDS.keys()):
-            raise ValueError(f"got the unknown fields {', '.join(unknown)} of a measurement")
+            fields = _of_fields(unknown, MEASUREMENT_FIELDS)
+            raise ValueError(f"got a measurement with the unknown {fields}")
         for name, kinds in MEASUREMENT_FIELDS.items():
             _check_field(name, row.get(name), kinds)
         row["algorithm"] = _C.canonical_algorithm(row["algorithm"], problem["op"])
@@ -377,6 +378,13 @@ def _entry(value: object) -> TableEntry:
     if repeated:
         raise ValueError(f"got several measurements of {', '.join(repeated)}, wanted one of each")
     return cast("TableEntry", value)
+
+
+def _of_fields(unknown: list[str], known: Iterable[str]) -> str:
+    words = [*known]
+    near = [word for name in unknown for word in _C.nearest_words(name, words)]
+    hint = f" (the nearest: {', '.join(dict.fromkeys(near))})" if near else ""
+    return f"fields {', '.join(unknown)}{hint}, wanted {', '.join(words)}"
 
 
 def _check_field(name: str, value: object, kinds: tuple[type, ...]) -> None:

@@ -326,9 +326,10 @@ def read_problems(source: str | Path) -> list[Layer]:
         name = str(path).removeprefix("problems/")
         path = shipped.get(name) or PROBLEM_FOLDER / name
         if path not in shipped.values():
+            near = _C.nearest_words(name, list(shipped))
             raise ValueError(
                 f"got {str(source)!r}, wanted a file of problem lines or one of "
-                f"{', '.join(shipped)}"
+                f"{', '.join(shipped)}{'; the nearest: ' if near else ''}{', '.join(near)}"
             )
     layers = []
     for number, line in enumerate(read_lines(path), 1):
@@ -1486,9 +1487,8 @@ def _torchvision_model(name: str, device: str) -> tuple[nn.Module, tuple[int, ..
         if name in names:
             with torch.device(device):
                 return models.get_model(name, weights=None, **arguments), frames
-    raise ValueError(
-        f"got {name!r}, wanted module:callable or one of torchvision's: {', '.join(known)}"
-    )
+    wanted = _C.wanted_words(name, known, "torchvision.models.list_models()")
+    raise ValueError(f"got {name!r}, wanted module:callable or one of torchvision's: {wanted}")
 
 
 def _model_of_callable(name: str) -> tuple[nn.Module, Any]:

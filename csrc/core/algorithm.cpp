@@ -7,6 +7,7 @@
 #include <cctype>
 
 #include "core/backend.h"
+#include "core/text.h"
 
 namespace torch_cudnn_ext {
 
@@ -110,6 +111,7 @@ std::string Algorithm::text() const {
 }
 
 Algorithm parse_algorithm(std::string_view text) {
+  check_length("algorithm text", text, kMaxAlgorithm);
   std::string whole(text);
   size_t colon = text.find(':');
   TORCH_CHECK_VALUE(colon != std::string_view::npos, "algorithm text: '", whole,
@@ -156,6 +158,7 @@ const MathType* find_math_type(std::string_view text) {
 
 Algorithm resolve_algorithm(std::string_view text, const std::string& op,
                             const std::vector<LegacyName>& legacy_names) {
+  check_length("algorithm text", text, kMaxAlgorithm);
   if (text.find(':') == std::string_view::npos) {
     size_t slash = text.find('/');
     const LegacyName* found = find_legacy(text.substr(0, slash), legacy_names);

@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include "core/text.h"
+
 namespace torch_cudnn_ext {
 
 namespace {
@@ -28,21 +30,22 @@ const Operator& find_operator(std::string_view family) {
   for (const auto& entry : operators()) {
     if (entry.family == family) return *entry.op;
   }
-  std::string known;
-  for (const auto& entry : operators()) known += c10::str(known.empty() ? "" : ", ", entry.family);
-  TORCH_CHECK_VALUE(false, "operator family is '", family, "', wanted one of ", known);
+  std::vector<std::string> known;
+  for (const auto& entry : operators()) known.emplace_back(entry.family);
+  TORCH_CHECK_VALUE(false, "operator family is '", family, "', ",
+                    wanted_words(family, known, kInOperators));
 }
 
 std::pair<const Operator*, std::string> find_pass(const std::string& op) {
-  std::string known;
+  std::vector<std::string> known;
   for (const auto& entry : operators()) {
     for (const std::string& pass : entry.op->passes()) {
       std::string name = c10::str(entry.family, "_", pass);
       if (name == op) return {entry.op.get(), pass};
-      known += c10::str(known.empty() ? "" : ", ", name);
+      known.push_back(std::move(name));
     }
   }
-  TORCH_CHECK_VALUE(false, "op is '", op, "', wanted one of ", known);
+  TORCH_CHECK_VALUE(false, "op is '", op, "', ", wanted_words(op, known, kInOperators));
 }
 
 const Operator& operator_of(const Problem& problem) { return find_operator(family_of(problem)); }

@@ -17,6 +17,7 @@
 #include "core/backend.h"
 #include "core/handed.h"
 #include "core/operator.h"
+#include "core/text.h"
 #include "core/words.h"
 
 namespace torch_cudnn_ext {
@@ -49,19 +50,27 @@ constexpr Word<Choice::Kind> kChoices[] = {
     {Choice::Kind::autotune, "time_on_shape_change"}};
 
 bool bool_value(std::string_view key, std::optional<std::string_view> text) {
-  if (!text || *text == "true" || *text == "1") return true;
-  TORCH_CHECK_VALUE(*text == "false" || *text == "0", "policy text: ", key, " is '", *text,
-                    "', wanted true or false");
-  return false;
+  if (!text) return true;
+  std::string word = in_lower_case(*text);
+  for (const char* yes : {"true", "yes", "on", "1"}) {
+    if (word == yes) return true;
+  }
+  for (const char* no : {"false", "no", "off", "0"}) {
+    if (word == no) return false;
+  }
+  TORCH_CHECK_VALUE(false, "policy text: ", key, " is '", *text,
+                    "', wanted true or false (also yes, on, 1 and no, off, 0)");
 }
 
+// The largest first: of two in which a size is exact, the first one is written.
 struct Unit {
   const char* suffix;
   int64_t bytes;
 };
 constexpr Unit kUnits[] = {
-    {"GiB", int64_t{1} << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"GB", 1000000000},
-    {"MB", 1000000},           {"kB", 1000},     {"B", 1},         {"", 1}};
+    {"TiB", int64_t{1} << 40}, {"TB", 1000000000000}, {"GiB", int64_t{1} << 30},
+    {"GB", 1000000000},        {"MiB", 1 << 20},      {"MB", 1000000},
+    {"KiB", 1 << 10},          {"kB", 1000},          {"B", 1}};
 
 bool ends_with(std::string_view text, std::string_view suffix) {
   return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
@@ -77,11 +86,13 @@ std::string_view without_blanks(std::string_view text) {
 void read_max_workspace(std::string_view text, Policy& policy) {
   auto number = [&](std::string_view digits) {
     double value = 0;
+    digits = without_blanks(digits);
     auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     bool valid = error == std::errc() && end == digits.data() + digits.size() && digits[0] != '.' &&
                  digits.find_first_not_of("0123456789.") == std::string_view::npos;
     TORCH_CHECK_VALUE(valid, "policy text: max_workspace is '", text,
-                      "', wanted bytes, e.g. 0, 1048576, 64MiB, or a share of memory, e.g. 20%");
+                      "', wanted bytes, e.g. 0, 1048576, 64MiB or 64MB, or a share of memory, e.g. "
+                      "20%");
     return value;
   };
   if (ends_with(text, "%")) {
@@ -91,15 +102,24 @@ void read_max_workspace(std::string_view text, Policy& policy) {
     policy.max_workspace_percent = percent;
     return;
   }
-  for (const Unit& unit : kUnits) {
-    if (!ends_with(text, unit.suffix)) continue;
-    double count = number(text.substr(0, text.size() - std::string_view(unit.suffix).size()));
-    double bytes = count * static_cast<double>(unit.bytes);
-    TORCH_CHECK_VALUE(bytes <= 0x1p63, "policy text: max_workspace is '", text,
-                      "', wanted less than 2^63 bytes");
-    policy.max_workspace_bytes = bytes < 0x1p63 ? static_cast<int64_t>(bytes) : INT64_MAX;
-    return;
+  std::string lower = in_lower_case(text);
+  bool has_half_a_unit =
+      !lower.empty() && std::string_view("kmgt").find(lower.back()) != std::string_view::npos;
+  TORCH_CHECK_VALUE(!has_half_a_unit, "policy text: max_workspace is '", text,
+                    "', wanted a unit of powers of 1000, e.g. 64MB, or of 1024, e.g. 64MiB");
+  std::string_view digits = text;
+  Unit unit{"", 1};
+  for (const Unit& known : kUnits) {
+    if (!ends_with(lower, in_lower_case(known.suffix))) continue;
+    unit = known;
+    digits.remove_suffix(std::string_view(known.suffix).size());
+    break;
   }
+  double bytes = number(digits) * static_cast<double>(unit.bytes);
+  TORCH_CHECK_VALUE(bytes <= 0x1p63, "policy text: max_workspace is '", text,
+                    "', wanted less than 2^63 bytes");
+  policy.max_workspace_bytes = bytes < 0x1p63 ? static_cast<int64_t>(bytes) : INT64_MAX;
+  policy.max_workspace_unit = unit.suffix;
 }
 
 // "f32" for all types, or "f16:f32,bf16:f32" for those that it names.
@@ -146,9 +166,17 @@ std::string compute_text(const ComputeByType& compute) {
   return out;
 }
 
-std::string bytes_text(int64_t bytes) {
-  for (const Unit& unit : {kUnits[0], kUnits[1], kUnits[2]}) {
-    if (bytes != 0 && bytes % unit.bytes == 0) return c10::str(bytes / unit.bytes, unit.suffix);
+// In the unit in which they were given, or else in the largest, in which they are exact.
+std::string bytes_text(int64_t bytes, std::string_view given_in) {
+  for (const Unit& unit : kUnits) {
+    if (given_in == unit.suffix && bytes % unit.bytes == 0) {
+      return c10::str(bytes / unit.bytes, unit.suffix);
+    }
+  }
+  for (const Unit& unit : kUnits) {
+    if (unit.bytes > 1 && bytes != 0 && bytes % unit.bytes == 0) {
+      return c10::str(bytes / unit.bytes, unit.suffix);
+    }
   }
   return std::to_string(bytes);
 }
@@ -202,6 +230,29 @@ std::string ops_that_fit(std::string_view text) {
   return list;
 }
 
+// All that a choice of a pass may be, in the spelling of `text`: with a backend or without.
+std::vector<std::string> choices_of(std::string_view text, const Operator& op,
+                                    const std::string& pass) {
+  std::vector<std::string> known;
+  size_t colon = text.find(':');
+  if (colon == std::string_view::npos) {
+    for (const auto& word : kChoices) known.emplace_back(word.text);
+    for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
+  }
+  std::string prefix = colon == std::string_view::npos ? "" : "legacy:";
+  for (const LegacyName& name : op.legacy_names(pass)) {
+    known.push_back(prefix + name.name);
+    if (name.theano_name != nullptr) known.push_back(prefix + name.theano_name);
+    known.push_back(prefix + name.enumerator);
+  }
+  return known;
+}
+
+std::string nearest_text(std::string_view text, const std::vector<std::string>& known) {
+  std::vector<std::string> near = nearest_words(text.substr(0, text.find('/')), known);
+  return near.empty() ? "" : c10::str("; the nearest: ", c10::Join(", ", near));
+}
+
 // nullopt: not pinned.
 std::optional<Choice> read_choice(std::string_view text, const Operator& op,
                                   const std::string& pass) {
@@ -214,13 +265,40 @@ std::optional<Choice> read_choice(std::string_view text, const Operator& op,
     return Choice{Choice::Kind::pinned, resolve_algorithm(text, op_name, op.legacy_names(pass))};
   } catch (const c10::ValueError& error) {
     std::string fits = ops_that_fit(text);
-    TORCH_CHECK_VALUE(false, error.what_without_backtrace(),
-                      fits.empty() ? "" : c10::str("; it is one of ", fits));
+    std::string hint = fits.empty() ? nearest_text(text, choices_of(text, op, pass))
+                                    : c10::str("; it is one of ", fits);
+    TORCH_CHECK_VALUE(false, error.what_without_backtrace(), hint, "; all: ", kInTexts);
   }
 }
 
 void set_choice(Policy& policy, const std::string& op_name, std::optional<Choice> choice) {
   if (choice) policy.choices[op_name] = *std::move(choice);
+}
+
+// What a policy's text may say: fields, words for all passes, and of passes one by one.
+std::vector<std::string> fields_of_policies(const std::string& family) {
+  std::vector<std::string> known{"max_workspace", "prefer", "backends", "on_unsupported",
+                                 "compute"};
+  for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
+  for (const std::string& pass : find_operator(family).passes()) known.push_back(pass);
+  for (const Operator* op : all_operators()) {
+    known.emplace_back(op->family());
+    for (const std::string& pass : op->passes()) known.push_back(c10::str(op->family(), "_", pass));
+  }
+  return known;
+}
+
+// Of what is no algorithm of any pass, and no other word.
+[[noreturn]] void refuse_word(std::string_view word, const Operator& op) {
+  std::vector<std::string> known = fields_of_policies(op.family());
+  for (const std::string& pass : op.passes()) {
+    for (std::string& choice : choices_of(word, op, pass)) known.push_back(std::move(choice));
+  }
+  std::string fits = ops_that_fit(word);
+  TORCH_CHECK_VALUE(false, "policy text: '", word, "' is no choice for all passes of ", op.family(),
+                    ", nor a field",
+                    fits.empty() ? nearest_text(word, known) : c10::str("; it is one of ", fits),
+                    "; all: ", kInPolicies, " and ", kInTexts);
 }
 
 void read_word_for_all_passes(Policy& policy, std::string_view word, const std::string& family) {
@@ -230,18 +308,25 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const std::
                     "' is an integer for all passes, but integers mean different algorithms in "
                     "different passes; write fwd=",
                     word);
-  std::string problems;
+  std::vector<std::string> fitting, others;
+  std::string reason;
   for (const std::string& pass : op.passes()) {
     try {
       set_choice(policy, c10::str(family, "_", pass), read_choice(word, op, pass));
+      fitting.push_back(pass);
     } catch (const c10::ValueError& error) {
-      problems += c10::str("\n  ", pass, ": ", error.what_without_backtrace());
+      others.push_back(pass);
+      if (reason.empty()) reason = error.what_without_backtrace();
     }
   }
-  TORCH_CHECK_VALUE(problems.empty(), "policy text: '", word,
-                    "' is meant for all passes but does not fit them all:", problems,
-                    "\n  wanted an algorithm of every pass, or pass=algorithm, or one of the "
-                    "constraints (max_workspace, deterministic, allow_tf32, ...)");
+  if (others.empty()) return;
+  bool is_algorithm = word.find(':') != std::string_view::npos;
+  if (fitting.empty() && !is_algorithm) refuse_word(word, op);
+  TORCH_CHECK_VALUE(!fitting.empty(), "policy text: '", word, "' is no choice for all passes of ",
+                    family, ": ", reason);
+  TORCH_CHECK_VALUE(false, "policy text: '", word, "' is meant for all passes but does not fit ",
+                    c10::Join(", ", others), ", wanted ", fitting[0], "=", word,
+                    ", or an algorithm of every pass; all: ", kInTexts);
 }
 
 // "fwd" of the given family, "conv_fwd" of any, or "conv" for all its passes. False when the key is
@@ -279,10 +364,8 @@ void read_field(Policy& policy, std::string_view key, std::optional<std::string_
   }
   if (key == "backends") return void(policy.backends = read_backends(must()));
   if (key == "compute") return void(policy.compute = read_compute(must()));
-  std::string known;
   for (const BooleanField& field : kBooleanFields) {
     if (key == field.name) return void(policy.*field.value = bool_value(key, value));
-    known += c10::str(field.name, ", ");
   }
   if (value && read_pass(policy, key, *value, family)) return;
   if (!value && pass.empty()) return read_word_for_all_passes(policy, key, family);
@@ -290,10 +373,8 @@ void read_field(Policy& policy, std::string_view key, std::optional<std::string_
     return set_choice(policy, c10::str(family, "_", pass),
                       read_choice(key, find_operator(family), pass));
   }
-  std::string passes;
-  for (const std::string& pass : find_operator(family).passes()) passes += pass + ", ";
-  TORCH_CHECK_VALUE(false, "policy text: the key '", key, "' is unknown, wanted one of ", passes,
-                    "max_workspace, prefer, ", known, "backends, on_unsupported, compute");
+  TORCH_CHECK_VALUE(false, "policy text: the key '", key, "' is unknown, ",
+                    wanted_words(key, fields_of_policies(family), kInPolicies));
 }
 
 template <class T>
@@ -304,6 +385,13 @@ void take_if_unset(std::optional<T>& strong, const std::optional<T>& weak) {
 template <class T>
 void take_smaller(std::optional<T>& strong, const std::optional<T>& weak) {
   if (weak && (!strong || *weak < *strong)) strong = weak;
+}
+
+// The smaller cap, with the unit of the one that is taken.
+void take_smaller_cap(Policy& strong, const Policy& weak) {
+  const std::optional<int64_t> before = strong.max_workspace_bytes;
+  take_smaller(strong.max_workspace_bytes, weak.max_workspace_bytes);
+  if (strong.max_workspace_bytes != before) strong.max_workspace_unit = weak.max_workspace_unit;
 }
 
 std::mutex policy_mutex;                     // guards the policies of the process, and interned()
@@ -430,6 +518,7 @@ int narrowness(std::string_view key) {
 // field that stands twice the last one holds, though all are read: caps in bytes and in percent are
 // two.
 Policy parse(std::string_view text, const std::string& family, const std::string& pass) {
+  check_length("policy text", text);
   std::vector<std::string_view> words, fields;
   bool more = !text.empty();
   while (more) {
@@ -458,14 +547,17 @@ Policy parse(std::string_view text, const std::string& family, const std::string
   std::stable_sort(fields.begin(), fields.end(), [&](std::string_view a, std::string_view b) {
     return narrowness(key_of(a)) < narrowness(key_of(b));
   });
+  std::map<std::pair<std::string_view, bool>, size_t> last;  // by key, and whether in percent
+  auto name_of = [&](std::string_view field) {
+    return std::make_pair(key_of(field), ends_with(field, "%"));
+  };
+  for (size_t i = 0; i < fields.size(); ++i) last[name_of(fields[i])] = i;
   for (auto field = fields.begin(); field != fields.end(); ++field) {
     std::string_view key = key_of(*field);
     std::optional<std::string_view> value;
     size_t equals = field->find('=');
     if (equals != std::string_view::npos) value = without_blanks(field->substr(equals + 1));
-    bool stands_again = std::any_of(field + 1, fields.end(), [&](std::string_view later) {
-      return key_of(later) == key && ends_with(later, "%") == ends_with(*field, "%");
-    });
+    bool stands_again = last[name_of(*field)] > static_cast<size_t>(field - fields.begin());
     Policy overruled;
     read_field(stands_again ? overruled : policy, key, value, family, pass);
   }
@@ -476,6 +568,7 @@ Policy parse(std::string_view text, const std::string& family, const std::string
 Policy constraints_that_add_up(const Policy& level) {
   Policy kept;
   kept.max_workspace_bytes = level.max_workspace_bytes;
+  kept.max_workspace_unit = level.max_workspace_unit;
   kept.max_workspace_percent = level.max_workspace_percent;
   kept.deterministic = level.deterministic;
   return kept;
@@ -551,7 +644,9 @@ std::string Policy::text(const std::string& family) const {
       add(c10::str(op->family() == family ? pass : op_name, "=", found->second.text()));
     }
   }
-  if (max_workspace_bytes) add("max_workspace=" + bytes_text(*max_workspace_bytes));
+  if (max_workspace_bytes) {
+    add("max_workspace=" + bytes_text(*max_workspace_bytes, max_workspace_unit));
+  }
   if (max_workspace_percent) {
     // All digits, and no exponent: reading it again gives the same.
     char digits[400];
@@ -580,6 +675,7 @@ std::string Policy::constraints_text(const Problem& problem) const {
   kept.fastest.reset();
   kept.on_unsupported.reset();
   kept.compute = {};  // the problem holds it
+  kept.max_workspace_unit = {};
   // Spelled in one way: what is off by default is left out.
   for (const BooleanField& field : kBooleanFields) {
     if (kept.*field.value == false) (kept.*field.value).reset();
@@ -643,7 +739,7 @@ Policy parse_policy_of(const std::string& op, std::string_view text) {
 Policy merge(const Policy& stronger, const Policy& weaker) {
   Policy out = stronger;
   for (const auto& [op, choice] : weaker.choices) out.choices.emplace(op, choice);
-  take_smaller(out.max_workspace_bytes, weaker.max_workspace_bytes);
+  take_smaller_cap(out, weaker);
   take_smaller(out.max_workspace_percent, weaker.max_workspace_percent);
   if (weaker.deterministic.value_or(false)) out.deterministic = true;
   for (const BooleanField& field : kBooleanFields) {

@@ -57,6 +57,7 @@ struct ComputeByType {
 struct Policy {
   std::map<std::string, Choice> choices;  // by operator and pass: "conv_fwd"
   std::optional<int64_t> max_workspace_bytes;
+  std::string_view max_workspace_unit;          // in which it was given ("MiB"), if in one
   std::optional<double> max_workspace_percent;  // of the device's memory
   std::optional<bool> deterministic, allow_tf32, allow_down_convert, allow_reduced_range;
   std::optional<bool> benchmark, fastest;

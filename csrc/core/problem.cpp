@@ -1,10 +1,13 @@
 #include "core/problem.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "core/field_forms.h"
+#include "core/text.h"
 #include "core/words.h"
 
 namespace torch_cudnn_ext {
@@ -310,6 +313,44 @@ struct NameLister {
     out.emplace_back(name);
   }
   void layout_field(const char* name, const TensorSpec&) { out.emplace_back(name); }
+};
+
+// What their values may look like.
+struct FormLister {
+  std::vector<std::pair<std::string, std::vector<std::string>>>& out;
+
+  static std::vector<std::string> forms(const TensorSpec&) {
+    std::vector<std::string> list;
+    for (const auto& dtype : kDtypes) {
+      for (const std::string& layout : layouts()) {
+        list.push_back(c10::str(dtype.text, "[", kNumbers, "]", layout));
+      }
+    }
+    return list;
+  }
+  static std::vector<std::string> forms(int64_t) { return {std::string(1, kNumbers)}; }
+  static std::vector<std::string> forms(double) { return {std::string(1, kNumbers)}; }
+  static std::vector<std::string> forms(const Dims&) { return {std::string(1, kNumbers)}; }
+  template <class T>
+  static std::vector<std::string> forms(T) {
+    std::vector<std::string> list;
+    for (const auto& word : words_of(T{})) list.emplace_back(word.text);
+    return list;
+  }
+  template <class T>
+  static std::vector<std::string> forms(const std::optional<T>&) {
+    std::vector<std::string> list = forms(T{});
+    list.emplace_back("");
+    return list;
+  }
+  static std::vector<std::string> layouts() {
+    return {":nchw", ":nhwc", c10::str(":s(", kNumbers, ")")};
+  }
+  template <class T>
+  void field(const char* name, const T& value) {
+    out.emplace_back(name, forms(value));
+  }
+  void layout_field(const char* name, const TensorSpec&) { out.emplace_back(name, layouts()); }
 };
 
 // Reads the same fields, in the same order.
@@ -668,7 +709,7 @@ namespace {
 
 // Tries one alternative of the variant after another: the first word says which it is.
 template <size_t Index = 0>
-Problem problem_from_word(std::string_view word, std::string known = "") {
+Problem problem_from_word(std::string_view word, std::vector<std::string> known = {}) {
   if constexpr (Index < std::variant_size_v<Problem>) {
     using P = std::variant_alternative_t<Index, Problem>;
     P problem;
@@ -678,11 +719,12 @@ Problem problem_from_word(std::string_view word, std::string known = "") {
         problem.pass = pass.value;
         return problem;
       }
-      known += known.empty() ? op : ", " + op;
+      known.push_back(std::move(op));
     }
-    return problem_from_word<Index + 1>(word, known);
+    return problem_from_word<Index + 1>(word, std::move(known));
   }
-  TORCH_CHECK_VALUE(false, "problem text: starts with '", word, "', wanted one of ", known);
+  TORCH_CHECK_VALUE(false, "problem text: starts with '", word, "', ",
+                    wanted_words(word, known, kInOperators));
 }
 
 }  // namespace
@@ -704,7 +746,31 @@ std::vector<std::string> field_names(std::string_view op) {
   return out;
 }
 
+std::vector<std::pair<std::string, std::vector<std::string>>> field_forms(std::string_view op) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> out;
+  Problem problem = problem_from_word(op);
+  std::visit(
+      [&](const auto& p) { std::decay_t<decltype(p)>::fields(p, EachField<FormLister>{{out}}); },
+      problem);
+  return out;
+}
+
+namespace {
+
+[[noreturn]] void refuse_key(std::string_view key, std::string_view op) {
+  std::vector<std::string> names = field_names(op), near;
+  bool is_known = std::find(names.begin(), names.end(), key) != names.end();
+  if (!is_known) near = nearest_words(key, names);
+  TORCH_CHECK_VALUE(false, "problem text: the key '", key, "' is ",
+                    is_known ? "out of order, or given before" : "unknown",
+                    near.empty() ? "" : c10::str(" (the nearest: ", c10::Join(", ", near), ")"),
+                    ", wanted in this order: ", c10::Join(", ", names));
+}
+
+}  // namespace
+
 Problem parse_problem(std::string_view text) {
+  check_length("problem text", text);
   TextReader reader;
   std::string_view first;
   bool seen_first = false;
@@ -730,10 +796,9 @@ Problem parse_problem(std::string_view text) {
   std::visit(
       [&](auto& p) {
         std::decay_t<decltype(p)>::fields(p, reader);
-        TORCH_CHECK_VALUE(reader.next == reader.tokens.size(), "problem text: the key '",
-                          reader.tokens[reader.next].first,
-                          "' is unknown, out of order, or given before, wanted in this order: ",
-                          c10::Join(", ", field_names(first)));
+        if (reader.next != reader.tokens.size()) {
+          refuse_key(reader.tokens[reader.next].first, first);
+        }
         p.validate();
         p.canonicalise();
       },

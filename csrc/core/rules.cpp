@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/field_forms.h"
 #include "core/operator.h"
+#include "core/text.h"
 
 namespace torch_cudnn_ext {
 
@@ -34,18 +36,6 @@ auto& rules() {
 Policy& pins_of_cudnn() {
   static auto* pins = new Policy();
   return *pins;
-}
-
-bool glob_matches(std::string_view glob, std::string_view text) {
-  if (glob.empty()) return text.empty();
-  if (glob[0] == '*') {
-    for (size_t i = 0; i <= text.size(); ++i) {
-      if (glob_matches(glob.substr(1), text.substr(i))) return true;
-    }
-    return false;
-  }
-  bool same = !text.empty() && (glob[0] == '?' || glob[0] == text[0]);
-  return same && glob_matches(glob.substr(1), text.substr(1));
 }
 
 bool matches(const Rule& rule, const std::string& op,
@@ -104,7 +94,35 @@ std::string canonical_value(const std::string& op, const std::string& key, std::
   return value;
 }
 
+// A field's glob that no problem's value matches would leave a rule without effect.
+void check_glob(const std::string& glob, const std::string& key,
+                const std::vector<std::string>& forms) {
+  bool can = std::any_of(forms.begin(), forms.end(),
+                         [&](const std::string& form) { return glob_can_match(glob, form); });
+  if (can) return;
+  bool of_words = std::all_of(forms.begin(), forms.end(), [](const std::string& form) {
+    return form.find(kNumbers) == std::string::npos && form.find(':') == std::string::npos;
+  });
+  std::string wanted;
+  if (of_words) {
+    std::vector<std::string> words;
+    for (const std::string& form : forms) {
+      if (!form.empty()) words.push_back(form);
+    }
+    wanted = wanted_words(glob, words, kInTexts);
+  } else if (forms.front().front() == kNumbers) {
+    wanted = "wanted a number, or a list of numbers such as 1,2, in which * and ? may stand";
+  } else if (forms.front().front() == ':') {
+    wanted = "wanted a layout: :nchw, :nhwc or :s(strides), in which * and ? may stand";
+  } else {
+    wanted = c10::str("wanted dtype[sizes]:layout, in which * and ? may stand, e.g. ", key,
+                      "=*[64,64,3,3]*");
+  }
+  TORCH_CHECK_VALUE(false, "when: '", key, "=", glob, "' can match no problem, ", wanted);
+}
+
 Rule parse_rule(std::string_view matcher, std::string_view use) {
+  check_length("when: matcher", matcher);
   std::string text(matcher);
   std::vector<std::string> words;
   for (size_t begin = 0; (begin = text.find_first_not_of(' ', begin)) != std::string::npos;) {
@@ -116,19 +134,25 @@ Rule parse_rule(std::string_view matcher, std::string_view use) {
                     "when: the matcher is empty, wanted an operator and pass, then "
                     "key=glob pairs: 'conv_fwd w=*[64,64,3,3]* pad=1'");
   Rule rule{0, words[0], {}, {}, ""};
-  std::vector<std::string> names = field_names(rule.op);
+  auto fields = field_forms(rule.op);
+  std::vector<std::string> names;
+  for (const auto& field : fields) names.push_back(field.first);
   for (size_t i = 1; i < words.size(); ++i) {
     size_t equals = words[i].find('=');
     TORCH_CHECK_VALUE(equals != std::string::npos, "when: '", words[i],
                       "' is not of the form key=glob");
     std::string key = words[i].substr(0, equals);
-    TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), key) != names.end(), "when: ", rule.op,
-                      " has no field '", key, "', wanted one of ", c10::Join(", ", names));
+    auto field = std::find_if(fields.begin(), fields.end(),
+                              [&](const auto& one) { return one.first == key; });
+    TORCH_CHECK_VALUE(field != fields.end(), "when: ", rule.op, " has no field '", key, "', ",
+                      wanted_words(key, names, kInTexts));
     for (const auto& glob : rule.globs) {
       TORCH_CHECK_VALUE(glob.first != key, "when: '", matcher, "' has the field '", key,
                         "' twice, wanted it once");
     }
-    rule.globs.emplace_back(key, canonical_value(rule.op, key, words[i].substr(equals + 1)));
+    std::string glob = canonical_value(rule.op, key, words[i].substr(equals + 1));
+    check_glob(glob, key, field->second);
+    rule.globs.emplace_back(key, std::move(glob));
   }
   rule.use = parse_policy_of(rule.op, use);
   TORCH_CHECK_VALUE(!rule.use.compute.is_set(), "when: use='", use,

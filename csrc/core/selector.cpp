@@ -270,6 +270,7 @@ class Decider {
   std::pair<std::shared_ptr<Decision>, std::shared_ptr<Plan>> decide() {
     auto start = Clock::now();
     Found found = find();
+    warn_of_share();
     if (found.plan != nullptr) {
       decision_->algorithm = found.plan->algorithm;
       double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -281,14 +282,33 @@ class Decider {
   }
 
   std::string error_of_pin(const Algorithm& algorithm, const std::string& reason) {
-    return c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
-                    " cannot run: ", reason, of_others(algorithm),
-                    where_it_failed(problem_, device_, policy_),
-                    "\n  would work: ", alternatives(algorithm),
-                    "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)");
+    std::string error = c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
+                                 " cannot run: ", reason, of_others(algorithm),
+                                 where_it_failed(problem_, device_, policy_));
+    if (op_.forward_of(problem_)) return error;  // what it reads is its forward's alone
+    std::string others = alternatives(algorithm);
+    bool can_fall_back = !others.empty();
+    if (!can_fall_back && policy_.policy.backends) {
+      can_fall_back = first_in_order(of_all_backends(), kBeyondBackends).plan != nullptr;
+    }
+    error += "\n  would work: " + (others.empty() ? "none under these constraints" : others);
+    if (can_fall_back) {
+      error += "\n  (on_unsupported=warn or fallback takes the heuristic's choice instead)";
+    }
+    return error;
   }
 
  private:
+  // The same text for all problems, so that Python says it once a line.
+  void warn_of_share() {
+    Policy share;
+    share.max_workspace_percent = policy_.policy.max_workspace_percent;
+    if (!share.max_workspace_percent || device_.kind != Device::Kind::cpu) return;
+    add_warning(c10::str(share.text(""), " is of the machine's memory on the CPU (",
+                         *share.workspace_cap(device_) >> 20,
+                         " MiB), and of a GPU's there; wanted a size, e.g. 64MiB, or none"));
+  }
+
   Found find() {
     const Choice* chosen = find_choice();
     if (!decision_->error.empty()) return {};
@@ -485,8 +505,7 @@ class Decider {
     return "; it is an algorithm of " + c10::Join(", ", families);
   }
 
-  // Some others that can run, also where only a run tells the workspace. Not all: cuDNN may take
-  // seconds to build one.
+  // Some others that can run; empty where none can. Not all: cuDNN may take seconds to build one.
   std::string alternatives(const Algorithm& pinned) {
     constexpr int kShown = 8;
     std::string out;
@@ -497,13 +516,14 @@ class Decider {
           return entry.first == algorithm.text();
         });
         if (tried || algorithm == pinned) continue;
+        if (find_refusal(plan_key(problem_, algorithm, policy_, device_))) continue;
         auto result = build_usable(problem_, algorithm, policy_, device_);
         if (std::holds_alternative<Unsupported>(result)) continue;
         if (count++ == kShown) return out + " and others";
         out += (out.empty() ? "" : ", ") + algorithm.text();
       }
     }
-    return out.empty() ? "none under these constraints" : out;
+    return out;
   }
 
   Found find_tuned(bool asked_for) {

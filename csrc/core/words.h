@@ -6,6 +6,9 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "core/text.h"
 
 namespace torch_cudnn_ext {
 
@@ -27,12 +30,12 @@ const char* word_text(const Word<T> (&words)[Count], T value) {
 // Throws ValueError; `what` says what is being read: "policy text: prefer".
 template <class T, size_t Count>
 T word_value(const Word<T> (&words)[Count], std::string_view what, std::string_view text) {
-  std::string known;
+  std::vector<std::string> known;
   for (const auto& word : words) {
     if (text == word.text) return word.value;
-    known += known.empty() ? word.text : c10::str(", ", word.text);
+    known.emplace_back(word.text);
   }
-  TORCH_CHECK_VALUE(false, what, " is '", text, "', wanted one of ", known);
+  TORCH_CHECK_VALUE(false, what, " is '", text, "', ", wanted_words(text, known, kInTexts));
 }
 
 }  // namespace torch_cudnn_ext

@@ -15,10 +15,12 @@ from torch_cudnn_ext.policy import (
     PolicyLike,
     as_policy,
     check_pins,
+    fields_of,
     not_pinned,
     passes_of,
     policy_text,
 )
+from torch_cudnn_ext.warning import warn
 
 T = TypeVar("T")
 
@@ -144,10 +146,24 @@ class Tunable(torch.nn.Module):
     def fastest(self) -> Self:
         """Autotune all passes for time alone; drops the pins and the `workspace_limit`.
 
+        What is dropped is warned of.
+
         Returns:
             The module.
         """
-        self.policy = self._unchosen().replace(max_workspace=None, fastest=True)
+        policy = self._unchosen().replace(max_workspace=None, fastest=True)
+        kept = fields_of(policy.text)
+        dropped = [
+            field
+            for field in fields_of(self._policy)
+            if field not in kept and not field.endswith(("=autotune", "=heuristic"))
+        ]
+        if dropped:
+            warn(
+                f"{type(self).__name__}.fastest: drops {';'.join(dropped)}, wanted: "
+                "reset_mode() and workspace_limit=None before, to say so"
+            )
+        self.policy = policy
         return self
 
     @property

@@ -62,8 +62,9 @@ def _operator_called(op: str | None, pass_name: str | None) -> str:
         if op in (None, family, full) and pass_name in (None, name)
     ]
     if len(found) != 1:
+        wanted = "_".join(word for word in (op, pass_name) if isinstance(word, str))
         raise ValueError(
             f"last_choice: got op={op!r}, pass_name={pass_name!r}, "
-            f"wanted one of {', '.join(operators())}"
+            f"{_C.wanted_words(wanted, list(operators()), _C.IN_OPERATORS)}"
         )
     return found[0]

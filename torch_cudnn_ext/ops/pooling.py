@@ -16,7 +16,6 @@ All raise ``TypeError`` where an argument's type is wrong and ``ValueError`` whe
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -35,6 +34,7 @@ from torch_cudnn_ext.ops._arguments import (
     sizes_of,
 )
 from torch_cudnn_ext.policy import Policy, PolicyLike, as_policy, policy_text
+from torch_cudnn_ext.warning import warn
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
 
@@ -579,7 +579,7 @@ def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> li
 def _check_indices(name: str, policy: str | None) -> None:
     """Where a policy keeps off PyTorch's kernel, which alone gives indices, do as it says then."""
     # Also what flags and knobs say.
-    merged = Policy.parse(_C.resolved_policy(as_policy(policy, "pool").text, "pool"), "pool")
+    merged = Policy._unchecked(_C.resolved_policy(as_policy(policy, "pool").text, "pool"), "pool")
     reasons = [
         f"{key}={algorithm}"
         for key in ("fwd", "bwd")
@@ -599,4 +599,4 @@ def _check_indices(name: str, policy: str | None) -> None:
     if action == "error":
         raise ValueError(said)
     if action == "warn":
-        warnings.warn(f"{said}; aten:default runs instead", stacklevel=4)
+        warn(f"{said}; aten:default runs instead")

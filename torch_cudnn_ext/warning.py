@@ -1,0 +1,34 @@
+"""Warnings that name the line of the user's code."""
+
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_NOT_THE_USERS = (
+    *(str(Path(file).parent) + "/" for file in (__file__, torch.__file__)),
+    contextlib.__file__,
+    "<frozen ",
+    "<string>",
+)
+
+
+def warn(message: str) -> None:
+    """Warn of what the innermost line that is neither this package's nor PyTorch's led to."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    if frame is None:  # of autograd's threads, and of the command line
+        warnings.warn(message, stacklevel=2)
+        return
+    warnings.warn_explicit(
+        message,
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
