@@ -98,9 +98,10 @@ def _largest(problem: str, dtype: torch.dtype) -> float:
         return 1e4  # logarithms: exponentials of what rounding leaves of larger ones overflow
     if _selects(problem):
         return largest
-    squares = problem.startswith(("batch_norm", "layer_norm", "lrn", "rnn", "reduce"))
     wide = torch.finfo(torch.promote_types(dtype, torch.float32)).max
-    return min(largest / 2**12, math.sqrt(wide) / 2**6) if squares else largest / 2**12
+    if problem.startswith(("batch_norm", "layer_norm", "lrn", "rnn", "reduce")):
+        return min(largest / 2**12, math.sqrt(wide) / 2**6)
+    return min(largest / 2**12, wide / 2**24)  # transforms sum over an image
 
 
 def _classes(tensor: Tensor, problem: str) -> Tensor:

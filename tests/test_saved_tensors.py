@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from torch_cudnn_ext import _C, ops
+from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext.knobs import pushed
 
 OPS = torch.ops.torch_cudnn_ext
@@ -138,7 +138,8 @@ WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
-    """Nothing compiled by one test is found by the next."""
+    """Nothing compiled by one test is found by the next; cuDNN's maxima take part."""
+    knobs.allow_reduced_range = True
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -169,9 +170,9 @@ def _step(
     return y.detach(), leaf.grad
 
 
-def _algorithms(op: str, device: str) -> list[str]:
+def _algorithms(op: str, device: str, policy: str = "") -> list[str]:
     """One of each name that can run the newest problem of an operator and pass."""
-    listed = _C.candidates(newest(op).problem, device)
+    listed = _C.candidates(newest(op).problem, device, policy)
     names: dict[str, str] = {}
     for candidate in listed:
         if candidate["status"] == "ok":
@@ -219,7 +220,7 @@ def test_what_else_is_saved_may_be_kept_elsewhere(
     if family == "conv":
         backward = "conv_bwd_data"
     function = _compiled(backend, call)
-    for algorithm in _algorithms(backward, device):
+    for algorithm in _algorithms(backward, device, "allow_tf32=false"):
         pin = f"{backward}={algorithm};allow_tf32=false"
         got = _step(function, x, pin, pin, WAYS[way]())
         assert newest(backward).algorithm == algorithm
@@ -243,13 +244,18 @@ def test_checkpoints(case: str, backend: str, use_reentrant: bool, device: str) 
     for algorithm in _algorithms(f"{family}_fwd", device):
         pin = f"{family}={algorithm}"
         wanted = _step(call, x, pin, pin, nullcontext())
-        torch.testing.assert_close(_step(checkpointed, x, pin, pin, _shifted()), wanted)
+        # PyTorch's mask of a dropout depends on how its input is aligned.
+        masked_anew = algorithm == "aten:default" and family == "dropout" and device == "cuda"
+        hooks = _offloaded() if masked_anew else _shifted()
+        torch.testing.assert_close(_step(checkpointed, x, pin, pin, hooks), wanted)
 
 
 @pytest.mark.parametrize("case", ["dropout", "max_pool_last", "lstm"])
 def test_switches_of_pytorchs_may_change_between_the_passes_of_a_checkpoint(
     case: str, device: str
 ) -> None:
+    if case == "lstm" and device == "cuda":
+        pytest.skip("PyTorch's own LSTM runs there, which obeys the switch of the moment")
     call = CASES[case].call
     x = CASES[case].input(device)
     wanted = _step(call, x, "", "", nullcontext())

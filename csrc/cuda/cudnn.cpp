@@ -140,8 +140,7 @@ void add_winograd_notes(Notes& notes, const ConvolutionProblem& problem) {
   for (int i = 2; i < problem.w.sizes.size(); ++i) {
     if (problem.w.sizes[i] >= 5) notes.add(Note::low_accuracy);
   }
-  bool clamps = problem.x.dtype == at::kFloat && problem.pass != ConvolutionPass::bwd_filter;
-  if (clamps) notes.add(Note::reduced_range);
+  if (problem.pass != ConvolutionPass::bwd_filter) notes.add(Note::reduced_range);
 }
 
 at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like) {

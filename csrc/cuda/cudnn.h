@@ -44,8 +44,8 @@ ConvolutionProblem lift_to_plane(const ConvolutionProblem& problem);
 
 // Marks a Winograd algorithm. For kernels of 5x5 cuDNN 9 takes tiles of 13x13, whose transforms
 // cost some 13 bits: relative errors of 2e-4 to 4e-3 on float32 data (measured on an H200
-// with 9.19). The float32 kernels clamp images to the finite numbers, and NaN becomes the lowest
-// one (seen on an H100 with 9.19).
+// with 9.19). Images come out clamped to the finite numbers of float32, and NaN as the lowest one
+// (seen on an H100 with 9.19).
 void add_winograd_notes(Notes& notes, const ConvolutionProblem& problem);
 
 at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like);

@@ -264,18 +264,15 @@ void check_backward(const Tensor& grad_output, const Tensor& input, const Option
 }
 
 // Whether the gradient of the input is contiguous, whatever the input is. On CUDA, PyTorch's of an
-// evaluation is; so is that of training by its own kernels, unless both tensors that they read are
-// channels-last images. cuDNN, which takes float32, float64, and float16 with parameters in
-// float32, keeps the input's layout.
-bool gives_contiguous(const Tensor& grad_output, const Tensor& input, const OptionalTensor& weight,
-                      bool training) {
+// evaluation is; so is that of training by its own kernels, but for images. cuDNN, which takes
+// float32, float64, and float16 with parameters in float32, keeps the input's layout.
+bool gives_contiguous(const Tensor& input, const OptionalTensor& weight, bool training) {
   if (!input.key_set().has_backend(c10::BackendComponent::CUDABit)) return false;
   if (!training) return true;
   bool cudnn = has(weight) && weight->scalar_type() == compute_dtype(input.scalar_type()) &&
                input.scalar_type() != at::kBFloat16 && input.dim() >= 3 &&
                at::globalContext().userEnabledCuDNN();
-  return !cudnn &&
-         (input.dim() != 4 || format_of(grad_output, false) == at::MemoryFormat::Contiguous);
+  return !cudnn && input.dim() != 4;
 }
 
 // `mean` and `spread` are what training gave, the mean and the inverse deviation, or the running
@@ -289,11 +286,11 @@ Tensors3 backward(const Tensor& grad_output, const Tensor& input, const Optional
   if (input.numel() == 0) {
     auto options = input.options().dtype(compute_dtype(input.scalar_type()));
     Tensor zeros = at::zeros_symint(statistic_sizes(input, per_activation), options);
-    bool contiguous = per_activation || gives_contiguous(grad_output, input, weight, training);
+    bool contiguous = per_activation || gives_contiguous(input, weight, training);
     return {dense_like(input, contiguous), zeros, zeros.clone()};
   }
   // Where the layout changes, that of grad_output spares a copy.
-  bool contiguous = gives_contiguous(grad_output, input, weight, training);
+  bool contiguous = gives_contiguous(input, weight, training);
   auto format = format_of(contiguous ? grad_output : input, per_activation);
   Tensor x = input.contiguous(format), dy = grad_output.contiguous(format);
   Bindings bindings;
@@ -323,7 +320,7 @@ Tensors3 backward_meta(const Tensor& grad_output, const Tensor& input, const Opt
   check_backward(grad_output, input, weight, mean, spread, per_activation);
   auto sizes = statistic_sizes(input, per_activation);
   auto options = input.options().dtype(compute_dtype(input.scalar_type()));
-  bool contiguous = per_activation || gives_contiguous(grad_output, input, weight, training);
+  bool contiguous = per_activation || gives_contiguous(input, weight, training);
   return {dense_like(input, contiguous), at::empty_symint(sizes, options),
           at::empty_symint(sizes, options)};
 }

@@ -110,8 +110,13 @@ Tensors3 forward_train_meta(const Tensor& input, double p, OptionalPolicy policy
   return {forward_meta(input, p, policy), no_reserve(input), make_writer(0, input)};
 }
 
-// `stride` is the forward's, whose order of elements the reserve has. The result has that of
-// grad_output, as PyTorch's does, unless elements of it share memory or lie apart.
+// Whether the result has the layout of grad_output, as PyTorch's does, rather than the forward's:
+// on the CPU not if elements of grad_output share memory or lie apart.
+bool follows(const Tensor& grad_output) {
+  return grad_output.device().is_cuda() || is_dense(grad_output);
+}
+
+// `stride` is the forward's, whose order of elements the reserve has.
 Tensor backward(const Tensor& grad_output, const Tensor& reserve, const OptionalTensor& writer,
                 double p, SymIntArrayRef stride, OptionalPolicy policy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
@@ -128,14 +133,14 @@ Tensor backward(const Tensor& grad_output, const Tensor& reserve, const Optional
   bindings[Role::reserve] = reserve;
   bindings[Role::dx] = flat(result);
   run(Pass::bwd, bindings, grad_output, p, true, coupled);
-  if (same_order || !is_dense(grad_output)) return result;
+  if (same_order || !follows(grad_output)) return result;
   return at::empty_like(grad_output).copy_(result);
 }
 
 Tensor backward_meta(const Tensor& grad_output, const Tensor&, const OptionalTensor&, double p,
                      SymIntArrayRef stride, OptionalPolicy) {
   check_arguments("dropout_backward", "grad_output", grad_output, p);
-  if (grad_output.sym_numel() != 0 && is_dense(grad_output)) return at::empty_like(grad_output);
+  if (grad_output.sym_numel() != 0 && follows(grad_output)) return at::empty_like(grad_output);
   return at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
 }
 
