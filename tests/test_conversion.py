@@ -334,6 +334,7 @@ def test_converted_networks_run_the_backends_asked_for(name: str, device: str) -
 def test_converted_sequence_models_run_the_backends_asked_for(
     kind: type[tnn.Module], device: str
 ) -> None:
+    knobs.allow_reduced_range = True  # as cuDNN's softmax over rows has it
     words = torch.randint(50, (5, 6), device=device)
     result = coverage(kind().to(device), words, backends=WANTED[device])
     assert result.share(*FAMILIES) >= 0.95

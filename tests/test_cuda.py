@@ -103,6 +103,8 @@ def _kernels(problem: str, algorithm: str) -> tuple[str, ...]:
 
 
 def test_a_common_layer_has_the_algorithms_that_it_should() -> None:
+    knobs.allow_reduced_range = True
+
     def names(problem: str, backend: str) -> set[str]:
         return {
             candidate["algorithm"]
@@ -119,6 +121,7 @@ def test_a_common_layer_has_the_algorithms_that_it_should() -> None:
 
 @pytest.mark.parametrize("op", PASSES)
 def test_legacy_pins_launch_their_own_kernels(op: str) -> None:
+    knobs.allow_reduced_range = True
     problem = F32_NCHW.problem(op)
     supported = {
         candidate["algorithm"]
@@ -308,6 +311,7 @@ def test_stated_workspaces_are_what_is_taken(case: Case, op: str) -> None:
     ids=["group_norm-f16", "group_norm-f32", "rnn-single", "rnn-none", "lrn-bf16", "divisive-bf16"],
 )
 def test_stated_workspaces_hold_what_plans_make_beside_cudnn(problem: str) -> None:
+    knobs.allow_reduced_range = True
     inputs = _C.scratch(problem, "cuda")
     failures, stated_of = [], {}
     for candidate in _C.candidates(problem, "cuda", "backends=cudnn"):
@@ -861,6 +865,7 @@ def test_pytorchs_switches_spare_its_own_kernels(name: str, warns: bool) -> None
 
 def test_what_has_deterministic_algorithms_runs_them() -> None:
     torch.backends.cudnn.deterministic = True
+    knobs.allow_reduced_range = True
     x = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
     ops.max_pool2d(x, 2).sum().backward()
     assert newest("pool_bwd").algorithm != "aten:default"

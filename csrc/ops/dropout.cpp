@@ -113,7 +113,8 @@ Tensors3 forward_train_meta(const Tensor& input, double p, OptionalPolicy policy
 // Whether the result has the layout of grad_output, as PyTorch's does, rather than the forward's:
 // on the CPU not if elements of grad_output share memory or lie apart.
 bool follows(const Tensor& grad_output) {
-  return grad_output.device().is_cuda() || is_dense(grad_output);
+  bool on_cuda = grad_output.key_set().has_backend(c10::BackendComponent::CUDABit);
+  return on_cuda || is_dense(grad_output);
 }
 
 // `stride` is the forward's, whose order of elements the reserve has.

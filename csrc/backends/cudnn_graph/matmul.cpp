@@ -72,9 +72,9 @@ std::string find_defect(const MatmulProblem& p, const Algorithm& algorithm, cons
 std::shared_ptr<Plan> make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
   // Also where the note is missing, as of engine 0 of cuDNN 9.19.
   if (p.x.dtype == at::kFloat) engine.notes.add(Note::tf32);
-  // Engine 2 of cuDNN 9.19 takes relu of NaN to be 0.
-  bool clamps_nan = algorithm.name == "eng2" && p.activation == Activation::relu;
-  if (clamps_nan) engine.notes.add(Note::reduced_range);
+  // Engine 2 of cuDNN 9.19 turns infinities and NaN of bfloat16 into zeros.
+  bool hides_nonfinite = algorithm.name == "eng2" && p.x.dtype == at::kBFloat16;
+  if (hides_nonfinite) engine.notes.add(Note::reduced_range);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p),
                                       scalars_of(p));
 }
