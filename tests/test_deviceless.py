@@ -208,8 +208,10 @@ def test_engines_that_go_wrong_are_refused(problem: str, algorithm: str, reason:
 def test_an_epilogue_is_fused_and_takes_nothing_away(
     shape: str, epilogue: str, policy: str
 ) -> None:
-    plain = _C.candidates(f"conv_fwd {shape}", TARGET, policy)
     dtype = shape[2 : shape.index("[")]
+    if dtype == "f64":  # whose fused engines all take relu of NaN to be 0
+        policy = f"{policy};allow_reduced_range" if policy else "allow_reduced_range"
+    plain = _C.candidates(f"conv_fwd {shape}", TARGET, policy)
     more = _C.candidates(f"conv_fwd {shape} {epilogue.format(dtype)}", TARGET, policy)
     algorithms = [candidate["algorithm"] for candidate in more]
     assert len(algorithms) == len(set(algorithms))

@@ -646,9 +646,9 @@ def test_a_cudnn_pin_on_the_cpu() -> None:
 
 
 def test_a_name_that_its_backend_does_not_know(device: str) -> None:
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(ValueError) as caught:
         ops.conv2d(images(device), filters(device), policy="fwd=aten:nonsense")
-    assert_says(caught, "aten:nonsense", "cannot run", "would work")
+    assert_says(caught, "aten:nonsense", "conv_fwd", "wanted one of aten:default")
 
 
 def test_a_pin_outside_the_backends_allowed(device: str) -> None:

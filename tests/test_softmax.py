@@ -168,7 +168,7 @@ def test_compiles_whole(device: str) -> None:
         ((torch.zeros(2, 3), 1, None, "fwd=accurate"), "softmax_fwd: the pinned algorithm"),
         (
             (torch.zeros(2, 3), 1, None, "cpu:taps"),
-            r"pinned algorithm cpu:taps .*it is an algorithm of pool \(pool=cpu:taps\)",
+            r"got .cpu:taps. for softmax_fwd, .*it is an algorithm of pool \(pool=cpu:taps\)",
         ),
     ],
 )

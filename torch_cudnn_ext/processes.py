@@ -6,13 +6,14 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from threading import Thread, main_thread
+from multiprocessing.process import BaseProcess
+from threading import Thread, Timer, main_thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -60,12 +61,20 @@ def processes(
     context = get_context("spawn")
     end, lifeline = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, _start, (end, grace_s, start, arguments))
-    with end, lifeline, pool:
+    with ExitStack() as after:
+        after.enter_context(end)
+        after.enter_context(lifeline)
+        after.enter_context(pool)
         try:
             yield Processes(pool)
         except BaseException as error:
             lifeline.send("end")
-            _end(pool, grace_s)
+            # One that imports modules hears of nothing until then.
+            killer = Timer(grace_s, _kill, [[*(pool._processes or {}).values()]])
+            killer.daemon = True
+            killer.start()
+            after.callback(killer.cancel)
+            after.callback(pool.shutdown)
             # What ends while it sends a result leaves a part of one. The pool waits for the rest,
             # unless nobody can write any more, nor this process itself.
             pool._result_queue._writer.close()  # type: ignore[attr-defined]
@@ -78,17 +87,9 @@ def processes(
             ) from error
 
 
-def _end(pool: ProcessPoolExecutor, grace_s: float) -> None:
-    """Kill what has not ended by itself: one that imports modules hears of nothing until then."""
-    started = [*(pool._processes or {}).values()]
-    deadline = time.monotonic() + grace_s
-    try:
-        left = {process.sentinel for process in started}
-        while left and (rest := deadline - time.monotonic()) > 0:
-            left.difference_update(wait(left, rest))
-    finally:
-        for process in started:
-            process.kill()
+def _kill(started: Iterable[BaseProcess]) -> None:
+    for process in started:
+        process.kill()
 
 
 def _start(

@@ -78,7 +78,7 @@ Tensor backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, c
       Tensor slope = p.from_output ? y + c
                      : hyperbolic  ? x.clamp_max(0).expm1_().add_(1).mul_(c)
                                    : x.clamp_max(0).exp_().mul_(c);
-      return at::where(from > 0, dy, dy * slope);
+      return at::where(from <= 0, dy * slope, dy);
     }
     case ActivationKind::swish: {
       Tensor s = sigmoid(c * x, hyperbolic);
