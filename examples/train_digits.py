@@ -38,7 +38,7 @@ PINS: dict[str, list[tuple[str | int, str | int, str | int]]] = {
     "cuda": [
         ("autotune", "autotune", "autotune"),
         (1, 1, 1),
-        ("legacy:winograd_nonfused", 1, 0),
+        ("graph:eng0", 1, 0),
         (0, "aten:default", 1),
     ],
 }
