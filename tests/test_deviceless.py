@@ -228,6 +228,15 @@ def test_an_epilogue_is_fused_and_takes_nothing_away(
     assert ("fused" in first["notes"]) == ("groups" not in shape)
 
 
+def test_a_filter_gradient_that_is_rounded_before_it_is_added_says_so() -> None:
+    line = "conv_bwd_filter x=f16[16,64,28,28]:nhwc w=f16[64,64,3,3]:nhwc pad=1"
+    for accumulate in ("", " accumulate=add", " accumulate=general"):
+        listed = _C.candidates(line + accumulate, TARGET, "allow_down_convert")
+        rows = [row for row in listed if row["algorithm"].startswith("graph:eng65")]
+        assert rows
+        assert all(("down_convert" in row["notes"]) == bool(accumulate) for row in rows)
+
+
 def test_without_a_bias_relu_is_taken_behind_the_plain_graph() -> None:
     line = "conv_fwd x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1"
     plain = [c for c in _C.candidates(line, TARGET, "") if c["status"] == "ok"]

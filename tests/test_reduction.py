@@ -304,7 +304,10 @@ def test_compiles_whole(device: str) -> None:
             lambda: ops.reduce(torch.zeros(2), "add", return_indices=True)[0],
             "kind is add, wanted min or max",
         ),
-        (lambda: ops.sum(torch.zeros(2), policy="fwd=cpu:dot"), "wanted one of cpu:serial, cpu:tree "),
+        (
+            lambda: ops.sum(torch.zeros(2), policy="fwd=cpu:dot"),
+            "wanted one of cpu:serial, cpu:tree ",
+        ),
     ],
 )
 def test_errors_name_the_argument(call: Callable[[], Tensor], message: str) -> None:

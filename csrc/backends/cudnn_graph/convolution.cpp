@@ -212,6 +212,10 @@ void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& 
   bool unmarked = p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng17";
   if (notes.has(Note::winograd) || unmarked) add_winograd_notes(notes, p);
   if (hides_nonfinite(p, algorithm)) notes.add(Note::reduced_range);
+  // Engine 65 rounds a filter gradient to its half type before it adds it to what is there.
+  bool rounds_twice = p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng65" &&
+                      p.accumulate != Accumulate::none && c10::isReducedFloatingType(p.w.dtype);
+  if (rounds_twice) notes.add(Note::down_convert);
 }
 
 std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
