@@ -171,24 +171,6 @@ def extension():
     )
 
 
-def precompile(include_dirs: list[str], flags: list[str], folder: Path) -> list[str]:
-    """Compiles csrc/precompiled.h with the flags of the sources; gives the flags that use it.
-
-    It takes most of a file's time otherwise. Clang has another way to do it, and goes without.
-    """
-    compiler = shlex.split(os.environ["CXX"])
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
-    if "clang" in version.lower():
-        return []
-    header = folder / "precompiled.h"
-    folder.mkdir(parents=True, exist_ok=True)
-    header.write_text(f'#include "{ROOT}/csrc/precompiled.h"\n')
-    includes = [f"-I{path}" for path in include_dirs]
-    command = [*compiler, *flags, *includes, "-x", "c++-header", str(header)]
-    subprocess.run([*command, "-o", f"{header}.gch"], check=True)
-    return ["-include", str(header)]
-
-
 def main() -> None:
     """Checks everything that can be missing, then builds."""
     if not sys.platform.startswith("linux"):
@@ -203,19 +185,10 @@ def main() -> None:
     from setuptools import setup
     from torch.utils.cpp_extension import BuildExtension
 
-    class Build(BuildExtension):
-        def build_extension(self, ext):
-            include_dirs = [*ext.include_dirs, *self.compiler.include_dirs]
-            flags = [*self.compiler.compiler_so[1:], *ext.extra_compile_args]
-            ext.extra_compile_args += precompile(
-                include_dirs, flags, Path(self.build_temp).resolve()
-            )
-            super().build_extension(ext)
-
     os.chdir(ROOT)
     setup(
         ext_modules=[extension()],
-        cmdclass={"build_ext": Build.with_options(use_ninja=True)},
+        cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
     )
 
 
