@@ -136,7 +136,7 @@ ComputeByType read_compute(std::string_view text) {
     if (more) text.remove_prefix(comma + 1);
     size_t colon = item.find(':');
     TORCH_CHECK_VALUE(colon != std::string_view::npos, "policy text: compute names '", item,
-                      "' beside types of data, wanted type:type, such as f16:f32");
+                      "' among types of data, wanted type:type, such as f16:f32");
     std::string_view type = without_blanks(item.substr(0, colon));
     std::string_view word = without_blanks(item.substr(colon + 1));
     c10::ScalarType data =

@@ -154,8 +154,8 @@ void check_backward(const char* op, const ActivationProblem& p, const Tensor& gr
                     ": input is None, wanted the forward's input");
 }
 
-// Whose order of elements the gradient has, as PyTorch's: that of dy, but for relu and where
-// elements of dy share memory or lie apart.
+// The tensor whose layout the gradient has, as in PyTorch: dy, or the output for relu and if dy is
+// not dense.
 const Tensor& in_order(ActivationKind kind, const Tensor& grad_output, const Tensor& output) {
   return kind != ActivationKind::relu && is_dense(grad_output) ? grad_output : output;
 }

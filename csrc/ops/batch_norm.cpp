@@ -263,9 +263,9 @@ void check_backward(const Tensor& grad_output, const Tensor& input, const Option
   check_statistic("invstd_or_var", spread, input, per_activation);
 }
 
-// Whether the gradient of the input is contiguous, whatever the input is. On CUDA, PyTorch's of an
-// evaluation is; so is that of training by its own kernels, but for images. cuDNN, which takes
-// float32, float64, and float16 with parameters in float32, keeps the input's layout.
+// Whether the gradient of the input is contiguous for any layout of the input, as PyTorch's is on
+// CUDA: in evaluation, and in training by its own kernels except for images. cuDNN keeps the
+// input's layout. It takes float32, float64, and float16 with parameters in float32.
 bool gives_contiguous(const Tensor& input, const OptionalTensor& weight, bool training) {
   if (!input.key_set().has_backend(c10::BackendComponent::CUDABit)) return false;
   if (!training) return true;
@@ -289,7 +289,7 @@ Tensors3 backward(const Tensor& grad_output, const Tensor& input, const Optional
     bool contiguous = per_activation || gives_contiguous(input, weight, training);
     return {dense_like(input, contiguous), zeros, zeros.clone()};
   }
-  // Where the layout changes, that of grad_output spares a copy.
+  // If the result is contiguous, computing in the layout of grad_output saves a copy.
   bool contiguous = gives_contiguous(input, weight, training);
   auto format = format_of(contiguous ? grad_output : input, per_activation);
   Tensor x = input.contiguous(format), dy = grad_output.contiguous(format);
