@@ -1,5 +1,6 @@
 #include "ops/arguments.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
