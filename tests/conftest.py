@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, knobs, ops
-from torch_cudnn_ext.measuring import fp32_switches
+from torch_cudnn_ext.tuning.measure import fp32_switches
 
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
@@ -206,8 +206,8 @@ def fresh_state(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.empty_cache()  # which several processes share
 
 
-def newest(op: str | None = None) -> ops.Choice:
+def newest(op: str | None = None) -> ops.Decision:
     """What the newest call of an operator ran, and why."""
-    choice = ops.last_choice(op)
+    choice = ops.last_decision(op)
     assert choice is not None
     return choice

@@ -386,7 +386,7 @@ def test_data_gradients_are_offered_turned(line: str, blocks: list[int], device:
     for row in turned.values():
         assert row["status"] == "ok" and "nondeterministic" not in row["notes"]
     with pytest.raises(RuntimeError, match="at most 64 channels of a group in a block"):
-        _C.choose(problem, device, "aten:turned/block=5")
+        _C.decide(problem, device, "aten:turned/block=5")
 
 
 def test_turned_gradients_are_refused_in_bfloat16_on_the_cpu(device: str) -> None:

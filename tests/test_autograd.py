@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.knobs import pushed
-from torch_cudnn_ext.measuring import fp32_switches
+from torch_cudnn_ext.tuning.measure import fp32_switches
 
 OPS = torch.ops.torch_cudnn_ext
 
@@ -261,7 +261,7 @@ def test_subsets_of_requires_grad(wanted: tuple[int, ...], device: str) -> None:
         torch.autograd.grad(expected.square().sum(), leaves),
     )
     for op, should_run in {"conv_bwd_data": 0 in wanted, "conv_bwd_filter": 1 in wanted}.items():
-        choice = _C.last_choice(op)
+        choice = _C.last_decision(op)
         ran = choice is not None and f"x=f64[{batch},4,5,5]" in choice["problem"]
         assert ran == should_run, choice
 
@@ -410,7 +410,7 @@ def _three_pins(device: str) -> dict[str, str]:
     for pass_name in ("fwd", "bwd_data", "bwd_filter"):
         op = f"conv_{pass_name}"
         problem = _C.convolution_problem(op, x, w, [1, 1], [1, 1], [1, 1], 1)
-        default = _C.choose(problem, device)["algorithm"]
+        default = _C.decide(problem, device)["algorithm"]
         pins[pass_name] = next(
             candidate["algorithm"]
             for candidate in reversed(_C.candidates(problem, device))
@@ -474,7 +474,7 @@ def test_double_backward_honours_the_forwards_policy(device: str) -> None:
     policy = ";".join(f"{pass_name}={algorithm}" for pass_name, algorithm in pins.items())
     y = OPS.conv2d.default(x, w, padding=[1, 1], policy=policy)
     first = torch.autograd.grad(y.sin().sum(), (x, w), create_graph=True)
-    # Another layer, so that last_choice() forgets the first sweep.
+    # Another layer, so that last_decision() forgets the first sweep.
     OPS.conv2d.default(x[:1], w, padding=[1, 1], policy="heuristic").sum().backward()
     with pytest.raises(AssertionError):
         _assert_ran(pins)

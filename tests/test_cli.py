@@ -21,19 +21,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from torch_cudnn_ext import (
-    _C,
-    __version__,
-    bench,
-    bench_modules,
-    bench_networks,
-    is_enabled,
-    nn,
-    report,
-    trace,
-    tuning,
-)
-from torch_cudnn_ext.__main__ import main, script
+from torch_cudnn_ext import _C, __version__, is_enabled, nn, trace, tuning
+from torch_cudnn_ext.analysis import tables as report
+from torch_cudnn_ext.bench import layers as bench
+from torch_cudnn_ext.bench import modules as bench_modules
+from torch_cudnn_ext.bench import networks as bench_networks
+from torch_cudnn_ext.cli import main, script
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
 LINE = f"{PROBLEM} compute=f32"
@@ -370,11 +363,11 @@ def test_bench(capsys: Capture) -> None:
     assert comparison["problem"] == LINE
     assert main(["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.5"]) == 0
     assert "geometric mean over all" in capsys.readouterr().out
-    assert {"prefer=gpu_time" in entry["constraints"] for entry in tuning.choices()} == {True}
+    assert {"prefer=gpu_time" in entry["constraints"] for entry in tuning.entries()} == {True}
     tuning.clear()
     command = ["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.1"]
     assert main([*command, "--policy", "autotune"]) == 0
-    assert [entry for entry in tuning.choices() if "prefer" in entry["constraints"]] == []
+    assert [entry for entry in tuning.entries() if "prefer" in entry["constraints"]] == []
 
 
 def test_bench_of_lines_with_a_compute_of_their_own(capsys: Capture) -> None:
@@ -460,10 +453,10 @@ def test_bench_compares_what_the_policy_chooses(capsys: Capture, tmp_path: Path,
     file.write_text(f"{LINE}\n{LINE.replace('pad=1', 'pad=0')}\n")
     command = ["bench", "--problems", str(file), "--device", "cpu", "--jobs", jobs]
     for policy in ("heuristic", "fwd=cpu:fft", "cpu:direct;prefer=gpu_time"):
-        chosen = _C.choose(LINE, "cpu", policy)["algorithm"]
+        chosen = _C.decide(LINE, "cpu", policy)["algorithm"]
         rows = _json(capsys, *command, "--policy", policy)["comparisons"]
         assert [row["algorithm"] for row in rows] == [chosen, chosen]
-    assert tuning.choices() == []  # nothing was tuned
+    assert tuning.entries() == []  # nothing was tuned
     file.write_text(f"{LINE}\n{LINE.replace('8,8]', '64,64]')}\n")
     assert main([*command, "--policy", "fwd=cpu:im2col;max_workspace=64KiB"]) == 1
     shown = capsys.readouterr()
@@ -724,9 +717,9 @@ def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     rows = _json(capsys, *command, "--problems", str(problems), "--jobs", "2", "--deterministic")
     assert [row["problem"] for row in rows["best"]] == problems.read_text().splitlines()
     tuning.reset()
-    assert tuning.import_choices(file) == 3  # one of them under other constraints
+    assert tuning.import_table(file) == 3  # one of them under other constraints
     torch.backends.cudnn.deterministic = False  # which the command set in its process
-    choice = _C.choose(PROBLEM, "cpu", "autotune")
+    choice = _C.decide(PROBLEM, "cpu", "autotune")
     assert (choice["algorithm"], choice["why"]) == (best["algorithm"], "cached")
 
 
@@ -868,8 +861,8 @@ def test_bench_of_networks_keeps_what_was_tuned_before_ctrl_c(
 def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     file, other = tmp_path / "choices.jsonl", LINE.replace("pad=1", "pad=0")
     tuning.tune([LINE, other], device="cpu", policy="max_workspace=1GiB", time_budget_s=0.1)
-    entries = {entry["problem"]: entry for entry in tuning.choices()}
-    tuning.export_choices(file)
+    entries = {entry["problem"]: entry for entry in tuning.entries()}
+    tuning.export_table(file)
     file.write_text(file.read_text().replace(entries[LINE]["device"], "another device"))
     tuning.clear()
     kept = _json(capsys, "profile", "--choices", str(file))
@@ -882,7 +875,7 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     shown = capsys.readouterr().out
     assert "measured on another device" in shown and "under max_workspace=" in shown
     assert "aten:default" in shown and other not in shown and "heuristic" not in shown
-    assert tuning.choices() == []
+    assert tuning.entries() == []
     assert main(["profile", "--choices", str(file), LINE.replace("pad=1", "pad=2")]) == 2
     assert "problem line: got" in capsys.readouterr().err
     assert main(["profile", "--choices", str(file), "--batch", "2"]) == 2
@@ -1322,7 +1315,7 @@ def test_the_command_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_that_is_installed_finds_networks_of_the_folder(
     tmp_path: Path, networks: str
 ) -> None:
-    code = "from torch_cudnn_ext.__main__ import script; script()"
+    code = "from torch_cudnn_ext.cli import script; script()"
     command = [sys.executable, "-P", "-c", code, "profile", "--device", "cpu"]
     process = subprocess.run(
         [*command, "--passes", "fwd", "--time-budget", "0.01", "--model", f"{networks}:conv"],

@@ -288,7 +288,7 @@ def test_compiled_autograd_of_an_unmodified_model(device: str) -> None:
         torch.testing.assert_close(gradients(), plain)
         assert counters["compiled_autograd"]["captures"] == 1
         assert declined() == {}
-        assert _C.last_choice("conv_bwd_filter") is not None
+        assert _C.last_decision("conv_bwd_filter") is not None
     torch.testing.assert_close((convert(model), gradients())[1], plain)
 
 

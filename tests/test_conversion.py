@@ -14,15 +14,11 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize, weight_norm
 from torch.utils._pytree import tree_leaves
 
-from torch_cudnn_ext import _C, Policy, convert, knobs, last_choice, nn
-from torch_cudnn_ext.conversion import (
-    conversion_steps,
-    converted,
-    counterparts,
-)
-from torch_cudnn_ext.coverage import coverage
+from torch_cudnn_ext import _C, Policy, convert, knobs, last_decision, nn
+from torch_cudnn_ext._workload import recording
+from torch_cudnn_ext.analysis.coverage import coverage
+from torch_cudnn_ext.models.convert import conversion_steps, converted, counterparts
 from torch_cudnn_ext.policy import algorithms_of, passes_of
-from torch_cudnn_ext.workload import recording
 
 OURS = counterparts()
 
@@ -406,11 +402,11 @@ def test_coverage_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_dry_run_computes_nothing_and_is_over_afterwards() -> None:
     layer = nn.Softmax(1)
     x = torch.randn(3, 4)
-    before = last_choice("softmax_fwd")
+    before = last_decision("softmax_fwd")
     with pytest.raises(KeyError):
         _C.problems_posed_by(lambda: vars(layer)["nothing"])
     assert _C.problems_posed_by(lambda: layer(x)) == ["softmax_fwd x=f32[3,4,1]:nchw log=false"]
-    assert last_choice("softmax_fwd") == before
+    assert last_decision("softmax_fwd") == before
     assert torch.allclose(layer(x), x.softmax(1))
 
 

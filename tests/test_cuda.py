@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 from torch_cudnn_ext import _C, enabled, knobs, ops, tuning
-from torch_cudnn_ext.bench_modules import Case as ModuleCase
-from torch_cudnn_ext.bench_modules import compare_modules
-from torch_cudnn_ext.peaks import measured_peaks
+from torch_cudnn_ext.analysis.roofline import measured_peaks
+from torch_cudnn_ext.bench.modules import Case as ModuleCase
+from torch_cudnn_ext.bench.modules import compare_modules
 
 pytestmark = [*CUDA_MARKS]
 
@@ -371,11 +371,11 @@ def test_the_host_s_time_is_measured_beside_the_gpu_s() -> None:
 def test_memory_goes_back_with_the_turn(tmp_path: Path) -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    _C.set_turn_file(str(tmp_path / "turns"))
+    _C.set_measurement_lock(str(tmp_path / "turns"))
     try:
         _C.measure(F32_NCHW.problem("conv_fwd"), "cuda", record=False)
     finally:
-        _C.set_turn_file("")
+        _C.set_measurement_lock("")
     assert torch.cuda.memory_reserved() - before < 100 << 20  # flushing the cache took more
 
 
@@ -600,14 +600,14 @@ def test_explicit_autotune_on_a_miss_under_capture_is_an_error() -> None:
 def test_benchmark_under_capture_takes_the_heuristic_with_one_warning() -> None:
     x, w = (leaf.detach() for leaf in _leaves(SMALL_CASE))
     y = _conv(SMALL_CASE, x, w, "heuristic")
-    heuristic = _C.choose(_problem(x, w), "cuda", "heuristic")["algorithm"]
+    heuristic = _C.decide(_problem(x, w), "cuda", "heuristic")["algorithm"]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with torch.cuda.graph(graph):
             captured = _conv(SMALL_CASE, x, w, "benchmark")
-            choice = _C.last_choice("conv_fwd")
+            choice = _C.last_decision("conv_fwd")
             _conv(SMALL_CASE, x, w, "benchmark")
     messages = [str(warning.message) for warning in caught]
     assert len([message for message in messages if "captur" in message]) == 1, messages
@@ -736,7 +736,7 @@ def test_backward_runs_on_the_stream_of_forward() -> None:
 def test_the_heuristic_leads_with_what_was_measured_faster(problem: str, algorithm: str) -> None:
     # cuDNN's maxima and its LRN are excluded by default.
     policy = "allow_reduced_range" if problem.startswith(("pool_", "lrn_")) else ""
-    assert _C.choose(problem, "cuda", policy)["algorithm"].startswith(algorithm)
+    assert _C.decide(problem, "cuda", policy)["algorithm"].startswith(algorithm)
 
 
 @pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="engine numbers of cuDNN 9.19")
@@ -750,7 +750,7 @@ def test_slices_that_never_end_are_refused(op: str, engine: str) -> None:
     assert [rows[pin]["status"] for pin in pins] == ["ok", "unsupported", "unsupported"]
     assert "k17" in rows[pins[1]]["reason"]
     with pytest.raises(RuntimeError, match="is not a power of 2"):
-        _C.choose(problem, "cuda", f"{op.removeprefix('conv_')}={pins[2]}")
+        _C.decide(problem, "cuda", f"{op.removeprefix('conv_')}={pins[2]}")
 
 
 @pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="a defect of cuDNN 9.19")
@@ -764,7 +764,7 @@ def test_a_wrong_recurrence_is_refused_and_does_not_run(cell: str, train: str) -
     assert refused["status"] == "unsupported"
     assert "wrong results" in refused["reason"]
     assert by_name["legacy:persist_static_small_h/math=fma"]["status"] == "ok"
-    assert _C.choose(problem, "cuda")["algorithm"].startswith("legacy:standard")
+    assert _C.decide(problem, "cuda")["algorithm"].startswith("legacy:standard")
     assert rows[0]["status"] == "ok"
 
 
@@ -783,16 +783,16 @@ def test_a_wrong_recurrence_is_refused_and_does_not_run(cell: str, train: str) -
 def test_the_heuristic_finds_what_its_order_leaves_out(
     problem: str, policy: str, algorithm: str
 ) -> None:
-    assert _C.choose(problem, "cuda", policy)["algorithm"].startswith(algorithm)
+    assert _C.decide(problem, "cuda", policy)["algorithm"].startswith(algorithm)
 
 
 def test_a_ranking_without_cudnn_is_not_kept() -> None:
     line = "conv_fwd x=f32[2,8,14,14]:nchw w=f32[8,8,3,3]:nchw pad=1"
     with torch.backends.cudnn.flags(enabled=False):
         (best,) = tuning.tune(line, device="cuda").values()
-    assert best["algorithm"].startswith("aten:") and tuning.choices() == []
+    assert best["algorithm"].startswith("aten:") and tuning.entries() == []
     tuning.tune(line, device="cuda")
-    (entry,) = tuning.choices()
+    (entry,) = tuning.entries()
     assert any(row["backend"] == "graph" and row["status"] == "ok" for row in entry["measurements"])
 
 

@@ -117,14 +117,14 @@ def test_an_unknown_target_is_refused_by_name() -> None:
 
 def test_the_heuristic_that_prefers_memory_takes_the_smallest_workspace() -> None:
     # By default the first of the list, which takes some.
-    assert _C.choose(PROBLEM.format(op="conv_fwd"), TARGET)["workspace_bytes"]
-    choice = _C.choose(PROBLEM.format(op="conv_fwd"), TARGET, "prefer=memory")
+    assert _C.decide(PROBLEM.format(op="conv_fwd"), TARGET)["workspace_bytes"]
+    choice = _C.decide(PROBLEM.format(op="conv_fwd"), TARGET, "prefer=memory")
     assert choice["workspace_bytes"] == 0
 
 
 def test_the_heuristic_answers_for_a_target_within_the_cap() -> None:
     for cap in ("0", "20%"):
-        choice = _C.choose(PROBLEM.format(op="conv_fwd"), TARGET, f"max_workspace={cap}")
+        choice = _C.decide(PROBLEM.format(op="conv_fwd"), TARGET, f"max_workspace={cap}")
         assert choice["algorithm"].startswith("graph:") and choice["why"] == "heuristic"
         assert cap != "0" or choice["workspace_bytes"] == 0
 
@@ -132,10 +132,10 @@ def test_the_heuristic_answers_for_a_target_within_the_cap() -> None:
 def test_the_heuristic_asks_every_backend_that_is_admitted() -> None:
     problem = "reduce_fwd x=f32[4096,64]:nchw first_reduced=true kind=add"
     if torch.cuda.is_available():  # the engine wants a driver
-        assert _C.choose(problem, TARGET, "backends=graph")["algorithm"].startswith("graph:")
+        assert _C.decide(problem, TARGET, "backends=graph")["algorithm"].startswith("graph:")
         return
     with pytest.raises(RuntimeError, match="graph:eng0"):
-        _C.choose(problem, TARGET, "backends=graph")
+        _C.decide(problem, TARGET, "backends=graph")
 
 
 @pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="engine numbers of cuDNN 9.19")

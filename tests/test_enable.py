@@ -24,19 +24,19 @@ import torch_cudnn_ext
 from torch_cudnn_ext import (
     _C,
     Policy,
-    backends,
     convert,
     declined,
     disable,
     enable,
     enabled,
-    enabling,
     is_enabled,
     knobs,
     tuning,
     when,
 )
-from torch_cudnn_ext.workload import recording
+from torch_cudnn_ext import _cudnn_flags as backends
+from torch_cudnn_ext._workload import recording
+from torch_cudnn_ext.models import enable as enabling
 
 # What any device has besides PyTorch's own.
 OTHER = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
@@ -407,13 +407,13 @@ def test_tuning_a_model_ahead_leaves_nothing_to_measure(device: str, train: bool
     assert {line.split()[0] for line in best} >= {"conv_fwd", "pool_fwd", "softmax_fwd"}
     assert all(row["status"] == "ok" for row in best.values())
     assert not is_enabled()
-    before = tuning.choices()
+    before = tuning.entries()
     with torch.autocast(device, torch.bfloat16):
         with enabled(f"autotune;{policy}"), torch.set_grad_enabled(train):
             y = model(x)
             if train:
                 y.float().square().sum().backward()
-        assert tuning.choices() == before
+        assert tuning.entries() == before
         assert tuning.tune_model(model, x, train=train, policy=policy) == {}
         other = policy.replace("64MiB", "32MiB")
         again = tuning.tune_model(model, x, train=train, policy=other)
@@ -438,11 +438,11 @@ def test_tuning_a_model_while_enabled_leaves_that_as_it_is() -> None:
         before = _C.resolved_policy(None)
         best = tuning.tune_model(model, x, train=False, time_budget_s=0.1)
         assert [line.split()[0] for line in best] == ["conv_fwd", "softmax_fwd"]
-        assert all("deterministic" in entry["constraints"] for entry in tuning.choices())
+        assert all("deterministic" in entry["constraints"] for entry in tuning.entries())
         assert is_enabled() and _C.resolved_policy(None) == before
-        table = tuning.choices()
+        table = tuning.entries()
         model(x)
-        assert tuning.choices() == table  # nothing was left to measure
+        assert tuning.entries() == table  # nothing was left to measure
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -1090,7 +1090,7 @@ def chosen(op: str = "conv_fwd") -> str:
     """What a GPU that need not be there would run, or be told to."""
     problem = f"{op} x=f32[8,64,28,28]:nchw w=f32[64,64,3,3]:nchw pad=1"
     try:
-        return _C.choose(problem, "target:h200")["algorithm"]
+        return _C.decide(problem, "target:h200")["algorithm"]
     except RuntimeError as error:  # the classic API answers only with a GPU at hand
         pinned = re.search("the pinned algorithm (legacy:.*) cannot run", str(error))
         assert pinned is not None, error
@@ -1541,7 +1541,7 @@ def test_flags_of_a_disabled_package_pin_nothing() -> None:
         flags = cudnn.flags(conv_fwd_algo=1)
     with flags:
         assert cudnn.conv_fwd_algo == 1  # a plain value, which enable() would adopt
-        assert _C.choose(problem, "target:h200", "")["algorithm"].startswith("graph:")
+        assert _C.decide(problem, "target:h200", "")["algorithm"].startswith("graph:")
     assert not hasattr(cudnn, "conv_fwd_algo")
 
 

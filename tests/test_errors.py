@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_cudnn_ext import _C, enabled, explain, nn, ops, profile_model, trace, tuning
-from torch_cudnn_ext.coverage import coverage
+from torch_cudnn_ext.analysis.coverage import coverage
 
 OPS = torch.ops.torch_cudnn_ext
 # PyTorch's dispatcher turns some kinds of error of an operator into RuntimeError.

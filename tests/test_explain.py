@@ -23,24 +23,14 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import torch_cudnn_ext
-from torch_cudnn_ext import (
-    __main__,
-    enabled,
-    explain,
-    is_enabled,
-    knobs,
-    ops,
-    peaks,
-    pinned,
-    trace,
-    tuning,
-    when,
-)
+from torch_cudnn_ext import cli as __main__
+from torch_cudnn_ext import enabled, explain, is_enabled, knobs, ops, pinned, trace, tuning, when
 from torch_cudnn_ext import nn as ours
-from torch_cudnn_ext.coverage import coverage
-from torch_cudnn_ext.profiling import profile_model
-from torch_cudnn_ext.timing import kernel_names
-from torch_cudnn_ext.workload import network_layers, read_problems
+from torch_cudnn_ext._timing import kernel_names
+from torch_cudnn_ext._workload import network_layers, read_problems
+from torch_cudnn_ext.analysis import roofline as peaks
+from torch_cudnn_ext.analysis.coverage import coverage
+from torch_cudnn_ext.analysis.profile import profile_model
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
 
@@ -843,7 +833,7 @@ def test_a_trace_tunes_nothing(net: Net, device: str) -> None:
     tuning.reset()
     with torch_cudnn_ext.enabled("autotune"):
         assert torch_cudnn_ext.trace(net, torch.randn(2, 3, 8, 8, device=device))
-    assert tuning.choices() == []
+    assert tuning.entries() == []
 
 
 class Merging(nn.Linear):

@@ -398,15 +398,15 @@ def test_last_choice(device: str) -> None:
     x, w = operands(2, device)
     ops.conv2d(x, w, policy={"fwd": PIN[device]})
     choice = newest()
-    assert choice == ops.last_choice("conv_fwd") == ops.last_choice("conv", "fwd")
-    assert choice == ops.last_choice("conv_fwd", "fwd")
-    filter_choice = ops.last_choice(pass_name="bwd_filter")
+    assert choice == ops.last_decision("conv_fwd") == ops.last_decision("conv", "fwd")
+    assert choice == ops.last_decision("conv_fwd", "fwd")
+    filter_choice = ops.last_decision(pass_name="bwd_filter")
     assert filter_choice is None or filter_choice.op == "conv_bwd_filter"
     assert choice.op == "conv_fwd"
     assert choice.problem.startswith("conv_fwd x=f64[2,4,9,10]:nchw w=f64[6,4,3,2]:nchw pad=0")
     assert choice.device.startswith(device)
     assert Policy.parse(choice.policy).get("fwd") is not None
-    assert choice.choosing_ms > 0
+    assert choice.decision_ms > 0
     assert choice.workspace_bytes is None or choice.workspace_bytes >= 0
     for bad in (
         ("conv_sideways",),
@@ -416,10 +416,10 @@ def test_last_choice(device: str) -> None:
         (None, "fwd"),
     ):
         with pytest.raises(ValueError, match="info --operators"):
-            ops.last_choice(*bad)
+            ops.last_decision(*bad)
 
 
-RUN_NOTHING = {"last_choice", "rnn_parameter_sizes"}
+RUN_NOTHING = {"last_decision", "rnn_parameter_sizes"}
 
 
 def test_every_function_takes_a_policy() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.tuning.tune import read_table
 
 LONGEST_S = 2.0
 SLOW_LINE = (
@@ -43,7 +44,7 @@ except KeyboardInterrupt:
     print("other threads go on", counted > before)
     # What was interrupted is free, and is tuned from the beginning.
     F.conv2d(torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3))
-    print(torch_cudnn_ext.last_choice().why)
+    print(torch_cudnn_ext.last_decision().why)
     raise
 """
 IN_JOBS = """
@@ -56,7 +57,7 @@ if __name__ == "__main__":
     try:
         tuning.tune([LINE % n + " compute=f32" for n in range(1, 33)], device="cpu", jobs=2)
     finally:
-        tuning.add_choices(sys.argv[1])
+        tuning.merge_table(sys.argv[1])
 """
 IMPORT = """
 print("begun", flush=True)
@@ -117,7 +118,7 @@ def test_a_signal_ends_the_process(
     if code is FIRST_CALL and sent == signal.SIGINT:
         assert "other threads go on True\ntuned\n" in output
     if file.exists():
-        tuning.read_choices(file)  # raises where it is not whole
+        read_table(file)  # raises where it is not whole
     slower = 1 + os.getloadavg()[0] / (os.cpu_count() or 1)  # than on an idle machine
     assert took_s < LONGEST_S * slower, output
 
@@ -127,7 +128,7 @@ def test_the_wait_for_another_thread_that_tunes_can_be_interrupted() -> None:
 
     def tune() -> None:
         begun.set()
-        _C.choose(SLOW_LINE, "cpu", "autotune")
+        _C.decide(SLOW_LINE, "cpu", "autotune")
 
     other = threading.Thread(target=tune)
     other.start()
@@ -142,9 +143,9 @@ def test_the_wait_for_another_thread_that_tunes_can_be_interrupted() -> None:
     timer = threading.Timer(0.2, send)
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        _C.choose(SLOW_LINE, "cpu", "autotune")
+        _C.decide(SLOW_LINE, "cpu", "autotune")
     took_s = time.monotonic() - sent[0]
     is_tuning = other.is_alive()
     other.join()
     assert is_tuning and took_s < 1
-    assert _C.choose(SLOW_LINE, "cpu", "autotune")["why"] == "tuned"  # as the other thread decided
+    assert _C.decide(SLOW_LINE, "cpu", "autotune")["why"] == "tuned"  # as the other thread decided

@@ -490,7 +490,7 @@ def test_a_bad_environment_variable_is_named(name: str, value: str) -> None:
 
 def test_a_bad_environment_variable_is_one_line_of_the_command_line(tmp_path: Path) -> None:
     command = tmp_path / "torch_cudnn_ext"
-    command.write_text("from torch_cudnn_ext.__main__ import script\nscript()\n")
+    command.write_text("from torch_cudnn_ext.cli import script\nscript()\n")
     one = ({"CONV_FWD_ALGO": "nonsense"}, "variable TORCH_CUDNN_EXT_CONV_FWD_ALGO: got 'nonsense'")
     two = ({"ENABLED": "1", "BACKENDS": "aten"}, "variables TORCH_CUDNN_EXT_*: enabled: got True")
     for started, (variables, said) in (
@@ -530,7 +530,7 @@ line = "softmax_fwd x=f32[2,3,%d]:nchw log=false"
 for jobs in (1, 2):
     tuning.clear()
     tuning.tune([line % 4, line % 5], device="cpu", jobs=jobs, time_budget_s=0.1)
-    print(*(one["constraints"] or "none" for one in tuning.choices()))
+    print(*(one["constraints"] or "none" for one in tuning.entries()))
     print(all(_C.tuned(line % n, "cpu", "") for n in (4, 5)))
 """
     done = run_with_environment(code, BACKENDS="cpu")

@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, Policy, apply_rules, enabled, explain, knobs, pinned, trace
-from torch_cudnn_ext.conversion import counterparts
-from torch_cudnn_ext.coverage import _refusals
-from torch_cudnn_ext.explaining import LayerCall
-from torch_cudnn_ext.measuring import fp32_switches
-from torch_cudnn_ext.timing import kernel_names
-from torch_cudnn_ext.workload import recording
+from torch_cudnn_ext._timing import kernel_names
+from torch_cudnn_ext._workload import recording
+from torch_cudnn_ext.analysis.coverage import _refusals
+from torch_cudnn_ext.analysis.explain import LayerCall
+from torch_cudnn_ext.models.convert import counterparts
+from torch_cudnn_ext.tuning.measure import fp32_switches
 
 SEQUENCES = {"Tagger": Tagger, "LanguageModel": LanguageModel}
 SETTINGS = {"f32": None, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -239,7 +239,7 @@ def test_pins_on_one_layer_of_resnet50(op: str, device: str) -> None:
         with pinned(model, {LAYER: policy}):
             work = works_of(layer, layer_input)[op]
             work()
-            last = _C.last_choice(op)
+            last = _C.last_decision(op)
             kernels = kernels_of(work, device) if device == "cuda" else set()
             calls = explain(model, x, train=True, measure=False).calls
         assert last is not None

@@ -16,18 +16,9 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_cudnn_ext
-from torch_cudnn_ext import (
-    Policy,
-    apply_pins,
-    clear_pins,
-    convert,
-    enabled,
-    knobs,
-    pinned,
-    tuning,
-)
+from torch_cudnn_ext import Policy, apply_pins, clear_pins, convert, enabled, knobs, pinned, tuning
 from torch_cudnn_ext import nn as ours
-from torch_cudnn_ext.conversion import conversion_steps, counterparts
+from torch_cudnn_ext.models.convert import conversion_steps, counterparts
 from torch_cudnn_ext.policy import passes_of
 
 # Two algorithms for each device and pass that any small problem can run on.
@@ -459,11 +450,11 @@ def test_time_once_tunes_the_problem_that_runs(device: str) -> None:
         tuning.clear()
         module = conv(device, "fwd=time_once", bias=bias)
         module(images(device))
-        assert [entry["problem"] for entry in tuning.choices()] == [newest("conv_fwd").problem]
+        assert [entry["problem"] for entry in tuning.entries()] == [newest("conv_fwd").problem]
     tuning.clear()
     module = ours.ConvTranspose2d(4, 6, 3, device=device, policy="time_once")
     backward(module(images(device)[0].requires_grad_()))
-    tuned = {entry["problem"] for entry in tuning.choices()}
+    tuned = {entry["problem"] for entry in tuning.entries()}
     assert tuned == {newest(f"conv_{name}").problem for name in PINS[device]}
 
 

@@ -391,7 +391,7 @@ def test_gradients_have_the_layout_of_their_forward(
     torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
     assert [t.stride() for t in got] == [t.stride() for t in wanted]
     # All three run in one layout, so that what was chosen ahead for it is met.
-    layouts = [_C.last_choice(f"conv_{name}") for name in ("fwd", "bwd_data", "bwd_filter")]
+    layouts = [_C.last_decision(f"conv_{name}") for name in ("fwd", "bwd_data", "bwd_filter")]
     assert len({choice["problem"].count(":nhwc") > 0 for choice in layouts if choice}) == 1
 
 

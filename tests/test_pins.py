@@ -37,11 +37,11 @@ from torch_cudnn_ext import (
     save_pins,
 )
 from torch_cudnn_ext import nn as our_nn
-from torch_cudnn_ext import pins as pins_module
-from torch_cudnn_ext.conversion import conversion_steps, counterparts
-from torch_cudnn_ext.coverage import coverage
-from torch_cudnn_ext.pins import pin_of
-from torch_cudnn_ext.workload import network_layers
+from torch_cudnn_ext._workload import network_layers
+from torch_cudnn_ext.analysis.coverage import coverage
+from torch_cudnn_ext.models import pins as pins_module
+from torch_cudnn_ext.models.convert import conversion_steps, counterparts
+from torch_cudnn_ext.models.pins import pin_of
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
 
@@ -438,7 +438,7 @@ def test_a_pickle_keeps_its_pins_in_another_process(tmp_path: Path) -> None:
         "layer = pickle.load(open(sys.argv[1], 'rb'))\n"
         "layer(torch.randn(1, 2, 5, 5))\n"
         "import torch_cudnn_ext\n"
-        "print(torch_cudnn_ext.last_choice().algorithm)\n"
+        "print(torch_cudnn_ext.last_decision().algorithm)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "layer.pkl")], capture_output=True, text=True

@@ -405,7 +405,7 @@ def test_autotuned_training_and_inference(device: str) -> None:
         y = function(x, 3, 2, policy="autotune")
         assert isinstance(y, Tensor)
         torch.autograd.backward(y.sum())
-        forward, backward = ops.last_choice("pool_fwd"), ops.last_choice("pool_bwd")
+        forward, backward = ops.last_decision("pool_fwd"), ops.last_decision("pool_bwd")
         assert forward is not None
         assert backward is not None
         assert forward.why == "tuned"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudnn_ext.processes import processes
+from torch_cudnn_ext.tuning.worker_pool import processes
 
 KILLED = """
 import os, signal, sys

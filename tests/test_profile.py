@@ -34,40 +34,21 @@ from torch.utils.checkpoint import checkpoint
 from torch_cudnn_ext import (
     _C,
     Policy,
-    bench,
-    bench_modules,
-    bench_networks,
     convert,
     enabled,
     explain,
     knobs,
-    measuring,
     ops,
-    peaks,
     pinned,
     profile,
     profile_model,
-    report,
-    timing,
     trace,
     tuning,
     when,
 )
+from torch_cudnn_ext import _timing as timing
 from torch_cudnn_ext import nn as layers
-from torch_cudnn_ext.conversion import converted
-from torch_cudnn_ext.coverage import coverage
-from torch_cudnn_ext.knobs import pushed
-from torch_cudnn_ext.measuring import Task
-from torch_cudnn_ext.profiling import (
-    LayerProfile,
-    Profile,
-    checked_device,
-    list_layer,
-    make_settings,
-    measure_layers,
-    profile_of_choices,
-)
-from torch_cudnn_ext.workload import (
+from torch_cudnn_ext._workload import (
     PROBLEM_FOLDER,
     Journal,
     Layer,
@@ -86,6 +67,26 @@ from torch_cudnn_ext.workload import (
     tensors_in,
     with_passes,
 )
+from torch_cudnn_ext.analysis import roofline as peaks
+from torch_cudnn_ext.analysis import tables as report
+from torch_cudnn_ext.analysis.coverage import coverage
+from torch_cudnn_ext.analysis.profile import (
+    LayerProfile,
+    Profile,
+    checked_device,
+    list_layer,
+    make_settings,
+    measure_layers,
+    profile_of_choices,
+)
+from torch_cudnn_ext.bench import layers as bench
+from torch_cudnn_ext.bench import modules as bench_modules
+from torch_cudnn_ext.bench import networks as bench_networks
+from torch_cudnn_ext.knobs import pushed
+from torch_cudnn_ext.models.convert import converted
+from torch_cudnn_ext.tuning import measure as measuring
+from torch_cudnn_ext.tuning.measure import Task
+from torch_cudnn_ext.tuning.tune import read_table
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
@@ -150,7 +151,7 @@ def test_ranks_come_first_and_are_those_of_tuning(measured: Profile) -> None:
     for policy in (None, "prefer=memory"):
         tuning.clear()
         layer = _layer(profile(PROBLEM, device="cpu", policy=policy, time_budget_s=0.2))
-        (entry,) = tuning.choices()
+        (entry,) = tuning.entries()
         assert (policy is not None) == ("prefer=memory" in entry["constraints"])
         kept = [row["algorithm"] for row in entry["measurements"] if row["status"] == "ok"]
         assert [row["algorithm"] for row in layer.ranked] == kept
@@ -187,7 +188,7 @@ def test_good_rows_are_within_their_tolerance(measured: Profile) -> None:
 def test_the_current_choice_is_marked_once(measured: Profile) -> None:
     marked = [record["algorithm"] for record in measured.records() if record["current"]]
     layer = _layer(measured)
-    assert marked == [_C.choose(layer.problem, "cpu")["algorithm"]]
+    assert marked == [_C.decide(layer.problem, "cpu")["algorithm"]]
 
 
 def test_a_pinned_choice_is_the_current_one() -> None:
@@ -211,7 +212,7 @@ def test_best_pins_the_first_rank_and_runs(measured: Profile) -> None:
     policy = measured.best()
     pass_name = layer.op.removeprefix("conv_")
     assert _fields(policy)[pass_name] == layer.ranked[0]["algorithm"]
-    assert _C.choose(layer.problem, "cpu", str(policy))["algorithm"] == _fields(policy)[pass_name]
+    assert _C.decide(layer.problem, "cpu", str(policy))["algorithm"] == _fields(policy)[pass_name]
     with pytest.raises(KeyError, match="got 'zz', wanted none: these layers have no names"):
         measured.best(layer="zz")
 
@@ -1491,15 +1492,15 @@ def test_constraints_of_kept_choices_may_be_spelled_otherwise(
 ) -> None:
     file = tmp_path / "choices.jsonl"
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.05)
-    tuning.export_choices(file)
+    tuning.export_table(file)
     entry = json.loads(file.read_text()) | {"constraints": written}
     file.write_text(json.dumps(entry) + "\n")
     tuning.clear()
-    assert tuning.import_choices(file) == tuning.add_choices(file) == 1
-    assert [entry["constraints"] for entry in tuning.choices()] == [read]
+    assert tuning.import_table(file) == tuning.merge_table(file) == 1
+    assert [entry["constraints"] for entry in tuning.entries()] == [read]
     file.write_text(json.dumps(entry | {"constraints": "fwd=cpu:fft"}) + "\n")
     with pytest.raises(ValueError, match="line 1: constraints: got the choice 'fwd=cpu:fft'"):
-        tuning.import_choices(file)
+        tuning.import_table(file)
 
 
 @pytest.mark.parametrize("policy", ["fwd=cpu:fft", "heuristic", Policy("cpu:taps", family="pool")])
@@ -1687,7 +1688,7 @@ def test_links_in_a_circle_are_no_file_of_choices(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.symlink_to(other)
     other.symlink_to(one)
-    for function in (tuning.export_choices, tuning.add_choices):
+    for function in (tuning.export_table, tuning.merge_table):
         with pytest.raises(OSError, match="symbolic links"):
             function(one)
     assert one.is_symlink() and other.is_symlink()
@@ -1800,14 +1801,14 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
     assert set(best) == {PROBLEM, OTHER}
     assert all(row["status"] == "ok" for row in best.values())
     path = tmp_path / "choices.jsonl"
-    before = tuning.choices()
-    assert tuning.export_choices(path) == len(before) == 2
+    before = tuning.entries()
+    assert tuning.export_table(path) == len(before) == 2
     tuning.clear()
-    assert tuning.choices() == []
-    assert tuning.import_choices(path) == 2
-    by_problem = {entry["problem"]: entry for entry in tuning.choices()}
+    assert tuning.entries() == []
+    assert tuning.import_table(path) == 2
+    by_problem = {entry["problem"]: entry for entry in tuning.entries()}
     assert by_problem == {entry["problem"]: entry for entry in before}
-    chosen = _C.choose(PROBLEM, "cpu", "autotune")
+    chosen = _C.decide(PROBLEM, "cpu", "autotune")
     assert chosen["algorithm"] == best[PROBLEM]["algorithm"]
     assert chosen["why"] in ("tuned", "cached")
     assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
@@ -1815,7 +1816,7 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
 
 def test_a_share_of_no_device_s_memory_is_refused() -> None:
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    kept = profile_of_choices(tuning.choices())
+    kept = profile_of_choices(tuning.entries())
     assert kept.best(max_workspace="1GiB") == kept.best()
     with pytest.raises(ValueError, match="max_workspace: got '20%' for what a file kept"):
         kept.best(max_workspace="20%")
@@ -1831,14 +1832,14 @@ def test_what_tunes_nothing_says_so() -> None:
 def test_times_under_several_constraints_have_no_totals() -> None:
     for policy in ("allow_tf32", "allow_tf32;deterministic"):
         tuning.tune(PROBLEM, device="cpu", policy=policy, time_budget_s=0.1)
-    result = profile_of_choices(tuning.choices())
+    result = profile_of_choices(tuning.entries())
     assert len({layer.note for layer in result.layers}) == 2
     assert result.totals() == [] and "no totals" in result.to_markdown()
-    assert "no totals" not in profile_of_choices(tuning.choices()[:1]).to_markdown()
+    assert "no totals" not in profile_of_choices(tuning.entries()[:1]).to_markdown()
     tuning.clear()
     # Of another family other constraints are kept.
     tuning.tune([PROBLEM, "softmax_fwd x=f32[2,3,4]:nchw"], device="cpu", time_budget_s=0.1)
-    result = profile_of_choices(tuning.choices())
+    result = profile_of_choices(tuning.entries())
     assert len({layer.note for layer in result.layers}) == 2
     assert [total.label for total in result.totals()][-1] == "all passes"
 
@@ -1849,8 +1850,8 @@ def test_a_link_to_choices_stays_one(tmp_path: Path) -> None:
     shared.parent.mkdir()
     shared.touch()
     link.symlink_to(shared)
-    assert tuning.add_choices(link) == tuning.export_choices(link) == 1
-    assert link.is_symlink() and len(tuning.read_choices(shared)) == 1
+    assert tuning.merge_table(link) == tuning.export_table(link) == 1
+    assert link.is_symlink() and len(read_table(shared)) == 1
 
 
 def test_a_coupled_forward_s_operations_are_those_of_what_was_timed() -> None:
@@ -1858,7 +1859,7 @@ def test_a_coupled_forward_s_operations_are_those_of_what_was_timed() -> None:
         "rnn_fwd cell=lstm x=f32[2,3,3]:nchw hidden=4 layers=1 bidirectional=false train=true"
     )
     (measured,) = profile(line, device="cpu", time_budget_s=0.1).layers
-    (kept,) = profile_of_choices(tuning.choices()).layers
+    (kept,) = profile_of_choices(tuning.entries()).layers
     listed = list_layer(Layer(line), "cpu", "")
     assert kept.problem == line and kept.flops == listed.flops == measured.flops
     assert measured.flops > _C.problem_info(line)["flops"]
@@ -1866,37 +1867,37 @@ def test_a_coupled_forward_s_operations_are_those_of_what_was_timed() -> None:
 
 def test_choices_are_read_with_and_without_the_host_s_time(tmp_path: Path) -> None:
     tuning.tune(PROBLEM, device="cpu")
-    (entry,) = before = tuning.choices()
+    (entry,) = before = tuning.entries()
     path = tmp_path / "choices.jsonl"
     for row in entry["measurements"]:
         del row["host_ms"]  # type: ignore[misc]
     path.write_text(json.dumps(entry))
     tuning.clear()
-    assert tuning.import_choices(path) == 1
-    assert all(row["host_ms"] is None for row in tuning.choices()[0]["measurements"])
+    assert tuning.import_table(path) == 1
+    assert all(row["host_ms"] is None for row in tuning.entries()[0]["measurements"])
     for row in entry["measurements"]:
         row["host_ms"] = 0.25
     path.write_text(json.dumps(entry))
-    assert tuning.import_choices(path) == 1
-    assert tuning.choices() == before
+    assert tuning.import_table(path) == 1
+    assert tuning.entries() == before
     entry["measurements"][0]["host_ms"] = "fast"  # type: ignore[typeddict-item]
     path.write_text(json.dumps(entry))
     with pytest.raises(ValueError, match="host_ms is 'fast', wanted one of"):
-        tuning.import_choices(path)
+        tuning.import_table(path)
 
 
 def test_a_kept_ranking_of_which_nothing_runs_is_measured_anew(tmp_path: Path) -> None:
     tuning.tune(PROBLEM, policy="backends=cpu", device="cpu", time_budget_s=0.1)
-    (entry,) = tuning.choices()
+    (entry,) = tuning.entries()
     path = tmp_path / "choices.jsonl"
     for i, row in enumerate(entry["measurements"]):
         row |= {"algorithm": f"cpu:of_another_version{i}", "backend": "cpu"}
     path.write_text(json.dumps(entry))
     tuning.clear()
-    assert tuning.import_choices(path) == 1
-    choice = _C.choose(PROBLEM, "cpu", "autotune;backends=cpu")
+    assert tuning.import_table(path) == 1
+    choice = _C.decide(PROBLEM, "cpu", "autotune;backends=cpu")
     assert choice["why"] == "tuned"
-    (again,) = tuning.choices()
+    (again,) = tuning.entries()
     names = {row["algorithm"] for row in again["measurements"] if row["status"] == "ok"}
     assert choice["algorithm"] in names
     assert not any("another_version" in row["algorithm"] for row in again["measurements"])
@@ -1906,7 +1907,7 @@ def test_jobs_tune_what_one_process_would() -> None:
     torch.use_deterministic_algorithms(True)
     with pushed("max_workspace=64MiB"):
         alone = tuning.tune([PROBLEM, OTHER], device="cpu")
-        before = tuning.choices()
+        before = tuning.entries()
         tuning.clear()
         together = tuning.tune([PROBLEM, OTHER], device="cpu", jobs=2)
     assert list(together) == list(alone) == [PROBLEM, OTHER]
@@ -1917,8 +1918,8 @@ def test_jobs_tune_what_one_process_would() -> None:
     def measured(entries: "list[TableEntry]") -> set[str]:
         return {f"{m['algorithm']} {m['status']}" for one in entries for m in one["measurements"]}
 
-    assert keys(tuning.choices()) == keys(before)
-    assert measured(tuning.choices()) == measured(before)
+    assert keys(tuning.entries()) == keys(before)
+    assert measured(tuning.entries()) == measured(before)
     with pytest.raises(ValueError, match="jobs: got 0, wanted 1 or more"):
         tuning.tune(PROBLEM, device="cpu", jobs=0)
     with pytest.raises(RuntimeError, match="no algorithm works"):
@@ -1931,7 +1932,7 @@ def test_jobs_keep_a_cap_beside_fastest() -> None:
         for jobs in (1, 2):
             tuning.clear()
             tuning.tune([PROBLEM, OTHER], device="cpu", jobs=jobs, time_budget_s=0.1)
-            kept = tuning.choices()
+            kept = tuning.entries()
             assert all("max_workspace=10KiB" in one["constraints"] for one in kept)
             for one in kept:
                 assert (one["measurements"][0]["workspace_bytes"] or 0) <= 10240
@@ -1965,7 +1966,7 @@ def test_what_lacks_memory_is_measured_again_alone(
     )
     assert sorted(problem for _, problem in together) == sorted([PROBLEM, OTHER])
     assert problem == PROBLEM and pid not in [before for before, _ in together]
-    kept = {entry["problem"]: entry["measurements"] for entry in tuning.choices()}
+    kept = {entry["problem"]: entry["measurements"] for entry in tuning.entries()}
     assert kept == {PROBLEM: lacking, OTHER: other}
 
 
@@ -1985,12 +1986,12 @@ def test_what_lacked_memory_is_not_kept_without_another_try(
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (PROBLEM, OTHER)]
     with pytest.raises(KeyboardInterrupt):
         list(measuring.measure_tasks(tasks, jobs=2))
-    assert [entry["problem"] for entry in tuning.choices()] == [OTHER]
+    assert [entry["problem"] for entry in tuning.entries()] == [OTHER]
 
 
 def test_measuring_takes_turns(tmp_path: Path) -> None:
     turns = tmp_path / "turns"
-    _C.set_turn_file(str(turns))
+    _C.set_measurement_lock(str(turns))
     try:
         with turns.open("w") as file, ThreadPoolExecutor(1) as thread:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -2018,11 +2019,11 @@ def test_measuring_takes_turns(tmp_path: Path) -> None:
             assert [held for _, held in seen[: len(rows)]] == [False] * len(rows)
             assert ("timing:round", False) not in seen and ("timing:round", True) in seen
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
-        _C.set_turn_file(str(tmp_path / "no folder" / "turns"))
+        _C.set_measurement_lock(str(tmp_path / "no folder" / "turns"))
         with pytest.raises(RuntimeError, match="cannot open the turn file .*: No such file"):
             _C.measure(PROBLEM, "cpu")
     finally:
-        _C.set_turn_file("")
+        _C.set_measurement_lock("")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -2037,14 +2038,14 @@ def test_an_error_gives_the_turn_back_though_a_forked_process_has_its_file(tmp_p
             children.append(child)
             raise KeyError
 
-    _C.set_turn_file(str(turns))
+    _C.set_measurement_lock(str(turns))
     try:
         with pytest.raises(KeyError):
             _C.measure(PROBLEM, "cpu", progress=progress)
         with turns.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
-        _C.set_turn_file("")
+        _C.set_measurement_lock("")
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -2055,13 +2056,13 @@ def test_jobs_measure_on_what_is_current(monkeypatch: pytest.MonkeyPatch) -> Non
     there = [measuring._as_here(Task(PROBLEM, device, "")).device for device in ("cuda", "cuda:1")]
     assert there == ["cuda:3", "cuda:1"]
     tuning.tune([PROBLEM, OTHER], device="cpu", jobs=2, time_budget_s=0.1)
-    (before,) = {entry["device"] for entry in tuning.choices()}
+    (before,) = {entry["device"] for entry in tuning.entries()}
     tuning.clear()
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
         tuning.tune([PROBLEM, OTHER], device="cpu", jobs=2, time_budget_s=0.1)
-        (device,) = {entry["device"] for entry in tuning.choices()}
+        (device,) = {entry["device"] for entry in tuning.entries()}
         assert before != device == _C.device_fingerprint("cpu")
     finally:
         torch.set_num_threads(threads)
@@ -2089,7 +2090,7 @@ def test_a_problem_without_algorithms_keeps_no_other_from_being_tuned(jobs: int)
     policy = "max_workspace=1KiB;backends=aten"
     with pytest.raises(RuntimeError, match=f"no algorithm works under '{policy}' for conv_fwd"):
         tuning.tune(lines, device="cpu", policy=policy, jobs=jobs, time_budget_s=0.1)
-    tuned = {e["problem"] for e in tuning.choices() if e["measurements"][0]["status"] == "ok"}
+    tuned = {e["problem"] for e in tuning.entries() if e["measurements"][0]["status"] == "ok"}
     assert tuned == set(small)
 
 
@@ -2128,8 +2129,8 @@ def test_what_stops_jobs_leaves_no_process_behind() -> None:
         with pytest.raises(error, match=match):
             tuning.tune(lines, device="cpu", jobs=2, time_budget_s=0.1, progress=Stopping(act))
         assert multiprocessing.active_children() == []
-        assert lines[0] in {entry["problem"] for entry in tuning.choices()}
-        assert len(tuning.choices()) < len(lines)
+        assert lines[0] in {entry["problem"] for entry in tuning.entries()}
+        assert len(tuning.entries()) < len(lines)
     tasks = [Task(line, "cpu", "", time_budget_s=0.1) for line in lines]
     abandoned: Any = measuring.measure_tasks(tasks, jobs=2)
     assert next(abandoned)[0]["status"] == "ok"
@@ -2158,7 +2159,7 @@ def test_signals_end_all_jobs(tmp_path: Path, victim: str) -> None:
         "    try:\n"
         "        tuning.tune(lines, device='cpu', jobs=2, time_budget_s=0.1, progress=Stopping())\n"
         "    except KeyboardInterrupt:\n"
-        "        print('interrupted', 1 <= len(tuning.choices()) < 59)\n"
+        "        print('interrupted', 1 <= len(tuning.entries()) < 59)\n"
     )
     done = subprocess.run(  # returns when no process has its pipes
         [sys.executable, str(script)],
@@ -2177,22 +2178,22 @@ def test_signals_end_all_jobs(tmp_path: Path, victim: str) -> None:
 def test_a_file_of_choices_keeps_what_others_added(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    assert tuning.add_choices(path) == 1
-    (ours,) = tuning.choices()
+    assert tuning.merge_table(path) == 1
+    (ours,) = tuning.entries()
     tuning.clear()
     tuning.tune([PROBLEM, OTHER], device="cpu", time_budget_s=0.1)
-    theirs = {entry["problem"]: entry for entry in tuning.choices()}
-    tuning.export_choices(path)
+    theirs = {entry["problem"]: entry for entry in tuning.entries()}
+    tuning.export_table(path)
     tuning.clear()
     _C.table_import([ours])
-    assert tuning.add_choices(path) == 2
+    assert tuning.merge_table(path) == 2
     tuning.clear()
-    tuning.import_choices(path)
-    found = {entry["problem"]: entry for entry in tuning.choices()}
+    tuning.import_table(path)
+    found = {entry["problem"]: entry for entry in tuning.entries()}
     assert found == {PROBLEM: ours, OTHER: theirs[OTHER]}
     path.write_text("nonsense")
     with pytest.raises(ValueError, match="line 1"):
-        tuning.add_choices(path)
+        tuning.merge_table(path)
     assert path.read_text() == "nonsense"
 
 
@@ -2201,16 +2202,16 @@ def test_what_is_tuned_while_a_file_is_waited_for_is_kept(
 ) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    tuning.add_choices(path)
-    (entry,) = tuning.choices()
+    tuning.merge_table(path)
+    (entry,) = tuning.entries()
     newer = entry | {"measurements": entry["measurements"][:1]}
 
     def waits(*_: Any) -> None:
         _C.table_import([newer])
 
     monkeypatch.setattr(fcntl, "flock", waits)
-    tuning.add_choices(path)
-    assert tuning.read_choices(path) == tuning.choices() == [newer]
+    tuning.merge_table(path)
+    assert read_table(path) == tuning.entries() == [newer]
 
 
 def test_a_table_of_lists_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -2229,17 +2230,17 @@ def test_best_takes_a_flag(device: str) -> None:
 def test_of_equal_entries_the_last_is_read(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    (entry,) = tuning.choices()
+    (entry,) = tuning.entries()
     older = entry | {"measurements": entry["measurements"][:1]}
     path.write_text(f"{json.dumps(older)}\n{json.dumps(entry)}\n")
-    assert tuning.read_choices(path) == [entry]
+    assert read_table(path) == [entry]
     for wrong, reason in (
         ([entry["measurements"][0] | {"backend": "graph"}], "backend is 'graph' of "),
         (entry["measurements"][:1] * 2, "several measurements of "),
     ):
         path.write_text(json.dumps(entry | {"measurements": wrong}))
         with pytest.raises(ValueError, match=f"line 1: (got )?{reason}"):
-            tuning.read_choices(path)
+            read_table(path)
 
 
 def test_a_problem_that_no_memory_holds_fails_alone(device: str) -> None:
@@ -2247,41 +2248,41 @@ def test_a_problem_that_no_memory_holds_fails_alone(device: str) -> None:
     small = "softmax_fwd x=f32[15,15,1]:nchw log=false"
     with pytest.raises(RuntimeError, match="no algorithm works .*: out of memory: "):
         tuning.tune([huge, small], device=device, time_budget_s=0.1)
-    assert [entry["problem"] for entry in tuning.choices()] == [small]
+    assert [entry["problem"] for entry in tuning.entries()] == [small]
     with pytest.warns(UserWarning, match="no memory to tune in"):
-        choice = _C.choose(huge, device, "autotune")
+        choice = _C.decide(huge, device, "autotune")
     assert choice["why"].startswith("heuristic: no memory")
 
 
 def test_what_others_measured_anew_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    tuning.add_choices(path)
-    (entry,) = tuning.read_choices(path)
+    tuning.merge_table(path)
+    (entry,) = read_table(path)
     entry["measurements"][0]["median_ms"] = 1e-6  # as another process measured it
     path.write_text(json.dumps(entry) + "\n")
     tuning.tune(OTHER, device="cpu", time_budget_s=0.1)
-    tuning.add_choices(path)
-    newer = {kept["problem"]: kept for kept in tuning.read_choices(path)}
+    tuning.merge_table(path)
+    newer = {kept["problem"]: kept for kept in read_table(path)}
     assert newer.keys() == {PROBLEM, OTHER} and newer[PROBLEM] == entry
     _C.table_import([entry | {"measurements": [entry["measurements"][0] | {"error": math.nan}]}])
-    tuning.add_choices(path)
+    tuning.merge_table(path)
     assert "NaN" not in path.read_text()  # which is not JSON
     path.write_text(json.dumps(entry) + "\n")
-    tuning.add_choices(path)
-    assert entry in tuning.read_choices(path)  # what is not a number is no other ranking
+    tuning.merge_table(path)
+    assert entry in read_table(path)  # what is not a number is no other ranking
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    tuning.add_choices(path)
-    assert entry not in tuning.read_choices(path)  # what is measured here is newer still
+    tuning.merge_table(path)
+    assert entry not in read_table(path)  # what is measured here is newer still
     (tmp_path / "others.jsonl").write_text(json.dumps(entry) + "\n")
-    tuning.import_choices(tmp_path / "others.jsonl")
-    tuning.add_choices(path)
-    assert entry in tuning.read_choices(path)  # of another file: this table's
+    tuning.import_table(tmp_path / "others.jsonl")
+    tuning.merge_table(path)
+    assert entry in read_table(path)  # of another file: this table's
 
 
 def test_processes_that_add_choices_at_once_lose_none(tmp_path: Path) -> None:
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    (entry,) = tuning.choices()
+    (entry,) = tuning.entries()
     path = tmp_path / "choices.jsonl"
     children = []
     for number in range(8):
@@ -2292,11 +2293,11 @@ def test_processes_that_add_choices_at_once_lose_none(tmp_path: Path) -> None:
             try:
                 mine = [entry | {"device": f"device {number} round {i}"} for i in range(50)]
                 _C.table_import(mine)
-                added = tuning.add_choices(path)
+                added = tuning.merge_table(path)
             finally:
                 os._exit(added == 0)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
-    assert len(tuning.read_choices(path)) == 8 * 51 - 7  # what was there at the fork is one
+    assert len(read_table(path)) == 8 * 51 - 7  # what was there at the fork is one
 
 
 @pytest.mark.parametrize(
@@ -2315,12 +2316,12 @@ def test_processes_that_add_choices_at_once_lose_none(tmp_path: Path) -> None:
 def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: str) -> None:
     tuning.tune(PROBLEM, device="cpu")
     path = tmp_path / "choices.jsonl"
-    tuning.export_choices(path)
+    tuning.export_table(path)
     path.write_text(path.read_text() + line + "\n")
     tuning.reset()
     with pytest.raises(ValueError, match=message):
-        tuning.import_choices(path)
-    assert tuning.choices() == []
+        tuning.import_table(path)
+    assert tuning.entries() == []
 
 
 @pytest.mark.parametrize(
@@ -2349,14 +2350,14 @@ def test_a_malformed_file_changes_nothing(tmp_path: Path, line: str, message: st
 def test_a_measurement_of_other_types_is_refused(tmp_path: Path, field: str, value: Any) -> None:
     tuning.tune(PROBLEM, device="cpu")
     path = tmp_path / "choices.jsonl"
-    tuning.export_choices(path)
+    tuning.export_table(path)
     entry = json.loads(path.read_text().splitlines()[0])
     entry["measurements"][0][field] = value
     path.write_text(json.dumps(entry) + "\n")
     tuning.reset()
     with pytest.raises(ValueError, match=f"line 1: {field} is .*, wanted one of "):
-        tuning.import_choices(path)
-    assert tuning.choices() == []
+        tuning.import_table(path)
+    assert tuning.entries() == []
 
 
 @pytest.mark.parametrize(
@@ -2374,13 +2375,13 @@ def test_a_fault_is_told_with_its_line(
 ) -> None:
     tuning.tune(PROBLEM, device="cpu", policy="backends=aten", time_budget_s=0.1)
     path = tmp_path / "choices.jsonl"
-    tuning.export_choices(path)
+    tuning.export_table(path)
     path.write_text((text := path.read_text()) + change(text))
     tuning.reset()
-    for read in (tuning.import_choices, tuning.add_choices, tuning.read_choices):
+    for read in (tuning.import_table, tuning.merge_table, read_table):
         with pytest.raises(ValueError, match=f"choices.jsonl, line 2: .*{message}"):
             read(path)
-    assert tuning.choices() == []
+    assert tuning.entries() == []
 
 
 def test_a_pipe_or_a_device_is_no_file_of_choices(tmp_path: Path) -> None:
@@ -2389,7 +2390,7 @@ def test_a_pipe_or_a_device_is_no_file_of_choices(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     for path in (pipe, link, Path("/dev/null")):
-        for write in (tuning.add_choices, tuning.export_choices):
+        for write in (tuning.merge_table, tuning.export_table):
             with pytest.raises(OSError, match=f"Not a regular file: '{path}'"):
                 write(path)
     assert pipe.is_fifo() and link.is_symlink() and not Path("/dev/null").is_file()
@@ -2397,7 +2398,7 @@ def test_a_pipe_or_a_device_is_no_file_of_choices(tmp_path: Path) -> None:
 
 
 def test_an_export_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    tuning.export_choices(tmp_path / "choices.jsonl")
+    tuning.export_table(tmp_path / "choices.jsonl")
     (tmp_path / "other").touch()
     assert (tmp_path / "choices.jsonl").stat().st_mode == (tmp_path / "other").stat().st_mode
 
@@ -2405,7 +2406,7 @@ def test_an_export_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
 def test_what_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     path.touch(0o600)
-    tuning.export_choices(path)
+    tuning.export_table(path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -2420,7 +2421,7 @@ def test_an_unwritable_export_leaves_the_old_file(
 
     monkeypatch.setattr("os.replace", refuse)
     with pytest.raises(OSError, match="no"):
-        tuning.export_choices(path)
+        tuning.export_table(path)
     assert path.read_text() == "old\n"
     assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
 
@@ -2587,9 +2588,9 @@ def test_a_look_at_a_network_tunes_nothing(make: Any) -> None:
         tuning.reset()
         assert network_layers(model, x).layers
         coverage(model, x)
-        assert tuning.choices() == []
+        assert tuning.entries() == []
         assert len(tuning.tune_model(model, x, time_budget_s=0.05)) == 5
-        assert len(tuning.choices()) == 5
+        assert len(tuning.entries()) == 5
 
 
 def test_a_look_settles_no_module_that_chooses_once() -> None:
@@ -2604,7 +2605,7 @@ def test_records_tell_constraints() -> None:
     tuning.reset()
     for policy in ("", "deterministic"):
         tuning.tune([PROBLEM], device="cpu", policy=policy, time_budget_s=0.05)
-    records = profile_of_choices(tuning.choices()).records()
+    records = profile_of_choices(tuning.entries()).records()
     assert {bool(re.search("deterministic", record["note"])) for record in records} == {True, False}
 
 
@@ -2658,22 +2659,22 @@ def test_a_choice_of_no_such_algorithm_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.reset()
     _C.measure(PROBLEM, "cpu", "", min_samples=1)
-    tuning.export_choices(path)
+    tuning.export_table(path)
     whole = path.read_text()
     for wrong in ("nonsense", "legacy:nonsense", "legacy:fft/k=1"):
         path.write_text(whole.replace('"cpu:direct"', json.dumps(wrong)))
         assert path.read_text() != whole
         with pytest.raises(ValueError, match=r"choices.jsonl, line 1: algorithm "):
-            tuning.import_choices(path)
+            tuning.import_table(path)
 
 
 def test_a_choice_s_problem_may_be_spelt_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.reset()
     _C.measure(PROBLEM, "cpu", "", min_samples=1)
-    tuning.export_choices(path)
+    tuning.export_table(path)
     path.write_text(path.read_text().replace("pad=1 ", "pad=1,1 "))
-    (entry,) = tuning.read_choices(path)
+    (entry,) = read_table(path)
     assert "pad=1,1" in path.read_text()
     assert entry["problem"] == _C.canonical_problem(PROBLEM)
     (layer,) = profile_of_choices([entry]).layers
@@ -2932,7 +2933,7 @@ def test_a_pin_that_cannot_run_hinders_no_look() -> None:
 @pytest.mark.parametrize("policy", ["autotune", "benchmark"])
 def test_a_cap_does_not_tune_once_more(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    choose = _C.choose
+    choose = _C.decide
 
     def spy(problem: str, device: str, policy: str = "") -> Any:
         seen.append(policy)

@@ -279,7 +279,7 @@ def test_each_tensor_of_a_call_tells_calls_apart(problem: str, backend: str) -> 
     if "dropout" in problem:
         pytest.skip("its results are random")
     try:
-        choice = _C.choose(problem, "cuda", f"{EVERY_NUMERICS};backends={backend}")
+        choice = _C.decide(problem, "cuda", f"{EVERY_NUMERICS};backends={backend}")
     except RuntimeError as error:
         pytest.skip(f"{backend} does not take it: {str(error).splitlines()[0]}")
     algorithm, taken = choice["algorithm"], choice["workspace_bytes"] or 0

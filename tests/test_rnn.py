@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
-from torch_cudnn_ext.workload import network_layers
+from torch_cudnn_ext._workload import network_layers
 
 KINDS = ("lstm", "gru", "tanh", "relu")
 CPU_ALGORITHMS = ("aten:default", "cpu:fused", "cpu:unrolled")
@@ -443,7 +443,7 @@ def test_tuned_as_a_whole(device: str) -> None:
     mine, theirs = _pair("lstm", 8, 8, num_layers=2, device=device, policy="autotune")
     x = torch.randn(5, 4, 8, dtype=torch.float64, device=device, requires_grad=True)
     _check(mine, theirs, x, None)
-    forward, backward = ops.last_choice("rnn_fwd"), ops.last_choice("rnn_bwd")
+    forward, backward = ops.last_decision("rnn_fwd"), ops.last_decision("rnn_bwd")
     assert forward is not None and backward is not None
     assert forward.why == "tuned" and forward.algorithm == backward.algorithm
 

@@ -87,7 +87,7 @@ def _convolve(x: Tensor, w: Tensor, policy: str | None = None) -> str:
     return _ran().algorithm
 
 
-def _ran() -> ops.Choice:
+def _ran() -> ops.Decision:
     return newest("conv_fwd")
 
 
@@ -156,7 +156,7 @@ def test_a_stronger_level_s_choice_holds_for_what_shares_it() -> None:
     with pushed("pool_bwd=cpu:unfold"):
         y = ops.max_pool2d(x, 2, policy="fwd=cpu:taps")
         y.sum().backward()
-        assert (_C.last_choice("pool_bwd") or {})["algorithm"] == "cpu:taps"
+        assert (_C.last_decision("pool_bwd") or {})["algorithm"] == "cpu:taps"
         # Of one level it is still a mistake.
         with pytest.raises(RuntimeError, match="these passes are coupled"):
             ops.max_pool2d(x, 2, policy="fwd=cpu:taps;bwd=cpu:unfold")
@@ -728,7 +728,7 @@ def test_a_tuned_decision_is_reused_without_measuring(fake: Any, x: Tensor, w: T
     fake.script("fake:b", milliseconds=2)
     assert _convolve(x, w, TUNE) == "fake:a"
     tuned = _ran()
-    assert tuned.why == "tuned" and tuned.choosing_ms > 0
+    assert tuned.why == "tuned" and tuned.decision_ms > 0
     runs, others = fake.counts("fake:a")[1], fake.counts("fake:b")
     for call in range(1, 4):
         assert _convolve(x, w, TUNE) == "fake:a"
@@ -814,7 +814,7 @@ def test_without_memory_the_next_smaller_runs_and_says_so(fake: Any, x: Tensor, 
     _script_by_size(fake)
     assert _convolve(x, w, TUNE) == "fake:b300"
     assert _ran().why == "tuned"
-    choice = _C.choose(_problem(x, w), "cpu", TUNE)
+    choice = _C.decide(_problem(x, w), "cpu", TUNE)
     assert choice["algorithm"] == "fake:b300", "a lack of memory is not a decision"
 
 
@@ -1461,7 +1461,7 @@ def test_the_plan_cache_is_bounded_and_forgets_the_oldest(fake: Any) -> None:
     def look_up(problem: str) -> str:
         """Whether this thread remembered the call."""
         before = _C.plan_cache_info()
-        assert _C.choose(problem, "cpu", "fwd=fake:a")["algorithm"] == "fake:a"
+        assert _C.decide(problem, "cpu", "fwd=fake:a")["algorithm"] == "fake:a"
         after = _C.plan_cache_info()
         hit, miss = (after[key] - before[key] for key in ("hits", "misses"))
         assert hit + miss == 1

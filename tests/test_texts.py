@@ -17,7 +17,6 @@ from torch_cudnn_ext import (
     _C,
     Policy,
     apply_pins,
-    backends,
     convert,
     enable,
     enabled,
@@ -31,7 +30,9 @@ from torch_cudnn_ext import (
     tuning,
     when,
 )
-from torch_cudnn_ext.workload import Journal, read_problems
+from torch_cudnn_ext import _cudnn_flags as backends
+from torch_cudnn_ext._workload import Journal, read_problems
+from torch_cudnn_ext.tuning.tune import read_table
 
 LINE = "conv_fwd x=f32[1,2,5,5]:nchw w=f32[3,2,3,3]:nchw pad=1"
 
@@ -62,10 +63,10 @@ def test_a_rule_of_many_stars_is_looked_up_at_once() -> None:
         matcher = f"conv_fwd w={'*' * stars}:nhwc x={'*?' * stars}*:nhwc"
         with when(matcher, use="cpu:im2col"):
             assert seconds(lambda: ops.conv2d(x, w)) < 1
-            assert ops.last_choice("conv_fwd").algorithm == "aten:default"  # type: ignore[union-attr]
+            assert ops.last_decision("conv_fwd").algorithm == "aten:default"  # type: ignore[union-attr]
     with when(f"conv_fwd w={'*' * 99}:nchw x={'*' * 99}5,5{'*' * 99}", use="cpu:im2col"):
         ops.conv2d(x, w)
-    assert ops.last_choice("conv_fwd").algorithm == "cpu:im2col"  # type: ignore[union-attr]
+    assert ops.last_decision("conv_fwd").algorithm == "cpu:im2col"  # type: ignore[union-attr]
 
 
 def test_a_rule_of_200000_stars_is_refused() -> None:
@@ -234,20 +235,20 @@ def test_files_of_problems_are_read_in_linear_time(
 def test_files_of_choices_are_read_in_linear_time(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.tune(LINE, device="cpu", policy="backends=aten", time_budget_s=0.2)
-    tuning.export_choices(path)
+    tuning.export_table(path)
     line = path.read_text()
 
     def lines(n: int) -> None:
         path.write_text(line * n)
-        tuning.read_choices(path)
+        read_table(path)
 
     def brackets(n: int) -> None:
         path.write_text("[" * n)
-        tuning.read_choices(path)
+        read_table(path)
 
     def digits(n: int) -> None:
         path.write_text(line.replace('"samples": ', '"samples": ' + "1" * n))
-        tuning.read_choices(path)
+        read_table(path)
 
     for read in (lines, brackets, digits):
         check_linear(read, 100)
@@ -320,7 +321,7 @@ def test_words_of_each_kind_are_told_with_the_nearest() -> None:
         (lambda: when("conv_fwd dilatoin=1", use="autotune"), "dilation"),
         (lambda: _C.canonical_problem("con_fwd x=f32[1]:nchw"), "conv_fwd"),
         (lambda: _C.canonical_problem(f"{LINE} strde=1"), "stride"),
-        (lambda: ops.last_choice("conv_bwd_dta"), "conv_bwd_data"),
+        (lambda: ops.last_decision("conv_bwd_dta"), "conv_bwd_data"),
         (lambda: _C.problem_info(LINE.replace("f32[1", "f23[1")), "f32"),
     ):
         assert near in error_of(call), error_of(call)
@@ -350,15 +351,15 @@ def test_the_nearest_layers_of_a_pattern_are_told() -> None:
 def test_fields_of_files_are_told_with_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     tuning.tune(LINE, device="cpu", policy="backends=aten", time_budget_s=0.2)
-    tuning.export_choices(path)
+    tuning.export_table(path)
     line = path.read_text()
     for wrong, near in (("median_mss", "median_ms"), ("constrains", "constraints")):
         path.write_text(line.replace(f'"{near}":', f'"{wrong}": 1, "{near}":', 1))
-        assert f"the nearest: {near}" in error_of(lambda: tuning.import_choices(path))
+        assert f"the nearest: {near}" in error_of(lambda: tuning.import_table(path))
 
 
 def test_the_command_line_tells_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    from torch_cudnn_ext.__main__ import main
+    from torch_cudnn_ext.cli import main
 
     for arguments, near in (
         (["list", "--model", "resnt18"], "resnet18"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_cudnn_ext import _C, knobs, last_choice, ops, tuning
+from torch_cudnn_ext import _C, knobs, last_decision, ops, tuning
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.knobs import pushed
 
@@ -69,14 +69,14 @@ def test_each_thread_sees_its_own_flags(device: str) -> None:
                 torch.testing.assert_close(y, expected)
                 torch.testing.assert_close(got, gradients)
                 for name, algorithm in pins[index].items():
-                    chosen = _C.choose(_problem(f"conv_{name}", x, w), device)
+                    chosen = _C.decide(_problem(f"conv_{name}", x, w), device)
                     assert chosen["algorithm"] == algorithm
             all_hold.wait()
             with one_at_a_time:
                 y = OPS.conv2d.default(x, w, padding=[1, 1])
                 torch.autograd.grad(y.square().sum(), (x, w))
                 for name, algorithm in pins[index].items():
-                    ran = _C.last_choice(f"conv_{name}")
+                    ran = _C.last_decision(f"conv_{name}")
                     assert ran is not None and ran["algorithm"] == algorithm
             all_hold.wait()
 
@@ -95,7 +95,7 @@ def test_arguments_of_many_threads_do_not_mix(device: str) -> None:
             algorithm = algorithms[(index + step) % len(algorithms)]
             with last:
                 y = OPS.conv2d.default(x, w, padding=[1, 1], policy=f"fwd={algorithm}")
-                ran = _C.last_choice("conv_fwd")
+                ran = _C.last_decision("conv_fwd")
             assert ran is not None and ran["algorithm"] == algorithm
             torch.testing.assert_close(y, expected)
 
@@ -109,7 +109,7 @@ def test_one_thread_tunes_a_key_and_the_others_wait(
     problem = _problem("conv_fwd", x, w)
     _C.set_knobs("", True)
     capfd.readouterr()
-    choices = _on_threads(lambda _: _C.choose(problem, device, "autotune"))
+    choices = _on_threads(lambda _: _C.decide(problem, device, "autotune"))
     # One line for each tuning and for each new decision: there was one.
     lines = [line for line in capfd.readouterr().err.splitlines() if problem in line]
     assert len(lines) == 2 and "candidates" in lines[0] and "tuned" in lines[1], lines
@@ -140,7 +140,7 @@ def test_a_knob_set_by_one_thread_reaches_all(device: str) -> None:
                 _C.set_knobs(f"fwd={algorithm}", False)
             step.wait()
             OPS.conv2d.default(x, w, padding=[1, 1])
-            seen.append(_C.choose(problem, device)["algorithm"])
+            seen.append(_C.decide(problem, device)["algorithm"])
             step.wait()
         return seen
 
@@ -189,17 +189,17 @@ def test_a_backward_keeps_to_its_forward_whatever_the_number_of_threads() -> Non
         torch.set_num_threads(1)
         tuning.reset()
         y = torch.compile(lambda x: module(x)[0], backend="aot_eager")(x)
-        ran = last_choice("rnn_fwd")
+        ran = last_decision("rnn_fwd")
         torch.set_num_threads(2)
         y.sum().backward()
-        led = last_choice("rnn_bwd")
+        led = last_decision("rnn_bwd")
         assert ran is not None and led is not None and ran.algorithm == led.algorithm
-        assert len(tuning.choices()) == 1
+        assert len(tuning.entries()) == 1
         tuning.reset()
         w, image = torch.randn(2, 3, 3, 3), torch.randn(1, 3, 8, 8)
         for threads in (1, 2):
             torch.set_num_threads(threads)
             ops.conv2d(image, w, policy="autotune")
-        assert len(tuning.choices()) == 2
+        assert len(tuning.entries()) == 2
     finally:
         torch.set_num_threads(before)

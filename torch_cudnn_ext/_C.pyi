@@ -38,7 +38,7 @@ class Measurement(TypedDict):
     source: str
     build_ms: float
 
-class Choice(TypedDict):
+class Decision(TypedDict):
     """What a call would run, or ran, and why."""
 
     op: str  # "conv_fwd", "conv_bwd_data", "conv_bwd_filter"
@@ -48,7 +48,7 @@ class Choice(TypedDict):
     # "coupled with its forward" or "fallback: <reason>"
     why: str
     workspace_bytes: int | None
-    choosing_ms: float
+    decision_ms: float
     device: str
     policy: str
 
@@ -88,7 +88,7 @@ def merged_policy(stronger: str, weaker: str, family: str = "conv") -> str:
     ``fastest`` ignores the cap of its own text only; beside a cap it is spelled out.
     """
 
-def policy_over(stronger: str, weaker: str, family: str = "conv") -> str:
+def policy_with_level(stronger: str, weaker: str, family: str = "conv") -> str:
     """As `merged_policy`, of two levels: a stronger ``fastest`` leaves no choice of the weaker.
 
     ``fastest=false`` takes back that of the weaker, with its ``benchmark``.
@@ -151,7 +151,7 @@ def cudnn_files() -> list[str]:
 OUT_OF_MEMORY: str  # in the reason of what found none
 OUT_OF_TIME: str  # begins the reason of what was not tried
 
-def set_turn_file(path: str) -> None:
+def set_measurement_lock(path: str) -> None:
     """Processes with one such file build side by side and otherwise measure one at a time."""
 
 def candidates(
@@ -177,7 +177,7 @@ def measure(
     ``progress(done, total, algorithm)`` may raise (KeyboardInterrupt): then nothing is stored.
     """
 
-def choose(problem: str, device: str, policy: str = "") -> Choice:
+def decide(problem: str, device: str, policy: str = "") -> Decision:
     """What an operator would run now (tunes when the policy says so)."""
 
 def run(
@@ -211,7 +211,7 @@ def relative_error(result: Tensor, reference: Tensor) -> float:
 def tolerance(problem: str, notes: list[str]) -> float:
     """The relative error above which a candidate is rejected."""
 
-def last_choice(op: str | None = None) -> Choice | None: ...
+def last_decision(op: str | None = None) -> Decision | None: ...
 def problems_posed_by(call: Callable[[], object]) -> list[str]:
     """The problem lines that operators pose on this thread while ``call`` runs, in order.
 
@@ -271,11 +271,11 @@ def set_recording(on: bool) -> None:
     The last begun takes over meanwhile.
     """
 
-def set_look(on: bool) -> None:
+def set_tracing(on: bool) -> None:
     """While on, what this thread runs, and autograd's threads for it, tunes nothing."""
 
 def is_look() -> bool: ...
-def recorded(begin: int = 0) -> list[Choice | str]:
+def recorded(begin: int = 0) -> list[Decision | str]:
     """What ran since recording began; a text says why PyTorch's own kernel ran."""
 
 def resolved_policy(policy: str | None, family: str = "conv") -> str:

@@ -6,7 +6,7 @@
 * `enable`, `disable`, `enabled`: run PyTorch's own operators, in models that stay as they are
 * `pinned`, `apply_pins`, `when`, `apply_rules`: choices by a layer's name, or by the problem
 * `save_pins`, `load_pins`, `load_rules`: the same as files
-* `last_choice`, `explain`, `declined`: what ran, and why
+* `last_decision`, `explain`, `declined`: what ran, and why
 * `trace`: the problems that a model meets
 * `profile`, `profile_model`, `profiling`: what every algorithm would cost
 * `convert`: a network's layers exchanged for those of `nn`, and back
@@ -31,9 +31,13 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
     _C.add_target(_device.stem, _device.read_text())
 
 # isort: split
-from torch_cudnn_ext import conversion, knobs, nn, ops, profiling, tuning
-from torch_cudnn_ext.conversion import convert
-from torch_cudnn_ext.enabling import (
+from torch_cudnn_ext import knobs, nn, ops, tuning
+from torch_cudnn_ext.analysis import profile as profiling
+from torch_cudnn_ext.analysis.explain import explain, trace
+from torch_cudnn_ext.analysis.profile import profile, profile_model
+from torch_cudnn_ext.models import convert as conversion
+from torch_cudnn_ext.models.convert import convert
+from torch_cudnn_ext.models.enable import (
     apply_rules,
     declined,
     disable,
@@ -42,9 +46,7 @@ from torch_cudnn_ext.enabling import (
     is_enabled,
     when,
 )
-from torch_cudnn_ext.explaining import explain, trace
-from torch_cudnn_ext.ops import last_choice
-from torch_cudnn_ext.pins import (
+from torch_cudnn_ext.models.pins import (
     Pins,
     apply_pins,
     clear_pins,
@@ -53,8 +55,8 @@ from torch_cudnn_ext.pins import (
     pinned,
     save_pins,
 )
+from torch_cudnn_ext.ops import last_decision
 from torch_cudnn_ext.policy import Policy
-from torch_cudnn_ext.profiling import profile, profile_model
 
 __version__ = "0.1.0"
 
@@ -73,7 +75,7 @@ __all__ = [
     "explain",
     "is_enabled",
     "knobs",
-    "last_choice",
+    "last_decision",
     "load_pins",
     "load_rules",
     "nn",

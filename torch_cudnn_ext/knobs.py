@@ -51,6 +51,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.policy import (
     CONSTRAINTS,
     FALLING_BACK,
@@ -60,7 +61,6 @@ from torch_cudnn_ext.policy import (
     not_pinned,
     refuse_once,
 )
-from torch_cudnn_ext.warning import warn
 
 __all__ = ["flags", "reset"]
 
@@ -259,7 +259,7 @@ def _install(process: dict[str, Any]) -> None:
     if process.get("enabled") == "auto":
         # Naming all backends would part the calls from what was tuned while none were named.
         environment = {k: v for k, v in environment.items() if k not in ("enabled", "backends")}
-    text = _C.policy_over(_level_text(process), _level_text(environment))
+    text = _C.policy_with_level(_level_text(process), _level_text(environment))
     switches = {
         name: process.get(name, environment.get(name, value)) for name, value in _SWITCHES.items()
     }

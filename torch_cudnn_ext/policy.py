@@ -16,7 +16,7 @@ import torch
 
 from torch_cudnn_ext import _C
 
-AlgorithmChoice: TypeAlias = str | int | None
+AlgorithmSelection: TypeAlias = str | int | None
 PolicyLike: TypeAlias = "Policy | str | int | Mapping[str, Any] | None"
 
 # The values of on_unsupported by which another algorithm runs.
@@ -156,10 +156,10 @@ class Policy:
         /,
         *,
         family: str = "conv",
-        fwd: AlgorithmChoice = None,
-        bwd: AlgorithmChoice = None,
-        bwd_data: AlgorithmChoice = None,
-        bwd_filter: AlgorithmChoice = None,
+        fwd: AlgorithmSelection = None,
+        bwd: AlgorithmSelection = None,
+        bwd_data: AlgorithmSelection = None,
+        bwd_filter: AlgorithmSelection = None,
         max_workspace: int | str | None = None,
         deterministic: bool | None = None,
         allow_tf32: bool | None = None,
@@ -171,7 +171,7 @@ class Policy:
         benchmark: bool | None = None,
         fastest: bool | None = None,
         compute: str | None = None,
-        **choices: AlgorithmChoice,
+        **choices: AlgorithmSelection,
     ) -> None:
         """Check each argument and build the canonical text."""
         fields = {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/problem.h"
+#include "problems/problem.h"
 
 namespace torch_cudnn_ext {
 

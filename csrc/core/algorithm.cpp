@@ -7,7 +7,7 @@
 #include <cctype>
 
 #include "core/backend.h"
-#include "core/text.h"
+#include "core/base/text.h"
 
 namespace torch_cudnn_ext {
 

@@ -18,7 +18,7 @@ bool is_out_of_memory(const c10::Error& error);
 
 // An algorithm that could be built says at its run that it does not take the problem, before it
 // computes anything.
-struct RefusedAtRun : c10::Error {
+struct UnsupportedAtRun : c10::Error {
   using Error::Error;
 };
 

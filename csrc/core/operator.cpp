@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
-#include "core/text.h"
+#include "core/base/text.h"
 
 namespace torch_cudnn_ext {
 

@@ -6,54 +6,54 @@
 #include <mutex>
 #include <set>
 
+#include "core/base/enum_text.h"
 #include "core/tensors.h"
-#include "core/words.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr Word<Role> kRoles[] = {{Role::x, "x"},
-                                 {Role::w, "w"},
-                                 {Role::y, "y"},
-                                 {Role::bias, "bias"},
-                                 {Role::z, "z"},
-                                 {Role::dx, "dx"},
-                                 {Role::dw, "dw"},
-                                 {Role::dy, "dy"},
-                                 {Role::dbias, "dbias"},
-                                 {Role::dz, "dz"},
-                                 {Role::mean, "mean"},
-                                 {Role::invstd, "invstd"},
-                                 {Role::running_mean, "running_mean"},
-                                 {Role::running_var, "running_var"},
-                                 {Role::hx, "hx"},
-                                 {Role::cx, "cx"},
-                                 {Role::hy, "hy"},
-                                 {Role::cy, "cy"},
-                                 {Role::dhx, "dhx"},
-                                 {Role::dcx, "dcx"},
-                                 {Role::dhy, "dhy"},
-                                 {Role::dcy, "dcy"},
-                                 {Role::batch_sizes, "batch_sizes"},
-                                 {Role::reserve, "reserve"},
-                                 {Role::indices, "indices"},
-                                 {Role::grid, "grid"},
-                                 {Role::dgrid, "dgrid"},
-                                 {Role::targets, "targets"},
-                                 {Role::input_lengths, "input_lengths"},
-                                 {Role::target_lengths, "target_lengths"}};
+constexpr EnumName<Role> kRoles[] = {{Role::x, "x"},
+                                     {Role::w, "w"},
+                                     {Role::y, "y"},
+                                     {Role::bias, "bias"},
+                                     {Role::z, "z"},
+                                     {Role::dx, "dx"},
+                                     {Role::dw, "dw"},
+                                     {Role::dy, "dy"},
+                                     {Role::dbias, "dbias"},
+                                     {Role::dz, "dz"},
+                                     {Role::mean, "mean"},
+                                     {Role::invstd, "invstd"},
+                                     {Role::running_mean, "running_mean"},
+                                     {Role::running_var, "running_var"},
+                                     {Role::hx, "hx"},
+                                     {Role::cx, "cx"},
+                                     {Role::hy, "hy"},
+                                     {Role::cy, "cy"},
+                                     {Role::dhx, "dhx"},
+                                     {Role::dcx, "dcx"},
+                                     {Role::dhy, "dhy"},
+                                     {Role::dcy, "dcy"},
+                                     {Role::batch_sizes, "batch_sizes"},
+                                     {Role::reserve, "reserve"},
+                                     {Role::indices, "indices"},
+                                     {Role::grid, "grid"},
+                                     {Role::dgrid, "dgrid"},
+                                     {Role::targets, "targets"},
+                                     {Role::input_lengths, "input_lengths"},
+                                     {Role::target_lengths, "target_lengths"}};
 static_assert(std::size(kRoles) == static_cast<size_t>(Role::kCount));
-constexpr Word<Note> kNotes[] = {{Note::tensor_core, "tensor_core"},
-                                 {Note::tf32, "tf32"},
-                                 {Note::down_convert, "down_convert"},
-                                 {Note::reduced_range, "reduced_range"},
-                                 {Note::low_accuracy, "low_accuracy"},
-                                 {Note::fft, "fft"},
-                                 {Note::winograd, "winograd"},
-                                 {Note::nondeterministic, "nondeterministic"},
-                                 {Note::runtime_compilation, "runtime_compilation"},
-                                 {Note::fused, "fused"}};
+constexpr EnumName<Note> kNotes[] = {{Note::tensor_core, "tensor_core"},
+                                     {Note::tf32, "tf32"},
+                                     {Note::down_convert, "down_convert"},
+                                     {Note::reduced_range, "reduced_range"},
+                                     {Note::low_accuracy, "low_accuracy"},
+                                     {Note::fft, "fft"},
+                                     {Note::winograd, "winograd"},
+                                     {Note::nondeterministic, "nondeterministic"},
+                                     {Note::runtime_compilation, "runtime_compilation"},
+                                     {Note::fused, "fused"}};
 static_assert(std::size(kNotes) == static_cast<size_t>(Note::kCount));
 
 }  // namespace
@@ -62,7 +62,7 @@ std::string memory_text(const std::optional<int64_t>& bytes) {
   return bytes ? c10::str(*bytes, " bytes") : std::string("unknown");
 }
 
-void keep_for_good(std::shared_ptr<const void> object) {
+void retain_until_exit(std::shared_ptr<const void> object) {
   static auto* mutex = new std::mutex();
   static auto* kept = new std::set<std::shared_ptr<const void>>();
   std::lock_guard<std::mutex> lock(*mutex);
@@ -114,8 +114,8 @@ void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Binding
   add_z_and_clamp(p, result, bindings);
 }
 
-const char* role_text(Role role) { return word_text(kRoles, role); }
-Role role_from_text(const std::string& text) { return word_value(kRoles, "role", text); }
+const char* role_text(Role role) { return enum_text(kRoles, role); }
+Role role_from_text(const std::string& text) { return enum_value(kRoles, "role", text); }
 
 std::vector<std::string> Notes::texts() const {
   std::vector<std::string> out;
@@ -127,7 +127,7 @@ std::vector<std::string> Notes::texts() const {
 
 Notes notes_from_texts(const std::vector<std::string>& texts) {
   Notes notes;
-  for (const std::string& text : texts) notes.add(word_value(kNotes, "note", text));
+  for (const std::string& text : texts) notes.add(enum_value(kNotes, "note", text));
   return notes;
 }
 

@@ -14,7 +14,7 @@
 
 #include "core/algorithm.h"
 #include "core/device.h"
-#include "core/problem.h"
+#include "problems/problem.h"
 
 namespace torch_cudnn_ext {
 
@@ -70,8 +70,8 @@ struct SlotSpec {
   bool on_host = false;     // wherever the others are: lengths
 };
 
-// Whether a plan may do what it did before, rather than call its library (cuda/replay.h): where it
-// was called often enough to pay for recording that; or from the second time on, on the same
+// Whether a plan may do what it did before, rather than call its library (replay/replay.h): where
+// it was called often enough to pay for recording that; or from the second time on, on the same
 // addresses as a network's next steps would, or on any by its kernels.
 enum class Replay : uint8_t { never, where_it_pays, at_once, kernels_at_once };
 
@@ -159,7 +159,7 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
 std::string memory_text(const std::optional<int64_t>& bytes);
 
 // Until the process ends: what a captured graph reads when it is replayed.
-void keep_for_good(std::shared_ptr<const void> object);
+void retain_until_exit(std::shared_ptr<const void> object);
 
 // What a plan writes to: the tensor that is bound to a role, or a new one, placed as `like`.
 at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,
@@ -182,7 +182,7 @@ struct Unsupported {
 using BuildResult = std::variant<std::shared_ptr<Plan>, Unsupported>;
 
 // A plan that the constraints of a policy admit.
-struct UsablePlan {
+struct AdmissiblePlan {
   std::shared_ptr<Plan> plan;
   std::optional<int64_t> workspace_bytes;
   std::vector<std::shared_ptr<Plan>> coupled;  // of the problems that share its algorithm

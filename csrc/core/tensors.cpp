@@ -36,7 +36,7 @@ at::Tensor without_unit_dim(const at::Tensor& t, int dim) {
   return strided_view(t, sizes, strides);
 }
 
-at::Tensor crossing(const ConvolutionProblem& p, const at::Tensor& w) {
+at::Tensor flip_for_mode(const ConvolutionProblem& p, const at::Tensor& w) {
   if (p.mode == ConvolutionMode::cross) return w;
   Dims axes;
   for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/algorithm.h"
-#include "core/problem.h"
+#include "problems/problem.h"
 
 namespace torch_cudnn_ext {
 
@@ -42,7 +42,7 @@ inline at::Tensor reduced_rows(const ReduceProblem& p, const at::Tensor& x) {
 }
 
 // The weight that cross-correlates as `w` does in the problem's mode, and the other way round.
-at::Tensor crossing(const ConvolutionProblem& p, const at::Tensor& w);
+at::Tensor flip_for_mode(const ConvolutionProblem& p, const at::Tensor& w);
 
 // Of each channel of [N, C, S].
 inline at::Tensor sum_of_channels(const at::Tensor& t) { return t.sum(at::IntArrayRef{0, 2}); }

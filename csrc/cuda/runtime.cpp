@@ -14,8 +14,8 @@
 
 #include "core/device.h"
 #include "core/errors.h"
-#include "cuda/capture_mode.h"
-#include "cuda/cudnn.h"
+#include "cudnn/cudnn.h"
+#include "replay/capture_mode.h"
 
 namespace torch_cudnn_ext {
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "cuda/capture_mode.h"
+#include "replay/capture_mode.h"
 
 namespace torch_cudnn_ext {
 

@@ -8,8 +8,8 @@
 
 #include <limits>
 
-#include "core/measure.h"
-#include "core/selector.h"
+#include "core/select/selector.h"
+#include "core/tune/measure.h"
 #include "core/writer.h"
 
 namespace torch_cudnn_ext {
@@ -102,7 +102,7 @@ double epsilon_of(c10::ScalarType dtype) {
 
 double conditioning_of_norm(int64_t length, int64_t removed) {
   if (length <= removed) return std::numeric_limits<double>::infinity();
-  return conditioning_of_few(length - removed);
+  return small_sample_tolerance(length - removed);
 }
 
 namespace {

@@ -11,9 +11,9 @@
 #include <string_view>
 
 #include "core/operator.h"
-#include "core/policy.h"
-#include "core/problem.h"
+#include "core/policy/policy.h"
 #include "core/tensors.h"
+#include "problems/problem.h"
 
 namespace torch_cudnn_ext {
 

@@ -185,7 +185,7 @@ void raise(const std::string& kind, const std::string& algorithm) {
                    " was told to find no memory. GPU 0 has none left");
   if (kind == "refusal") {
     c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
-    throw RefusedAtRun(here, algorithm + " was told to refuse");
+    throw UnsupportedAtRun(here, algorithm + " was told to refuse");
   }
   TORCH_CHECK(false, algorithm, " was told to fail");
 }

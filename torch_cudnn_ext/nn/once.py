@@ -100,7 +100,7 @@ def problems_of(
 def choose(problem: str, device: str, policy: str) -> str:
     """The algorithm that a policy chooses, outside of what the caller traces or counts by."""
     with _disable_current_modes(), torch._C._DisableFuncTorch():
-        algorithm: str = _C.choose(problem, device, policy)["algorithm"]
+        algorithm: str = _C.decide(problem, device, policy)["algorithm"]
     return algorithm
 
 

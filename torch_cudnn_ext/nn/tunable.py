@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.nn.once import choose, is_computed, pattern_of, problems_of, tensors_of
 from torch_cudnn_ext.policy import (
     ONCE,
-    AlgorithmChoice,
+    AlgorithmSelection,
     Policy,
     PolicyLike,
     as_policy,
@@ -20,7 +21,6 @@ from torch_cudnn_ext.policy import (
     passes_of,
     policy_text,
 )
-from torch_cudnn_ext.warning import warn
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Tunable(torch.nn.Module):
         self._policy = self._checked(policy_text(policy, self.family)).text
         self._policy_changed()
 
-    def set_mode(self, *choices: AlgorithmChoice, **named: AlgorithmChoice) -> Self:
+    def set_mode(self, *choices: AlgorithmSelection, **named: AlgorithmSelection) -> Self:
         """Choose the algorithm of each pass, in order or by name.
 
         The passes are those of the family: ``fwd``, ``bwd_data`` and ``bwd_filter`` of convolution,

@@ -1,6 +1,6 @@
 """The operators as functions, with PyTorch's argument names and a choice of algorithm.
 
-Each takes, by keyword, ``policy``: how to choose the algorithms of its passes. `last_choice` tells
+Each takes ``policy`` by keyword: how to choose the algorithms of its passes. `last_decision` tells
 which one ran.
 """
 
@@ -23,7 +23,6 @@ from torch_cudnn_ext.ops.batch_norm import (
     batch_norm,
     batch_norm_train,
 )
-from torch_cudnn_ext.ops.choice import Choice, last_choice
 from torch_cudnn_ext.ops.convolution import (
     BorderMode,
     ConvActivation,
@@ -41,6 +40,7 @@ from torch_cudnn_ext.ops.convolution import (
 )
 from torch_cudnn_ext.ops.cross_entropy import cross_entropy
 from torch_cudnn_ext.ops.ctc import ctc_loss
+from torch_cudnn_ext.ops.decision import Decision, last_decision
 from torch_cudnn_ext.ops.dropout import dropout
 from torch_cudnn_ext.ops.layer_norm import group_norm, instance_norm, layer_norm, rms_norm
 from torch_cudnn_ext.ops.lrn import LrnWindow, divisive_norm, local_response_norm
@@ -86,7 +86,7 @@ from torch_cudnn_ext.ops.spatial_transformer import affine_grid, grid_sample
 __all__ = [
     "BatchNormTrained",
     "BorderMode",
-    "Choice",
+    "Decision",
     "ConvActivation",
     "ConvMode",
     "LrnWindow",
@@ -130,7 +130,7 @@ __all__ = [
     "group_norm",
     "gru",
     "instance_norm",
-    "last_choice",
+    "last_decision",
     "layer_norm",
     "linear",
     "local_response_norm",

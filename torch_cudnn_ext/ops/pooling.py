@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
     call,
@@ -34,7 +35,6 @@ from torch_cudnn_ext.ops._arguments import (
     sizes_of,
 )
 from torch_cudnn_ext.policy import Policy, PolicyLike, as_policy, policy_text
-from torch_cudnn_ext.warning import warn
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
 

@@ -13,7 +13,7 @@
 #include "backends/aten/rewritten_convolution.h"
 #include "backends/large_images.h"
 #include "core/tensors.h"
-#include "cuda/cudnn.h"
+#include "cudnn/cudnn.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -38,18 +38,18 @@ Tensor convolve(const ConvolutionProblem& p, const Bindings& b) {
     return is_scaled_in_f16(p) ? t.to(at::kFloat) : t;
   };
   if (p.pass == ConvolutionPass::fwd) {
-    return at::convolution(given(Role::x, p.x), crossing(p, given(Role::w, p.w)), b[Role::bias],
-                           p.stride, p.padding, p.dilation, false, none, p.groups);
+    return at::convolution(given(Role::x, p.x), flip_for_mode(p, given(Role::w, p.w)),
+                           b[Role::bias], p.stride, p.padding, p.dilation, false, none, p.groups);
   }
   // PyTorch asks for the tensor whose gradient is wanted, of which it reads sizes and layout only.
   bool data = p.pass == ConvolutionPass::bwd_data;
   Tensor dy = given(Role::y, p.y);
   Tensor x = data ? at::empty_strided(p.x.sizes, p.x.strides, dy.options()) : given(Role::x, p.x);
-  Tensor w = data ? crossing(p, given(Role::w, p.w))
+  Tensor w = data ? flip_for_mode(p, given(Role::w, p.w))
                   : at::empty_strided(p.w.sizes, p.w.strides, dy.options());
   auto gradients = at::convolution_backward(dy, x, w, c10::nullopt, p.stride, p.padding, p.dilation,
                                             false, none, p.groups, {data, !data, false});
-  return data ? std::get<0>(gradients) : crossing(p, std::get<1>(gradients));
+  return data ? std::get<0>(gradients) : flip_for_mode(p, std::get<1>(gradients));
 }
 
 // A convolution whose result is new.
@@ -462,7 +462,7 @@ BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorith
 BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
   if (auto refused = refuse_rewriting(p, device)) return *refused;
-  if (!Fold::takes(p)) {
+  if (!FoldedChannels::takes(p)) {
     return Unsupported{
         "folds forwards and filter gradients of 1 to 4 channels and a channels-last y, over 2 or 3 "
         "dimensions, with windows wider than a pixel and not dilated there, one group, "
@@ -471,7 +471,8 @@ BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm
   // Folded windows are one column wide, and meet each.
   if (!device.is_cuda() && leaves_out_rows(p)) return refused_for_rows();
   if (device.is_target()) return needs_device();
-  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device), Fold(p));
+  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
+                                           FoldedChannels(p));
 }
 
 Algorithm turned_algorithm(int64_t block) {
@@ -481,11 +482,11 @@ Algorithm turned_algorithm(int64_t block) {
 BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
   if (auto refused = refuse_rewriting(p, device)) return *refused;
-  for (int64_t block : Turn::blocks(p)) {
+  for (int64_t block : TransposedAsForward::blocks(p)) {
     if (!(algorithm == turned_algorithm(block))) continue;
     if (device.is_target()) return needs_device();
     Notes notes = notes_of(ConvolutionPass::fwd, p, device);
-    return std::make_shared<AtenConvolution>(p, algorithm, notes, Turn(p, block));
+    return std::make_shared<AtenConvolution>(p, algorithm, notes, TransposedAsForward(p, block));
   }
   return Unsupported{
       "turns data gradients, not dilated, by blocks whose side is a multiple of each stride, with "
@@ -548,7 +549,8 @@ std::vector<Candidate> all(const ConvolutionProblem& p, const Device& device) {
     list.push_back({product_algorithm(kIm2col, p, device), "PyTorch"});
     list.push_back({{"aten", kFolded, {}}, "PyTorch"});
   }
-  for (int64_t block : Turn::blocks(p)) list.push_back({turned_algorithm(block), "PyTorch"});
+  for (int64_t block : TransposedAsForward::blocks(p))
+    list.push_back({turned_algorithm(block), "PyTorch"});
   return list;
 }
 

@@ -28,20 +28,20 @@ bool is_zero(int64_t n) { return n == 0; }
 
 // --- folded
 
-bool Fold::takes(const ConvolutionProblem& p) {
+bool FoldedChannels::takes(const ConvolutionProblem& p) {
   return p.pass != ConvolutionPass::bwd_data && p.spatial_dims() >= 2 && p.groups == 1 &&
          p.mode == ConvolutionMode::cross && p.x.sizes[1] <= kChannels && last(p.w.sizes) > 1 &&
          last(p.dilation) == 1 && c10::elementSize(p.x.dtype) <= 4 &&
          p.y.strides == channels_last_strides(p.y.sizes);
 }
 
-Fold::Fold(const ConvolutionProblem& p)
+FoldedChannels::FoldedChannels(const ConvolutionProblem& p)
     : p_(p),
       columns_(last(p.w.sizes) + last(p.w.sizes) % 2),  // two make 8 channels
       adds_bias_(can_add_bias()) {}
 
 // Where a row of the window always meets one of x.
-bool Fold::can_add_bias() const {
+bool FoldedChannels::can_add_bias() const {
   if (!p_.bias || p_.x.sizes[1] == kChannels) return false;
   for (int i = 0; i + 1 < p_.spatial_dims(); ++i) {
     int64_t reach = (p_.w.sizes[i + 2] - 1) * p_.dilation[i];
@@ -50,7 +50,7 @@ bool Fold::can_add_bias() const {
   return true;
 }
 
-Tensor Fold::input(const Tensor& x) const {
+Tensor FoldedChannels::input(const Tensor& x) const {
   int64_t places = last(p_.y.sizes), stride = last(p_.stride), padding = last(p_.padding);
   Dims sizes = rows_of(p_.x.sizes);
   sizes.push_back(std::max((places - 1) * stride + columns_, padding + last(p_.x.sizes)));
@@ -65,7 +65,7 @@ Tensor Fold::input(const Tensor& x) const {
   return windows.contiguous().view(p_.x.dtype);
 }
 
-Tensor Fold::weight(const Tensor& w, const Tensor& bias) const {
+Tensor FoldedChannels::weight(const Tensor& w, const Tensor& bias) const {
   Dims sizes = rows_of(p_.w.sizes);
   sizes.push_back(columns_);
   sizes.push_back(kChannels);
@@ -81,7 +81,7 @@ Tensor Fold::weight(const Tensor& w, const Tensor& bias) const {
   return folded.flatten(-2).unsqueeze(-2);
 }
 
-Tensor Fold::operator()(const Bindings& b) const {
+Tensor FoldedChannels::operator()(const Bindings& b) const {
   Tensor x = input(b[Role::x]).movedim(-1, 1);
   Dims stride = p_.stride, padding = p_.padding;
   const Dims none(p_.spatial_dims(), 0);
@@ -105,7 +105,7 @@ Tensor Fold::operator()(const Bindings& b) const {
 
 // --- turned
 
-std::vector<int64_t> Turn::blocks(const ConvolutionProblem& p) {
+std::vector<int64_t> TransposedAsForward::blocks(const ConvolutionProblem& p) {
   constexpr int64_t kMostChannels = 64, kMostSteps = 4;
   if (p.pass != ConvolutionPass::bwd_data ||
       !std::all_of(p.dilation.begin(), p.dilation.end(), is_one)) {
@@ -126,7 +126,7 @@ std::vector<int64_t> Turn::blocks(const ConvolutionProblem& p) {
   return sides;
 }
 
-Turn::Turn(const ConvolutionProblem& p, int64_t block)
+TransposedAsForward::TransposedAsForward(const ConvolutionProblem& p, int64_t block)
     : p_(p),
       block_(block),
       x_is_channels_last_(p.x.strides == channels_last_strides(p.x.sizes)),
@@ -138,7 +138,7 @@ Turn::Turn(const ConvolutionProblem& p, int64_t block)
   }
 }
 
-Turn::Dimension Turn::dimension(int i) const {
+TransposedAsForward::Dimension TransposedAsForward::dimension(int i) const {
   int64_t stride = p_.stride[i], padding = p_.padding[i], step = block_ / stride;
   Dimension d{};
   d.first = ceil_div(padding + 1 - p_.w.sizes[i + 2], stride);
@@ -152,8 +152,8 @@ Turn::Dimension Turn::dimension(int i) const {
 }
 
 // [groups * block... * channels, filters of a group, taps...]
-Tensor Turn::weight(const Bindings& b) const {
-  Tensor w = crossing(p_, b[Role::w]);
+Tensor TransposedAsForward::weight(const Bindings& b) const {
+  Tensor w = flip_for_mode(p_, b[Role::w]);
   int dims = p_.spatial_dims();
   // Before and behind the taps, of the last dimension first.
   at::DimVector zeros;
@@ -182,7 +182,7 @@ Tensor Turn::weight(const Bindings& b) const {
 }
 
 // From [batch, groups * block... * channels, blocks...] to the sizes of x.
-Tensor Turn::pixels(const Tensor& blocks) const {
+Tensor TransposedAsForward::pixels(const Tensor& blocks) const {
   int dims = p_.spatial_dims();
   Tensor t = blocks;
   for (int i = 0; i < dims; ++i) {
@@ -214,7 +214,7 @@ Tensor Turn::pixels(const Tensor& blocks) const {
   return t;
 }
 
-Tensor Turn::operator()(const Bindings& b) const {
+Tensor TransposedAsForward::operator()(const Bindings& b) const {
   return pixels(at::convolution(b[Role::y], weight(b), Tensor(), step_, padding_, p_.dilation,
                                 false, Dims(p_.spatial_dims(), 0), p_.groups));
 }
@@ -258,7 +258,7 @@ Tensor Im2col::operator()(const Bindings& b) const {
   Tensor x = rows(b[Role::x]);
   int64_t filters = p_.w.sizes[0];
   if (p_.pass == ConvolutionPass::fwd) {
-    Tensor w = crossing(p_, b[Role::w]);
+    Tensor w = flip_for_mode(p_, b[Role::w]);
     if (x_is_channels_last_) w = w.movedim(1, -1);
     Tensor columns = w.reshape({filters, columns_}).t();
     Tensor y = p_.bias ? at::addmm(b[Role::bias], x, columns) : at::mm(x, columns);
@@ -271,7 +271,7 @@ Tensor Im2col::operator()(const Bindings& b) const {
   at::DimVector sizes(p_.w.sizes.begin(), p_.w.sizes.end());
   if (x_is_channels_last_) std::rotate(sizes.begin() + 1, sizes.begin() + 2, sizes.end());
   Tensor w = at::mm(y.t(), x).view(sizes);
-  return crossing(p_, x_is_channels_last_ ? w.movedim(-1, 1) : w);
+  return flip_for_mode(p_, x_is_channels_last_ ? w.movedim(-1, 1) : w);
 }
 
 }  // namespace torch_cudnn_ext::aten

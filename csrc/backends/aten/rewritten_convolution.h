@@ -4,18 +4,18 @@
 #include <vector>
 
 #include "backends/aten/plan.h"
-#include "core/problem.h"
+#include "problems/problem.h"
 
 namespace torch_cudnn_ext::aten {
 
 // A forward over few channels, as of an image, which leave most of a tensor core idle, or its
 // filter gradient. Folded, all that a window sees of a row is one pixel: windows of 7x7 over 3
 // channels become windows of 7x1 over 8 columns of 4 channels.
-class Fold {
+class FoldedChannels {
  public:
   static bool takes(const ConvolutionProblem& p);
 
-  explicit Fold(const ConvolutionProblem& p);
+  explicit FoldedChannels(const ConvolutionProblem& p);
   Tensor operator()(const Bindings& b) const;
 
  private:
@@ -34,12 +34,12 @@ class Fold {
 
 // A data gradient as the forward over y's gradient with the weight turned around. Few channels of
 // x, which are the forward's results, become more: those of a block of pixels each.
-class Turn {
+class TransposedAsForward {
  public:
   // Sides of the blocks worth while, in pixels; none where a data gradient is not turned.
   static std::vector<int64_t> blocks(const ConvolutionProblem& p);
 
-  Turn(const ConvolutionProblem& p, int64_t block);
+  TransposedAsForward(const ConvolutionProblem& p, int64_t block);
   Tensor operator()(const Bindings& b) const;
 
  private:

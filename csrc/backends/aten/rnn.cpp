@@ -12,8 +12,8 @@
 #include "backends/aten/plan.h"
 #include "core/autograd_guard.h"
 #include "core/operator.h"
-#include "core/rnn_layout.h"
 #include "core/tensors.h"
+#include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

@@ -45,7 +45,7 @@ class CpuConvolution : public Plan {
         break;
       case ConvolutionPass::bwd_filter:
         result = backward_filter(input(b, Role::x), input(b, Role::y)).reshape(p_.w.sizes);
-        result = crossing(p_, result);
+        result = flip_for_mode(p_, result);
         break;
     }
     store(b, result);
@@ -122,7 +122,9 @@ class CpuConvolution : public Plan {
 
  private:
   Tensor input(const Bindings& b, Role role) const { return b[role].to(p_.compute).contiguous(); }
-  Tensor kernel(const Bindings& b) const { return crossing(p_, input(b, Role::w)).contiguous(); }
+  Tensor kernel(const Bindings& b) const {
+    return flip_for_mode(p_, input(b, Role::w)).contiguous();
+  }
 
   void store(Bindings& b, const Tensor& result) const {
     Role role = result_role(p_.pass);

@@ -9,8 +9,8 @@
 
 #include "backends/cpu/plan.h"
 #include "core/errors.h"
-#include "core/rnn_layout.h"
 #include "core/tensors.h"
+#include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext {
 namespace {

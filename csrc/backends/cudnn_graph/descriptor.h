@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/cudnn.h"
+#include "cudnn/cudnn.h"
 
 namespace torch_cudnn_ext::graph {
 

@@ -11,7 +11,7 @@
 #include "backends/cudnn_graph/descriptor.h"
 #include "core/backend.h"
 #include "core/errors.h"
-#include "cuda/replay.h"
+#include "replay/replay.h"
 
 namespace torch_cudnn_ext::graph {
 

@@ -12,8 +12,8 @@
 #include "core/algorithm.h"
 #include "core/backend.h"
 #include "core/operator.h"
-#include "cuda/cudnn.h"
-#include "cuda/replay.h"
+#include "cudnn/cudnn.h"
+#include "replay/replay.h"
 
 namespace torch_cudnn_ext::legacy {
 

@@ -13,8 +13,8 @@
 #include "backends/cudnn_legacy/random.h"
 #include "core/backend.h"
 #include "core/operator.h"
-#include "core/rnn_layout.h"
 #include "cuda/workspace.h"
+#include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -81,7 +81,7 @@ class Dropout {
       TORCH_CHECK(states_->are_filled,
                   "rnn: dropout is first met while the stream is being captured into a CUDA graph; "
                   "run it once before capturing");
-      keep_for_good(states_);  // a graph may be replayed when this plan is gone
+      retain_until_exit(states_);  // a graph may be replayed when this plan is gone
       return;
     }
     // Another stream may still use the states, or what lay in their memory.

@@ -1,0 +1,64 @@
+#include "core/tune/tuning_table.h"
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "core/base/enum_text.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+using Status = Measurement::Status;
+constexpr EnumName<Status> kStatuses[] = {{Status::ok, "ok"},
+                                          {Status::unsupported, "unsupported"},
+                                          {Status::excluded, "excluded"},
+                                          {Status::needs_driver, "needs a driver"},
+                                          {Status::failed, "failed"},
+                                          {Status::rejected, "rejected"}};
+
+using TableKey = std::tuple<std::string, std::string, std::string>;
+
+std::mutex table_mutex;
+auto& table() {
+  static auto* map = new std::map<TableKey, std::vector<Measurement>>();
+  return *map;
+}
+
+}  // namespace
+
+const char* status_text(Status status) { return enum_text(kStatuses, status); }
+Status status_from_text(const std::string& text) { return enum_value(kStatuses, "status", text); }
+
+namespace tuning_table {
+
+std::optional<std::vector<Measurement>> find(const std::string& problem, const std::string& device,
+                                             const std::string& constraints) {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  auto found = table().find({problem, device, constraints});
+  if (found == table().end()) return std::nullopt;
+  return found->second;
+}
+
+void insert(TableEntry entry) {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  table()[{entry.problem, entry.device, entry.constraints}] = std::move(entry.measurements);
+}
+
+std::vector<TableEntry> entries() {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  std::vector<TableEntry> out;
+  for (const auto& [key, measurements] : table()) {
+    out.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), measurements});
+  }
+  return out;
+}
+
+void clear() {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  table().clear();
+}
+
+}  // namespace tuning_table
+}  // namespace torch_cudnn_ext

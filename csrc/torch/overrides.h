@@ -1,0 +1,140 @@
+// PyTorch's operators that ours stand in for while enable() is on: a table, to which ops/<op>.cpp
+// adds its own. Nothing here knows which they are.
+#pragma once
+
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/library.h>
+
+#include <exception>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/override_guard.h"
+
+namespace torch_cudnn_ext {
+
+// PyTorch's own kernel of an operator at a key, as it was before the override.
+using FormerKernel = std::optional<c10::SafeKernelFunction>;
+
+struct Override {
+  std::string op;  // of namespace aten, with its overload: "convolution", "lstm.input"
+  c10::DispatchKey key;
+  torch::CppFunction (*kernel)();
+  FormerKernel* former;
+};
+void add_override(Override override);
+
+// Registers all of them; throws when that was done before. Takes them out; throws when it was not.
+void enable_overrides();
+void disable_overrides();
+bool overrides_enabled();
+std::vector<std::string> overridden_ops();
+
+// Calls that went to PyTorch's own kernel, by "operator: reason".
+void count_declined(const char* op, const std::string& reason);
+std::map<std::string, int64_t> declined();
+void reset_declined();
+
+// Why no operator of ours takes this tensor; nullopt where one may.
+std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
+                                      const at::Tensor& t);
+// The same for several, of operators without forward-mode AD.
+struct NamedTensor {
+  const char* name;
+  const at::Tensor& t;
+};
+std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
+                                          std::initializer_list<NamedTensor> tensors);
+// Of a norm's parameters and statistics: in its input's dtype, or the one that it computes in.
+std::optional<std::string> refusal_of_dtypes(const at::Tensor& input,
+                                             std::initializer_list<NamedTensor> tensors);
+
+// The text of a ValueError; nullopt for all else. While a fake tensor mode is on (torch.compile)
+// ours come through Python, and what they refuse comes back as its exception.
+std::optional<std::string> value_error_text(std::exception& error);
+
+// `Ours` stands in for one operator of PyTorch's, of this signature without the keys:
+//   static constexpr const char* kOp;
+//   static std::optional<std::string> refusal(keys, args...)   why PyTorch's own kernel must run
+//   static R with_autograd(keys, args...)                      called at autograd's keys
+// and, where PyTorch has kernels of its own below them, which is where inference mode begins,
+//   static R run(args...)                                      called there
+//   template <c10::DispatchKey key> static R plain(args...)    PyTorch's own kernel
+// A composite, an operator that is made of others, is called the same way everywhere.
+// What ours refuse goes to PyTorch as well, which may take it, or refuse it in its own words.
+enum class OpKind { basic, composite };
+
+template <class Ours, OpKind kind, c10::DispatchKey key, class Signature>
+struct OverrideKernel;
+
+template <class Ours, OpKind kind, c10::DispatchKey key, class R, class... Args>
+struct OverrideKernel<Ours, kind, key, R(Args...)> {
+  static constexpr bool kAutograd =
+      key == c10::DispatchKey::AutogradCPU || key == c10::DispatchKey::AutogradCUDA;
+  static constexpr bool kComposite = kind == OpKind::composite;
+  static inline FormerKernel former;
+
+  static R call(c10::DispatchKeySet keys, Args... args) {
+    if (OverrideGuard::is_on()) return plain(keys, args...);
+    if (std::optional<std::string> reason = Ours::refusal(keys, args...)) {
+      count_declined(Ours::kOp, *reason);
+      return plain(keys, args...);
+    }
+    try {
+      if constexpr (kAutograd) {
+        return Ours::with_autograd(keys, args...);
+      } else if constexpr (kComposite) {
+        at::NoGradGuard below_autograd;
+        return Ours::with_autograd(keys, args...);
+      } else {
+        return Ours::run(args...);
+      }
+    } catch (std::exception& error) {
+      std::optional<std::string> refused = value_error_text(error);
+      if (!refused) throw;
+      count_declined(Ours::kOp, *refused);
+    }
+    return plain(keys, args...);
+  }
+
+  static R plain(c10::DispatchKeySet keys, Args... args) {
+    OverrideGuard guard;
+    if constexpr (kAutograd || kComposite) {
+      torch::jit::Stack stack = c10::impl::boxArgs<Args...>(args...);
+      former->callBoxed(former->opHandle(), keys, &stack);
+      return c10::impl::PopResult<R>::call(stack);
+    } else {
+      return Ours::template plain<key>(args...);
+    }
+  }
+
+  static torch::CppFunction kernel() { return torch::CppFunction(TORCH_FN(call)); }
+};
+
+// At autograd's keys, so that backward takes our way too, and at the backends' own.
+template <class Ours, class Signature, OpKind kind = OpKind::basic>
+struct RegisterOverride {
+  explicit RegisterOverride(const char* op) {
+    add<c10::DispatchKey::AutogradCPU>(op);
+    add<c10::DispatchKey::AutogradCUDA>(op);
+    add<c10::DispatchKey::CPU>(op);
+    add<c10::DispatchKey::CUDA>(op);
+  }
+
+ private:
+  template <c10::DispatchKey key>
+  static void add(const char* op) {
+    using Kernel = OverrideKernel<Ours, kind, key, Signature>;
+    add_override({op, key, &Kernel::kernel, &Kernel::former});
+  }
+};
+template <class Ours, class Signature>
+using RegisterOverrideOfComposite = RegisterOverride<Ours, Signature, OpKind::composite>;
+
+}  // namespace torch_cudnn_ext

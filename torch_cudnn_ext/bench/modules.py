@@ -1,0 +1,372 @@
+"""Side by side with PyTorch's modules: what tuning gains beyond convolution.
+
+Each row is a module of ``torch.nn`` with its drop-in, on the same input and parameters: the
+forward, without gradients, and the gradients alone; of recurrent networks, whose training passes
+are tuned as one, also both together. On a GPU it is the GPU's time that counts: the host is given a
+head start.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import call
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import Tensor
+
+from torch_cudnn_ext import _C, nn
+from torch_cudnn_ext._timing import current
+from torch_cudnn_ext._workload import DTYPES, in_channels_last
+from torch_cudnn_ext.analysis import tables as report
+from torch_cudnn_ext.bench.layers import (
+    DEFAULT_POLICY,
+    LEAST_ROUNDS,
+    RATIO_COLUMNS,
+    TIME_COLUMNS,
+    judged,
+    samplers,
+)
+from torch_cudnn_ext.tuning.measure import Progress, check_progress
+
+_Window = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module and the sizes of its input.
+
+    Attributes:
+        family: What the geometric means are taken over.
+        module: The class, in ``torch.nn`` and in `nn`.
+        arguments: Of both constructors.
+        sizes: Of the input.
+        training: Whether the modules are in training mode.
+    """
+
+    family: str
+    module: str
+    arguments: dict[str, Any]
+    sizes: tuple[int, ...]
+    training: bool = True
+
+    @property
+    def text(self) -> str:
+        """``BatchNorm2d(num_features=64) on [64,64,56,56]``."""
+        arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        return f"{self.module}({arguments}) on [{','.join(map(str, self.sizes))}]"
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """What is compared: ``fwd``, ``bwd``, and where both are tuned as one, ``fwd+bwd``."""
+        return ("fwd", "bwd", "fwd+bwd") if self.family == "rnn" else ("fwd", "bwd")
+
+
+def _pool(
+    module: str, kernel: _Window, stride: _Window, padding: _Window, *sizes: int, **more: bool
+) -> Case:
+    arguments = {"kernel_size": kernel, "stride": stride, "padding": padding, **more}
+    return Case("pooling", module, arguments, sizes)
+
+
+def _rnn(
+    module: str, steps: int, batch: int, inputs: int, hidden: int, layers: int, **more: int
+) -> Case:
+    arguments = {"input_size": inputs, "hidden_size": hidden, "num_layers": layers, **more}
+    return Case("rnn", module, arguments, (steps, batch, inputs))
+
+
+CASES: tuple[Case, ...] = (
+    Case("batch_norm", "BatchNorm2d", {"num_features": 64}, (64, 64, 112, 112)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 64}, (32, 64, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 256}, (32, 256, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 512}, (64, 512, 14, 14)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 48}, (16, 48, 75, 91)),
+    Case("batch_norm", "BatchNorm3d", {"num_features": 32}, (4, 32, 16, 28, 28)),
+    _pool("MaxPool2d", 3, 2, 1, 64, 64, 112, 112),
+    _pool("MaxPool2d", 2, 2, 0, 32, 128, 56, 56),
+    _pool("MaxPool2d", 3, 1, 1, 32, 192, 28, 28),
+    _pool("AvgPool2d", 3, 2, 1, 64, 64, 112, 112),
+    _pool("AvgPool2d", 2, 2, 0, 32, 256, 28, 28),
+    _pool("AvgPool2d", 7, 7, 0, 64, 512, 7, 7),
+    Case("softmax", "Softmax", {"dim": 1}, (64, 21, 256, 256)),
+    Case("softmax", "Softmax", {"dim": 1}, (64, 21, 512, 512)),
+    Case("softmax", "Softmax", {"dim": 1}, (8, 150, 128, 128)),
+    Case("softmax", "LogSoftmax", {"dim": 1}, (16, 19, 128, 256)),
+    Case("softmax rows", "Softmax", {"dim": 1}, (256, 1000)),
+    Case("softmax rows", "Softmax", {"dim": -1}, (8, 12, 512, 512)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 768}, (32, 197, 768)),
+    Case("layer_norm", "GroupNorm", {"num_groups": 32, "num_channels": 256}, (16, 256, 32, 32)),
+    Case("layer_norm", "InstanceNorm2d", {"num_features": 64}, (8, 64, 128, 128)),
+    _rnn("LSTM", 50, 1, 256, 256, 1),
+    _rnn("LSTM", 64, 32, 512, 512, 4),
+    _rnn("LSTM", 128, 64, 1024, 1024, 2),
+    _rnn("LSTM", 30, 16, 384, 384, 2),
+    _rnn("LSTM", 100, 8, 200, 200, 1),
+    Case("rnn", "GRU", {"input_size": 512, "hidden_size": 512}, (64, 32, 512)),
+)
+
+# Of many kinds of networks, and of odd sizes.
+MIXED: tuple[Case, ...] = (
+    _pool("MaxPool2d", 2, 2, 0, 16, 64, 224, 224),
+    _pool("MaxPool2d", 3, 2, 0, 8, 96, 55, 55),
+    _pool("MaxPool2d", 3, 2, 1, 16, 192, 56, 56, ceil_mode=True),
+    _pool("MaxPool2d", 5, 1, 2, 8, 512, 20, 20),
+    _pool("MaxPool2d", 13, 1, 6, 8, 512, 20, 20),
+    _pool("MaxPool2d", 3, 2, 1, 4, 24, 97, 131),
+    _pool("MaxPool1d", 3, 2, 1, 32, 128, 4000),
+    _pool("MaxPool3d", 2, 2, 0, 4, 64, 16, 56, 56),
+    _pool("MaxPool3d", (1, 3, 3), (1, 2, 2), (0, 1, 1), 4, 64, 16, 56, 56),
+    _pool("AvgPool2d", 3, 1, 1, 16, 288, 35, 35),
+    _pool("AvgPool2d", 2, 2, 0, 16, 128, 56, 56),
+    _pool("AvgPool2d", 4, 4, 0, 16, 3, 512, 512),
+    _pool("AvgPool2d", 3, 2, 1, 16, 100, 33, 47, count_include_pad=False),
+    _pool("AvgPool1d", 4, 4, 0, 32, 256, 2000),
+    _pool("AvgPool3d", 2, 2, 0, 2, 64, 16, 56, 56),
+    Case("pooling", "AdaptiveAvgPool2d", {"output_size": 1}, (32, 2048, 7, 7)),
+    Case("pooling", "AdaptiveAvgPool2d", {"output_size": 7}, (16, 512, 14, 14)),
+    Case("pooling", "LPPool2d", {"norm_type": 2, "kernel_size": 2, "stride": 2}, (16, 64, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 32}, (16, 32, 256, 256)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 1280}, (8, 1280, 7, 7)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 24}, (128, 24, 56, 56)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 256}, (2, 256, 200, 304)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 2048}, (32, 2048, 7, 7)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 128}, (32, 128, 28, 28), False),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 17}, (3, 17, 33, 47)),
+    Case("batch_norm", "BatchNorm1d", {"num_features": 1024}, (256, 1024)),
+    Case("batch_norm", "BatchNorm1d", {"num_features": 256}, (32, 256, 500)),
+    Case("batch_norm", "BatchNorm3d", {"num_features": 64}, (2, 64, 16, 56, 56)),
+    Case("softmax", "Softmax", {"dim": -1}, (8, 16, 1024, 1024)),
+    Case("softmax", "Softmax", {"dim": -1}, (32, 50257)),
+    Case("softmax", "Softmax", {"dim": 1}, (4, 8, 32, 64, 64)),
+    Case("softmax", "Softmax", {"dim": 1}, (8, 2, 512, 512)),
+    Case("softmax", "Softmax", {"dim": 1}, (64, 10)),
+    Case("softmax", "Softmax", {"dim": 1}, (16, 64, 300)),
+    Case("softmax", "Softmax", {"dim": 1}, (2000, 91)),
+    Case("softmax", "LogSoftmax", {"dim": -1}, (4096, 32000)),
+    Case("softmax", "LogSoftmax", {"dim": 1}, (4, 35, 200, 300)),
+    Case("softmax", "Softmax", {"dim": 0}, (1000, 64, 20)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 1024}, (8, 1024, 1024)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 384}, (64, 196, 384)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": 100}, (16, 50, 100)),
+    Case("layer_norm", "LayerNorm", {"normalized_shape": (64, 24, 24)}, (32, 64, 24, 24)),
+    Case("layer_norm", "RMSNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
+    Case("layer_norm", "RMSNorm", {"normalized_shape": 768}, (16, 512, 768)),
+    Case("layer_norm", "GroupNorm", {"num_groups": 32, "num_channels": 128}, (8, 128, 64, 64)),
+    Case("layer_norm", "GroupNorm", {"num_groups": 8, "num_channels": 320}, (4, 320, 32, 32)),
+    Case("layer_norm", "InstanceNorm2d", {"num_features": 256}, (4, 256, 64, 64)),
+    Case("layer_norm", "InstanceNorm2d", {"num_features": 32, "affine": True}, (16, 32, 128, 128)),
+    Case("lrn", "LocalResponseNorm", {"size": 5}, (32, 96, 55, 55)),
+    _rnn("LSTM", 35, 20, 650, 650, 2),
+    _rnn("LSTM", 200, 64, 80, 128, 1, bidirectional=True),
+    _rnn("LSTM", 25, 128, 300, 512, 2, bidirectional=True),
+    _rnn("LSTM", 10, 1, 64, 64, 1),
+    _rnn("LSTM", 40, 32, 256, 512, 2, proj_size=128),
+    _rnn("GRU", 100, 16, 128, 256, 3),
+    _rnn("GRU", 50, 64, 300, 300, 1, bidirectional=True),
+    _rnn("RNN", 64, 32, 256, 256, 2),
+    Case("activation", "ReLU", {}, (32, 256, 56, 56)),
+    Case("activation", "SiLU", {}, (16, 96, 112, 112)),
+    Case("activation", "Tanh", {}, (64, 1024)),
+    Case("activation", "Sigmoid", {}, (16, 1, 512, 512)),
+    Case("activation", "ELU", {}, (8, 128, 40, 40)),
+    Case("activation", "ReLU6", {}, (16, 144, 56, 56)),
+    Case("matmul", "Linear", {"in_features": 1024, "out_features": 4096}, (256, 1024)),
+    Case("matmul", "Linear", {"in_features": 2048, "out_features": 1000}, (64, 2048)),
+    Case("matmul", "Linear", {"in_features": 768, "out_features": 3072}, (16, 197, 768)),
+)
+
+
+@dataclass
+class ModuleComparison:
+    """One pass of one module, tuned here and as PyTorch runs it.
+
+    ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval.
+    """
+
+    family: str
+    module: str
+    layout: str
+    dtype: str
+    pass_name: str  # "fwd", "bwd" or "fwd+bwd"
+    algorithm: str
+    ours_ms: float
+    pytorch_ms: float
+    compiled_ms: float | None  # torch.compile's, where asked for
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+def compare_modules(
+    cases: Sequence[Case],
+    dtypes: Sequence[str],
+    channels_last: bool,
+    device: str,
+    policy: str = DEFAULT_POLICY,
+    compiled: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[ModuleComparison]:
+    """Compare module by module, forward and backward.
+
+    Args:
+        cases: What to compare; those whose class is not in `nn` are an error.
+        dtypes: ``f32``, ``f16``, ``bf16``.
+        channels_last: The layout of inputs, which must be 4-D or 5-D then.
+        device: ``cpu`` or ``cuda[:i]``.
+        policy: Of our modules.
+        compiled: Also time ``torch.compile`` of PyTorch's module.
+        progress: Told of every case.
+
+    Raises:
+        TypeError: ``progress`` lacks a method of `Progress`.
+    """
+    check_progress(progress)
+    work = [(case, dtype) for case in cases for dtype in dtypes]
+    for done, (case, dtype) in enumerate(work):
+        if progress is not None:
+            progress.problem(done, len(work), case.text)
+        passes = _compare(case, dtype, channels_last, device, policy, compiled)
+        while True:
+            with current(device), torch.random.fork_rng(range(torch.cuda.device_count())):
+                torch.manual_seed(0)
+                result = next(passes, None)
+            if result is None:
+                break
+            yield result
+
+
+def _compare(
+    case: Case, dtype: str, channels_last: bool, device: str, policy: str, compiled: bool
+) -> Iterator[ModuleComparison]:
+    data_type = DTYPES[dtype]
+    theirs = getattr(torch.nn, case.module)(**case.arguments).to(device).train(case.training)
+    ours = getattr(nn, case.module)(**case.arguments, policy=policy).to(device)
+    ours.load_state_dict(theirs.state_dict())
+    ours.train(case.training)
+    if case.family != "batch_norm":  # batch norm keeps float32 parameters for half data
+        theirs, ours = theirs.to(data_type), ours.to(data_type)
+    x = torch.randn(case.sizes, device=device).to(data_type)
+    if channels_last:
+        x = in_channels_last(x)
+    makers = {"fwd": _forward, "bwd": _backward, "fwd+bwd": _training}
+    for pass_name in case.passes:
+        make = makers[pass_name]
+        sides = [make(ours, x)]
+        choice = _C.last_decision()
+        algorithm = choice["algorithm"] if choice is not None else ""
+        sides.append(make(theirs, x))
+        # Gradients are asked for more than once, so a compiled backward must not give its buffers
+        # away: PyTorch reads that where it is compiled, and again in each run.
+        with torch._functorch.config.patch(donated_buffer=False):
+            if compiled:
+                # Of its own statistics: PyTorch's backward refuses those that another forward
+                # updated. All modules are one function to the compiler, which gives up on the
+                # ninth.
+                torch.compiler.reset()
+                sides.append(make(torch.compile(copy.deepcopy(theirs)), x))
+            timers = samplers([(side, call) for side in sides], device)
+            result = judged(timers[:2])
+            compiled_ms = (
+                statistics.median(timers[2]() for _ in range(LEAST_ROUNDS)) if compiled else None
+            )
+        yield ModuleComparison(
+            family=case.family,
+            module=case.text,
+            layout="nhwc" if channels_last else "nchw",
+            dtype=dtype,
+            pass_name=pass_name,
+            algorithm=algorithm,
+            ours_ms=result.medians[0],
+            pytorch_ms=result.medians[1],
+            compiled_ms=compiled_ms,
+            ratio=result.ratio,
+            ratio_low=result.low,
+            ratio_high=result.high,
+        )
+
+
+def _forward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    run()
+    return run
+
+
+def _backward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
+    """The gradients of the input and all parameters, of one forward that is kept."""
+    x = x.detach().requires_grad_()
+    inputs = _differentiated(module, x)
+    y = _output(module, x)
+    grad = torch.randn_like(y)
+
+    def run() -> object:
+        return torch.autograd.grad(y, inputs, grad, retain_graph=True)
+
+    run()
+    return run
+
+
+def _training(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
+    """A forward and its gradients."""
+    x = x.detach().requires_grad_()
+    inputs = _differentiated(module, x)
+    grad = torch.randn_like(_output(module, x))
+
+    def run() -> object:
+        return torch.autograd.grad(_output(module, x), inputs, grad)
+
+    run()
+    return run
+
+
+def _differentiated(module: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
+    return [x, *(p for p in getattr(module, "parameters", list)() if p.requires_grad)]
+
+
+def _output(module: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    y = module(x)
+    output: Tensor = y[0] if isinstance(y, tuple) else y
+    return output
+
+
+COLUMNS = (
+    report.Column("module", lambda r: r["module"], False),
+    report.Column("dtype", lambda r: f"{r['dtype']} {r['layout']}", False),
+    report.Column("pass", lambda r: r["pass_name"], False),
+    report.Column("tuned", report.ALGORITHM.cell, whole=True),
+    *TIME_COLUMNS,
+    report.Column("compiled ms", lambda r: report.milliseconds(r["compiled_ms"]), True),
+    *RATIO_COLUMNS,
+)
+
+
+def geometric_means(comparisons: Sequence[ModuleComparison]) -> dict[str, float]:
+    """Of the ratios, by family and pass."""
+    groups: dict[str, list[float]] = {}
+    for comparison in comparisons:
+        name = f"{comparison.family} {comparison.pass_name} {comparison.layout}"
+        groups.setdefault(name, []).append(comparison.ratio)
+    return {name: statistics.geometric_mean(ratios) for name, ratios in groups.items()}
+
+
+def comparison_text(
+    comparisons: Sequence[ModuleComparison], format: str
+) -> str | list[report.Table]:
+    """Comparisons in a format: tables for ``table``, text for ``json``, ``csv``, ``markdown``."""
+    records = [dataclasses.asdict(comparison) for comparison in comparisons]
+    means = geometric_means(comparisons)
+    data = {"comparisons": records, "geometric_means": means}
+    words = [f"{name}: {mean:.3f}" for name, mean in means.items()]
+    footer = f"geometric means: {'; '.join(words)}" if words else ""
+    title = "modules, tuned against PyTorch's"
+    names = report.field_names(ModuleComparison)
+    return report.formatted(format, data, title, COLUMNS, records, names, footer)

@@ -1,0 +1,23 @@
+"""Tuning ahead of use, and the tuning table: measured rankings in memory, which files keep."""
+
+from torch_cudnn_ext.tuning.tune import (
+    clear,
+    entries,
+    export_table,
+    import_table,
+    merge_table,
+    reset,
+    tune,
+    tune_model,
+)
+
+__all__ = [
+    "clear",
+    "entries",
+    "export_table",
+    "import_table",
+    "merge_table",
+    "reset",
+    "tune",
+    "tune_model",
+]
