@@ -271,10 +271,10 @@ def set_recording(on: bool) -> None:
     The last begun takes over meanwhile.
     """
 
-def set_tracing(on: bool) -> None:
+def set_model_tracing(on: bool) -> None:
     """While on, what this thread runs, and autograd's threads for it, tunes nothing."""
 
-def is_look() -> bool: ...
+def is_model_tracing() -> bool: ...
 def recorded(begin: int = 0) -> list[Decision | str]:
     """What ran since recording began; a text says why PyTorch's own kernel ran."""
 

@@ -782,8 +782,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("declined", declined);
   m.def("reset_declined", reset_declined);
   m.def("set_recording", set_recording, py::arg("on"));
-  m.def("set_tracing", set_tracing, py::arg("on"));
-  m.def("is_tracing", is_tracing);
+  m.def("set_model_tracing", set_model_tracing, py::arg("on"));
+  m.def("is_model_tracing", is_model_tracing);
   m.def("recorded", recorded_py, py::arg("begin") = 0);
   m.def(
       "resolved_policy",

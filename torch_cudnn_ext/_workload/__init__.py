@@ -590,7 +590,7 @@ def _at_batch(problem: str, batch: int) -> str:
 
 def looking() -> AbstractContextManager[None]:
     """Nothing is tuned meanwhile: what runs is run to see its problems."""
-    return _on(_C.set_tracing)
+    return _on(_C.set_model_tracing)
 
 
 def recording() -> AbstractContextManager[None]:

@@ -258,7 +258,7 @@ class Tunable(torch.nn.Module):
     ) -> None:
         """Choose now for the passes that wait and that this call, or its backward, will run."""
         # A look is not the first call.
-        if _C.is_look() or not is_computed(tensors_of(arguments, keywords)):
+        if _C.is_model_tracing() or not is_computed(tensors_of(arguments, keywords)):
             return
         call = problems_of(operator, arguments, keywords)
         for problem in (*call.forward, *call.backward):

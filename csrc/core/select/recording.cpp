@@ -34,8 +34,8 @@ struct Recording : Nested<Recording> {
   std::vector<RecordedCall> calls;
 };
 
-struct Look : Nested<Look> {
-  static inline const std::string kKey = "torch_cudnn_ext.look";
+struct ModelTracing : Nested<ModelTracing> {
+  static inline const std::string kKey = "torch_cudnn_ext.model_tracing";
 };
 
 thread_local DryRun* dry_run = nullptr;
@@ -43,8 +43,8 @@ thread_local DryRun* dry_run = nullptr;
 }  // namespace
 
 void set_recording(bool on) { on ? Recording::begin() : Recording::end(); }
-void set_tracing(bool on) { on ? Look::begin() : Look::end(); }
-bool is_tracing() { return Look::here() != nullptr; }
+void set_model_tracing(bool on) { on ? ModelTracing::begin() : ModelTracing::end(); }
+bool is_model_tracing() { return ModelTracing::here() != nullptr; }
 
 std::vector<RecordedCall> recorded_calls(size_t begin) {
   auto recording = Recording::here();

@@ -23,8 +23,8 @@ std::vector<RecordedCall> recorded_calls(size_t begin);
 void record_call(const RecordedCall& call);  // nothing without a recording
 
 // While this thread, and autograd's for it, looks at what problems there are, nothing is tuned.
-void set_tracing(bool on);  // looks nest
-bool is_tracing();
+void set_model_tracing(bool on);  // they nest
+bool is_model_tracing();
 
 // Of this thread. Results of a dry run have the sizes and strides of the problem, and no values.
 class DryRun {

@@ -547,7 +547,7 @@ class Decider {
     if (must_not_wait_) return unkept("heuristic: met again while it is being tuned");
     if (follows_unsupported)
       return find_heuristic("heuristic: the first choice refused at its run");
-    if (is_tracing()) return unkept("heuristic: a look at a network tunes nothing");
+    if (is_model_tracing()) return unkept("heuristic: nothing is tuned while a model is traced");
     MeasureOptions options;
     options.time_budget_s = autotune_budget_s();
     options.prunes = true;
