@@ -17,10 +17,11 @@
 #include "core/errors.h"
 #include "core/operator.h"
 #include "core/override_guard.h"
-#include "core/policy/policy.h"
+#include "core/policy/levels.h"
+#include "core/policy/policy_text.h"
 #include "core/policy/rules.h"
+#include "core/select/decide.h"
 #include "core/select/recording.h"
-#include "core/select/selector.h"
 #include "core/tune/measure.h"
 #include "core/tune/tuning_table.h"
 #include "cuda/workspace.h"
@@ -174,8 +175,8 @@ py::dict problem_info(const std::string& text) {
 py::list recorded_py(size_t begin) {
   py::list out;
   for (const RecordedCall& call : recorded_calls(begin)) {
-    out.append(call.choice != nullptr ? py::object(choice_dict(*call.choice))
-                                      : py::object(py::str(call.declined)));
+    out.append(call.decision != nullptr ? py::object(choice_dict(*call.decision))
+                                        : py::object(py::str(call.declined)));
   }
   return out;
 }
@@ -207,9 +208,9 @@ std::string joined(const std::string& stronger, const std::string& weaker,
 py::dict policy_fields(const std::string& text, const std::string& family) {
   Policy policy = parse_policy(text, family);
   py::dict d;
-  for (const auto& [op, choice] : policy.choices) {
+  for (const auto& [op, selection] : policy.selections) {
     bool own = op.rfind(family + "_", 0) == 0;
-    d[py::str(own ? op.substr(family.size() + 1) : op)] = choice.text();
+    d[py::str(own ? op.substr(family.size() + 1) : op)] = selection.text();
   }
   set_if(d, "max_workspace", policy.max_workspace_bytes);
   if (policy.max_workspace_percent) {
@@ -307,7 +308,7 @@ py::list candidates(const std::string& text, const std::string& device_text,
     PlanConsumer admitted;
     if (remember) {  // for runs that follow: some plans take seconds to build
       admitted = [&](const Problem& p, const Algorithm& a, const std::shared_ptr<Plan>& plan) {
-        remember_plan(p, a, levels, device, plan);
+        remember_plan({p, levels, device}, a, plan);
       };
     }
     list = list_candidates(problem, levels, device, admitted);
@@ -424,7 +425,7 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
   }
   c10::DeviceGuard guard(made.device);
   auto result =
-      admissible_plan(problem, algorithm, resolved(problem, policy), device_of(made.device));
+      admissible_plan({problem, resolved(problem, policy), device_of(made.device)}, algorithm);
   if (auto* unsupported = std::get_if<Unsupported>(&result)) {
     TORCH_CHECK(false, algorithm.text(), " cannot run: ", unsupported->reason,
                 "\n  problem: ", problem_text(problem));
@@ -600,7 +601,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 #endif
   });
   install_fast_calls(m);
-  py::module_::import("atexit").attr("register")(py::cpp_function(leave_plans));
+  py::module_::import("atexit").attr("register")(py::cpp_function(leak_plans_at_exit));
 
   m.def(
       "canonical_problem",
