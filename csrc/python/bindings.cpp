@@ -572,7 +572,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::register_local_exception_translator(translate);
   set_warning_sink([](const std::string& message) {
     py::gil_scoped_acquire acquire;
-    py::module_::import("torch_cudnn_ext.warning").attr("warn")(message);
+    py::module_::import("torch_cudnn_ext._warning").attr("warn")(message);
   });
 
   set_interrupt_check([] {
