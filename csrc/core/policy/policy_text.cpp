@@ -254,8 +254,10 @@ std::vector<std::string> known_keys(const std::string& family) {
                                  "compute"};
   for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
   for (const std::string& pass : find_operator(family).passes()) known.push_back(pass);
-  for (const Operator* op : all_operators()) known.emplace_back(op->family());
-  for (NamedPass& each : all_passes()) known.push_back(std::move(each.name));
+  for (const Operator* op : all_operators()) {
+    known.emplace_back(op->family());
+    for (const std::string& pass : op->passes()) known.push_back(c10::str(op->family(), "_", pass));
+  }
   return known;
 }
 
