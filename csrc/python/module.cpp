@@ -90,7 +90,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_tuning(m);
   bind_running(m);
   bind_devices(m);
-  install_fast_calls(m);
+  install_fast_calls();
   py::module_::import("atexit").attr("register")(py::cpp_function(leave_plans));
 }
 
