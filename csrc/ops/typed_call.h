@@ -67,8 +67,20 @@ struct Held<at::TensorList> {
 // The results of an operator: one tensor, several, or none.
 using Results = c10::SmallVector<at::Tensor, 2>;
 
+template <class T>
+T& argument(T& held) {
+  return held;
+}
+inline at::OptionalIntArrayRef argument(std::optional<std::vector<int64_t>>& held) {
+  return held ? at::OptionalIntArrayRef(*held) : std::nullopt;
+}
+
 template <class Signature>
 struct TypedCallOf;
+
+// Of a kernel that takes the dispatch keys in addition.
+template <class R, class... Args>
+struct TypedCallOf<R(c10::DispatchKeySet, Args...)> : TypedCallOf<R(Args...)> {};
 
 template <class R, class... Args>
 struct TypedCallOf<R(Args...)> {
@@ -87,10 +99,10 @@ struct TypedCallOf<R(Args...)> {
     reader.end();
     auto typed = op.typed<R(Args...)>();
     if constexpr (std::is_void_v<R>) {
-      typed.call(std::get<i>(values)...);
+      typed.call(argument(std::get<i>(values))...);
       return {};
     } else {
-      return results_of(typed.call(std::get<i>(values)...));
+      return results_of(typed.call(argument(std::get<i>(values))...));
     }
   }
   static Results results_of(at::Tensor result) { return Results(1, std::move(result)); }
