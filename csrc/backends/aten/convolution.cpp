@@ -14,6 +14,7 @@
 #include "backends/large_images.h"
 #include "core/tensors.h"
 #include "cudnn/cudnn.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

@@ -1,6 +1,6 @@
 // PyTorch's own reductions.
 #include "backends/aten/plan.h"
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

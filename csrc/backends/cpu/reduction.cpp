@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace {

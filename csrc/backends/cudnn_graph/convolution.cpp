@@ -8,6 +8,7 @@
 #include "backends/cudnn_graph/engine.h"
 #include "backends/large_images.h"
 #include "core/operator.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {

@@ -5,6 +5,7 @@
 #include "core/backend.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace legacy {

@@ -9,6 +9,7 @@
 #include "core/errors.h"
 #include "core/select/selector.h"
 #include "ops/convolution/convolution.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::convolution {
 

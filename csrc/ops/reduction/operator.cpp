@@ -10,6 +10,7 @@
 
 #include "core/select/selector.h"
 #include "ops/autograd.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 
