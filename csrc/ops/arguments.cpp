@@ -8,7 +8,7 @@
 
 #include <limits>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/tune/measure.h"
 #include "core/writer.h"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "core/operator.h"
-#include "core/policy/policy.h"
+#include "core/policy/resolve.h"
 #include "core/tensors.h"
 #include "problems/problem.h"
 

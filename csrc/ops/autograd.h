@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "core/autograd_guard.h"
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/writer.h"
 #include "ops/arguments.h"
 

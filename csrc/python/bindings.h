@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "core/policy/policy.h"
-#include "core/select/selector.h"
+#include "core/policy/resolve.h"
+#include "core/policy/rules.h"
 
 namespace torch_cudnn_ext {
 

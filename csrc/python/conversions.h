@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/select/selector.h"
+#include "core/select/decision_record.h"
 #include "core/tune/tuning_table.h"
 
 namespace torch_cudnn_ext {

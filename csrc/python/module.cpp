@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "core/errors.h"
-#include "core/select/selector.h"
+#include "core/select/plan_store.h"
 #include "python/bindings.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"
@@ -91,7 +91,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_running(m);
   bind_devices(m);
   install_fast_calls();
-  py::module_::import("atexit").attr("register")(py::cpp_function(leave_plans));
+  py::module_::import("atexit").attr("register")(py::cpp_function(leak_plans_at_exit));
 }
 
 }  // namespace torch_cudnn_ext

@@ -1,5 +1,6 @@
 #include "core/operator.h"
-#include "core/policy/policy.h"
+#include "core/policy/levels.h"
+#include "core/policy/policy_text.h"
 #include "core/policy/rules.h"
 #include "python/bindings.h"
 #include "replay/replay.h"
@@ -30,9 +31,9 @@ std::string joined(const std::string& stronger, const std::string& weaker,
 py::dict policy_fields(const std::string& text, const std::string& family) {
   Policy policy = parse_policy(text, family);
   py::dict d;
-  for (const auto& [op, choice] : policy.choices) {
+  for (const auto& [op, selection] : policy.selections) {
     bool own = op.rfind(family + "_", 0) == 0;
-    d[py::str(own ? op.substr(family.size() + 1) : op)] = choice.text();
+    d[py::str(own ? op.substr(family.size() + 1) : op)] = selection.text();
   }
   set_if(d, "max_workspace", policy.max_workspace_bytes);
   if (policy.max_workspace_percent) {

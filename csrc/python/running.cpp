@@ -8,7 +8,7 @@
 #include "core/operator.h"
 #include "core/override_guard.h"
 #include "core/select/recording.h"
-#include "core/select/selector.h"
+#include "core/select/plan_store.h"
 #include "core/tune/measure.h"
 #include "python/bindings.h"
 #include "python/conversions.h"
@@ -81,7 +81,7 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
   }
   c10::DeviceGuard guard(made.device);
   auto result =
-      admissible_plan(problem, algorithm, resolved(problem, policy), device_of(made.device));
+      admissible_plan({problem, resolved(problem, policy), device_of(made.device)}, algorithm);
   if (auto* unsupported = std::get_if<Unsupported>(&result)) {
     TORCH_CHECK(false, algorithm.text(), " cannot run: ", unsupported->reason,
                 "\n  problem: ", problem_text(problem));
@@ -140,7 +140,7 @@ TensorsByRole tensors_of(const Bindings& bindings) {
 py::list recorded_py(size_t begin) {
   py::list out;
   for (const RecordedCall& call : recorded_calls(begin)) {
-    out.append(call.choice != nullptr ? py::object(decision_dict(*call.choice))
+    out.append(call.decision != nullptr ? py::object(decision_dict(*call.decision))
                                       : py::object(py::str(call.declined)));
   }
   return out;

@@ -5,7 +5,8 @@
 #include <cstring>
 
 #include "core/operator.h"
-#include "core/select/selector.h"
+#include "core/select/decide.h"
+#include "core/select/plan_store.h"
 #include "core/tune/measure.h"
 #include "core/tune/tuning_table.h"
 #include "python/bindings.h"
@@ -29,7 +30,7 @@ py::list candidates(const std::string& text, const std::string& device_text,
     PlanConsumer admitted;
     if (remember) {  // for runs that follow: some plans take seconds to build
       admitted = [&](const Problem& p, const Algorithm& a, const std::shared_ptr<Plan>& plan) {
-        remember_plan(p, a, levels, device, plan);
+        remember_plan({p, levels, device}, a, plan);
       };
     }
     list = list_candidates(problem, levels, device, admitted);

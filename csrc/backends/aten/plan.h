@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/policy/policy.h"
+#include "core/policy/resolve.h"
 
 namespace torch_cudnn_ext::aten {
 

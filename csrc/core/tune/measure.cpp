@@ -29,6 +29,7 @@
 #include "core/errors.h"
 #include "core/operator.h"
 #include "core/override_guard.h"
+#include "core/policy/levels.h"
 
 namespace torch_cudnn_ext {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/policy/policy.h"
+#include "core/policy/resolve.h"
 #include "core/tune/tuning_table.h"
 
 namespace torch_cudnn_ext {

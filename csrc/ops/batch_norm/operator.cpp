@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "core/base/enum_text.h"
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/tensors.h"
 #include "ops/autograd.h"
 #include "torch/overrides.h"

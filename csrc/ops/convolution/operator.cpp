@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "core/errors.h"
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "ops/convolution/convolution.h"
 #include "problems/tensor_steps.h"
 

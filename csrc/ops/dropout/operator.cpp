@@ -7,7 +7,9 @@
 
 #include <cmath>
 
-#include "core/select/selector.h"
+#include "core/policy/rules.h"
+#include "core/select/execute.h"
+#include "core/select/plan_store.h"
 #include "core/tune/measure.h"
 #include "ops/autograd.h"
 
@@ -34,8 +36,8 @@ RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
   const ResolvedPolicy& ruled = with_rules(problem, resolved);
   const Policy& policy = ruled.policy;
   for (const char* op : {"dropout_fwd", "dropout_bwd"}) {
-    auto found = policy.choices.find(op);
-    if (found == policy.choices.end() || found->second.kind != Selection::Kind::pinned) continue;
+    auto found = policy.selections.find(op);
+    if (found == policy.selections.end() || found->second.kind != Selection::Kind::pinned) continue;
     const Algorithm& pinned = found->second.algorithm;
     if (pinned.backend != "legacy") return RandomStream::philox;
     bool gives_way = policy.on_unsupported.value_or(OnUnsupported::error) != OnUnsupported::error;
@@ -43,8 +45,8 @@ RandomStream stream_of(DropoutProblem problem, const ResolvedPolicy& resolved,
     problem.canonicalise();
     bool runs =
         !gives_way ||
-        (!was_unsupported_at_run(problem, pinned, ruled, device) &&
-         std::holds_alternative<AdmissiblePlan>(admissible_plan(problem, pinned, ruled, device)));
+        (!unsupported_at_run({problem, ruled, device}, pinned) &&
+         std::holds_alternative<AdmissiblePlan>(admissible_plan({problem, ruled, device}, pinned)));
     return runs ? RandomStream::cudnn : RandomStream::philox;
   }
   bool pytorch = policy.admits_backend("aten") || policy.admits_backend("cpu");

@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "core/base/enum_text.h"
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "ops/autograd.h"
 #include "torch/overrides.h"
 

@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "ops/autograd.h"
 
 namespace torch_cudnn_ext {

@@ -13,7 +13,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "ops/autograd.h"
 #include "ops/pooling/pooling.h"
 #include "torch/overrides.h"

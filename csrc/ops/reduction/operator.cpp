@@ -8,7 +8,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "ops/autograd.h"
 #include "problems/tensor_steps.h"
 

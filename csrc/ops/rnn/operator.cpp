@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "core/autograd_guard.h"
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "ops/autograd.h"
 #include "problems/rnn_layout.h"
 #include "torch/overrides.h"

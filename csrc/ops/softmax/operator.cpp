@@ -14,7 +14,7 @@
 #include <cmath>
 #include <utility>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/tensors.h"
 #include "ops/autograd.h"
 #include "torch/overrides.h"
