@@ -13,7 +13,7 @@
 #include "backends/aten/rewritten_convolution.h"
 #include "backends/large_images.h"
 #include "core/tensors.h"
-#include "cudnn/cudnn.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
