@@ -2015,12 +2015,12 @@ def test_measuring_takes_turns(tmp_path: Path) -> None:
                     seen.append((algorithm, True))
 
             rows = _C.measure(PROBLEM, "cpu", progress=progress)
-            # Each is built without a turn first, then all run in one.
+            # All are built without the lock first, and then run under it.
             assert [held for _, held in seen[: len(rows)]] == [False] * len(rows)
             assert ("timing:round", False) not in seen and ("timing:round", True) in seen
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
         _C.set_measurement_lock(str(tmp_path / "no folder" / "turns"))
-        with pytest.raises(RuntimeError, match="cannot open the turn file .*: No such file"):
+        with pytest.raises(RuntimeError, match="cannot open the lock file .*: No such file"):
             _C.measure(PROBLEM, "cpu")
     finally:
         _C.set_measurement_lock("")

@@ -2,7 +2,7 @@
 
 #include "core/device.h"
 #include "cuda/workspace.h"
-#include "cudnn/cudnn.h"
+#include "cudnn/handle.h"
 #include "python/bindings.h"
 #include "replay/replay.h"
 

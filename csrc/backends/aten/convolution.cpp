@@ -13,8 +13,8 @@
 #include "backends/aten/rewritten_convolution.h"
 #include "backends/large_images.h"
 #include "core/tensors.h"
-#include "cudnn/cudnn.h"
 #include "problems/tensor_steps.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

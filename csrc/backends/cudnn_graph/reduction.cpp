@@ -4,6 +4,7 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
+#include "backends/cudnn_problems.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
+#include "backends/cudnn_problems.h"
 #include "core/backend.h"
 #include "cuda/workspace.h"
 

@@ -1,10 +1,11 @@
+// What a thread may call while streams are captured.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace torch_cudnn_ext {
 
-// What this thread may call while streams are captured, on this thread or another. Does not throw.
+// Sets the mode of this thread, whichever thread captures. Does not throw.
 class CaptureMode {
  public:
   explicit CaptureMode(cudaStreamCaptureMode mode) : mode_(mode) {
