@@ -9,13 +9,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import sizes_of
-from torch_cudnn_ext.ops.convolution import (
-    ConvActivation,
-    border,
-    check_activation,
-    convolution,
-    pad_behind,
-)
+from torch_cudnn_ext.ops._border import border, pad_after
+from torch_cudnn_ext.ops.convolution import ConvActivation, check_activation, convolution
 
 
 class _Convolution(Tunable, _ConvNd):
@@ -54,8 +49,8 @@ class _ForwardConvolution(_Convolution):
             kernel = weight.shape[2:]  # which may be another than was constructed
             stride = sizes_of(name, "stride", self.stride, len(kernel))
             dilation = sizes_of(name, "dilation", self.dilation, len(kernel))
-            before, behind = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
-            input = pad_behind(input, before, behind)
+            before, after = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
+            input = pad_after(input, before, after)
             padding = tuple(before)
         geometry = (self.stride, padding, self.dilation)
         output: Tensor

@@ -1,11 +1,12 @@
-"""The operators as functions, with PyTorch's argument names and a choice of algorithm.
+"""The operators as functions, with PyTorch's argument names and a selection of algorithms.
 
-Each takes ``policy`` by keyword: how to choose the algorithms of its passes. `last_decision` tells
-which one ran.
+Each takes ``policy`` by keyword: how the algorithms of its passes are selected. `last_decision`
+tells which one ran.
 """
 
 from torch_cudnn_ext.ops import compiling as _compiling  # noqa: F401  (registers)
 from torch_cudnn_ext.ops import flops as _flops  # noqa: F401  (registers)
+from torch_cudnn_ext.ops._border import BorderMode, Padding
 from torch_cudnn_ext.ops.activation import (
     clipped_relu,
     elu,
@@ -24,10 +25,8 @@ from torch_cudnn_ext.ops.batch_norm import (
     batch_norm_train,
 )
 from torch_cudnn_ext.ops.convolution import (
-    BorderMode,
     ConvActivation,
     ConvMode,
-    Padding,
     conv1d,
     conv2d,
     conv3d,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import operators
+from torch_cudnn_ext._policy_text import operators
 
 
 @dataclass(frozen=True)
