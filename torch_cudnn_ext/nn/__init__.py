@@ -1,8 +1,7 @@
-"""Modules whose algorithms can be chosen: subclasses of those in ``torch.nn``.
+"""Modules whose algorithms can be selected: subclasses of those in ``torch.nn``.
 
-A module of this package takes the same arguments as the one it stands for, loads and saves the
-same state, and gives the same results; ``policy`` and the methods of `Tunable` choose its
-algorithms:
+A module of this package takes the arguments of its parent, loads and saves the same state, and
+gives the same results. ``policy`` and the methods of `Tunable` select its algorithms:
 
     >>> layer = nn.Conv2d(64, 64, 3, padding=1, policy="autotune")
     >>> layer.set_mode(fwd="legacy:winograd_nonfused", bwd_data=1)

@@ -19,7 +19,7 @@ class _Convolution(Tunable, _ConvNd):
 
 
 class _ForwardConvolution(_Convolution):
-    """One that is not transposed."""
+    """A convolution that is not transposed."""
 
     activation: ConvActivation = "none"
 
@@ -30,7 +30,7 @@ class _ForwardConvolution(_Convolution):
         self.activation = activation
 
     def extra_repr(self) -> str:
-        """The parent's line, the policy, and an activation."""
+        """The parent's line, the policy, and the activation."""
         line = super().extra_repr()
         return line if self.activation == "none" else f"{line}, activation={self.activation!r}"
 
@@ -46,7 +46,7 @@ class _ForwardConvolution(_Convolution):
             padding = (0,) * len(self.kernel_size)
         elif isinstance(padding, str):
             name = type(self).__name__
-            kernel = weight.shape[2:]  # which may be another than was constructed
+            kernel = weight.shape[2:]  # may differ from the constructor's
             stride = sizes_of(name, "stride", self.stride, len(kernel))
             dilation = sizes_of(name, "dilation", self.dilation, len(kernel))
             before, after = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
@@ -71,18 +71,18 @@ class _ForwardConvolution(_Convolution):
 
 
 class _TransposedConvolution(_Convolution, _ConvTransposeNd):
-    """A transposed convolution: what its policy calls ``x`` and ``fwd`` is its output's side."""
+    """A transposed convolution."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply the transposed convolution.
 
         Args:
             input: ``[N, C_in, *space]``, or ``[C_in, *space]`` without a batch.
-            output_size: Sizes wanted of the output, with or without ``N`` and ``C_out``; settles
-                what a stride larger than 1 leaves open.
+            output_size: Sizes of the output, with or without ``N`` and ``C_out``; a stride above 1
+                allows several.
 
         Returns:
-            ``[N, C_out, *space_out]``, without ``N`` where the input has none.
+            ``[N, C_out, *space_out]``, without ``N`` if the input has none.
 
         Raises:
             ValueError: No output padding gives ``output_size``, or the padding is not of zeros.
@@ -91,7 +91,7 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
             raise ValueError(
                 f"{type(self).__name__}: padding_mode is {self.padding_mode!r}, wanted 'zeros'"
             )
-        assert isinstance(self.padding, tuple)  # its constructor takes no words
+        assert isinstance(self.padding, tuple)  # the constructor takes no border mode
         output_padding = self._output_padding(
             input,
             output_size,
@@ -109,11 +109,7 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
 
 
 class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
-    """``torch.nn.Conv1d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.Conv1d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
-    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
+    """``torch.nn.Conv1d`` with the keywords of `Conv2d`.
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
@@ -124,11 +120,10 @@ class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
 
 
 class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
-    """``torch.nn.Conv2d`` with a choice of algorithm.
+    """``torch.nn.Conv2d`` whose keyword ``policy`` selects its algorithms.
 
-    Takes the arguments of ``torch.nn.Conv2d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
-    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
+    ``policy`` is a text, a `Policy`, or a mapping of its keywords. The keyword ``activation`` is
+    ``none``, or ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
 
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
@@ -140,11 +135,7 @@ class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
 
 
 class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
-    """``torch.nn.Conv3d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.Conv3d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
-    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
+    """``torch.nn.Conv3d`` with the keywords of `Conv2d`.
 
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
@@ -156,12 +147,7 @@ class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
 
 
 class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
-    """``torch.nn.ConvTranspose1d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.ConvTranspose1d`` and, by keyword, ``policy``: how to choose
-    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
-    primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
-    gradient ``bwd_filter``.
+    """``torch.nn.ConvTranspose1d`` with the keywords of `ConvTranspose2d`.
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
@@ -172,10 +158,9 @@ class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
 
 
 class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
-    """``torch.nn.ConvTranspose2d`` with a choice of algorithm.
+    """``torch.nn.ConvTranspose2d`` whose keyword ``policy`` selects its algorithms.
 
-    Takes the arguments of ``torch.nn.ConvTranspose2d`` and, by keyword, ``policy``: how to choose
-    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
+    ``policy`` is a text, a `Policy`, or a mapping of its keywords. Its passes name the cuDNN
     primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
     gradient ``bwd_filter``.
 
@@ -189,12 +174,7 @@ class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
 
 
 class ConvTranspose3d(_TransposedConvolution, torch.nn.ConvTranspose3d):
-    """``torch.nn.ConvTranspose3d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.ConvTranspose3d`` and, by keyword, ``policy``: how to choose
-    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
-    primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
-    gradient ``bwd_filter``.
+    """``torch.nn.ConvTranspose3d`` with the keywords of `ConvTranspose2d`.
 
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output

@@ -8,7 +8,7 @@ from torch_cudnn_ext.ops import ctc_loss
 
 
 class CTCLoss(Tunable, torch.nn.CTCLoss):
-    """``torch.nn.CTCLoss`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.CTCLoss`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.CTCLoss
     family = "ctc"
