@@ -25,7 +25,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -180,12 +179,7 @@ class Rule:
         """Return the rule, which holds already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Remove the rule, unless the block has done so."""
         with suppress(ValueError):
             self.remove()

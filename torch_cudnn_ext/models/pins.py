@@ -46,10 +46,7 @@ Pins: TypeAlias = Mapping[str, PolicyLike]  # by pattern
 def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
     """Pin layers by name, in place of all pins that the model had.
 
-    ``torch.nn.TransformerEncoderLayer`` and ``TransformerEncoder`` have fast paths that do not call
-    their layers. These are disabled while layers in them are pinned. Give the outermost of these
-    modules: an encoder around the model keeps its fast path, and may hand its layers nested
-    tensors, which they do not take.
+    Fast paths of ``torch.nn.TransformerEncoder`` are disabled as by `convert`.
 
     A pin of ``guess_once`` or ``time_once`` selects anew after its layer is copied, unpickled,
     moved or cast, as modules of `nn` do; a copy of a parametrized layer keeps its first algorithm.

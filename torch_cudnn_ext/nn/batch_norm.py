@@ -25,17 +25,10 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
                 momentum = 1 / float(batches)
         keeps = not self.training or self.track_running_stats
         try:
-            return self._run_operator(
-                batch_norm,
-                input,
-                self.running_mean if keeps else None,
-                self.running_var if keeps else None,
-                self.weight,
-                self.bias,
-                self.training or (self.running_mean is None and self.running_var is None),
-                0.0 if momentum is None else momentum,
-                self.eps,
-            )
+            running = (self.running_mean, self.running_var) if keeps else (None, None)
+            training = self.training or (self.running_mean is None and self.running_var is None)
+            options = (training, 0.0 if momentum is None else momentum, self.eps)
+            return self._run_operator(batch_norm, input, *running, self.weight, self.bias, *options)
         except (RuntimeError, TypeError, ValueError):  # a failed batch does not count
             if batches is not None:
                 batches.sub_(1)

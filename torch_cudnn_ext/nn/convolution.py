@@ -58,15 +58,9 @@ class _ForwardConvolution(_Convolution):
             output = self._run_operator(self._operator, input, weight, bias, *geometry, self.groups)
             return output
         is_batch = input.dim() == weight.dim()
-        output = self._run_operator(
-            convolution,
-            input if is_batch else input.unsqueeze(0),
-            weight,
-            bias,
-            *geometry,
-            groups=self.groups,
-            activation=self.activation,
-        )
+        tensors = (input if is_batch else input.unsqueeze(0), weight, bias)
+        options = {"groups": self.groups, "activation": self.activation}
+        output = self._run_operator(convolution, *tensors, *geometry, **options)
         return output if is_batch else output.squeeze(0)
 
 

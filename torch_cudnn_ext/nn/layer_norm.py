@@ -57,17 +57,10 @@ class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
         return result
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
-        return self._run_operator(
-            instance_norm,
-            input,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training or not self.track_running_stats,
-            self.momentum if self.momentum is not None else 0.0,
-            self.eps,
-        )
+        tensors = (input, self.running_mean, self.running_var, self.weight, self.bias)
+        momentum = self.momentum if self.momentum is not None else 0.0
+        options = (self.training or not self.track_running_stats, momentum, self.eps)
+        return self._run_operator(instance_norm, *tensors, *options)
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):

@@ -18,15 +18,9 @@ class _Pool(Tunable):
 class _MaxPool(_Pool, pooling._MaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The maxima of windows, and their indices if ``return_indices``."""
+        windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         result: Tensor | tuple[Tensor, Tensor] = self._run_operator(
-            self._operator,
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            bool(self.return_indices),
+            self._operator, input, *windows, bool(self.return_indices)
         )
         return result
 
@@ -52,14 +46,8 @@ class _AvgPool(_Pool, pooling._AvgPoolNd):
 class _LPPool(_Pool, pooling._LPPoolNd):
     def forward(self, input: Tensor) -> Tensor:
         """The norms of windows."""
-        result: Tensor = self._run_operator(
-            self._operator,
-            input,
-            float(self.norm_type),
-            self.kernel_size,
-            self.stride,
-            self.ceil_mode,
-        )
+        settings = (float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+        result: Tensor = self._run_operator(self._operator, input, *settings)
         return result
 
 

@@ -29,20 +29,12 @@ class BatchNormTrained(NamedTuple):
 
 
 def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    mode: NormMode = "spatial",
-    z: Tensor | None = None,
-    activation: NormActivation = "none",
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+    momentum: float = 0.1, eps: float = 1e-5,
+    *, mode: NormMode = "spatial", z: Tensor | None = None, activation: NormActivation = "none",
     policy: PolicyLike = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """``(input - mean) / sqrt(variance + eps) * weight + bias``, as PyTorch's ``batch_norm``.
 
     With ``z`` and ``activation="relu"`` it is ``relu(batch_norm(input) + z)``.
@@ -87,36 +79,18 @@ def batch_norm(
     if training:
         _check_values("batch_norm", input, mode)
     return call(
-        "batch_norm",
-        input,
-        running_mean,
-        running_var,
-        weight,
-        bias,
-        training,
-        momentum,
-        eps,
-        mode=mode,
-        z=z,
-        activation=activation,
-        policy=policy_text(policy, "batch_norm"),
-    )
+        "batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
+        mode=mode, z=z, activation=activation, policy=policy_text(policy, "batch_norm"),
+    )  # fmt: skip
 
 
 def batch_norm_train(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    momentum: float = 0.1,
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, momentum: float = 0.1,
     eps: float = 1e-5,
-    *,
-    mode: NormMode = "spatial",
-    z: Tensor | None = None,
-    activation: NormActivation = "none",
+    *, mode: NormMode = "spatial", z: Tensor | None = None, activation: NormActivation = "none",
     policy: PolicyLike = None,
-) -> BatchNormTrained:
+) -> BatchNormTrained:  # fmt: skip
     """`batch_norm` in training, with its statistics; changes no tensor.
 
     Arguments and errors are those of `batch_norm`.
@@ -134,19 +108,9 @@ def batch_norm_train(
         for running in (running_mean, running_var)
     )
     output, batch_mean, invstd = call_for_all(
-        "batch_norm_train",
-        input,
-        mean,
-        var,
-        weight,
-        bias,
-        momentum,
-        eps,
-        mode=mode,
-        z=z,
-        activation=activation,
-        policy=policy_text(policy, "batch_norm"),
-    )
+        "batch_norm_train", input, mean, var, weight, bias, momentum, eps,
+        mode=mode, z=z, activation=activation, policy=policy_text(policy, "batch_norm"),
+    )  # fmt: skip
     return BatchNormTrained(output, batch_mean, invstd, mean, var)
 
 

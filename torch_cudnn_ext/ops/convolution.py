@@ -140,7 +140,7 @@ def conv_transpose2d(
 
     This is the data gradient of a convolution, and the policy's passes name the cuDNN primitive
     that runs: this function runs ``bwd_data``, its data gradient ``fwd``, its weight gradient
-    ``bwd_filter``.
+    ``bwd_filter``. Errors are those of `conv2d`.
 
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; weight ``[C_in, C_out / groups, KH, KW]``;
@@ -162,11 +162,6 @@ def conv_transpose2d(
 
     Returns:
         The result, in the memory format that PyTorch would give it.
-
-    Raises:
-        TypeError: As `conv2d`.
-        ValueError: As `conv2d`.
-        RuntimeError: As `conv2d`.
     """
     return _convolve_transposed(
         2, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
@@ -267,6 +262,8 @@ def convolution_backward_input(
 ) -> Tensor:  # fmt: skip
     """Compute the data gradient of a `convolution`: ``alpha * grad + beta * z``.
 
+    Errors are those of `convolution`.
+
     Shapes:
         grad_output ``[N, C_out, *space_out]``; weight ``[C_out, C_in / groups, *K]``; the result
         has ``input_size``, ``[N, C_in, *space]``.
@@ -288,11 +285,6 @@ def convolution_backward_input(
 
     Returns:
         The gradient; ``out`` if it is given.
-
-    Raises:
-        TypeError: As `convolution`.
-        ValueError: As `convolution`.
-        RuntimeError: As `convolution`.
     """
     name = "convolution_backward_input"
     n = _spatial_dims(name, "weight", weight)

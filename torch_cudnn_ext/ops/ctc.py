@@ -26,15 +26,9 @@ _SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16)
 
 @register_op_impl([_OPS.ctc_loss.default, _OPS._ctc_loss.default])
 def _with_lengths_on_the_host(
-    mode: FakeTensorMode,
-    op: torch._ops.OpOverload,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    *more: Any,
-    **keywords: Any,
-) -> Any:
+    mode: FakeTensorMode, op: torch._ops.OpOverload, log_probs: Tensor, targets: Tensor,
+    input_lengths: Tensor, target_lengths: Tensor, *more: Any, **keywords: Any,
+) -> Any:  # fmt: skip
     """Move the lengths to one device, which the fake tensors of an operator must share."""
     if input_lengths.device == target_lengths.device == log_probs.device:
         return NotImplemented  # the operator's meta function follows
@@ -44,16 +38,10 @@ def _with_lengths_on_the_host(
 
 
 def ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths,
+    blank: int = 0, reduction: str = "mean", zero_infinity: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Connectionist temporal classification, as ``torch.nn.functional.ctc_loss``.
 
     cuDNN's algorithms (``cudnnCTCLoss_v8``) are ``legacy:deterministic`` and
@@ -103,16 +91,10 @@ def ctc_loss(
     if not batched:
         log_probs, targets = log_probs.unsqueeze(1), targets.reshape(-1)
         inputs, lengths = _one("input_lengths", inputs), _one("target_lengths", lengths)
-    losses = call(
-        "ctc_loss",
-        log_probs,
-        targets,
-        inputs,
-        lengths,
-        integer_of("ctc_loss", "blank", blank),
-        zero_infinity,
-        policy=policy_text(policy, "ctc"),
-    )
+    blank = integer_of("ctc_loss", "blank", blank)
+    options = (blank, zero_infinity)
+    text = policy_text(policy, "ctc")
+    losses = call("ctc_loss", log_probs, targets, inputs, lengths, *options, policy=text)
     if reduction == "mean":
         return (losses / lengths.to(losses).clamp_min(1)).mean()
     if reduction == "sum":

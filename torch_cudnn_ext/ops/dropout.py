@@ -8,13 +8,9 @@ from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
 def dropout(
-    input: Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Zero elements with probability ``p`` and divide the others by ``1 - p``.
 
     As ``torch.nn.functional.dropout``. ``aten:default`` gives PyTorch's own mask for a seed. Every

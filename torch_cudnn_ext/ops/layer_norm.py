@@ -18,14 +18,9 @@ _FAMILY = "layer_norm"
 
 
 def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise over the last dimensions, as ``torch.nn.functional.layer_norm`` (Ba et al. 2016).
 
     cuDNN computes it with the engines of its graph API (``CUDNN_LAYER_NORM``), which compile at
@@ -57,16 +52,13 @@ def layer_norm(
 
 
 def rms_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    eps: float | None = None, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Divide by the root mean square over the last dimensions, as ``torch.nn.functional.rms_norm``.
 
-    cuDNN's engines are those of ``CUDNN_RMS_NORM``; all else is as in `layer_norm`, without a bias.
+    cuDNN's engines are those of ``CUDNN_RMS_NORM``. Other algorithms and errors are those of
+    `layer_norm`.
 
     Args:
         input: Any sizes that end with ``normalized_shape``; float64, float32, float16 or bfloat16.
@@ -79,11 +71,6 @@ def rms_norm(
     Returns:
         A tensor of the input's sizes and dtype, contiguous (on the CPU, of the input's memory
         format, as in PyTorch). Differentiable twice.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: Sizes or dtypes do not fit, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("rms_norm", "input", input)
     if eps is not None:
@@ -94,17 +81,10 @@ def rms_norm(
 
 
 def instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
+    momentum: float = 0.1, eps: float = 1e-5, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise each channel of each sample, as ``torch.nn.functional.instance_norm``.
 
     cuDNN's algorithms are batch norms (``cudnnBatchNormalizationForwardTraining``,
@@ -112,7 +92,8 @@ def instance_norm(
     and ``legacy:spatial_persistent`` (with ``allow_reduced_range`` only); and the engines of
     ``CUDNN_INSTANCE_NORM``, which compile at their first use and do not take float64. These engines
     read a channels_last input as it is; the classic algorithms do not take it. On the CPU there are
-    ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere ``aten:default``.
+    ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere ``aten:default``. Errors are those of
+    `layer_norm`.
 
     Args:
         input: ``[batch, channels, ...]`` with more than one element in space; float64, float32,
@@ -129,11 +110,6 @@ def instance_norm(
 
     Returns:
         A contiguous tensor of the input's sizes and dtype. Differentiable twice.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: Sizes or dtypes do not fit, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("instance_norm", "input", input)
     check_flag("instance_norm", "use_input_stats", use_input_stats)
@@ -146,14 +122,9 @@ def instance_norm(
 
 
 def group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise groups of channels of each sample, as ``torch.nn.functional.group_norm``.
 
     cuDNN names a group norm but has no engine for it. This runs the algorithms of `instance_norm`

@@ -11,15 +11,9 @@ LrnWindow: TypeAlias = Literal["torch", "cudnn"]
 
 
 def local_response_norm(
-    input: Tensor,
-    size: int,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    k: float = 1.0,
-    window: LrnWindow = "torch",
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0,
+    window: LrnWindow = "torch", *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise over neighbouring channels, as ``torch.nn.functional.local_response_norm``.
 
     ``x / (k + alpha / size * sum(x^2 over the window))^beta`` (Krizhevsky et al. 2012). The window
@@ -57,15 +51,9 @@ def local_response_norm(
 
 
 def divisive_norm(
-    input: Tensor,
-    size: int,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    k: float = 1.0,
-    means: Tensor | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0,
+    means: Tensor | None = None, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Divide each element by a measure of its neighbourhood in space (Jarrett et al. 2009).
 
     ``x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``. The window has ``size``
@@ -75,8 +63,8 @@ def divisive_norm(
 
     cuDNN's algorithm is ``legacy:precomputed_means`` (``cudnnDivisiveNormalizationForward``,
     ``...Backward``); its two temporary tensors, and bfloat16's copies, are the workspace. Its
-    limits, and the algorithms on the CPU, are those of `local_response_norm`. PyTorch has no such
-    function: ``aten:default`` is the formula in its operators.
+    limits, the algorithms on the CPU and the errors are those of `local_response_norm`. PyTorch
+    has no such function: ``aten:default`` is the formula in its operators.
 
     Args:
         input: ``[batch, channels, height, width]`` or ``[batch, channels, depth, height, width]``;
@@ -90,11 +78,6 @@ def divisive_norm(
 
     Returns:
         A tensor of the input's sizes, dtype and memory format. Differentiable twice.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument is out of range, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("divisive_norm", "input", input)
     size = _checked_size("divisive_norm", size, alpha, beta, k)

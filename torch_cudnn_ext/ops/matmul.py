@@ -67,11 +67,6 @@ def linear(
 
     Returns:
         ``[..., n]``, or ``[...]`` if the weight is a vector.
-
-    Raises:
-        TypeError: As `matmul`.
-        ValueError: As `matmul`.
-        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("linear", "input", input)
     check_tensor("linear", "weight", weight)
@@ -96,18 +91,10 @@ def linear(
 
 
 def gemm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    z: Tensor | None = None,
-    activation: str = "none",
-    policy: PolicyLike = None,
-) -> Tensor:
+    a: Tensor, b: Tensor, bias: Tensor | None = None,
+    *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, beta: float = 0.0,
+    z: Tensor | None = None, activation: str = "none", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """``activation(alpha a b + beta z + bias)`` in one operator, for matrices or batches of them.
 
     Algorithms and errors are those of `matmul`. The graph API computes all of it in one kernel.
@@ -134,15 +121,6 @@ def gemm(
     check_number("gemm", "alpha", alpha)
     check_number("gemm", "beta", beta)
     return call(
-        "matmul",
-        a,
-        b,
-        bias,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        alpha=alpha,
-        beta=beta,
-        z=z,
-        activation=activation,
-        policy=policy_text(policy, "matmul"),
-    )
+        "matmul", a, b, bias, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha,
+        beta=beta, z=z, activation=activation, policy=policy_text(policy, "matmul"),
+    )  # fmt: skip

@@ -188,7 +188,7 @@ def lp_pool2d(
 
     The policy selects the algorithm that averages the powers, so that cuDNN computes any norm, L2
     among them; power and root are PyTorch's. With ``ceil_mode`` a window at the end counts as full,
-    as in PyTorch. The gradient is zero where the sum is.
+    as in PyTorch. The gradient is zero where the sum is. Errors are those of `avg_pool2d`.
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``.
@@ -200,11 +200,6 @@ def lp_pool2d(
 
     Returns:
         The norms.
-
-    Raises:
-        TypeError: As `avg_pool2d`.
-        ValueError: As `avg_pool2d`.
-        RuntimeError: As `avg_pool2d`.
     """
     return _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
@@ -230,7 +225,7 @@ def adaptive_avg_pool2d(
     """Average to a size, as ``torch.nn.functional.adaptive_avg_pool2d``.
 
     If the sizes divide the input's, this is plain pooling, which all algorithms compute. Otherwise
-    windows differ in size, and only ``aten:default`` runs.
+    windows differ in size, and only ``aten:default`` runs. Errors are those of `avg_pool2d`.
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``; with an ``output_size`` of 1 there may be more
@@ -240,11 +235,6 @@ def adaptive_avg_pool2d(
 
     Returns:
         The averages, of the spatial sizes ``output_size``.
-
-    Raises:
-        TypeError: As `avg_pool2d`.
-        ValueError: As `avg_pool2d`.
-        RuntimeError: As `avg_pool2d`.
     """
     return _adaptive_avg_pool(2, input, output_size, policy)
 
@@ -322,17 +312,10 @@ def _avg_pool(
     if divisor_override is not None:
         divisor_override = integer_of(name, "divisor_override", divisor_override)
     kernel = sizes_of(name, "kernel_size", kernel_size, dims)
-    return call(
-        "avg_pool",
-        input,
-        kernel,
-        _strides(name, stride, dims, kernel),
-        sizes_of(name, "padding", padding, dims),
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-        policy=_text(policy),
-    )
+    strides = _strides(name, stride, dims, kernel)
+    pads = sizes_of(name, "padding", padding, dims)
+    options = (ceil_mode, count_include_pad, divisor_override)
+    return call("avg_pool", input, kernel, strides, pads, *options, policy=_text(policy))
 
 
 def _lp_pool(

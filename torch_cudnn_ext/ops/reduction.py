@@ -20,33 +20,18 @@ Dim = int | Sequence[int] | None
 
 @overload
 def reduce(
-    input: Tensor,
-    kind: str,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    return_indices: Literal[False] = False,
-    policy: PolicyLike = None,
-) -> Tensor: ...
+    input: Tensor, kind: str, dim: Dim = None, keepdim: bool = False,
+    *, return_indices: Literal[False] = False, policy: PolicyLike = None,
+) -> Tensor: ...  # fmt: skip
 @overload
 def reduce(
-    input: Tensor,
-    kind: str,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    return_indices: Literal[True],
-    policy: PolicyLike = None,
-) -> tuple[Tensor, Tensor]: ...
+    input: Tensor, kind: str, dim: Dim = None, keepdim: bool = False,
+    *, return_indices: Literal[True], policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def reduce(
-    input: Tensor,
-    kind: str,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    return_indices: bool = False,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, kind: str, dim: Dim = None, keepdim: bool = False,
+    *, return_indices: bool = False, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Reduce dimensions to one value each.
 
     cuDNN's entry points are ``cudnnReduceTensor`` (``legacy:default``: all kinds, computed in

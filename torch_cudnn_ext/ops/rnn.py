@@ -156,13 +156,8 @@ def rnn_parameter_sizes(
         raise ValueError(
             f"{name}: argument network: got {network!r}, wanted one of {', '.join(_NETWORKS)}"
         )
-    check_flags(
-        name,
-        has_biases=has_biases,
-        bidirectional=bidirectional,
-        skip_input=skip_input,
-        single_bias=single_bias,
-    )
+    check_flags(name, has_biases=has_biases, bidirectional=bidirectional)
+    check_flags(name, skip_input=skip_input, single_bias=single_bias)
     given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
     numbers = {argument: integer_of(name, argument, n) for argument, n in given.items()}
     for argument, number in numbers.items():
@@ -195,15 +190,8 @@ def _run(
     check_tensor(name, "input", input)
     has_biases, num_layers, dropout, train, bidirectional = options
     batch_first, batch_sizes, skip_input, single_bias = variants
-    check_flags(
-        name,
-        has_biases=has_biases,
-        train=train,
-        bidirectional=bidirectional,
-        batch_first=batch_first,
-        skip_input=skip_input,
-        single_bias=single_bias,
-    )
+    check_flags(name, has_biases=has_biases, train=train, bidirectional=bidirectional)
+    check_flags(name, batch_first=batch_first, skip_input=skip_input, single_bias=single_bias)
     check_number(name, "dropout", dropout)
     layers = integer_of(name, "num_layers", num_layers)
     options = (has_biases, layers, dropout, train, bidirectional)

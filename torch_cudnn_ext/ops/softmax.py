@@ -9,12 +9,9 @@ from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
 def softmax(
-    input: Tensor,
-    dim: int | None = None,
-    dtype: torch.dtype | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Exponentials along a dimension, divided by their sum, as ``torch.nn.functional.softmax``.
 
     cuDNN's algorithms (``cudnnSoftmaxForward``, ``cudnnSoftmaxBackward``) are ``legacy:accurate``
@@ -43,12 +40,9 @@ def softmax(
 
 
 def log_softmax(
-    input: Tensor,
-    dim: int | None = None,
-    dtype: torch.dtype | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """The logarithm of `softmax`, computed at once, as ``torch.nn.functional.log_softmax``.
 
     cuDNN has one algorithm for it, ``legacy:accurate``. All else is as in `softmax`.

@@ -12,12 +12,9 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def affine_grid(
-    theta: Tensor,
-    size: Sequence[int],
-    align_corners: bool | None = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    theta: Tensor, size: Sequence[int], align_corners: bool | None = False,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Map a regular grid by affine maps, as ``torch.nn.functional.affine_grid``.
 
     cuDNN's algorithm (``cudnnSpatialTfGridGeneratorForward``, ``...Backward``) is
@@ -50,14 +47,9 @@ def affine_grid(
 
 
 def grid_sample(
-    input: Tensor,
-    grid: Tensor,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-    align_corners: bool | None = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros",
+    align_corners: bool | None = False, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Sample a tensor at the points of a grid, as ``torch.nn.functional.grid_sample``.
 
     cuDNN's algorithm (``cudnnSpatialTfSamplerForward``, ``...Backward``) is ``legacy:bilinear``. It
