@@ -18,8 +18,7 @@ from torch_cudnn_ext import _C, Policy, convert, knobs, last_decision, nn
 from torch_cudnn_ext._policy_text import algorithms_of, passes_of
 from torch_cudnn_ext._workload import recording
 from torch_cudnn_ext.analysis.coverage import coverage
-from torch_cudnn_ext.models.classes import counterparts
-from torch_cudnn_ext.models.convert import conversion_steps, converted
+from torch_cudnn_ext.models import conversion_steps, converted, counterparts
 from torch_cudnn_ext.policy import as_policy
 
 OURS = counterparts()
