@@ -25,7 +25,7 @@ from torch_cudnn_ext._timing import kernel_names
 from torch_cudnn_ext._workload import recording
 from torch_cudnn_ext.analysis.coverage import _refusals
 from torch_cudnn_ext.analysis.explain import LayerCall
-from torch_cudnn_ext.models.convert import counterparts
+from torch_cudnn_ext.models import counterparts
 from torch_cudnn_ext.tuning.measure import fp32_switches
 
 SEQUENCES = {"Tagger": Tagger, "LanguageModel": LanguageModel}

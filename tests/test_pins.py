@@ -39,8 +39,8 @@ from torch_cudnn_ext import (
 from torch_cudnn_ext import nn as our_nn
 from torch_cudnn_ext._workload import network_layers
 from torch_cudnn_ext.analysis.coverage import coverage
+from torch_cudnn_ext.models import conversion_steps, counterparts
 from torch_cudnn_ext.models import pins as pins_module
-from torch_cudnn_ext.models.convert import conversion_steps, counterparts
 from torch_cudnn_ext.models.pins import pin_of
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}

@@ -41,11 +41,11 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._files import naming, not_regular, read_lines
 from torch_cudnn_ext._functional_map import our_keywords, replacements
+from torch_cudnn_ext._policy_text import operator_info, passes_of
 from torch_cudnn_ext.knobs import pushed
 from torch_cudnn_ext.models.convert import converted
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.ops._arguments import is_meta
-from torch_cudnn_ext.policy import operator_info, passes_of
 
 PASSES = ("fwd", "bwd")
 DTYPES = {

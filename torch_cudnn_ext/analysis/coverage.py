@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._policy_text import field_text
 from torch_cudnn_ext._workload import Watch, looking, nothing_found, recording, run_watched
 from torch_cudnn_ext.analysis import tables as report
-from torch_cudnn_ext.models.convert import converted, eager_model
+from torch_cudnn_ext.models.checks import eager_model
+from torch_cudnn_ext.models.convert import converted
 from torch_cudnn_ext.models.enable import apply_rules, enabled, is_enabled
-from torch_cudnn_ext.policy import field_text
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Decision

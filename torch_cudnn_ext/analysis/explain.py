@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import write_text
+from torch_cudnn_ext._policy_text import value_of
 from torch_cudnn_ext._timing import kernel_names
 from torch_cudnn_ext._workload import (
     Layer,
@@ -37,12 +38,11 @@ from torch_cudnn_ext._workload import (
     values_kept,
 )
 from torch_cudnn_ext.analysis import tables as report
-from torch_cudnn_ext.models.convert import eager_model
+from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.enable import enabled, is_enabled
 from torch_cudnn_ext.models.pins import pin_of, standing_for
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.ops._arguments import check_flag
-from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning.measure import BASELINE
 
 _NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
@@ -359,8 +359,8 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     passes = [one["pass_name"] for one in sharing]
 
     def said_by(policy: str) -> str | None:
-        parsed = Policy._unchecked(policy, family)
-        return next((text for name in passes if (text := parsed.get(name))), None)
+        said = _C.canonical_policy(policy, family)
+        return next((text for name in passes if (text := value_of(said, name))), None)
 
     ours = None if module is None else standing_for(module)
     if isinstance(module, Tunable) and ours is not None and ours.family == family:
@@ -379,10 +379,7 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     names = (f"{name}_algo" for name in (*(f"{family}_{name}" for name in passes), family))
     for name in names:
         value = getattr(knobs, name, None)
-        if (
-            value is not None
-            and Policy._unchecked(f"{passes[0]}={value}", family).get(passes[0]) == chosen
-        ):
+        if value is not None and said_by(f"{passes[0]}={value}") == chosen:
             return f"knobs.{name}"
     return "knobs.flags()"
 

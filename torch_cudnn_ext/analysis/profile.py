@@ -1,6 +1,6 @@
 """What every algorithm costs on a problem, or on each layer of a network.
 
-    from torch_cudnn_ext.profiling import profile, profile_model
+    from torch_cudnn_ext import profile, profile_model
 
     result = profile("conv_fwd x=f16[64,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1 stride=1 "
                      "dilation=1 groups=1 compute=f32")
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._policy_text import field_text, only_fields
 from torch_cudnn_ext._workload import (
     PASSES,
     Journal,
@@ -39,9 +40,9 @@ from torch_cudnn_ext._workload import (
 )
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.analysis.roofline import Peaks, measured_peaks
-from torch_cudnn_ext.models.convert import eager_model
+from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.ops._arguments import check_flag
-from torch_cudnn_ext.policy import Policy, PolicyLike, field_text, only_fields, text_for_all
+from torch_cudnn_ext.policy import Policy, PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import (
     BASELINE,
     GPU_MIN_SAMPLES,

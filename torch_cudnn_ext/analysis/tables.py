@@ -23,8 +23,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from torch_cudnn_ext import _C, nn
+from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload import STAND_IN_BATCH
-from torch_cudnn_ext.policy import without_options
 from torch_cudnn_ext.tuning.measure import BASELINE
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 from torch_cudnn_ext import nn, tuning
+from torch_cudnn_ext._policy_text import CONSTRAINTS, only_fields
 from torch_cudnn_ext._timing import host_ms
 from torch_cudnn_ext._workload import IMAGE_SIZE, call_model, load_model, sum_of_outputs, tensors_in
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.bench.layers import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, judged
 from torch_cudnn_ext.models.enable import enabled
-from torch_cudnn_ext.policy import CONSTRAINTS, only_fields
 from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress, fp32_switches
 from torch_cudnn_ext.tuning.worker_pool import processes
 

@@ -22,6 +22,7 @@ import torch
 import typer
 
 from torch_cudnn_ext import _C, __version__, nn, tuning
+from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
 from torch_cudnn_ext._workload import (
     DTYPES,
     IMAGE_SIZE,
@@ -63,9 +64,9 @@ from torch_cudnn_ext.bench import layers as bench
 from torch_cudnn_ext.bench import modules as bench_modules
 from torch_cudnn_ext.bench import networks as bench_networks
 from torch_cudnn_ext.bench.networks import NETWORK_BATCH
-from torch_cudnn_ext.models.convert import eager_model
+from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.enable import enabled_anew
-from torch_cudnn_ext.policy import FOR_ALL, fields_of, only_fields, operators, text_for_all
+from torch_cudnn_ext.policy import text_for_all
 from torch_cudnn_ext.tuning.measure import check_knob_search, checked_device, fp32_switches
 from torch_cudnn_ext.tuning.tune import (
     MEASUREMENT_FIELDS,

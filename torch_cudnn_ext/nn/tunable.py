@@ -7,20 +7,10 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._policy_text import ONCE, fields_of, not_pinned, passes_of
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.nn.once import choose, is_computed, pattern_of, problems_of, tensors_of
-from torch_cudnn_ext.policy import (
-    ONCE,
-    AlgorithmSelection,
-    Policy,
-    PolicyLike,
-    as_policy,
-    check_pins,
-    fields_of,
-    not_pinned,
-    passes_of,
-    policy_text,
-)
+from torch_cudnn_ext.policy import AlgorithmSelection, Policy, PolicyLike, as_policy, policy_text
 
 T = TypeVar("T")
 
@@ -83,7 +73,7 @@ class Tunable(torch.nn.Module):
 
     @policy.setter
     def policy(self, policy: PolicyLike) -> None:
-        self._policy = self._checked(policy_text(policy, self.family)).text
+        self._policy = as_policy(policy_text(policy, self.family), self.family).text
         self._policy_changed()
 
     def set_mode(self, *choices: AlgorithmSelection, **named: AlgorithmSelection) -> Self:
@@ -283,13 +273,6 @@ class Tunable(torch.nn.Module):
     def _reason_to_stay(self) -> str:
         """What the class that this one replaces could not do of what this module does."""
         return ""
-
-    @classmethod
-    def _checked(cls, policy: PolicyLike) -> Policy:
-        """The policy, where it is one for modules of this class; raises as its setter does."""
-        checked = as_policy(policy, cls.family)
-        check_pins(checked)
-        return checked
 
     def _unchosen(self) -> Policy:
         chosen = (*passes_of(self.family), "benchmark", "fastest", "prefer")

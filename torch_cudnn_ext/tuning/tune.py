@@ -23,12 +23,13 @@ from torch import nn
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._files import check_path, naming, not_regular, read_lines, resolved, write_text
+from torch_cudnn_ext._policy_text import CONSTRAINTS, fields_of, only_fields
 from torch_cudnn_ext._workload import nothing_found, tensors_in
 from torch_cudnn_ext.analysis.explain import trace
 from torch_cudnn_ext.knobs import pushed
-from torch_cudnn_ext.models.convert import eager_model
+from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.enable import enabled_anew
-from torch_cudnn_ext.policy import CONSTRAINTS, PolicyLike, fields_of, only_fields, text_for_all
+from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import (
     Progress,
     Task,
