@@ -11,10 +11,11 @@ strides; all tensors of a call share dtype and device.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import conv_flop_count
 
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
@@ -26,7 +27,11 @@ from torch_cudnn_ext.ops._arguments import (
     integers_of,
     sizes_of,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
 
 BorderMode: TypeAlias = Literal["valid", "same", "half", "full"]
 Padding: TypeAlias = Sizes | BorderMode
@@ -676,3 +681,31 @@ def _even_padding(
             f"dilation {tuple(dilation)}, wanted an even dilation * (size - 1)"
         )
     return before
+
+
+def _images(problem: "ProblemInfo") -> tuple[str, ...]:
+    """PyTorch makes the tensors of a convolution over one dimension contiguous."""
+    return ("x", "w") if len(problem["slots"]["x"]["sizes"]) > 3 else ()
+
+
+def _flops(x: Any, w: Any, y: Any, transposed: bool = False) -> int:
+    return conv_flop_count(list(x), list(w), list(y), transposed=transposed)
+
+
+describe(
+    Family(
+        "conv",
+        forward_fields=("bias", "z", "act"),
+        images=_images,
+        # A gradient counts like its forward. PyTorch 2.11 counts the filter gradient of a grouped
+        # convolution once for each group.
+        flops={
+            "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: _flops(
+                x, w, out_shape, transposed
+            ),
+            "convolution_relu": lambda x, w, *_, out_shape, **k: _flops(x, w, out_shape),
+            "convolution_backward_input": lambda dy, w, *_, **k: _flops(dy, w, dy),
+            "convolution_backward_weight": lambda dy, x, w, *_, **k: _flops(dy, w, dy),
+        },
+    )
+)
