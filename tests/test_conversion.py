@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from torch_cudnn_ext import _C, Policy, convert, knobs, last_decision, nn
 from torch_cudnn_ext._policy_text import algorithms_of, passes_of
-from torch_cudnn_ext._workload import recording
+from torch_cudnn_ext._workload.running import recording
 from torch_cudnn_ext.analysis.coverage import coverage
 from torch_cudnn_ext.models import conversion_steps, converted, counterparts
 from torch_cudnn_ext.policy import as_policy

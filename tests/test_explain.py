@@ -27,7 +27,8 @@ from torch_cudnn_ext import cli as __main__
 from torch_cudnn_ext import enabled, explain, is_enabled, knobs, ops, pinned, trace, tuning, when
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext._timing import kernel_names
-from torch_cudnn_ext._workload import network_layers, read_problems
+from torch_cudnn_ext._workload.network import network_layers
+from torch_cudnn_ext._workload.problems import read_problems
 from torch_cudnn_ext.analysis import roofline as peaks
 from torch_cudnn_ext.analysis.coverage import coverage
 from torch_cudnn_ext.analysis.profile import profile_model

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, Policy, apply_rules, enabled, explain, knobs, pinned, trace
 from torch_cudnn_ext._timing import kernel_names
-from torch_cudnn_ext._workload import recording
+from torch_cudnn_ext._workload.running import recording
 from torch_cudnn_ext.analysis.coverage import _refusals
 from torch_cudnn_ext.analysis.explain import LayerCall
 from torch_cudnn_ext.models import counterparts

@@ -48,25 +48,23 @@ from torch_cudnn_ext import (
 )
 from torch_cudnn_ext import _timing as timing
 from torch_cudnn_ext import nn as layers
-from torch_cudnn_ext._workload import (
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.models import load_model
+from torch_cudnn_ext._workload.network import Workload, network_layers
+from torch_cudnn_ext._workload.problems import (
     PROBLEM_FOLDER,
-    Journal,
     Layer,
-    Workload,
     convolution_arguments,
-    detached,
-    is_function,
-    led_problems,
-    load_model,
+    coupled_problems,
     merge,
-    network_layers,
     read_problems,
-    recording,
     rewrite,
     shard,
-    tensors_in,
     with_passes,
 )
+from torch_cudnn_ext._workload.pytree import tensors_in
+from torch_cudnn_ext._workload.running import detached, recording
+from torch_cudnn_ext._workload.tracer import is_function
 from torch_cudnn_ext.analysis import roofline as peaks
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.analysis.coverage import coverage
@@ -86,7 +84,7 @@ from torch_cudnn_ext.knobs import pushed
 from torch_cudnn_ext.models.convert import converted
 from torch_cudnn_ext.tuning import measure as measuring
 from torch_cudnn_ext.tuning.measure import Task
-from torch_cudnn_ext.tuning.tune import read_table
+from torch_cudnn_ext.tuning.store import read_table
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
@@ -568,7 +566,7 @@ def test_what_a_backward_meets_is_profiled_and_nothing_else(
     model, x = kind().train(), torch.randn(2, 4 if kind is Network else 3, 32, 32)
     lines = [line.partition("  # ") for line in trace(model, x.requires_grad_(wants))]
     met = {line: int(rest.rpartition("x")[2]) for line, _, rest in lines}
-    led = {line for problem in met for line in led_problems(problem)}
+    led = {line for problem in met for line in coupled_problems(problem)}
     model, x = model.to(place), x.to(place)
     with torch.no_grad():  # as around any other look at a model
         work = network_layers(model, x)
@@ -907,7 +905,7 @@ def test_autocast_in_a_network_is_not_missed_on_the_meta_device() -> None:
         network_layers(model.to("meta"), x.to("meta"), ["fwd"])
 
 
-def test_stand_ins_are_of_the_same_calls() -> None:
+def test_proxies_are_of_the_same_calls() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -917,9 +915,9 @@ def test_stand_ins_are_of_the_same_calls() -> None:
             x = F.relu(self.convs[1](self.relu(self.convs[0](x))))
             return F.relu(self.convs[2](F.max_pool2d(x, 2)).mean((2, 3)))
 
-    layers = network_layers(Net(), torch.randn(4, 4, 16, 16), stand_ins=True).layers
+    layers = network_layers(Net(), torch.randn(4, 4, 16, 16), proxies=True).layers
     sizes = {
-        layer.problem: layer.stand_in for layer in layers if layer.problem.startswith("activation")
+        layer.problem: layer.proxy for layer in layers if layer.problem.startswith("activation")
     }
     numbers = [
         [int(n) for n in re.findall(r"x=f32\[(\d+)", f"{line} {other}")]
@@ -1010,7 +1008,7 @@ def test_inputs_without_a_batch_in_common() -> None:
     assert "x=f32[5,1,3]" in lstm.layers[0].measured
 
 
-def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
+def test_proxies_of_a_network_with_a_recurrent_layer() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -1023,12 +1021,12 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
 
     def lines(batch: int) -> list[Layer]:
         x = torch.randn(batch, 3, 8, 8)
-        return network_layers(Reads(), x, stand_ins=True).layers
+        return network_layers(Reads(), x, proxies=True).layers
 
-    assert [layer.stand_in for layer in lines(4)] == [layer.problem for layer in lines(1)]
+    assert [layer.proxy for layer in lines(4)] == [layer.problem for layer in lines(1)]
 
-    one_step = network_layers(nn.LSTM(5, 6), torch.randn(1, 4, 5), ["fwd"], stand_ins=True)
-    assert "x=f32[1,1,5]" in one_step.layers[0].stand_in
+    one_step = network_layers(nn.LSTM(5, 6), torch.randn(1, 4, 5), ["fwd"], proxies=True)
+    assert "x=f32[1,1,5]" in one_step.layers[0].proxy
 
     class Packs(nn.Module):
         def __init__(self) -> None:
@@ -1040,8 +1038,8 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
             return F.relu(self.lstm(packed)[1][0])
 
     inputs = torch.randn(4, 7, 5), torch.tensor([7, 5, 3, 2])
-    packed = network_layers(Packs(), inputs, ["fwd"], stand_ins=True).layers
-    assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in packed] == ["7,1,5", "6"]
+    packed = network_layers(Packs(), inputs, ["fwd"], proxies=True).layers
+    assert [re.findall(r"x=f32\[([\d,]+)", layer.proxy)[0] for layer in packed] == ["7,1,5", "6"]
 
     class Rows(nn.Module):  # of images, of which each is a sequence
         def __init__(self) -> None:
@@ -1051,19 +1049,19 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.relu(self.lstm(x.permute(0, 2, 3, 1).flatten(0, 1))[0])
 
-    rows = network_layers(Rows(), torch.randn(4, 3, 8, 5), ["fwd"], stand_ins=True).layers
-    assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in rows] == ["5,8,3", "240"]
+    rows = network_layers(Rows(), torch.randn(4, 3, 8, 5), ["fwd"], proxies=True).layers
+    assert [re.findall(r"x=f32\[([\d,]+)", layer.proxy)[0] for layer in rows] == ["5,8,3", "240"]
 
 
-def test_stand_ins_that_are_equal_over_one_of_the_batch() -> None:
+def test_proxies_that_are_equal_over_one_of_the_batch() -> None:
     def elements(problem: str) -> int:
         return int(re.findall(r"x=f32\[(\d+)\]", problem)[0])
 
     weight = torch.randn(4)
     model = _with(lambda y: torch.cat([torch.tanh(y), torch.tanh(weight)[None]]).tanh())
-    layers = network_layers(model, torch.randn(32, 4), ["fwd"], stand_ins=True).layers
+    layers = network_layers(model, torch.randn(32, 4), ["fwd"], proxies=True).layers
     sizes = {
-        elements(layer.problem): elements(layer.stand_in)
+        elements(layer.problem): elements(layer.proxy)
         for layer in layers
         if layer.problem.startswith("activation")
     }

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_cudnn_ext import disable, is_enabled, knobs
-from torch_cudnn_ext.tuning.tune import read_table
+from torch_cudnn_ext.tuning.store import read_table
 
 README = Path(__file__).parent.parent / "README.md"
 # What a CPU has otherwise, and a short test.

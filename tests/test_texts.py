@@ -32,8 +32,9 @@ from torch_cudnn_ext import (
 )
 from torch_cudnn_ext import _cudnn_flags as backends
 from torch_cudnn_ext._policy_text import operators
-from torch_cudnn_ext._workload import Journal, read_problems
-from torch_cudnn_ext.tuning.tune import read_table
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.problems import read_problems
+from torch_cudnn_ext.tuning.store import read_table
 
 LINE = "conv_fwd x=f32[1,2,5,5]:nchw w=f32[3,2,3,3]:nchw pad=1"
 

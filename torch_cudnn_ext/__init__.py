@@ -33,7 +33,8 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
 
 # isort: split
 from torch_cudnn_ext import analysis, knobs, models, nn, ops, tuning
-from torch_cudnn_ext.analysis.explain import explain, trace
+from torch_cudnn_ext._workload.recorder import trace
+from torch_cudnn_ext.analysis.explain import explain
 from torch_cudnn_ext.analysis.profile import profile, profile_model
 from torch_cudnn_ext.models.convert import convert
 from torch_cudnn_ext.models.enable import (

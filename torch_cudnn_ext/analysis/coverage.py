@@ -17,7 +17,9 @@ from torch import nn
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import field_text
-from torch_cudnn_ext._workload import Watch, looking, nothing_found, recording, run_watched
+from torch_cudnn_ext._workload.network import nothing_found
+from torch_cudnn_ext._workload.running import dry_run, recording
+from torch_cudnn_ext._workload.tracer import CallTracer
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.convert import converted
@@ -131,10 +133,10 @@ def coverage(
     wanted = _C.policy_fields(policy)["backends"]
     with ExitStack() as stack:
         stack.enter_context(converted(model))
-        stack.enter_context(looking())
+        stack.enter_context(dry_run())
         if not is_enabled():
             stack.enter_context(enabled())
-        seen, *_ = _ran(model, inputs, backward, Watch(model))
+        seen, *_ = _ran(inputs, backward, CallTracer(model))
         pinned = {one["problem"] for one in seen if one["why"].startswith("pinned")}
         free = {one["problem"]: one["device"] for one in seen if one["problem"] not in pinned}
         refusals = _refusals(free, policy)
@@ -145,8 +147,8 @@ def coverage(
         longest_first = sorted(free, key=lambda line: -len(line.split()))
         rules = {line: any_policy if line in refusals else policy for line in longest_first}
         stack.enter_context(apply_rules(rules))
-        watch = Watch(model)
-        ran, declined, went_back = _ran(model, inputs, backward, watch)
+        tracer = CallTracer(model)
+        ran, declined, went_back = _ran(inputs, backward, tracer)
     if not ran:
         raise ValueError(nothing_found(model))
     families: dict[str, Family] = {}
@@ -162,7 +164,7 @@ def coverage(
             family.exceptions["it is pinned, or its layer has a policy of its own"] += 1
         else:
             family.exceptions["a first run did not meet this problem"] += 1
-    elsewhere = dict(watch.others.most_common())
+    elsewhere = dict(tracer.others.most_common())
     named = policy.partition("=")[2]
     return Coverage(named, families, elsewhere, dict(declined.most_common()), went_back)
 
@@ -191,19 +193,18 @@ def _refusal(problem: str, device: str, policy: str, backends: Container[str]) -
 
 
 def _ran(
-    model: nn.Module, inputs: Any, backward: bool, watch: Watch
+    inputs: Any, backward: bool, tracer: CallTracer
 ) -> tuple[list[Decision], Counter[str], bool]:
-    """What a run executed, what it left to PyTorch with the reason, and whether it went back.
+    """What a run executed, what it left to PyTorch with the reason, and whether it had a backward.
 
     Args:
-        model: As of `coverage`, like all that follow.
-        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        inputs: As of `coverage`.
         backward: Whether to run the backward too.
-        watch: Sees what the forward calls; some of PyTorch's layers go another way then, so each
+        tracer: Sees what the forward calls. Some of PyTorch's layers take another way then, so each
             run has one.
     """
     with recording():
-        goes_back = run_watched(model, inputs, backward, watch)
+        has_backward = tracer.run(inputs, backward)
         calls = _C.recorded()
     choices = [call for call in calls if not isinstance(call, str)]
-    return choices, Counter(call for call in calls if isinstance(call, str)), goes_back
+    return choices, Counter(call for call in calls if isinstance(call, str)), has_backward

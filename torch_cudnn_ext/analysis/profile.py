@@ -25,19 +25,19 @@ from torch import nn
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import field_text, only_fields
-from torch_cudnn_ext._workload import (
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.model_state import in_mode
+from torch_cudnn_ext._workload.network import network_layers
+from torch_cudnn_ext._workload.problems import (
     PASSES,
-    Journal,
     Layer,
     check_passes,
-    in_mode,
-    is_function,
+    coupled_problems,
     is_inference,
-    led_problems,
     merge,
-    network_layers,
-    with_stand_ins,
+    with_proxies,
 )
+from torch_cudnn_ext._workload.tracer import is_function
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.analysis.roofline import Peaks, measured_peaks
 from torch_cudnn_ext.models.checks import eager_model
@@ -395,7 +395,7 @@ class Profile:
         """
         if self.is_mixed:
             return []
-        led = {line for profile in self.layers for line in led_problems(profile.problem)}
+        led = {line for profile in self.layers for line in coupled_problems(profile.problem)}
         counted = [profile for profile in self.layers if profile.problem not in led]
         ops = list(dict.fromkeys(profile.op for profile in self.layers))
         lines = [self._totals(op, [p for p in self.layers if p.op == op]) for op in ops]
@@ -552,7 +552,7 @@ def profile(
         )
     layers = [Layer(_C.canonical_problem(problem))]
     if settings.target is not None:
-        layers = with_stand_ins(layers)
+        layers = with_proxies(layers)
     return Profile(list(measure_layers(layers, settings, progress=progress)), settings)
 
 
@@ -573,7 +573,7 @@ def profile_model(
     """Measure every distinct layer of an unmodified network that this package has an operator for.
 
     The network runs once, forward and backward, to see its calls and the gradients that these get
-    (`workload.network_layers`); on the meta device that costs nothing. The problems are then
+    (`network_layers`); on the meta device that costs nothing. The problems are then
     measured on scratch tensors. Seen are the layers that `convert` exchanges, and functions of
     `ops` by PyTorch's names, in forms that it takes; all else is counted in `not_profiled`.
 
@@ -615,7 +615,7 @@ def profile_model(
         )
     with nullcontext() if train else in_mode(model, train=False):
         work = network_layers(
-            model, inputs, wanted, settings.policy or None, stand_ins=settings.target is not None
+            model, inputs, wanted, settings.policy or None, proxies=settings.target is not None
         )
     measured = list(measure_layers(work.layers, settings, progress=progress))
     return Profile(
@@ -736,7 +736,7 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
 
 def _cost(problem: str) -> tuple[float, float]:
     """Operations and bytes of what is timed: a coupled forward is, together with its backward."""
-    infos = [_C.problem_info(line) for line in (problem, *led_problems(problem))]
+    infos = [_C.problem_info(line) for line in (problem, *coupled_problems(problem))]
     return sum(info["flops"] for info in infos), sum(info["bytes"] for info in infos)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._timing import current, event_ms, host_ms
-from torch_cudnn_ext._workload import DTYPES
+from torch_cudnn_ext._workload.problems import DTYPES
 
 _REPEATS = 5
 _ENOUGH_S = 1.0  # no further repetition after so long: some dtypes are slow on a CPU

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._policy_text import without_options
-from torch_cudnn_ext._workload import STAND_IN_BATCH
+from torch_cudnn_ext._workload.problems import PROXY_BATCH
 from torch_cudnn_ext.tuning.measure import BASELINE
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
     if profile.rows:
         place = f"measured on {profile.device}"
         if profile.measured != profile.problem:
-            place += f" at batch {STAND_IN_BATCH}"
+            place += f" at batch {PROXY_BATCH}"
         records = _measured_records(profile)
         table = _table(f"{title}\n{place}", MEASURED_COLUMNS, records, extent)
         if profile.refusal:
@@ -432,7 +432,7 @@ def summary_table(profile: Profile) -> Table:
         notes.append("no totals: of several devices, or of one problem under several constraints")
     if any(layer.listed_for is not None and layer.rows for layer in profile.layers):
         smaller = any(layer.measured != layer.problem for layer in profile.layers)
-        batch = f" at batch {STAND_IN_BATCH}" if smaller else ""
+        batch = f" at batch {PROXY_BATCH}" if smaller else ""
         notes.append(f"measured on the CPU{batch}: not the target's times")
     untried = sum(_is_out_of_time(row) for layer in profile.layers for row in layer.rows)
     if untried:

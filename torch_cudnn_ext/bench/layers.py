@@ -27,7 +27,8 @@ from torch import Tensor
 
 from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._timing import current, event_ms, host_ms, kernel_names
-from torch_cudnn_ext._workload import DTYPES, Journal, Layer, convolution_arguments, merge, rewrite
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.problems import DTYPES, Layer, convolution_arguments, merge, rewrite
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.analysis.profile import Settings
 from torch_cudnn_ext.models.enable import enabled

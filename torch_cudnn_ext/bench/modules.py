@@ -22,7 +22,8 @@ from torch import Tensor
 
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._timing import current
-from torch_cudnn_ext._workload import DTYPES, in_channels_last
+from torch_cudnn_ext._workload.models import in_channels_last
+from torch_cudnn_ext._workload.problems import DTYPES
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.bench.layers import (
     DEFAULT_POLICY,

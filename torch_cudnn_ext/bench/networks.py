@@ -23,12 +23,14 @@ import torch
 from torch_cudnn_ext import nn, tuning
 from torch_cudnn_ext._policy_text import CONSTRAINTS, only_fields
 from torch_cudnn_ext._timing import host_ms
-from torch_cudnn_ext._workload import IMAGE_SIZE, call_model, load_model, sum_of_outputs, tensors_in
+from torch_cudnn_ext._workload.models import IMAGE_SIZE, load_model
+from torch_cudnn_ext._workload.pytree import tensors_in
+from torch_cudnn_ext._workload.running import call_model, sum_of_outputs
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.bench.layers import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, judged
 from torch_cudnn_ext.models.enable import enabled
 from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress, fp32_switches
-from torch_cudnn_ext.tuning.worker_pool import processes
+from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 # What matrix products, convolutions and recurrent networks may use, and the type of autocast.
 PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
@@ -154,7 +156,7 @@ def compare_networks(
 
 
 def _in_fresh_process(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
-    with processes(1, grace_s=GRACE_S) as pool:
+    with worker_pool(1, grace_s=GRACE_S) as pool:
         return pool.submit(_compare, task, benchmark, choices).result()
 
 

@@ -23,31 +23,27 @@ import typer
 
 from torch_cudnn_ext import _C, __version__, nn, tuning
 from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
-from torch_cudnn_ext._workload import (
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.models import IMAGE_SIZE, MODEL_BATCH, load_model
+from torch_cudnn_ext._workload.network import Workload, network_layers, nothing_found
+from torch_cudnn_ext._workload.problems import (
     DTYPES,
-    IMAGE_SIZE,
-    MODEL_BATCH,
     PASSES,
-    Journal,
     Layer,
-    Workload,
     check_passes,
     convolution_arguments,
+    coupled_problems,
     is_inference,
     is_wanted,
-    led_problems,
-    load_model,
     merge,
-    network_layers,
-    nothing_found,
     read_problems,
     rewrite,
     shard,
-    tensors_in,
     with_passes,
-    with_stand_ins,
+    with_proxies,
     without_batch,
 )
+from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.analysis import tables as report
 from torch_cudnn_ext.analysis.coverage import coverage
 from torch_cudnn_ext.analysis.explain import explain
@@ -67,14 +63,15 @@ from torch_cudnn_ext.bench.networks import NETWORK_BATCH
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.enable import enabled_anew
 from torch_cudnn_ext.policy import text_for_all
-from torch_cudnn_ext.tuning.measure import check_knob_search, checked_device, fp32_switches
-from torch_cudnn_ext.tuning.tune import (
-    MEASUREMENT_FIELDS,
+from torch_cudnn_ext.tuning.measure import (
     check_constraints_alone,
-    problems_met,
-    read_table,
+    check_knob_search,
+    checked_device,
+    fp32_switches,
 )
-from torch_cudnn_ext.tuning.worker_pool import processes
+from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS, read_table
+from torch_cudnn_ext.tuning.tune import problems_met
+from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -379,7 +376,7 @@ def profile_command(
         time_budget,
         knob_search,
     )
-    layers = work.layers if settings.target is None else with_stand_ins(work.layers)
+    layers = work.layers if settings.target is None else with_proxies(work.layers)
     layers = _shard(layers, shard_text)  # all of which are measured alike
     with report.ProgressBar() as bar:
         measured, end = _collect(measure_layers(layers, settings, _journal(resume), bar, jobs))
@@ -927,7 +924,7 @@ def _spread(jobs: int, function: Callable[..., T], work: list[list[Any]]) -> Ite
     if jobs == 1:
         yield from starmap(function, work)
         return
-    with processes(jobs) as pool:
+    with worker_pool(jobs) as pool:
         for future in [pool.submit(function, *arguments) for arguments in work]:
             yield future.result()
 
@@ -1131,7 +1128,7 @@ def _layers(
         with _running(name):
             network.train(not is_inference(passes))
             network = eager_model("model", network)
-            return network_layers(network, inputs, passes, compute, stand_ins=stand_ins)
+            return network_layers(network, inputs, passes, compute, proxies=stand_ins)
 
     try:
         return seen("meta")
@@ -1156,12 +1153,12 @@ def _problems_met(
         every = infers and "fwd" in passes  # what is called then is its forward
 
         def wanted(problem: str) -> bool:  # itself, or a backward that is tuned with it
-            infos = map(_C.problem_info, [problem, *led_problems(problem)])
+            infos = map(_C.problem_info, [problem, *coupled_problems(problem)])
             return any(is_wanted(info["pass_name"], passes) for info in infos)
 
         lines = [problem for problem in met if every or wanted(problem)]
         if not lines:
-            led = [one for problem in met for one in (problem, *led_problems(problem))]
+            led = [one for problem in met for one in (problem, *coupled_problems(problem))]
             raise ValueError(nothing_found(network, passes, led))
     return Workload([Layer(line) for line in lines], {})
 

@@ -39,13 +39,7 @@ from torch_cudnn_ext._policy_text import (
     not_pinned,
     operators,
 )
-from torch_cudnn_ext.policy import (
-    PolicyLike,
-    naming_policy,
-    plain_text,
-    policy_text,
-    text_for_all,
-)
+from torch_cudnn_ext.policy import PolicyLike, naming_policy, plain_text, policy_text, text_for_all
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
 _TAG = "<enabled by torch_cudnn_ext>"  # is added to a text that may be the user's

@@ -4,8 +4,6 @@ Each takes ``policy`` by keyword: how the algorithms of its passes are selected.
 tells which one ran.
 """
 
-from torch_cudnn_ext.ops import compiling as _compiling  # noqa: F401  (registers)
-from torch_cudnn_ext.ops import flops as _flops  # noqa: F401  (registers)
 from torch_cudnn_ext.ops._border import BorderMode, Padding
 from torch_cudnn_ext.ops.activation import (
     clipped_relu,

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call_renamed, check_flag, check_number, check_tensor
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -101,3 +102,6 @@ def _activation(
         return call_renamed(names, "activation", input, kind, coefficient, policy=text)
     call_renamed(names, "activation_", input, kind, coefficient, policy=text)
     return input
+
+
+describe(Family("activation", replaced=in_place_of_methods(relu, sigmoid, tanh)))

@@ -12,6 +12,7 @@ from torch_cudnn_ext.ops._arguments import (
     check_number,
     check_tensor,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 NormMode: TypeAlias = Literal["spatial", "per_activation"]
@@ -130,3 +131,13 @@ def _check_values(function: str, input: Tensor, mode: NormMode) -> None:
             f"{function}: argument input: got sizes {tuple(input.shape)}, "
             "wanted more than 1 value per channel when training"
         )
+
+
+describe(
+    Family(
+        "batch_norm",
+        forward_fields=("z", "act"),
+        training_fields=("running",),
+        images=lambda problem: ("x",),
+    )
+)

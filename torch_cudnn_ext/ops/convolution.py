@@ -11,9 +11,10 @@ strides; all tensors of a call share dtype and device.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
+from torch.utils.flop_counter import conv_flop_count
 
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
@@ -33,7 +34,11 @@ from torch_cudnn_ext.ops._border import (
     even_border,
     pad_after,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
 
 ConvMode: TypeAlias = Literal["cross", "conv"]
 ConvActivation: TypeAlias = Literal["none", "relu"]
@@ -479,3 +484,31 @@ def _stride_and_dilation(
     function: str, stride: Sizes, dilation: Sizes, n: int
 ) -> tuple[list[int], list[int]]:
     return sizes_of(function, "stride", stride, n), sizes_of(function, "dilation", dilation, n)
+
+
+def _images(problem: "ProblemInfo") -> tuple[str, ...]:
+    """PyTorch makes the tensors of a convolution over one dimension contiguous."""
+    return ("x", "w") if len(problem["slots"]["x"]["sizes"]) > 3 else ()
+
+
+def _flops(x: Any, w: Any, y: Any, transposed: bool = False) -> int:
+    return conv_flop_count(list(x), list(w), list(y), transposed=transposed)
+
+
+describe(
+    Family(
+        "conv",
+        forward_fields=("bias", "z", "act"),
+        images=_images,
+        # A gradient counts like its forward. PyTorch 2.11 counts the filter gradient of a grouped
+        # convolution once for each group.
+        flops={
+            "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: _flops(
+                x, w, out_shape, transposed
+            ),
+            "convolution_relu": lambda x, w, *_, out_shape, **k: _flops(x, w, out_shape),
+            "convolution_backward_input": lambda dy, w, *_, **k: _flops(dy, w, dy),
+            "convolution_backward_weight": lambda dy, x, w, *_, **k: _flops(dy, w, dy),
+        },
+    )
+)

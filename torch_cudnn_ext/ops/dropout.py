@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, check_flag, check_number, check_tensor
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -51,3 +52,6 @@ def dropout(
     else:
         result = call("dropout", input, p, policy=text)
     return input.copy_(result) if inplace else result
+
+
+describe(Family("dropout", random=("dropout", "_dropout")))

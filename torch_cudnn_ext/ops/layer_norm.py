@@ -1,6 +1,7 @@
 """Layer, RMS, instance and group norm as functions."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,7 +13,11 @@ from torch_cudnn_ext.ops._arguments import (
     integer_of,
     integers_of,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
 
 _FAMILY = "layer_norm"
 
@@ -160,3 +165,16 @@ def group_norm(
         )
     text = policy_text(policy, _FAMILY)
     return call("group_norm", input, groups, weight, bias, eps, policy=text)
+
+
+def _kind(problem: "ProblemInfo") -> str:
+    return problem["text"].partition(" kind=")[2].partition(" ")[0]
+
+
+describe(
+    Family(
+        _FAMILY,
+        images=lambda problem: ("x",) if _kind(problem) == "instance" else (),
+        has_rows=lambda problem: _kind(problem) in ("layer", "rms"),
+    )
+)

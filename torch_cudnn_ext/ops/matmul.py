@@ -1,5 +1,7 @@
 """Matrix products as functions."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch_cudnn_ext.ops._arguments import (
     check_number,
     check_tensor,
 )
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -124,3 +127,27 @@ def gemm(
         "matmul", a, b, bias, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha,
         beta=beta, z=z, activation=activation, policy=policy_text(policy, "matmul"),
     )  # fmt: skip
+
+
+def _flops(
+    a: Sequence[int],
+    b: Sequence[int],
+    *more: Any,
+    transpose_a: bool = False,
+    out_shape: Any = None,
+    **keywords: Any,
+) -> int:
+    terms = a[-2] if transpose_a else a[-1]
+    return 2 * int(prod(out_shape)) * terms
+
+
+_PRODUCTS = (torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, Tensor.__matmul__)
+
+describe(
+    Family(
+        "matmul",
+        replaced=in_place_of_methods(matmul) | dict.fromkeys(_PRODUCTS, matmul),
+        keywords={"mat2": "other"},
+        flops={"matmul": _flops},
+    )
+)

@@ -33,6 +33,7 @@ from torch_cudnn_ext.ops._arguments import (
     integer_of,
     sizes_of,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
@@ -440,3 +441,6 @@ def _check_indices(name: str, policy: str | None) -> None:
         raise ValueError(said)
     if action == "warn":
         warn(f"{said}; aten:default runs instead")
+
+
+describe(Family("pool", images=lambda problem: ("x",)))

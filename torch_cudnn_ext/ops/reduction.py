@@ -13,6 +13,7 @@ from torch_cudnn_ext.ops._arguments import (
     integer,
     integers_of,
 )
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Dim = int | Sequence[int] | None
@@ -185,3 +186,12 @@ def _check_extreme(function: str, input: Tensor, kind: str, dims: list[int] | No
             f"{function}: argument dim: got {dims} of an input of sizes {list(input.shape)}, "
             "wanted dimensions of at least one element"
         )
+
+
+describe(
+    Family(
+        "reduce",
+        replaced=in_place_of_methods(sum, mean, prod, amax, amin, argmax, argmin),
+        keywords={"axis": "dim", "keepdims": "keepdim"},
+    )
+)

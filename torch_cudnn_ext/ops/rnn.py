@@ -16,7 +16,7 @@ for both. Dropout masks depend on the algorithm, and repeat with ``torch.manual_
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -30,7 +30,11 @@ from torch_cudnn_ext.ops._arguments import (
     integers_of,
     wrong_type,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
 
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -221,3 +225,12 @@ def _listed(values: Any) -> Any:
         return list(values)
     except TypeError:
         return values
+
+
+def _steps(problem: "ProblemInfo") -> int:
+    slots = problem["slots"]
+    steps: int = slots.get("batch_sizes", slots["x"])["sizes"][0]
+    return steps
+
+
+describe(Family("rnn", steps=_steps, random=("_rnn",)))

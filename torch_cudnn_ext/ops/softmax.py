@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, wrong_type
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
@@ -64,3 +65,12 @@ def _along(
 def _implicit_dim(name: str, dims: int) -> int:
     dim: int = F._get_softmax_dim(name, dims, 5)  # type: ignore[attr-defined]
     return dim
+
+
+describe(
+    Family(
+        "softmax",
+        has_rows=lambda problem: True,
+        replaced=in_place_of_methods(softmax, log_softmax),
+    )
+)

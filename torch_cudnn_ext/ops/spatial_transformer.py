@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, check_flag, check_tensor, integers_of
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 _MODES = ("bilinear", "nearest", "bicubic")
@@ -106,3 +107,6 @@ def _index(argument: str, word: str, words: Sequence[str]) -> int:
             f"grid_sample: argument {argument}: got {word!r}, wanted one of {', '.join(words)}"
         )
     return words.index(word)
+
+
+describe(Family("grid_sample", images=lambda problem: ("x",)))
