@@ -30,6 +30,7 @@ from torch_cudnn_ext._policy_text import (
     not_pinned,
     value_of,
 )
+from torch_cudnn_ext._torch_internals import backends_may_change
 from torch_cudnn_ext._warning import warn
 
 _PASSES = {
@@ -226,6 +227,6 @@ def _set_or_keep(pins: Mapping[str, Any]) -> None:
 
 def _change_settings(values: Mapping[str, Any]) -> None:
     """Set some of PyTorch's own flags, even after it was told to forbid assignments."""
-    with getattr(torch.backends, "__allow_nonbracketed_mutation")():  # noqa: B009
+    with backends_may_change():
         for name, value in values.items():
             setattr(torch.backends.cudnn, name, value)

@@ -1,37 +1,74 @@
-"""Every private interface of PyTorch and CPython that the package uses, as of PyTorch 2.11.
+"""Every private interface of PyTorch and of CPython that the package uses, as of PyTorch 2.11.
 
-An upgrade of PyTorch is checked against this module alone. `_libraries` has its own.
+A new version of PyTorch is checked against this module. `_libraries`, which comes before it, has
+its own. The methods of ``torch.nn`` that `nn` overrides by name stay there: ``_apply``,
+``_conv_forward``, ``__prepare_scriptable__``.
 """
 
+import sys
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch import _ops as operators
 from torch._functorch import compile_utils
-
-# The operator type that torch.ops gives, and its schema.
-from torch._ops import OpOverload as OpOverload
-
-# Tensors without data, as torch.compile and torch.export use them.
-from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses import fake_impls, fake_tensor
 from torch.autograd.graph import Node
-
-# A mode that sees every operator below autograd; the switch that suspends all modes of a thread.
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import (
-    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
-)
-
-# Nested containers, those that are registered with PyTorch included.
-from torch.utils._pytree import tree_leaves as tree_leaves
-from torch.utils._pytree import tree_map as tree_map
-from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.fx.experimental import symbolic_shapes
+from torch.nn import _reduction as reductions
+from torch.nn import functional as F
+from torch.utils import _python_dispatch as dispatch
+from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-# The operators of which torch.compile does not merge equal calls: it reads this list, and no tags.
-UNMERGED_OPERATORS: list[Any] = compile_utils.rand_ops
+# Operators.
+
+OpOverload = operators.OpOverload  # one overload of one operator, as torch.ops gives it
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """The schema of an operator: its name, its arguments, and which of them it writes to."""
+    return operator._schema
+
+
+def forget_dispatch(operator: OpOverload) -> None:
+    """Drop the kernels that an operator has found in the dispatcher."""
+    operator._dispatch_cache.clear()
+
+
+# Modes and transforms.
+
+TorchDispatchMode = dispatch.TorchDispatchMode  # sees operators below autograd
+disable_current_modes = dispatch._disable_current_modes
+DisableTorchFunction = torch._C.DisableTorchFunction  # no modes of __torch_function__ meanwhile
+DisableFuncTorch = torch._C._DisableFuncTorch  # no transforms of torch.func meanwhile
+
+
+def is_functorch_wrapped(value: object) -> bool:
+    """Whether it is a tensor that a transform of ``torch.func`` wraps."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def is_jit_tracing() -> bool:
+    """Whether ``torch.jit.trace`` runs."""
+    return torch._C._get_tracing_state() is not None
+
+
+def profiler_is_on() -> bool:
+    """Whether a profiler of PyTorch records."""
+    return torch._C._autograd._profiler_enabled()
+
+
+# Containers and tensors.
+
+# Of nested containers, those included that are registered with PyTorch.
+tree_leaves, tree_map, tree_map_only = pytree.tree_leaves, pytree.tree_map, pytree.tree_map_only
+is_traceable_wrapper_subclass = dispatch.is_traceable_wrapper_subclass  # of other tensors
 
 
 def storage_of(t: Tensor) -> int:
@@ -50,8 +87,11 @@ def version_of(t: Tensor) -> int | None:
 
 
 def set_version(t: Tensor, version: int) -> None:
-    """Set the counter by which a backward sees that a saved tensor was written to."""
+    """Set the count by which a backward sees that a saved tensor was written to."""
     torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+
+
+# Autograd.
 
 
 def post_accumulate_hooks(t: Tensor) -> Any:
@@ -77,29 +117,99 @@ def run_engine(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> No
     )
 
 
+def is_in_backward() -> bool:
+    """Whether autograd runs this thread's code."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def next_sequence_number() -> int:
     """The number of the autograd node that this thread makes next."""
     return torch._C._autograd._get_sequence_nr()
 
 
 def sequence_number(node: Node) -> int:
-    """The number of an autograd node; nodes that a thread makes later have larger ones."""
+    """The number of an autograd node: nodes that a thread makes later have larger ones."""
     return int(node._sequence_nr())
 
 
-def profiler_is_on() -> bool:
-    """Whether a profiler of PyTorch records."""
-    return torch._C._autograd._profiler_enabled()
+# torch.compile and torch.export.
+
+FakeTensor = fake_tensor.FakeTensor  # a tensor without data
+FakeTensorMode = fake_tensor.FakeTensorMode
+register_op_impl = fake_impls.register_op_impl  # an operator on fake tensors, before its own
+guard_or_false = symbolic_shapes.guard_or_false  # a symbolic condition; False if it is unknown
+UNMERGED_OPERATORS: list[Any] = compile_utils.rand_ops  # equal calls stay several; no tag counts
 
 
-def is_functorch_wrapped(value: object) -> bool:
-    """Whether it is a tensor that a transform of ``torch.func`` wraps."""
-    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+def keep_gradient_buffers() -> AbstractContextManager[object]:
+    """Let a compiled backward keep its buffers, so that it can run again."""
+    from torch._functorch import config
+
+    patch: AbstractContextManager[object] = config.patch(donated_buffer=False)
+    return patch
 
 
-def schema_of(operator: OpOverload) -> torch.FunctionSchema:
-    """The schema of an operator: its name, its arguments, and which of them it writes to."""
-    return operator._schema
+def reset_dynamo() -> None:
+    """Drop what ``torch.compile`` has compiled, if it was ever imported."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
+# torch.nn.
+
+
+def compiled_original(module: nn.Module) -> nn.Module | None:
+    """The module that ``torch.compile`` wrapped, if this is what it made."""
+    return module._modules.get("_orig_mod")
+
+
+def registered_names(module: nn.Module) -> set[str]:
+    """The names of a module's parameters, buffers and children."""
+    return {*module._parameters, *module._buffers, *module._modules}
+
+
+def check_input_dim(norm: nn.Module, input: Tensor) -> None:
+    """Raise ValueError if a batch norm does not take an input of that many dimensions."""
+    norm._check_input_dim(input)  # type: ignore[operator]
+
+
+def reversed_padding(conv: nn.Module) -> list[int]:
+    """A convolution's padding as ``torch.nn.functional.pad`` takes it."""
+    return conv._reversed_padding_repeated_twice  # type: ignore[return-value]
+
+
+def output_padding(conv: nn.Module, input: Tensor, output_size: list[int] | None) -> list[int]:
+    """The padding by which a transposed convolution gives an output of that size."""
+    return conv._output_padding(  # type: ignore[no-any-return, operator]
+        input,
+        output_size,
+        conv.stride,
+        conv.padding,
+        conv.kernel_size,
+        len(conv.kernel_size),  # type: ignore[arg-type]
+        conv.dilation,
+    )
+
+
+def flat_weights(rnn: nn.RNNBase) -> list[Tensor]:
+    """A recurrent module's parameters in the order of the operator, brought up to date."""
+    rnn._update_flat_weights()
+    return rnn._flat_weights  # type: ignore[return-value]
+
+
+def weight_names(rnn: nn.RNNBase) -> list[list[str]]:
+    """The names of a recurrent module's parameters, by layer and direction."""
+    return rnn._all_weights
+
+
+def drop_weights(rnn: nn.RNNBase, names: Iterable[str]) -> None:
+    """Delete parameters of a recurrent module."""
+    for name in names:
+        delattr(rnn, name)
+        rnn._flat_weights_names.remove(name)
+        next(found for found in rnn._all_weights if name in found).remove(name)
+    rnn._init_flat_weights()
 
 
 def forget_global_hook(handle: RemovableHandle) -> None:
@@ -109,11 +219,47 @@ def forget_global_hook(handle: RemovableHandle) -> None:
     of_all._global_forward_hooks_always_called.pop(handle.id, None)
 
 
+def reduction_index(name: Any) -> int:
+    """0, 1 or 2 for ``none``, ``mean`` or ``sum``; ValueError for another name."""
+    return reductions.get_enum(name)
+
+
+def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
+    """The name of the reduction that the two deprecated arguments mean."""
+    return reductions.legacy_get_string(size_average, reduce)
+
+
+def implicit_softmax_dim(name: str, dims: int) -> int:
+    """The dimension of a softmax that was given none, with a warning."""
+    dim: int = F._get_softmax_dim(name, dims, 6)  # type: ignore[attr-defined]
+    return dim
+
+
+# CPython, and the rest.
+
+
+def current_frame() -> FrameType:
+    """The caller's frame."""
+    return sys._getframe(1)
+
+
 def processes_of(pool: ProcessPoolExecutor) -> list[BaseProcess]:
-    """The processes that a pool of CPython has started."""
+    """The processes that a pool has started."""
     return [*(pool._processes or {}).values()]
 
 
 def close_results(pool: ProcessPoolExecutor) -> None:
-    """Close this process's end of the pipe by which a pool of CPython gets its results."""
+    """Close this process's writing end of the pipe by which a pool gets its results."""
     pool._result_queue._writer.close()  # type: ignore[attr-defined]
+
+
+def backends_may_change() -> AbstractContextManager[object]:
+    """Let the switches of ``torch.backends`` be set after ``disable_global_flags``."""
+    name = "__allow_nonbracketed_mutation"
+    allowed: AbstractContextManager[object] = getattr(torch.backends, name)()
+    return allowed
+
+
+def occupy_gpu(cycles: int) -> None:
+    """Keep the current stream busy for so many cycles of the GPU."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

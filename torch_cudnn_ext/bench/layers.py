@@ -27,6 +27,7 @@ from torch import Tensor
 
 from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._timing import current, event_ms, host_ms, kernel_names
+from torch_cudnn_ext._torch_internals import occupy_gpu
 from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.problems import DTYPES, Layer, convolution_arguments, merge, rewrite
 from torch_cudnn_ext.analysis import tables as report
@@ -432,7 +433,7 @@ def _cold_ms(work: Callable[[], object], flush: Tensor, repetitions: int) -> flo
     the GPU comes to it. Where it did not, all is done again with a longer head start.
     """
     for attempt in range(4):
-        torch.cuda._sleep(HEAD_START_CYCLES * 4**attempt)  # type: ignore[no-untyped-call]
+        occupy_gpu(HEAD_START_CYCLES * 4**attempt)
         times, in_time = [], True
         for _ in range(repetitions):
             start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

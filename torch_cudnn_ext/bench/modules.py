@@ -17,11 +17,11 @@ from operator import call
 from typing import Any
 
 import torch
-import torch._functorch.config
 from torch import Tensor
 
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._timing import current
+from torch_cudnn_ext._torch_internals import keep_gradient_buffers
 from torch_cudnn_ext._workload.models import in_channels_last
 from torch_cudnn_ext._workload.problems import DTYPES
 from torch_cudnn_ext.analysis import tables as report
@@ -265,7 +265,7 @@ def _compare(
         sides.append(make(theirs, x))
         # Gradients are asked for more than once, so a compiled backward must not give its buffers
         # away: PyTorch reads that where it is compiled, and again in each run.
-        with torch._functorch.config.patch(donated_buffer=False):
+        with keep_gradient_buffers():
             if compiled:
                 # Of its own statistics: PyTorch's backward refuses those that another forward
                 # updated. All modules are one function to the compiler, which gives up on the

@@ -3,6 +3,8 @@
 import torch
 from torch.nn.parameter import is_lazy
 
+from torch_cudnn_ext._torch_internals import compiled_original
+
 
 def check_model(function: str, model: object) -> None:
     """Raise TypeError if an argument ``model`` is no module."""
@@ -22,8 +24,8 @@ def unwrapped_model(function: str, model: torch.nn.Module) -> torch.nn.Module:
     check_model(function, model)
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     while True:
-        if "_orig_mod" in model._modules:
-            model = model._modules["_orig_mod"]  # type: ignore[assignment]
+        if (original := compiled_original(model)) is not None:
+            model = original
         elif isinstance(model, parallel):
             model = model.module
         else:

@@ -18,6 +18,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from torch_cudnn_ext import nn
+from torch_cudnn_ext._torch_internals import registered_names
 from torch_cudnn_ext.policy import PolicyLike
 
 # Attributes of a class that `_rebased` derived, and of the class that it derived it from.
@@ -109,7 +110,7 @@ def _bases_of_ours(cls: type[torch.nn.Module]) -> list[type[torch.nn.Module]]:
 def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
     """Why a layer of PyTorch's, or of a subclass, would not compute by our class; or empty."""
     named = _overridden(ours)
-    held = {*vars(module), *module._parameters, *module._buffers, *module._modules}
+    held = {*vars(module)} | registered_names(module)
     for name in sorted(named & held - _attributes_of_ours(type(module))):
         return f"its {name} was replaced" if name == "forward" else f"it has a {name} of its own"
     cls = class_without_pin(module)

@@ -20,7 +20,6 @@ run operators.
 """
 
 import functools
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -39,6 +38,7 @@ from torch_cudnn_ext._policy_text import (
     not_pinned,
     operators,
 )
+from torch_cudnn_ext._torch_internals import forget_dispatch, reset_dynamo
 from torch_cudnn_ext.policy import PolicyLike, naming_policy, plain_text, policy_text, text_for_all
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
@@ -296,7 +296,5 @@ def _forget_compiled() -> None:
     """
     for name in _C.overridden_ops():
         packet, _, overload = name.partition(".")
-        getattr(getattr(torch.ops.aten, packet), overload or "default")._dispatch_cache.clear()
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()
+        forget_dispatch(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    reset_dynamo()

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torch_cudnn_ext._torch_internals import check_input_dim
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import check_tensor
 from torch_cudnn_ext.ops.batch_norm import batch_norm
@@ -15,7 +16,7 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Each channel normalised; of the input's sizes."""
         check_tensor(type(self).__name__, "input", input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        check_input_dim(self, input)
         momentum = self.momentum
         counts = self.training and self.track_running_stats
         batches = self.num_batches_tracked if counts else None

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from torch_cudnn_ext._torch_internals import output_padding, reversed_padding
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import sizes_of
 from torch_cudnn_ext.ops._border import border, pad_after
@@ -42,7 +43,7 @@ class _ForwardConvolution(_Convolution):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            input = F.pad(input, reversed_padding(self), mode=self.padding_mode)
             padding = (0,) * len(self.kernel_size)
         elif isinstance(padding, str):
             name = type(self).__name__
@@ -86,16 +87,8 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
                 f"{type(self).__name__}: padding_mode is {self.padding_mode!r}, wanted 'zeros'"
             )
         assert isinstance(self.padding, tuple)  # the constructor takes no border mode
-        output_padding = self._output_padding(
-            input,
-            output_size,
-            self.stride,  # type: ignore[arg-type]
-            self.padding,  # type: ignore[arg-type]
-            self.kernel_size,  # type: ignore[arg-type]
-            len(self.kernel_size),
-            self.dilation,  # type: ignore[arg-type]
-        )
-        arguments = (self.stride, self.padding, output_padding, self.groups, self.dilation)
+        added = output_padding(self, input, output_size)
+        arguments = (self.stride, self.padding, added, self.groups, self.dilation)
         output: Tensor = self._run_operator(
             self._operator, input, self.weight, self.bias, *arguments
         )

@@ -5,9 +5,16 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
+from torch_cudnn_ext._torch_internals import (
+    FakeTensor,
+    drop_weights,
+    flat_weights,
+    is_functorch_wrapped,
+    is_in_backward,
+    weight_names,
+)
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import check_flag, check_tensor, wrong_type
 from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_relu, rnn_tanh
@@ -75,7 +82,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         """
         if self.remember_states and hx is None:
             self._check_that_states_are_current()
-        self._update_flat_weights()
+        weights = flat_weights(self)
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, order_back = input
             batched = True
@@ -102,7 +109,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             _FUNCTIONS[self.mode],
             data,
             states if self.mode == "LSTM" else (states[0] if states else None),
-            self._flat_weights,
+            weights,
             self.bias,
             self.num_layers,
             self.dropout,
@@ -176,16 +183,12 @@ class Recurrent(Tunable, torch.nn.RNNBase):
                 f"{type(self).__name__}: argument skip_input: got input_size={self.input_size}, "
                 f"wanted hidden_size={self.hidden_size}"
             )
-        for direction, suffix in enumerate(("", "_reverse")[: 1 + int(self.bidirectional)]):
-            name = f"weight_ih_l0{suffix}"
-            delattr(self, name)
-            self._flat_weights_names.remove(name)
-            self._all_weights[direction].remove(name)
-        self._init_flat_weights()
+        suffixes = ("", "_reverse")[: 1 + int(self.bidirectional)]
+        drop_weights(self, [f"weight_ih_l0{suffix}" for suffix in suffixes])
 
     def _views(self, kind: str) -> list[list[Tensor]]:
         layers = []
-        for names in self._all_weights:
+        for names in weight_names(self):
             views: list[Tensor] = []
             for name in names:
                 if name.startswith(kind):
@@ -276,15 +279,14 @@ def _outside_of_modes(state: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_in_backward() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and is_in_backward()
 
 
 def _belongs_to_mode(state: Tensor) -> bool:
     """Whether a state belongs to a transform of `torch.func` or is fake: it is void outside."""
     if torch.compiler.is_dynamo_compiling():  # Dynamo sees neither
         return False
-    is_fake = isinstance(state, FakeTensor)
-    return is_fake or torch._C._functorch.is_functorch_wrapped_tensor(state)
+    return isinstance(state, FakeTensor) or is_functorch_wrapped(state)
 
 
 def _permuted(state: Tensor, order: Tensor | None) -> Tensor:

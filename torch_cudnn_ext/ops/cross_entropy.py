@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torch_cudnn_ext._torch_internals import legacy_reduction
 from torch_cudnn_ext.ops._arguments import check_number, check_tensor, integer_of, reduction_of
 from torch_cudnn_ext.ops.softmax import log_softmax
 from torch_cudnn_ext.policy import PolicyLike
@@ -47,7 +48,7 @@ def cross_entropy(
     check_number("cross_entropy", "label_smoothing", label_smoothing)
     ignore_index = integer_of("cross_entropy", "ignore_index", ignore_index)
     if size_average is not None or reduce is not None:
-        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+        reduction = legacy_reduction(size_average, reduce)
     reduction = reduction_of("cross_entropy", reduction)
     is_soft = input.shape == target.shape
     class_dim = 0 if input.dim() == 1 else 1

@@ -5,9 +5,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_impls import register_op_impl
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torch_cudnn_ext._torch_internals import FakeTensorMode, OpOverload, register_op_impl
 from torch_cudnn_ext.ops._arguments import (
     call,
     check_flag,
@@ -26,7 +25,7 @@ _SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16)
 
 @register_op_impl([_OPS.ctc_loss.default, _OPS._ctc_loss.default])
 def _with_lengths_on_the_host(
-    mode: FakeTensorMode, op: torch._ops.OpOverload, log_probs: Tensor, targets: Tensor,
+    mode: FakeTensorMode, op: OpOverload, log_probs: Tensor, targets: Tensor,
     input_lengths: Tensor, target_lengths: Tensor, *more: Any, **keywords: Any,
 ) -> Any:  # fmt: skip
     """Move the lengths to one device, which the fake tensors of an operator must share."""

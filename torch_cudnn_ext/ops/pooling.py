@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import value_of
+from torch_cudnn_ext._torch_internals import DisableTorchFunction
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
@@ -368,7 +369,7 @@ def _adaptive_max_pool(
 def _check_as_without_indices(input: Tensor, *arguments: Any, **keywords: Any) -> None:
     """Let the operator check its arguments; in a compiled graph PyTorch's own checks do."""
     if not torch.compiler.is_compiling():
-        with torch._C.DisableTorchFunction():  # a tracer must not see this as a call of the network
+        with DisableTorchFunction():  # a tracer must not see this as a call of the network
             meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
             call("max_pool", meta, *arguments, **keywords)
 
@@ -382,7 +383,7 @@ def _check_windows(
     wants_gradient = input.requires_grad and torch.is_grad_enabled()
     if torch.compiler.is_compiling() or not (is_rare and wants_gradient and input.numel()):
         return
-    with torch._C.DisableTorchFunction():  # nothing is computed here
+    with DisableTorchFunction():  # nothing is computed here
         lines = _C.problems_posed_by(
             lambda: call("max_pool", input.detach(), kernel, stride, padding, dilation, ceil_mode)
         )

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from torch_cudnn_ext._torch_internals import guard_or_false
 from torch_cudnn_ext.ops._arguments import (
     call_for_all,
     check_flag,

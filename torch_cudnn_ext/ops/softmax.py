@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from torch_cudnn_ext._torch_internals import implicit_softmax_dim
 from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, wrong_type
 from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
@@ -63,8 +63,7 @@ def _along(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _implicit_dim(name: str, dims: int) -> int:
-    dim: int = F._get_softmax_dim(name, dims, 5)  # type: ignore[attr-defined]
-    return dim
+    return implicit_softmax_dim(name, dims)
 
 
 describe(
