@@ -1973,14 +1973,14 @@ def test_what_lacked_memory_is_not_kept_without_another_try(
 ) -> None:
     monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
     monkeypatch.setattr(measuring, "_measure_elsewhere", _short_of_memory_once)
-    turns = measuring._taking_turns
+    turns = measuring._locked_workers
 
     def interrupted(count: int) -> Any:
         if count == 1:
             raise KeyboardInterrupt
         return turns(count)
 
-    monkeypatch.setattr(measuring, "_taking_turns", interrupted)
+    monkeypatch.setattr(measuring, "_locked_workers", interrupted)
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (PROBLEM, OTHER)]
     with pytest.raises(KeyboardInterrupt):
         list(measuring.measure_tasks(tasks, jobs=2))
@@ -2074,7 +2074,7 @@ def test_jobs_measure_under_the_same_switches() -> None:
     mkldnn.enabled = False
     products.allow_bf16_reduced_precision_reduction = not before
     try:
-        with measuring._taking_turns(1) as pool:
+        with measuring._locked_workers(1) as pool:
             assert pool.submit(measuring._switches).result() == measuring._switches()
     finally:
         mkldnn.enabled = True
@@ -2937,7 +2937,7 @@ def test_a_cap_does_not_tune_once_more(policy: str, monkeypatch: pytest.MonkeyPa
         seen.append(policy)
         return choose(problem, device, policy)
 
-    monkeypatch.setattr(_C, "choose", spy)
+    monkeypatch.setattr(_C, "decide", spy)
     capped = profile(PROBLEM, device="cpu", policy=f"{policy};max_workspace=0")
     assert not any(policy in word for word in seen)
     (layer,) = capped.layers

@@ -6,11 +6,10 @@ its own. The methods of ``torch.nn`` that `nn` overrides by name stay there: ``_
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from torch import _ops as operators
 from torch._functorch import compile_utils
 from torch._subclasses import fake_impls, fake_tensor
-from torch.autograd.graph import Node
 from torch.fx.experimental import symbolic_shapes
 from torch.nn import _reduction as reductions
 from torch.nn import functional as F
@@ -26,9 +24,35 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-# Operators.
+OpOverload = operators.OpOverload  # one overload of an operator, as torch.ops gives it
+TorchDispatchMode = dispatch.TorchDispatchMode  # a mode that sees operators below autograd
+# Context managers that suspend all modes of Python, all modes and subclasses that have a
+# __torch_function__, and the transforms of torch.func.
+disable_current_modes = dispatch._disable_current_modes
+DisableTorchFunction = torch._C.DisableTorchFunction
+DisableFuncTorch = torch._C._DisableFuncTorch
 
-OpOverload = operators.OpOverload  # one overload of one operator, as torch.ops gives it
+# Nested containers, those included that are registered with PyTorch.
+tree_leaves, tree_map, tree_map_only = pytree.tree_leaves, pytree.tree_map, pytree.tree_map_only
+is_traceable_wrapper_subclass = dispatch.is_traceable_wrapper_subclass  # whether others are inside
+
+FakeTensor = fake_tensor.FakeTensor  # a tensor without data, as torch.compile uses it
+FakeTensorMode = fake_tensor.FakeTensorMode
+register_op_impl = fake_impls.register_op_impl  # how an operator runs on fake tensors
+guard_or_false = symbolic_shapes.guard_or_false  # a symbolic condition; False if it is unknown
+# Operators of which torch.compile keeps equal calls apart. It reads no tags for that.
+unmerged_operators: list[Any] = compile_utils.rand_ops
+
+current_graph_task = torch._C._current_graph_task_id  # -1 if autograd does not run
+next_sequence_number = torch._C._autograd._get_sequence_nr  # of this thread's next autograd node
+profiler_is_on = torch._C._autograd._profiler_enabled
+jit_tracing_state = torch._C._get_tracing_state  # None if torch.jit.trace does not run
+
+reduction_index: Callable[[Any], int] = reductions.get_enum  # of none, mean and sum
+legacy_reduction = reductions.legacy_get_string  # the name for size_average and reduce
+implicit_softmax_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # warns, too
+occupy_gpu: Callable[[int], None] = torch.cuda._sleep  # for so many cycles, on the current stream
+current_frame = sys._getframe
 
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
@@ -36,39 +60,9 @@ def schema_of(operator: OpOverload) -> torch.FunctionSchema:
     return operator._schema
 
 
-def forget_dispatch(operator: OpOverload) -> None:
-    """Drop the kernels that an operator has found in the dispatcher."""
-    operator._dispatch_cache.clear()
-
-
-# Modes and transforms.
-
-TorchDispatchMode = dispatch.TorchDispatchMode  # sees operators below autograd
-disable_current_modes = dispatch._disable_current_modes
-DisableTorchFunction = torch._C.DisableTorchFunction  # no modes of __torch_function__ meanwhile
-DisableFuncTorch = torch._C._DisableFuncTorch  # no transforms of torch.func meanwhile
-
-
 def is_functorch_wrapped(value: object) -> bool:
     """Whether it is a tensor that a transform of ``torch.func`` wraps."""
     return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
-def is_jit_tracing() -> bool:
-    """Whether ``torch.jit.trace`` runs."""
-    return torch._C._get_tracing_state() is not None
-
-
-def profiler_is_on() -> bool:
-    """Whether a profiler of PyTorch records."""
-    return torch._C._autograd._profiler_enabled()
-
-
-# Containers and tensors.
-
-# Of nested containers, those included that are registered with PyTorch.
-tree_leaves, tree_map, tree_map_only = pytree.tree_leaves, pytree.tree_map, pytree.tree_map_only
-is_traceable_wrapper_subclass = dispatch.is_traceable_wrapper_subclass  # of other tensors
 
 
 def storage_of(t: Tensor) -> int:
@@ -91,17 +85,22 @@ def set_version(t: Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((t,), (version,))
 
 
-# Autograd.
+def sequence_number(node: Any) -> int:
+    """The number of an autograd node: nodes that a thread makes later have larger ones."""
+    return int(node._sequence_nr())
 
 
-def post_accumulate_hooks(t: Tensor) -> Any:
-    """The hooks that hear that a leaf's gradient was accumulated; ``None`` without any."""
-    return t._post_accumulate_grad_hooks
-
-
-def set_post_accumulate_hooks(t: Tensor, hooks: Any) -> None:
-    """Replace the hooks that `post_accumulate_hooks` gives."""
-    t._post_accumulate_grad_hooks = hooks
+@contextmanager
+def without_accumulate_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Meanwhile no hook hears that a leaf's gradient was accumulated."""
+    hooks = [(leaf, found) for leaf in leaves if (found := leaf._post_accumulate_grad_hooks)]
+    try:
+        for leaf, _ in hooks:
+            leaf._post_accumulate_grad_hooks = {}
+        yield
+    finally:
+        for leaf, found in hooks:
+            leaf._post_accumulate_grad_hooks = found
 
 
 def run_engine(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
@@ -117,28 +116,13 @@ def run_engine(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> No
     )
 
 
-def is_in_backward() -> bool:
-    """Whether autograd runs this thread's code."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def next_sequence_number() -> int:
-    """The number of the autograd node that this thread makes next."""
-    return torch._C._autograd._get_sequence_nr()
-
-
-def sequence_number(node: Node) -> int:
-    """The number of an autograd node: nodes that a thread makes later have larger ones."""
-    return int(node._sequence_nr())
-
-
-# torch.compile and torch.export.
-
-FakeTensor = fake_tensor.FakeTensor  # a tensor without data
-FakeTensorMode = fake_tensor.FakeTensorMode
-register_op_impl = fake_impls.register_op_impl  # an operator on fake tensors, before its own
-guard_or_false = symbolic_shapes.guard_or_false  # a symbolic condition; False if it is unknown
-UNMERGED_OPERATORS: list[Any] = compile_utils.rand_ops  # equal calls stay several; no tag counts
+def forget_compiled(overridden: Iterable[OpOverload]) -> None:
+    """Drop what the operators found in the dispatcher, and what ``torch.compile`` compiled."""
+    for operator in overridden:
+        operator._dispatch_cache.clear()
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
 
 
 def keep_gradient_buffers() -> AbstractContextManager[object]:
@@ -149,14 +133,11 @@ def keep_gradient_buffers() -> AbstractContextManager[object]:
     return patch
 
 
-def reset_dynamo() -> None:
-    """Drop what ``torch.compile`` has compiled, if it was ever imported."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()
-
-
-# torch.nn.
+def backends_may_change() -> AbstractContextManager[object]:
+    """Let the switches of ``torch.backends`` be set after ``disable_global_flags``."""
+    allowed = getattr(torch.backends, "__allow_nonbracketed_mutation")  # noqa: B009
+    context: AbstractContextManager[object] = allowed()
+    return context
 
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
@@ -169,6 +150,13 @@ def registered_names(module: nn.Module) -> set[str]:
     return {*module._parameters, *module._buffers, *module._modules}
 
 
+def forget_global_hook(handle: RemovableHandle) -> None:
+    """Remove what ``handle.remove()`` leaves of a forward hook of all modules."""
+    of_all = torch.nn.modules.module
+    of_all._global_forward_hooks_with_kwargs.pop(handle.id, None)
+    of_all._global_forward_hooks_always_called.pop(handle.id, None)
+
+
 def check_input_dim(norm: nn.Module, input: Tensor) -> None:
     """Raise ValueError if a batch norm does not take an input of that many dimensions."""
     norm._check_input_dim(input)  # type: ignore[operator]
@@ -179,17 +167,12 @@ def reversed_padding(conv: nn.Module) -> list[int]:
     return conv._reversed_padding_repeated_twice  # type: ignore[return-value]
 
 
-def output_padding(conv: nn.Module, input: Tensor, output_size: list[int] | None) -> list[int]:
+def output_padding(conv: Any, input: Tensor, output_size: list[int] | None) -> list[int]:
     """The padding by which a transposed convolution gives an output of that size."""
-    return conv._output_padding(  # type: ignore[no-any-return, operator]
-        input,
-        output_size,
-        conv.stride,
-        conv.padding,
-        conv.kernel_size,
-        len(conv.kernel_size),  # type: ignore[arg-type]
-        conv.dilation,
-    )
+    kernel = conv.kernel_size
+    sizes = (conv.stride, conv.padding, kernel, len(kernel), conv.dilation)
+    found: list[int] = conv._output_padding(input, output_size, *sizes)
+    return found
 
 
 def flat_weights(rnn: nn.RNNBase) -> list[Tensor]:
@@ -212,37 +195,6 @@ def drop_weights(rnn: nn.RNNBase, names: Iterable[str]) -> None:
     rnn._init_flat_weights()
 
 
-def forget_global_hook(handle: RemovableHandle) -> None:
-    """Remove what ``handle.remove()`` leaves of a forward hook of all modules."""
-    of_all = torch.nn.modules.module
-    of_all._global_forward_hooks_with_kwargs.pop(handle.id, None)
-    of_all._global_forward_hooks_always_called.pop(handle.id, None)
-
-
-def reduction_index(name: Any) -> int:
-    """0, 1 or 2 for ``none``, ``mean`` or ``sum``; ValueError for another name."""
-    return reductions.get_enum(name)
-
-
-def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
-    """The name of the reduction that the two deprecated arguments mean."""
-    return reductions.legacy_get_string(size_average, reduce)
-
-
-def implicit_softmax_dim(name: str, dims: int) -> int:
-    """The dimension of a softmax that was given none, with a warning."""
-    dim: int = F._get_softmax_dim(name, dims, 6)  # type: ignore[attr-defined]
-    return dim
-
-
-# CPython, and the rest.
-
-
-def current_frame() -> FrameType:
-    """The caller's frame."""
-    return sys._getframe(1)
-
-
 def processes_of(pool: ProcessPoolExecutor) -> list[BaseProcess]:
     """The processes that a pool has started."""
     return [*(pool._processes or {}).values()]
@@ -251,15 +203,3 @@ def processes_of(pool: ProcessPoolExecutor) -> list[BaseProcess]:
 def close_results(pool: ProcessPoolExecutor) -> None:
     """Close this process's writing end of the pipe by which a pool gets its results."""
     pool._result_queue._writer.close()  # type: ignore[attr-defined]
-
-
-def backends_may_change() -> AbstractContextManager[object]:
-    """Let the switches of ``torch.backends`` be set after ``disable_global_flags``."""
-    name = "__allow_nonbracketed_mutation"
-    allowed: AbstractContextManager[object] = getattr(torch.backends, name)()
-    return allowed
-
-
-def occupy_gpu(cycles: int) -> None:
-    """Keep the current stream busy for so many cycles of the GPU."""
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

@@ -13,11 +13,10 @@ from torch_cudnn_ext._torch_internals import (
     FakeTensor,
     base_of_view,
     is_traceable_wrapper_subclass,
-    post_accumulate_hooks,
-    set_post_accumulate_hooks,
     set_version,
     storage_of,
     version_of,
+    without_accumulate_hooks,
 )
 from torch_cudnn_ext._workload.pytree import instances_in, mutable_containers_in, tensors_in
 from torch_cudnn_ext.nn import Tunable
@@ -199,18 +198,14 @@ def preserve_requires_grad(leaves: Sequence[Tensor]) -> Iterator[None]:
 def preserve_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Take the gradients of leaves away for a while, and the hooks that hear of new ones."""
     gradients = [(leaf, leaf.grad) for leaf in leaves]
-    hooks = [(leaf, found) for leaf in leaves if (found := post_accumulate_hooks(leaf))]
     try:
         for leaf in leaves:
             leaf.grad = None
-        for leaf, _ in hooks:
-            set_post_accumulate_hooks(leaf, {})
-        yield
+        with without_accumulate_hooks(leaves):
+            yield
     finally:
         for leaf, gradient in gradients:
             leaf.grad = gradient
-        for leaf, found in hooks:
-            set_post_accumulate_hooks(leaf, found)
 
 
 @contextmanager

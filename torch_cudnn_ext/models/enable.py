@@ -38,7 +38,7 @@ from torch_cudnn_ext._policy_text import (
     not_pinned,
     operators,
 )
-from torch_cudnn_ext._torch_internals import forget_dispatch, reset_dynamo
+from torch_cudnn_ext._torch_internals import forget_compiled
 from torch_cudnn_ext.policy import PolicyLike, naming_policy, plain_text, policy_text, text_for_all
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
@@ -294,7 +294,8 @@ def _forget_compiled() -> None:
     This includes the Python dispatch caches of the overridden operators, and what ``torch.compile``
     has compiled. In AOTAutograd's cache on disk, ``cache_key_tag`` distinguishes the entries.
     """
-    for name in _C.overridden_ops():
-        packet, _, overload = name.partition(".")
-        forget_dispatch(getattr(getattr(torch.ops.aten, packet), overload or "default"))
-    reset_dynamo()
+    names = (name.partition(".") for name in _C.overridden_ops())
+    forget_compiled(
+        getattr(getattr(torch.ops.aten, packet), overload or "default")
+        for packet, _, overload in names
+    )

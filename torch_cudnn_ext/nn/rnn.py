@@ -9,10 +9,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torch_cudnn_ext._torch_internals import (
     FakeTensor,
+    current_graph_task,
     drop_weights,
     flat_weights,
     is_functorch_wrapped,
-    is_in_backward,
     weight_names,
 )
 from torch_cudnn_ext.nn.tunable import Tunable
@@ -279,7 +279,7 @@ def _outside_of_modes(state: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_in_backward() -> bool:
-    return not torch.compiler.is_compiling() and is_in_backward()
+    return not torch.compiler.is_compiling() and current_graph_task() != -1
 
 
 def _belongs_to_mode(state: Tensor) -> bool:

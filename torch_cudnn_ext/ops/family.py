@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from torch_cudnn_ext._torch_internals import UNMERGED_OPERATORS
+from torch_cudnn_ext._torch_internals import unmerged_operators
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import ProblemInfo
@@ -59,7 +59,7 @@ def describe(family: Family) -> None:
     _families[family.name] = family
     for operator, formula in family.flops.items():
         register_flop_formula(getattr(_OPERATORS, operator))(formula)
-    UNMERGED_OPERATORS.extend(getattr(_OPERATORS, operator) for operator in family.random)
+    unmerged_operators.extend(getattr(_OPERATORS, operator) for operator in family.random)
 
 
 def family_of(problem: "ProblemInfo") -> Family:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._torch_internals import is_jit_tracing
+from torch_cudnn_ext._torch_internals import jit_tracing_state
 from torch_cudnn_ext.ops._arguments import (
     call,
     call_renamed,
@@ -86,7 +86,7 @@ def linear(
     text = policy_text(policy, "matmul")
     keywords: dict[str, Any] = {"transpose_b": True, "policy": text}
     # torch.jit.trace turns sizes into tensors, which do not compare: a vector is taken to fit.
-    traced = is_jit_tracing() and bias is not None and bias.dim() == 1
+    traced = jit_tracing_state() is not None and bias is not None and bias.dim() == 1
     if isinstance(bias, Tensor) and not traced and bias.shape != weight.shape[:1]:
         bias, keywords = None, {**keywords, "z": bias, "beta": 1.0}
     names = {"a": "input", "b": "weight", "z": "bias"}

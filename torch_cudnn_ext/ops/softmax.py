@@ -63,7 +63,8 @@ def _along(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _implicit_dim(name: str, dims: int) -> int:
-    return implicit_softmax_dim(name, dims)
+    dim: int = implicit_softmax_dim(name, dims, 5)
+    return dim
 
 
 describe(
