@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "core/operator.h"
+#include "core/policy/levels.h"
+#include "core/policy/policy_text.h"
 #include "core/select/decide.h"
 #include "core/select/plan_store.h"
 #include "core/tune/measure.h"

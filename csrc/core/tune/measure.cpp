@@ -12,6 +12,7 @@
 #include "core/backend.h"
 #include "core/errors.h"
 #include "core/operator.h"
+#include "core/policy/levels.h"
 #include "core/select/admit.h"
 #include "core/tune/knob_search.h"
 #include "core/tune/measurement_lock.h"
