@@ -1,4 +1,4 @@
-"""What every layer of a model runs, and why; and the problems that it meets.
+"""What every layer of a model runs, and why; and the problems of its calls.
 
 >>> print(explain(model, images, train=True))
 >>> trace(model, images, "model.txt")  # for: python -m torch_cudnn_ext profile --problems model.txt
@@ -36,7 +36,9 @@ from torch_cudnn_ext._workload import (
     tensors_in,
     values_kept,
 )
-from torch_cudnn_ext.analysis import tables as report
+from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.records import csv_text, field_names
+from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds
 from torch_cudnn_ext.models.convert import eager_model
 from torch_cudnn_ext.models.enable import enabled, is_enabled
 from torch_cudnn_ext.models.pins import pin_of, standing_for
@@ -45,7 +47,7 @@ from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning.measure import BASELINE
 
-_NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
+_NODE = "TorchCudnnExt"  # the names of our autograd nodes begin so
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,22 @@ class LayerCall:
 
     Attributes:
         layer: The innermost module that made the call, by name; empty for the model itself.
-        kind: Its class.
-        op: The operator and pass, such as ``conv_bwd_data``; empty where PyTorch's own kernel ran.
-        problem: The problem line; empty likewise.
-        algorithm: What ran; empty likewise.
-        why: Why that one: ``tuned``, ``heuristic``, ...; ``pinned`` and by what, such as a pattern,
-            a rule, `enable` or a knob (``pinned`` alone where that is not known, as of an
-            operator's ``policy=``); or the reason why PyTorch's own kernel ran.
-        workspace_bytes: Its workspace; ``None`` where unknown.
-        ms: Its time on scratch tensors, in milliseconds; ``None`` where not measured. Of a forward
-            that only its own algorithm's backward can follow, the time of both.
+        kind: The module's class.
+        op: The operator and pass, such as ``conv_bwd_data``. This, the problem and the algorithm
+            are empty if PyTorch's own kernel ran.
+        problem: The problem line.
+        algorithm: What ran.
+        why: The reason of the decision: ``tuned``, ``heuristic``, ...; ``pinned`` and by what, such
+            as a pattern, a rule, `enable` or a knob (``pinned`` alone if that is not known, such as
+            for an operator's ``policy=``); or why PyTorch's own kernel ran.
+        workspace_bytes: The algorithm's workspace; ``None`` if unknown.
+        ms: The algorithm's time on scratch tensors, in milliseconds; ``None`` if not measured. The
+            time of a coupled forward includes its backward.
         device: Where it ran.
         policy: The policy, with all its levels merged.
         pytorch: What PyTorch itself runs for this problem: on a GPU the names of its kernels, on
-            the CPU those of its operators, longest first. Empty where not measured, and where
-            PyTorch cannot do it.
+            the CPU those of its operators, longest first. Empty if not measured, and if PyTorch
+            cannot run the problem.
     """
 
     layer: str
@@ -86,18 +89,18 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The calls of one run of a model, in order; printed as a table."""
+    """The calls of one run of a model, in order."""
 
     calls: list[LayerCall]
     title: str = ""
 
     @property
     def share(self) -> float:
-        """How many of the calls took our way, from 0 to 1."""
+        """The share of the calls that ran operators of this package, from 0 to 1."""
         return sum(bool(call.op) for call in self.calls) / max(1, len(self.calls))
 
-    def table(self) -> report.Table:
-        """The calls as cells."""
+    def table(self) -> Table:
+        """The calls as a table."""
         headings = "layer,kind,op,algorithm,why,ms,workspace,PyTorch runs,problem".split(",")
         rows = [
             [
@@ -106,30 +109,29 @@ class Explanation:
                 call.op or "-",
                 call.algorithm or "PyTorch's own",
                 call.why,
-                report.milliseconds(call.ms) + ("*" if _with_backward(call) else ""),
-                report.bytes_text(call.workspace_bytes),
+                milliseconds(call.ms) + ("*" if _with_backward(call) else ""),
+                bytes_text(call.workspace_bytes),
                 ", ".join(map(_short, call.pytorch)),
                 call.problem.partition(" ")[2],
             ]
             for call in self.calls
         ]
         columns = [
-            report.Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm")
-            for h in headings
+            Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm") for h in headings
         ]
         ours = sum(bool(call.op) for call in self.calls)
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
         if any(map(_with_backward, self.calls)):
             footer += "; * with its backward"
-        return report.Table(self.title, columns, rows, footer)
+        return Table(self.title, columns, rows, footer)
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
-        return report.csv_text(list(map(asdict, self.calls)), report.field_names(LayerCall))
+        return csv_text(list(map(asdict, self.calls)), field_names(LayerCall))
 
     def __str__(self) -> str:
         """The table as Markdown."""
-        return report.tables_markdown([self.table()])
+        return tables_markdown([self.table()])
 
 
 def explain(
@@ -137,22 +139,23 @@ def explain(
 ) -> Explanation:
     """Run a model once, and tell for every call of its layers what ran and why.
 
-    The model is left as it was, but for what is named below, and so are its inputs' gradients and
-    PyTorch's random state: without ``train`` it runs in eval mode and without gradients, with
-    ``train`` in training mode forward and backward. What that changes is put back: buffers,
-    gradients and what requires one, attributes, what Python's containers among them hold, the
-    values of tensors there, and with ``train`` those of parameters; not what other objects hold,
-    nor parameter objects that the model replaces itself. A model that is in that mode already runs
-    as it is, with layers in the other one, such as frozen batch norms. Where `enable` was not
-    called, it is enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like
-    for what holds there. What is compiled runs in eager mode; the model must run in one thread.
+    Without ``train`` the model runs in eval mode and without gradients, with ``train`` in training
+    mode forward and backward. A model that is in that mode already runs as it is, with layers in
+    the other mode, such as frozen batch norms. `enable` is on meanwhile. Call this inside
+    ``torch.autocast``, `knobs.flags` and the like to see what holds there. Compiled code runs in
+    eager mode; the model must run in one thread.
+
+    The model's state, its inputs' gradients and PyTorch's random state are restored: buffers,
+    gradients, ``requires_grad``, attributes, Python's containers among them, the values of tensors
+    there, and with ``train`` those of parameters. Not restored are the contents of other objects,
+    and parameter objects that the model replaces itself.
 
     Args:
         model: Any module.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         train: Also run the backward of the sum of the outputs, in training mode.
-        measure: Also time every distinct algorithm, and see what PyTorch itself would run, on
-            scratch tensors.
+        measure: Also time every distinct algorithm on scratch tensors, and see what PyTorch itself
+            would run.
 
     Raises:
         TypeError: ``model`` is no module, or ``train`` no bool.
@@ -174,7 +177,7 @@ def explain(
         kept_as_it_was(model, inputs),
         values_kept(t for t in own_tensors(model) if train and isinstance(t, nn.Parameter)),
         enabled() if not is_enabled() else nullcontext(),
-        torch.compiler.set_stance("force_eager"),  # layers of it may be compiled
+        torch.compiler.set_stance("force_eager"),  # some layers may be compiled
     ):
         calls = _record(model, detached(inputs) if train else inputs, train)
     if measure:
@@ -185,16 +188,16 @@ def explain(
 def trace(
     model: nn.Module, inputs: Any, path: str | Path | None = None, *, train: bool = True
 ) -> list[str]:
-    """The problem lines that a model meets, each with its layers and how often it occurs.
+    """The problem lines of a model's calls, each with its layers and how often it occurs.
 
     Args:
-        model: As for `explain`, like all that follow.
+        model: Any module, which runs as in `explain`.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         path: A file to write them to, as ``profile --problems`` reads it.
         train: Also the problems of the backward.
 
     Returns:
-        The lines, each problem once, in the order in which they are first met.
+        The lines, each problem once, in the order of their first calls.
 
     Raises:
         TypeError: ``model`` is no module, or ``train`` no bool.
@@ -210,7 +213,7 @@ def trace(
     layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
     lines = []
     for one in layers:
-        # They may hold lines' ends, and what parts them here.
+        # A name may hold line breaks and the commas that separate names here.
         names = ", ".join("_".join(name.replace(",", " ").split()) for name in one.names)
         lines.append(f"{one.problem}  # {names} x{one.count}")
     if path is not None:
@@ -221,20 +224,19 @@ def trace(
 class _Recorder:
     """Which layer made which call.
 
-    Calls are recorded in order, so a layer's own are those between its pre-hook and its hook that
-    no inner layer had; those of a backward are between the hooks of the layer's autograd nodes.
+    Calls are recorded in order. A layer's own calls are those between its pre-hook and its hook
+    that no inner layer made; those of a backward are between the hooks of the layer's autograd
+    nodes.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}
         self._events: list[Any] = []
         self._owners: dict[int, nn.Module] = {}
-        # Calls: the module, the first event, the sequence number of the first node.
+        # Running calls: the module, the first event, the sequence number of the first node.
         self._open: list[tuple[nn.Module, int, int]] = []
-        self._nodes: dict[
-            Any, None
-        ] = {}  # also keeps them alive, so that none is taken for another
-        self._called: dict[nn.Module, list[int]] = {}  # where each of its calls would stand
+        self._nodes: set[Any] = set()  # keeps nodes alive, so that no other one gets their identity
+        self._called: dict[nn.Module, list[int]] = {}  # the first event of each call
         self._idle: set[nn.Module] = set()  # had nothing to compute
 
     def _count(self) -> int:
@@ -246,11 +248,11 @@ class _Recorder:
             self._owners.setdefault(i, module)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """See the calls of the model's modules.
+    def tracing(self) -> Iterator[None]:
+        """Trace the calls of the model's modules.
 
-        The hooks are of all modules: one of a `torch.nn.TransformerEncoderLayer` of its own would
-        keep it off the fast path that it has without us.
+        The hooks are global, since hooks of its own would keep a `torch.nn.TransformerEncoderLayer`
+        off its fast path.
         """
         of_all = torch.nn.modules.module
         before = of_all.register_module_forward_pre_hook(self._before)
@@ -260,10 +262,11 @@ class _Recorder:
         finally:
             before.remove()
             after.remove()
-            # Which remove() forgets.
+            # remove() leaves these.
             of_all._global_forward_hooks_with_kwargs.pop(after.id, None)
             of_all._global_forward_hooks_always_called.pop(after.id, None)
-            # Nodes hold their hooks and these hold us: the collector does not see that circle.
+            # Nodes hold their hooks and these hold the recorder: a circle that Python's garbage
+            # collector does not see.
             self._nodes.clear()
             self._open.clear()
 
@@ -274,9 +277,9 @@ class _Recorder:
             self._called.setdefault(module, []).append(begin)
 
     def _after(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if not self._open or self._open[-1][0] is not module:  # its call was not seen to begin
+        if not self._open or self._open[-1][0] is not module:  # its pre-hook did not run
             return
-        *kwargs, output = rest  # behind a forward that raised without the former
+        *kwargs, output = rest  # after a forward that raised there are no keyword arguments
         _, begin, first_node = self._open.pop()
         self._claim(begin, module)
         tensors = tensors_in((args, kwargs, output))
@@ -289,19 +292,19 @@ class _Recorder:
             if node is None or node in seen or node._sequence_nr() < first_node:
                 continue
             seen.add(node)
-            if node not in self._nodes:  # else an inner layer's, behind which may be this one's own
-                self._nodes[node] = None
+            if node not in self._nodes:  # else an inner layer's, after which this one's may follow
+                self._nodes.add(node)
                 if node.name().startswith(_NODE):
-                    self._watch(node, module)
+                    self._trace_backward(node, module)
             waiting += [following for following, _ in node.next_functions]
 
-    def _watch(self, node: Any, module: nn.Module) -> None:
+    def _trace_backward(self, node: Any, module: nn.Module) -> None:
         begins: list[int] = []
         node.register_prehook(lambda grads: begins.append(self._count()))
         node.register_hook(lambda results, grads: self._claim(begins.pop(), module))
 
     def calls(self) -> Iterator[LayerCall]:
-        """One for each event, and one for each call of a layer that should have had some."""
+        """One for each event, and one for each call of a layer that lacks its event."""
         count = self._count()
         busy = set(self._owners.values())
         idle: dict[int, list[nn.Module]] = {}
@@ -317,7 +320,7 @@ class _Recorder:
                 yield self._call(self._events[i], self._owners.get(i))
 
     def _reason(self, module: nn.Module, is_busy: bool) -> str:
-        """Why a module that was called made no call, or not those that were to be expected."""
+        """Why a module that was called made no call of ours; empty if it did or need not."""
         if isinstance(module, nn.TransformerEncoderLayer):
             called = any(child in self._called for child in module.children())
             return "" if called else "PyTorch's fast path ran, which does not call its layers"
@@ -351,11 +354,11 @@ class _Recorder:
         )
 
 
-def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
-    """What pinned a call, as far as that can be told behind it; else empty."""
-    info = _C.problem_info(choice["problem"])
+def _source_of_pin(decision: Any, module: nn.Module | None) -> str:
+    """What pinned a call; empty if that can no longer be told."""
+    info = _C.problem_info(decision["problem"])
     family = info["family"]
-    sharing = [info, *map(_C.problem_info, info["coupled"])]  # one choice
+    sharing = [info, *map(_C.problem_info, info["coupled"])]  # they share one decision
     passes = [one["pass_name"] for one in sharing]
 
     def said_by(policy: str) -> str | None:
@@ -366,24 +369,22 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     if isinstance(module, Tunable) and ours is not None and ours.family == family:
         if (pin := pin_of(module)) is not None:
             patterns = [pin.patterns[name] for name in passes if name in pin.patterns]
-            if patterns:  # unless the model had another pin meanwhile
-                said = (said_by(choice["policy"]), "guess_once", "time_once")
+            if patterns:  # the pin may have changed since the call
+                said = (said_by(decision["policy"]), "guess_once", "time_once")
                 return repr(patterns[0]) if said_by(pin.text) in said else ""
         elif said_by(module.policy or ""):
             return "the module's policy"
-    chosen = said_by(choice["policy"])
+    chosen = said_by(decision["policy"])
     if by_enable := said_by(_C.enabled_policy(family)):
         return "enable()" if by_enable == chosen else ""
     if said_by(_C.resolved_policy("", family)) != chosen:  # an operator's policy=, or inner flags
         return ""
     names = (f"{name}_algo" for name in (*(f"{family}_{name}" for name in passes), family))
     for name in names:
-        value = getattr(knobs, name, None)
-        if (
-            value is not None
-            and Policy._unchecked(f"{passes[0]}={value}", family).get(passes[0]) == chosen
-        ):
-            return f"knobs.{name}"
+        if (value := getattr(knobs, name, None)) is not None:
+            policy = Policy._unchecked(f"{passes[0]}={value}", family)
+            if policy.get(passes[0]) == chosen:
+                return f"knobs.{name}"
     return "knobs.flags()"
 
 
@@ -394,7 +395,7 @@ def _nodes_of(values: Any) -> list[Any]:
 def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
     recorder = _Recorder(model)
     with recording():
-        with in_mode(model, train), recorder.watching(), torch.set_grad_enabled(train):
+        with in_mode(model, train), recorder.tracing(), torch.set_grad_enabled(train):
             output = call_model(model, inputs)
             if train:
                 loss = sum_of_outputs(output)
@@ -404,7 +405,7 @@ def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
 
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:
-    """With the time of each distinct algorithm on its problem, and what PyTorch runs."""
+    """The calls with the time of each distinct algorithm, and with what PyTorch runs."""
     times: dict[tuple[str, str, str], tuple[float | None, int | None]] = {}
     kernels: dict[tuple[str, str], tuple[str, ...]] = {}
     done = []
@@ -421,14 +422,14 @@ def _measured(calls: list[LayerCall]) -> list[LayerCall]:
         if place not in kernels:
             kernels[place] = _kernels_of_pytorch(*place)
         ms, workspace_bytes = times[key]
-        if call.workspace_bytes is not None:  # which the decision knew
+        if call.workspace_bytes is not None:  # the decision knew it
             workspace_bytes = call.workspace_bytes
         done.append(replace(call, ms=ms, workspace_bytes=workspace_bytes, pytorch=kernels[place]))
     return done
 
 
 def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
-    if torch._C._autograd._profiler_enabled():  # the user's, which a second one would end
+    if torch._C._autograd._profiler_enabled():  # a second one would end the user's
         return ()
     rows = _C.candidates(problem, device, "backends=aten")
     if not any(row["status"] == "ok" for row in rows):
@@ -440,17 +441,17 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
         _C.run(problem, BASELINE, dict(tensors), "backends=aten")
 
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout draws
-        if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward left
+        if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward saved
             forward = info["coupled"][0]
             inputs = _C.scratch(forward, device) | tensors
-            left = _C.run(forward, BASELINE, inputs, "backends=aten")
-            tensors |= {role: left[role] for role in left.keys() & info["slots"].keys()}
+            saved = _C.run(forward, BASELINE, inputs, "backends=aten")
+            tensors |= {role: saved[role] for role in saved.keys() & info["slots"].keys()}
         work()
         return tuple(kernel_names(work, operator.call, device))
 
 
 def _with_backward(call: LayerCall) -> bool:
-    """Whether its time is that of its backward too."""
+    """Whether the call's time includes its backward."""
     return call.ms is not None and bool(led_problems(call.problem))
 
 
