@@ -656,9 +656,11 @@ def test_bench_of_networks_compares_what_it_says(
 
     monkeypatch.setattr(whole_networks, "_step", watched)
     # Its own inputs are a batch of 2, whatever is asked for.
-    task = whole_networks._Task(f"{networks}:softmax", 64, 8, "bf16", False, "train", "cpu", "")
+    settings = whole_networks.NetworkSettings(False, "cpu", "", 64, 8)
     for benchmark in (True, False):
-        result = whole_networks._compare(task, benchmark, tmp_path / "table")
+        result = whole_networks._compare(
+            benchmark, f"{networks}:softmax", "bf16", "train", settings, tmp_path / "table"
+        )
         assert result.pytorch_setting == f"benchmark={benchmark}"
         assert (result.layout, result.mode, result.batch) == ("nchw", "train", 2)
         for side in (True, False):
@@ -850,10 +852,11 @@ def test_bench_of_networks_keeps_what_was_tuned_before_ctrl_c(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules[tuning.tune.__module__], "tune", stop)
-    task = whole_networks._Task(f"{networks}:conv", 2, 8, "f32", False, "infer", "cpu", "", jobs=2)
+    settings = whole_networks.NetworkSettings(False, "cpu", "", 2, 8, jobs=2)
+    table = tmp_path / "table.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        whole_networks._compare(task, False, tmp_path / "table.jsonl")
-    assert (tmp_path / "table.jsonl").read_text().startswith('{"problem": "conv_fwd')
+        whole_networks._compare(False, f"{networks}:conv", "f32", "infer", settings, table)
+    assert table.read_text().startswith('{"problem": "conv_fwd')
 
 
 def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
@@ -1377,8 +1380,8 @@ def test_bench_of_networks_runs_each_in_its_mode(
         seen.add((model.training, train))
 
     monkeypatch.setattr(whole_networks, "_step", watched)
-    task = whole_networks._Task(f"{networks}:norm", 2, 8, "f32", False, mode, "cpu", "")
-    whole_networks._compare(task, False, tmp_path / "table")
+    settings = whole_networks.NetworkSettings(False, "cpu", "", 2, 8)
+    whole_networks._compare(False, f"{networks}:norm", "f32", mode, settings, tmp_path / "table")
     assert seen == {(mode == "train", mode == "train")}
 
 

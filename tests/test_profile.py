@@ -30,16 +30,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
-from torch_cudnn_ext.layers import (
-    Comparison,
-    compare_layers,
-    comparison_text,
-    geometric_means,
-)
-from torch_cudnn_ext.modules import compare_modules
-from torch_cudnn_ext.networks import compare_networks
-from torch_cudnn_ext.overhead import measure_overhead
-from torch_cudnn_ext.rounds import bootstrap_interval
 
 from torch_cudnn_ext import (
     _C,
@@ -92,6 +82,16 @@ from torch_cudnn_ext.analysis.tables import (
     print_tables,
     summary_table,
 )
+from torch_cudnn_ext.bench.layers import (
+    Comparison,
+    compare_layers,
+    comparison_text,
+    geometric_means,
+)
+from torch_cudnn_ext.bench.modules import compare_modules
+from torch_cudnn_ext.bench.networks import NetworkSettings, compare_networks
+from torch_cudnn_ext.bench.overhead import measure_overhead
+from torch_cudnn_ext.bench.rounds import bootstrap_interval
 from torch_cudnn_ext.knobs import pushed
 from torch_cudnn_ext.models.convert import converted
 from torch_cudnn_ext.tuning import measure
@@ -1219,7 +1219,7 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="jobs: got True, wanted 1 or more"):
         tuning.tune([PROBLEM], device="cpu", jobs=True)
     with pytest.raises(ValueError, match="jobs: got True, wanted 1 or more"):
-        next(compare_networks(["resnet18"], ["f32"], False, "cpu", jobs=True))
+        next(compare_networks(["resnet18"], ["f32"], NetworkSettings(False, "cpu", jobs=True)))
 
 
 def _never_run() -> nn.Module:
@@ -1243,7 +1243,7 @@ def _never_run() -> nn.Module:
         lambda progress: next(measure_overhead("cpu", progress)),
         lambda progress: next(compare_modules([], ["f32"], False, "cpu", progress=progress)),
         lambda progress: next(
-            compare_networks(["resnet18"], ["f32"], False, "cpu", progress=progress)
+            compare_networks(["resnet18"], ["f32"], NetworkSettings(False, "cpu"), progress)
         ),
     ],
 )

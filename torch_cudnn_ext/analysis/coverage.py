@@ -167,13 +167,9 @@ def coverage(
 
 
 def _unsupported(problems: dict[str, str], policy: str) -> dict[str, str]:
-    """The problems that the policy's backends do not support, each with the reason.
+    """The problems, given with their devices, that a policy's backends do not support, and why.
 
-    A problem that is coupled with an unsupported one has its reason.
-
-    Args:
-        problems: Problem lines, each with its device.
-        policy: A policy text with ``backends``.
+    Problems that are coupled with an unsupported one are among them, with its reason.
     """
     backends = _C.policy_fields(policy)["backends"]
     unsupported: dict[str, str] = {}
@@ -202,12 +198,7 @@ def _ran(
 ) -> tuple[list[Decision], Counter[str], bool]:
     """What a run executed, what it left to PyTorch with the reason, and whether it had a backward.
 
-    Args:
-        model: The network.
-        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        backward: Whether to run the backward too.
-        tracer: Counts what the forward calls. Each run has one, since some of PyTorch's layers
-            take another way while it is on.
+    Each run has its own tracer, since some of PyTorch's layers take another way while it is on.
     """
     with recording():
         ran_backward = run_watched(model, inputs, backward, tracer)

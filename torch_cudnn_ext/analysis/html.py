@@ -60,21 +60,7 @@ def formatted(
     footer: str,
     lists: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> str | list[Table]:
-    """Records in a format.
-
-    Args:
-        format: ``table``, ``markdown``, ``csv`` or ``json``.
-        data: What JSON holds.
-        title: Of the table, like `columns`, `footer` and `lists`.
-        columns: The table's columns, which make the cells of each record.
-        records: What CSV and the table hold.
-        names: The fields of CSV.
-        footer: See `Table`.
-        lists: See `Table`.
-
-    Returns:
-        One table for ``table``, and text for the other formats.
-    """
+    """Records as one table, as CSV with fields of these names, Markdown, or ``data`` as JSON."""
     if format == "json":
         return json.dumps(data, indent=1)
     if format == "csv":

@@ -12,31 +12,10 @@ if TYPE_CHECKING:
     from torch_cudnn_ext.analysis.results import LayerProfile
 
 RECORD_FIELDS = (
-    "problem",
-    "names",
-    "count",
-    "device",
-    "measured",
-    "rank",
-    "algorithm",
-    "backend",
-    "current",
-    "median_ms",
-    "spread_ms",
-    "host_ms",
-    "samples",
-    "workspace_bytes",
-    "tflops",
-    "percent_of_peak",
-    "vs_pytorch",
-    "deterministic",
-    "notes",
-    "error",
-    "status",
-    "reason",
-    "source",
-    "build_ms",
-    "note",
+    *("problem", "names", "count", "device", "measured", "rank", "algorithm", "backend", "current"),
+    *("median_ms", "spread_ms", "host_ms", "samples", "workspace_bytes", "tflops"),
+    *("percent_of_peak", "vs_pytorch", "deterministic", "notes", "error", "status", "reason"),
+    *("source", "build_ms", "note"),
 )
 
 Record = dict[str, Any]

@@ -24,13 +24,8 @@ DEFAULT_TARGET = "h200"  # a GPU that need not be there
 # that a policy chooses are not among them, since everything is measured; nor is the workspace cap,
 # since the tables show each algorithm's workspace.
 MEASURED_CONSTRAINTS = (
-    "deterministic",
-    "allow_tf32",
-    "allow_down_convert",
-    "allow_reduced_range",
-    "prefer",
-    "backends",
-    "compute",
+    *("deterministic", "allow_tf32", "allow_down_convert", "allow_reduced_range"),
+    *("prefer", "backends", "compute"),
 )
 
 

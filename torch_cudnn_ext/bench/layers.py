@@ -248,16 +248,12 @@ def _compare(
         device=_C.device_fingerprint(device),
         algorithm=algorithm,
         kernels=kernel_names(ours, _here, device) if named else [],
-        ours_ms=result.medians[0],
-        pytorch_ms=result.medians[result.winner],
         pytorch_default_ms=result.medians[1],
         pytorch_benchmark_ms=result.medians[2],
         pytorch_setting=winner.setting,
         pytorch_kernels=kernel_names(pytorch, winner, device) if named else [],
-        ratio=result.ratio,
-        ratio_low=result.low,
-        ratio_high=result.high,
         pytorch_reason=next((r["reason"] for r in rows if r["algorithm"] == BASELINE), ""),
+        **result.fields(),
     )
 
 

@@ -295,12 +295,8 @@ def _compare(
             dtype=dtype,
             pass_name=pass_name,
             algorithm=algorithm,
-            ours_ms=result.medians[0],
-            pytorch_ms=result.medians[1],
             compiled_ms=compiled_ms,
-            ratio=result.ratio,
-            ratio_low=result.low,
-            ratio_high=result.high,
+            **result.fields(),
         )
 
 

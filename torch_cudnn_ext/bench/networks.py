@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -75,15 +77,26 @@ class NetworkComparison:
 
 
 @dataclass(frozen=True)
-class _Task:
-    network: str
-    batch: int
-    image_size: int
-    precision: str
+class NetworkSettings:
+    """How to compare.
+
+    Attributes:
+        channels_last: Whether networks and images are channels-last.
+        device: ``cpu`` or ``cuda[:i]``.
+        policy: The policy of `enable`.
+        batch: Images at a time, unless a network's callable gives inputs.
+        image_size: Their height and width in pixels.
+        jobs: How many processes tune, before anything is compared.
+        knob_search: Also search the engine knobs of the best engines.
+        time_budget_s: Seconds that tuning takes a problem at most; 0 is no limit. The default is no
+            limit with several jobs or a knob search, and otherwise autotune's own.
+    """
+
     channels_last: bool
-    mode: str
     device: str
-    policy: str
+    policy: str = "autotune"
+    batch: int = NETWORK_BATCH
+    image_size: int = IMAGE_SIZE
     jobs: int = 1
     knob_search: bool = False
     time_budget_s: float | None = None
@@ -92,90 +105,61 @@ class _Task:
 def compare_networks(
     networks: Sequence[str],
     precisions: Sequence[str],
-    channels_last: bool,
-    device: str,
-    policy: str = "autotune",
-    batch: int = NETWORK_BATCH,
-    image_size: int = IMAGE_SIZE,
+    settings: NetworkSettings,
     progress: Progress | None = None,
-    jobs: int = 1,
     table: str | Path | None = None,
-    knob_search: bool = False,
-    time_budget_s: float | None = None,
 ) -> Iterator[NetworkComparison]:
     """Compare network by network, a training step and inference.
 
     Args:
         networks: As `load_model` takes them.
         precisions: Of `PRECISIONS`; half types by autocast.
-        channels_last: Whether networks and images are channels-last.
-        device: ``cpu`` or ``cuda[:i]``.
-        policy: The policy of `enable`.
-        batch: Images at a time, unless a network's callable gives inputs.
-        image_size: Their height and width in pixels.
-        progress: Told of every setting.
-        jobs: How many processes tune, before anything is compared.
+        settings: How to compare.
+        progress: Told of every network, precision and mode.
         table: A file of the tuning table to begin with, if it exists, and to add to.
-        knob_search: Also search the engine knobs of the best engines.
-        time_budget_s: Seconds that tuning takes a problem at most; 0 is no limit. The default is no
-            limit with several jobs or a knob search, and otherwise autotune's own.
 
     Raises:
         TypeError: ``progress`` lacks a method of `Progress`.
         ValueError: ``jobs`` is less than 1.
         RuntimeError: A network raised something, or its process was killed.
     """
-    check_jobs(jobs)
+    check_jobs(settings.jobs)
     check_progress(progress)
-    tasks = [
-        _Task(
-            network=network,
-            batch=batch,
-            image_size=image_size,
-            precision=precision,
-            channels_last=channels_last,
-            mode=mode,
-            device=device,
-            policy=policy,
-            jobs=jobs,
-            knob_search=knob_search,
-            time_budget_s=time_budget_s,
-        )
-        for network in networks
-        for precision in precisions
-        for mode in ("train", "infer")
-    ]
+    work = [*product(networks, precisions, ("train", "infer"))]
     with TemporaryDirectory() as folder:
         # A file, so that no process tunes what an earlier one did.
         file = Path(folder, "table.jsonl") if table is None else Path(table)
-        for done, task in enumerate(tasks):
+        for done, (network, precision, mode) in enumerate(work):
             if progress is not None:
-                progress.problem(done, len(tasks), f"{task.network} {task.precision} {task.mode}")
+                progress.problem(done, len(work), f"{network} {precision} {mode}")
+            one = (network, precision, mode, settings, file)
             try:
-                sides = [_in_fresh_process(task, setting, file) for setting in (False, True)]
+                sides = [_in_fresh_process(benchmark, *one) for benchmark in (False, True)]
             except Exception as error:  # a network may raise any
-                said = f"{task.network} raised {type(error).__name__}: {error}"
+                said = f"{network} raised {type(error).__name__}: {error}"
                 raise RuntimeError(said) from error
             yield min(sides, key=lambda side: side.ratio)
 
 
-def _in_fresh_process(task: _Task, benchmark: bool, table: Path) -> NetworkComparison:
+def _in_fresh_process(benchmark: bool, *one: Any) -> NetworkComparison:
     with processes(1, grace_s=GRACE_S) as pool:
-        return pool.submit(_compare, task, benchmark, table).result()
+        return pool.submit(_compare, benchmark, *one).result()
 
 
-def _compare(task: _Task, benchmark: bool, table: Path) -> NetworkComparison:
+def _compare(
+    benchmark: bool, network: str, precision: str, mode: str, settings: NetworkSettings, table: Path
+) -> NetworkComparison:
     torch.backends.cudnn.benchmark = benchmark
-    precision, dtype = PRECISIONS[task.precision]
+    fp32_precision, dtype = PRECISIONS[precision]
     for switch in fp32_switches():
-        switch.fp32_precision = precision
+        switch.fp32_precision = fp32_precision
     torch.manual_seed(0)
     model, inputs = load_model(
-        task.network,
-        batch=task.batch,
-        image_size=task.image_size,
-        channels_last=task.channels_last,
-        device=task.device,
+        network,
+        batch=settings.batch,
+        image_size=settings.image_size,
+        channels_last=settings.channels_last,
+        device=settings.device,
     )
     tensors = (*model.parameters(), *model.buffers(), *tensors_in(inputs))
     others = {str(t.dtype) for t in tensors if t.is_floating_point()} - {"torch.float32"}
@@ -190,25 +174,26 @@ def _compare(task: _Task, benchmark: bool, table: Path) -> NetworkComparison:
             f"of its modules {len(own)} are this package's, such as {own[0]}, wanted PyTorch's "
             "alone to compare with"
         )
-    model.train(task.mode == "train")
-    kind = torch.device(task.device).type
+    train = mode == "train"
+    model.train(train)
+    kind = torch.device(settings.device).type
     autocast = partial(torch.autocast, kind, dtype, enabled=dtype is not None)
-    ours = partial(enabled, task.policy)
-    step = partial(_step, model, inputs, task.mode == "train", autocast)
+    ours = partial(enabled, settings.policy)
+    step = partial(_step, model, inputs, train, autocast)
     if table.exists():
         tuning.import_table(table)
     try:
-        ahead = task.jobs > 1 or task.knob_search or task.time_budget_s is not None
+        ahead = settings.jobs > 1 or settings.knob_search or settings.time_budget_s is not None
         if ahead and not benchmark:  # the second process finds the results in the file
             with autocast():
                 tuning.tune_model(
                     model,
                     inputs,
-                    train=task.mode == "train",
-                    policy=only_fields(task.policy, (*CONSTRAINTS,)),
-                    time_budget_s=task.time_budget_s or 0,
-                    knob_search=task.knob_search,
-                    jobs=task.jobs,
+                    train=train,
+                    policy=only_fields(settings.policy, (*CONSTRAINTS,)),
+                    time_budget_s=settings.time_budget_s or 0,
+                    knob_search=settings.knob_search,
+                    jobs=settings.jobs,
                 )
         with ours():
             step()
@@ -219,19 +204,15 @@ def _compare(task: _Task, benchmark: bool, table: Path) -> NetworkComparison:
         with side():
             for _ in range(WARM_STEPS):
                 step()
-    result = compare_sides([_timer(step, side, task.device) for side in sides])
+    result = compare_sides([_timer(step, side, settings.device) for side in sides])
     return NetworkComparison(
-        network=task.network,
+        network=network,
         batch=_batch(inputs),
-        precision=task.precision,
-        layout="nhwc" if task.channels_last else "nchw",
-        mode=task.mode,
-        ours_ms=result.medians[0],
-        pytorch_ms=result.medians[1],
+        precision=precision,
+        layout="nhwc" if settings.channels_last else "nchw",
+        mode=mode,
         pytorch_setting=f"benchmark={benchmark}",
-        ratio=result.ratio,
-        ratio_low=result.low,
-        ratio_high=result.high,
+        **result.fields(),
     )
 
 

@@ -57,39 +57,21 @@ class Overhead:
     pytorch_one_thread_us: float
     enabled_one_thread_us: float
 
-    @property
-    def forward_ratio(self) -> float | None:
-        """What our operator adds to the bare execute, by what PyTorch's adds.
+    def ratios(self) -> dict[str, float | None]:
+        """Our times by PyTorch's.
 
-        ``None`` if PyTorch's adds nothing: on the CPU the arithmetic may hide it.
+        ``forward_ratio`` compares what the operators add to the bare execute. It is ``None`` if
+        PyTorch's adds nothing: on the CPU the arithmetic may hide it.
         """
-        pytorch_adds_us = self.pytorch_us - self.bare_us
-        return (self.ours_us - self.bare_us) / pytorch_adds_us if pytorch_adds_us > 0 else None
-
-    @property
-    def training_ratio(self) -> float:
-        """Our forward and backward by PyTorch's."""
-        return self.ours_training_us / self.pytorch_training_us
-
-    @property
-    def enabled_ratio(self) -> float:
-        """``F.conv2d`` under `enable` by ``F.conv2d`` as it is."""
-        return self.enabled_us / self.pytorch_us
-
-    @property
-    def enabled_training_ratio(self) -> float:
-        """`enabled_ratio`, of forward and backward."""
-        return self.enabled_training_us / self.pytorch_training_us
-
-    @property
-    def one_thread_ratio(self) -> float:
-        """`training_ratio`, without autograd's hand-over to its thread."""
-        return self.ours_one_thread_us / self.pytorch_one_thread_us
-
-    @property
-    def enabled_one_thread_ratio(self) -> float:
-        """`enabled_training_ratio`, without autograd's hand-over to its thread."""
-        return self.enabled_one_thread_us / self.pytorch_one_thread_us
+        added_us, pytorch_adds_us = self.ours_us - self.bare_us, self.pytorch_us - self.bare_us
+        return {
+            "forward_ratio": added_us / pytorch_adds_us if pytorch_adds_us > 0 else None,
+            "training_ratio": self.ours_training_us / self.pytorch_training_us,
+            "enabled_ratio": self.enabled_us / self.pytorch_us,
+            "enabled_training_ratio": self.enabled_training_us / self.pytorch_training_us,
+            "one_thread_ratio": self.ours_one_thread_us / self.pytorch_one_thread_us,
+            "enabled_one_thread_ratio": self.enabled_one_thread_us / self.pytorch_one_thread_us,
+        }
 
 
 def overhead_problems(device: str) -> list[str]:
@@ -265,22 +247,23 @@ COLUMNS = (
 )
 
 
+_RATIO_WORDS = {
+    "forward_ratio": "forward",
+    "training_ratio": "forward+backward",
+    "enabled_ratio": "enable() forward",
+    "enabled_training_ratio": "enable() forward+backward",
+    "one_thread_ratio": "forward+backward on one thread",
+    "enabled_one_thread_ratio": "enable() on one thread",
+}
+
+
 def overhead_text(results: Sequence[Overhead], format: str) -> str | list[Table]:
     """Host times in a format; see `formatted`."""
-    names = {
-        "forward": "forward_ratio",
-        "forward+backward": "training_ratio",
-        "enable() forward": "enabled_ratio",
-        "enable() forward+backward": "enabled_training_ratio",
-        "forward+backward on one thread": "one_thread_ratio",
-        "enable() on one thread": "enabled_one_thread_ratio",
-    }
-    shown = names.values()
-    records = [dataclasses.asdict(r) | {name: getattr(r, name) for name in shown} for r in results]
-    ratios = {
-        label: [r[name] for r in records if r[name] is not None] for label, name in names.items()
-    }
-    words = [f"{name} {statistics.median(values):.3f}" for name, values in ratios.items() if values]
+    records = [dataclasses.asdict(r) | r.ratios() for r in results]
+    words = []
+    for name, word in _RATIO_WORDS.items():
+        if known := [r[name] for r in records if r[name] is not None]:
+            words.append(f"{word} {statistics.median(known):.3f}")
     footer = f"medians of the ratios: {', '.join(words)}" if words else ""
-    fields, title = [*field_names(Overhead), *shown], "host time per call"
+    fields, title = [*field_names(Overhead), *_RATIO_WORDS], "host time per call"
     return formatted(format, {"overhead": records}, title, COLUMNS, records, fields, footer)

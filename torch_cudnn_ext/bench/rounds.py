@@ -92,6 +92,12 @@ class Rounds:
     low: float
     high: float
 
+    def fields(self) -> dict[str, Any]:
+        """The fields of all comparisons."""
+        ours_ms, pytorch_ms = self.medians[0], self.medians[self.winner]
+        ratios = {"ratio": self.ratio, "ratio_low": self.low, "ratio_high": self.high}
+        return {"ours_ms": ours_ms, "pytorch_ms": pytorch_ms, **ratios}
+
 
 def samples(
     timers: Sequence[Callable[[], float]], most: int, at_most_s: float

@@ -173,20 +173,17 @@ def _networks(
     with options.errors_of_arguments():
         check_knob_search(search.knob_search, device)
     _merge_table(table)
-    compared = networks.compare_networks(
-        names,
-        precisions,
-        tensors.channels_last,
-        device,
-        policy,
-        tensors.batch or networks.NETWORK_BATCH,
-        tensors.image_size or IMAGE_SIZE,
-        bar,
-        search.jobs,
-        table,
-        search.knob_search,
-        search.time_budget,
+    settings = networks.NetworkSettings(
+        channels_last=tensors.channels_last,
+        device=device,
+        policy=policy,
+        batch=tensors.batch or networks.NETWORK_BATCH,
+        image_size=tensors.image_size or IMAGE_SIZE,
+        jobs=search.jobs,
+        knob_search=search.knob_search,
+        time_budget_s=search.time_budget,
     )
+    compared = networks.compare_networks(names, precisions, settings, bar, table)
     return compared, networks.comparison_text, 2 * len(names) * len(precisions)
 
 

@@ -100,14 +100,7 @@ def _counts(jobs: int, work: list[_Work]) -> Iterator[list[list[str]]]:
 
 
 def algorithm_counts(op: str, problem: str, backends: list[str], gpu: str) -> list[list[str]]:
-    """A row for each backend on the CPU and the GPU: its algorithms, and how many take a problem.
-
-    Args:
-        op: The first cell.
-        problem: The problem line.
-        backends: The backends.
-        gpu: A GPU or a target.
-    """
+    """For each backend, on the CPU and the GPU, its algorithms and how many take the problem."""
     rows = []
     for device in ("cpu", gpu):
         found = _C.candidates(problem, device)

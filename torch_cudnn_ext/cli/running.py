@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -171,15 +170,12 @@ def print_profile(result: Profile, format: options.Format, show_all: bool, top: 
         print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
 
 
-class ProgressBar:
-    """A bar on standard error for problems and their algorithms; only a terminal shows it.
-
-    Use as a context manager.
-    """
+class ProgressBar(RichProgress):
+    """A bar on standard error for problems and their algorithms; only a terminal shows it."""
 
     def __init__(self) -> None:
         """Make the bar; entering shows it."""
-        self._bar = RichProgress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -189,27 +185,12 @@ class ProgressBar:
             redirect_stdout=False,
             disable=sys.stderr is None or not sys.stderr.isatty(),
         )
-        self._problems = self._bar.add_task("problems", total=None)
-        self._algorithms = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> ProgressBar:
-        """Show the bar."""
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Take the bar away."""
-        self._bar.stop()
+        self._bars = self.add_task("problems", total=None), self.add_task("", total=None)
 
     def problem(self, done: int, total: int, text: str) -> None:
         """``done`` of ``total`` problems are finished; ``text`` is next."""
-        self._bar.update(self._problems, completed=done, total=total, description=text[:70])
+        self.update(self._bars[0], completed=done, total=total, description=text[:70])
 
     def algorithm(self, done: int, total: int, text: str) -> None:
         """``done`` of ``total`` algorithms of one problem are finished; ``text`` is next."""
-        self._bar.update(self._algorithms, completed=done, total=total, description=text[:70])
+        self.update(self._bars[1], completed=done, total=total, description=text[:70])

@@ -95,10 +95,7 @@ def network_errors(
 ) -> Iterator[None]:
     """An error of the network's run inside is one line that is no complaint about an option.
 
-    Args:
-        name: The network's name.
-        train: The option for the argument ``train``.
-        without: The words for ``train=False``.
+    ``train`` names the option for that argument, and ``without`` its opposite.
     """
     try:
         yield
@@ -127,13 +124,7 @@ def trace_layers(
 ) -> Workload:
     """The problems of a network's layers, traced on the meta device, or else on this one.
 
-    Args:
-        name: The network's name.
-        load: Loads it.
-        passes: The passes that are wanted.
-        compute: A policy text of the field ``compute``.
-        device: Where to run it if it cannot run on the meta device.
-        proxies: Whether problems need proxies, for the CPU to measure for a target.
+    With ``proxies`` on the CPU they have proxies, which it measures for a target.
     """
 
     def traced(place: str) -> Workload:
