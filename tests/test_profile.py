@@ -2943,7 +2943,7 @@ def test_a_cap_does_not_tune_once_more(policy: str, monkeypatch: pytest.MonkeyPa
         seen.append(policy)
         return choose(problem, device, policy)
 
-    monkeypatch.setattr(_C, "choose", spy)
+    monkeypatch.setattr(_C, "decide", spy)
     capped = profile(PROBLEM, device="cpu", policy=f"{policy};max_workspace=0")
     assert not any(policy in word for word in seen)
     (layer,) = capped.layers

@@ -265,8 +265,8 @@ class _Recorder:
             # remove() leaves these.
             of_all._global_forward_hooks_with_kwargs.pop(after.id, None)
             of_all._global_forward_hooks_always_called.pop(after.id, None)
-            # Nodes hold their hooks and these hold the recorder: a circle that Python's garbage
-            # collector does not see.
+            # Nodes hold their hooks, which hold the recorder: Python's garbage collector does not
+            # see this circle.
             self._nodes.clear()
             self._open.clear()
 
@@ -286,7 +286,7 @@ class _Recorder:
         passes_on = isinstance(module, nn.Dropout) and not module.training
         if passes_on or any(t.numel() == 0 for t in tensors):
             self._idle.add(module)
-        waiting, seen = _nodes_of(output), set()
+        waiting, seen = [t.grad_fn for t in tensors_in(output)], set()
         while waiting:
             node = waiting.pop()
             if node is None or node in seen or node._sequence_nr() < first_node:
@@ -386,10 +386,6 @@ def _source_of_pin(decision: Any, module: nn.Module | None) -> str:
             if policy.get(passes[0]) == chosen:
                 return f"knobs.{name}"
     return "knobs.flags()"
-
-
-def _nodes_of(values: Any) -> list[Any]:
-    return [t.grad_fn for t in tensors_in(values)]
 
 
 def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:

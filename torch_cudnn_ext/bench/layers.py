@@ -26,14 +26,7 @@ from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.records import field_names
 from torch_cudnn_ext.analysis.settings import Settings
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, Table
-from torch_cudnn_ext.bench.rounds import (
-    RATIO_COLUMNS,
-    SETTING_COLUMN,
-    TIME_COLUMNS,
-    Runner,
-    compare_sides,
-    samplers,
-)
+from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.tuning.measure import (
     BASELINE,
     Progress,
@@ -236,9 +229,9 @@ def _compare(
     operands = _operands(problem, device)
     ours = _our_call(problem, operands, algorithm, settings.measured_policy)
     pytorch = _pytorch_call(problem, operands)
-    sides: list[tuple[Callable[[], object], Runner]] = [(ours, _here)]
+    sides: list[tuple[Callable[[], object], rounds.Runner]] = [(ours, _here)]
     sides += [(pytorch, thread) for thread in threads]
-    result = compare_sides(samplers(sides, device))
+    result = rounds.compare_sides(rounds.samplers(sides, device))
     winner = threads[result.winner - 1]
     named = kernels and device.startswith("cuda")
     return Comparison(
@@ -345,9 +338,9 @@ COLUMNS = (
     Column("problem", lambda r: r["problem"]),
     Column("calls", lambda r: str(r["count"]), True),
     ALGORITHM,
-    *TIME_COLUMNS,
-    SETTING_COLUMN,
-    *RATIO_COLUMNS,
+    *rounds.TIME_COLUMNS,
+    rounds.SETTING_COLUMN,
+    *rounds.RATIO_COLUMNS,
 )
 
 

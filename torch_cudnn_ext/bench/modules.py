@@ -25,14 +25,7 @@ from torch_cudnn_ext._workload import DTYPES, in_channels_last
 from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.records import field_names
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, Table, milliseconds
-from torch_cudnn_ext.bench.rounds import (
-    DEFAULT_POLICY,
-    LEAST_ROUNDS,
-    RATIO_COLUMNS,
-    TIME_COLUMNS,
-    compare_sides,
-    samplers,
-)
+from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.tuning.measure import Progress, check_progress
 
 _Window = int | tuple[int, ...]
@@ -222,7 +215,7 @@ def compare_modules(
     dtypes: Sequence[str],
     channels_last: bool,
     device: str,
-    policy: str = DEFAULT_POLICY,
+    policy: str = rounds.DEFAULT_POLICY,
     compiled: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[ModuleComparison]:
@@ -283,11 +276,9 @@ def _compare(
                 # the ninth without a reset.
                 torch.compiler.reset()
                 sides.append(make(torch.compile(copy.deepcopy(theirs)), x))
-            timers = samplers([(side, call) for side in sides], device)
-            result = compare_sides(timers[:2])
-            compiled_ms = (
-                statistics.median(timers[2]() for _ in range(LEAST_ROUNDS)) if compiled else None
-            )
+            timers = rounds.samplers([(side, call) for side in sides], device)
+            result = rounds.compare_sides(timers[:2])
+            times = [timers[2]() for _ in range(rounds.LEAST_ROUNDS) if compiled]
         yield ModuleComparison(
             family=case.family,
             module=case.text,
@@ -295,7 +286,7 @@ def _compare(
             dtype=dtype,
             pass_name=pass_name,
             algorithm=algorithm,
-            compiled_ms=compiled_ms,
+            compiled_ms=statistics.median(times) if compiled else None,
             **result.fields(),
         )
 
@@ -351,9 +342,9 @@ COLUMNS = (
     Column("dtype", lambda r: f"{r['dtype']} {r['layout']}"),
     Column("pass", lambda r: r["pass_name"]),
     replace(ALGORITHM, heading="tuned"),
-    *TIME_COLUMNS,
+    *rounds.TIME_COLUMNS,
     Column("compiled ms", lambda r: milliseconds(r["compiled_ms"]), True),
-    *RATIO_COLUMNS,
+    *rounds.RATIO_COLUMNS,
 )
 
 

@@ -28,12 +28,7 @@ from torch_cudnn_ext._workload import IMAGE_SIZE, call_model, load_model, sum_of
 from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.records import field_names
 from torch_cudnn_ext.analysis.tables import Column, Table
-from torch_cudnn_ext.bench.rounds import (
-    RATIO_COLUMNS,
-    SETTING_COLUMN,
-    TIME_COLUMNS,
-    compare_sides,
-)
+from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.models.enable import enabled
 from torch_cudnn_ext.policy import CONSTRAINTS, only_fields
 from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress, fp32_switches
@@ -204,7 +199,7 @@ def _compare(
         with side():
             for _ in range(WARM_STEPS):
                 step()
-    result = compare_sides([_timer(step, side, settings.device) for side in sides])
+    result = rounds.compare_sides([_timer(step, side, settings.device) for side in sides])
     return NetworkComparison(
         network=network,
         batch=_batch(inputs),
@@ -260,9 +255,9 @@ COLUMNS = (
     ),
     Column("setting", lambda r: f"{r['precision']} {r['layout']}"),
     Column("mode", lambda r: r["mode"]),
-    *TIME_COLUMNS,
-    SETTING_COLUMN,
-    *RATIO_COLUMNS,
+    *rounds.TIME_COLUMNS,
+    rounds.SETTING_COLUMN,
+    *rounds.RATIO_COLUMNS,
 )
 
 

@@ -1,6 +1,6 @@
 """Timing in turns: samples of both sides, their medians, and the interval of their ratio.
 
-Each round times every side once, so that a change of the machine's speed meets all sides alike.
+Each round times every side once, so that a change of the machine's speed affects all sides alike.
 """
 
 from __future__ import annotations

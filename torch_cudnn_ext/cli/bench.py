@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -31,39 +31,30 @@ _TAKEN = {
 class _Mode:
     """What is compared, and with what else."""
 
-    overhead: Annotated[
-        bool, typer.Option("--overhead", help="Host time per call instead, on small problems.")
-    ] = False
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Also the names of the GPU kernels of both sides.")
-    ] = False
-    modules: Annotated[
-        str | None,
-        typer.Option(
-            "--modules",
-            help="Modules of torch.nn against the drop-ins instead: all, or words of their names "
-            "(Pool,BatchNorm2d), or mixed, of other sizes. --dtype takes several: f32,f16.",
-        ),
-    ] = None
-    compiled: Annotated[
-        bool, typer.Option("--compiled", help="With --modules: torch.compile too.")
-    ] = False
-    networks: Annotated[
-        str | None,
-        typer.Option(
-            "--networks",
-            help="Unmodified networks under enable() against eager PyTorch instead: names as "
-            "--model takes them, with commas. --dtype takes several: f32,tf32,f16,bf16.",
-        ),
-    ] = None
-    table: Annotated[
-        str | None,
-        typer.Option(
-            "--table",
-            help="For layers and --networks: a file of the tuning table, to begin with and to add "
-            "to.",
-        ),
-    ] = None
+    overhead: bool = options.option(
+        False, "--overhead", "Host time per call instead, on small problems."
+    )
+    kernels: bool = options.option(
+        False, "--kernels", "Also the names of the GPU kernels of both sides."
+    )
+    modules: str | None = options.option(
+        None,
+        "--modules",
+        "Modules of torch.nn against the drop-ins instead: all, or words of their names "
+        "(Pool,BatchNorm2d), or mixed, of other sizes. --dtype takes several: f32,f16.",
+    )
+    compiled: bool = options.option(False, "--compiled", "With --modules: torch.compile too.")
+    networks: str | None = options.option(
+        None,
+        "--networks",
+        "Unmodified networks under enable() against eager PyTorch instead: names as --model takes "
+        "them, with commas. --dtype takes several: f32,tf32,f16,bf16.",
+    )
+    table: str | None = options.option(
+        None,
+        "--table",
+        "For layers and --networks: a file of the tuning table, to begin with and to add to.",
+    )
 
 
 # What is compared, the text of what was finished, and how many there are.

@@ -29,6 +29,5 @@ def list_command(
     place = settings.device if settings.target is None else f"target:{settings.target}"
     settings = replace(settings, max_workspace_bytes=_C.workspace_cap(settings.policy, place))
     listed = [list_layer(layer, place, settings.policy) for layer in work.layers]
-    running.print_profile(
-        running.profile_of(listed, settings, source, work), format, show_all=True, top=0
-    )
+    result = running.profile_of(listed, settings, source, work)
+    running.print_profile(result, format, show_all=True, top=0)

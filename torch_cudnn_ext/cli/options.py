@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -57,10 +57,17 @@ def count(name: str, least: int, help: str) -> Any:
     return typer.Option(name, parser=_number(int, least), metavar="N", help=help)
 
 
-_MODEL = typer.Option(
-    "--model", help="A network of torchvision, or module:callable that gives one."
-)
-Model = Annotated[str, _MODEL]
+def option(default: Any, name: str, help: str) -> Any:
+    """A dataclass's field for an option; see `with_options`."""
+    return field(default=default, metadata={"option": typer.Option(name, help=help)})
+
+
+def _count(default: int | None, name: str, help: str) -> Any:
+    return field(default=default, metadata={"option": count(name, 1, help)})
+
+
+_MODEL = ("--model", "A network of torchvision, or module:callable that gives one.")
+Model = Annotated[str, typer.Option(_MODEL[0], help=_MODEL[1])]
 Device = Annotated[
     str | None,
     typer.Option("--device", help="cpu, cuda or cuda:<index>; by default the GPU if there is one."),
@@ -73,14 +80,12 @@ Target = Annotated[
         f"{DEFAULT_TARGET} by default without a GPU and --device.",
     ),
 ]
-PolicyText = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        help="A policy text of the problems' operator; for several kinds of operators, and for "
-        "explain and bench --networks, as enable() takes it.",
-    ),
-]
+_POLICY = (
+    "--policy",
+    "A policy text of the problems' operator; for several kinds of operators, and for explain and "
+    "bench --networks, as enable() takes it.",
+)
+PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
 Shard = Annotated[
     str | None, typer.Option("--shard", help="Only the i-th of n parts: i/n, from 1/n to n/n.")
 ]
@@ -95,126 +100,103 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 class Source:
     """Where problems come from, and which of their passes are wanted."""
 
-    problem: Annotated[
-        str | None, typer.Argument(help="A problem line, in quotes.", show_default=False)
-    ] = None
-    model: Annotated[str | None, _MODEL] = None
-    problems: Annotated[
-        str | None,
-        typer.Option(
-            "--problems",
-            help="A file of problem lines, - for standard input, or a shipped one (resnet50). A "
-            "line may end in the layers that have it and how often it occurs: # conv1, "
-            "layer1.conv x2.",
-        ),
-    ] = None
-    passes: Annotated[
-        str | None,
-        typer.Option(
-            "--passes",
-            help="fwd, bwd (all others), or passes by name: bwd_data,…; of a model fwd alone is "
-            "inference, all else a training step.",
-        ),
-    ] = None
+    problem: str | None = field(
+        default=None,
+        metadata={"option": typer.Argument(help="A problem line, in quotes.", show_default=False)},
+    )
+    model: str | None = option(None, *_MODEL)
+    problems: str | None = option(
+        None,
+        "--problems",
+        "A file of problem lines, - for standard input, or a shipped one (resnet50). A line may "
+        "end in the layers that have it and how often it occurs: # conv1, layer1.conv x2.",
+    )
+    passes: str | None = option(
+        None,
+        "--passes",
+        "fwd, bwd (all others), or passes by name: bwd_data,…; of a model fwd alone is inference, "
+        "all else a training step.",
+    )
 
 
 @dataclass(frozen=True)
 class Tensors:
     """The dtype, sizes and layout of a network's tensors, or of those of problem lines."""
 
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            help="f64, f32, f16 or bf16; by default torchvision's networks are f32, and others "
-            "are what they are.",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        count(
-            "--batch",
-            1,
-            f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: "
-            f"{NETWORK_BATCH}).",
-        ),
-    ] = None
-    image_size: Annotated[
-        int | None,
-        count(
-            "--image-size",
-            1,
-            f"Height and width of a model's images; {IMAGE_SIZE} by default. Neither this nor "
-            "--batch goes with a callable that gives inputs of other sizes.",
-        ),
-    ] = None
-    channels_last: Annotated[
-        bool, typer.Option("--channels-last", help="Lay tensors out channels-last.")
-    ] = False
+    dtype: str | None = option(
+        None,
+        "--dtype",
+        "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others are what "
+        "they are.",
+    )
+    batch: int | None = _count(
+        None,
+        "--batch",
+        f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: "
+        f"{NETWORK_BATCH}).",
+    )
+    image_size: int | None = _count(
+        None,
+        "--image-size",
+        f"Height and width of a model's images; {IMAGE_SIZE} by default. Neither this nor --batch "
+        "goes with a callable that gives inputs of other sizes.",
+    )
+    channels_last: bool = option(False, "--channels-last", "Lay tensors out channels-last.")
 
 
 @dataclass(frozen=True)
 class Constraints:
     """A policy text, and constraints that are added to it."""
 
-    policy: PolicyText = ""
-    max_workspace: Annotated[
-        str | None,
-        typer.Option("--max-workspace", help="A cap: bytes, 64MiB, or 20% of the memory."),
-    ] = None
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Only deterministic algorithms.")
-    ] = False
-    allow_tf32: Annotated[
-        bool | None,
-        typer.Option("--allow-tf32/--no-allow-tf32", help="TF32 for f32; by default as PyTorch."),
-    ] = None
+    policy: str = option("", *_POLICY)
+    max_workspace: str | None = option(
+        None, "--max-workspace", "A cap: bytes, 64MiB, or 20% of the memory."
+    )
+    deterministic: bool = option(False, "--deterministic", "Only deterministic algorithms.")
+    allow_tf32: bool | None = option(
+        None, "--allow-tf32/--no-allow-tf32", "TF32 for f32; by default as PyTorch."
+    )
 
 
 @dataclass(frozen=True)
 class Search:
     """How long and how widely to search, and in how many processes."""
 
-    time_budget: Annotated[
-        float | None,
-        typer.Option(
-            "--time-budget",
-            parser=_number(float, 0),
-            metavar="S",
-            help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU; of bench "
-            "--networks autotune's, or none with --jobs or --knob-search.",
-        ),
-    ] = None
-    knob_search: Annotated[
-        bool,
-        typer.Option(
-            "--knob-search", help="Also search the engine knobs of the best engines, on a GPU."
-        ),
-    ] = False
-    jobs: Annotated[
-        int,
-        count("--jobs", 1, "Processes that build side by side, and run and time in turns."),
-    ] = 1
+    time_budget: float | None = field(
+        default=None,
+        metadata={
+            "option": typer.Option(
+                "--time-budget",
+                parser=_number(float, 0),
+                metavar="S",
+                help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU; of "
+                "bench --networks autotune's, or none with --jobs or --knob-search.",
+            )
+        },
+    )
+    knob_search: bool = option(
+        False, "--knob-search", "Also search the engine knobs of the best engines, on a GPU."
+    )
+    jobs: int = _count(1, "--jobs", "Processes that build side by side, and run and time in turns.")
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command that takes an option for each field of its parameters that are dataclasses."""
     hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: one for name, one in hints.items() if is_dataclass(one)}
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, Any] = {}
-    for parameter in inspect.signature(command).parameters.values():
-        kind = hints[parameter.name]
-        if not is_dataclass(kind):
-            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=kind))
+
+    def add(name: str, default: Any, hint: Any) -> None:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint))
+
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            add(name, parameter.default, hints[name])
             continue
-        groups[parameter.name] = kind
-        hint = get_type_hints(kind, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                one.name, parameter.KEYWORD_ONLY, default=one.default, annotation=hint[one.name]
-            )
-            for one in fields(kind)
-        ]
+        types = get_type_hints(groups[name])
+        for one in fields(groups[name]):
+            add(one.name, one.default, Annotated[types[one.name], one.metadata["option"]])
 
     @wraps(command)
     def run(**values: Any) -> None:

@@ -62,16 +62,13 @@ def profile_command(
     work = workload.from_options(source, tensors, constraints.policy, device, trace)
     settings = running.settings_of(work.layers, device, target, constraints, search)
     layers = work.layers if settings.target is None else with_stand_ins(work.layers)
-    layers = workload.only_shard(
-        layers, shard_text
-    )  # after proxies, so that all shards measure alike
+    # After proxies are found, so that all shards measure alike.
+    layers = workload.only_shard(layers, shard_text)
+    journal = running.journal_of(resume)
     with running.ProgressBar() as bar:
-        measured, end = running.collect(
-            measure_layers(layers, settings, running.journal_of(resume), bar, search.jobs)
-        )
-    running.print_profile(
-        running.profile_of(measured, settings, source, work), format, show_all, top
-    )
+        measured, end = running.collect(measure_layers(layers, settings, journal, bar, search.jobs))
+    result = running.profile_of(measured, settings, source, work)
+    running.print_profile(result, format, show_all, top)
     running.finish(end, len(measured), len(layers))
 
 

@@ -101,10 +101,10 @@ def network_errors(
         yield
     except (Exception, SystemExit) as error:
         # An error of this package about an argument is a complaint about its option.
-        options = {"model": "--model", "passes": "--passes", "train": train}
+        names = {"model": "--model", "passes": "--passes", "train": train}
         if said := re.match(r"(?:\w+: argument )?(model|passes|train): ", str(error)):
             message = str(error)[said.end() :].replace("train=False", without)
-            raise typer.BadParameter(f"{options[said[1]]}: {message}") from error
+            raise typer.BadParameter(f"{names[said[1]]}: {message}") from error
         # A generator, such as this one, cannot raise an error with a StopIteration as its cause.
         raise _raised(name, error) from (None if isinstance(error, StopIteration) else error)
 
@@ -115,12 +115,7 @@ def _raised(name: str, error: BaseException) -> RuntimeError:
 
 
 def trace_layers(
-    name: str,
-    load: Loader,
-    passes: list[str],
-    compute: str,
-    device: str,
-    proxies: bool = False,
+    name: str, load: Loader, passes: list[str], compute: str, device: str, proxies: bool = False
 ) -> Workload:
     """The problems of a network's layers, traced on the meta device, or else on this one.
 
@@ -155,15 +150,12 @@ def from_options(
     trace: Tracer = trace_layers,
 ) -> Workload:
     """The problems that the options name; ``trace`` finds those of a network."""
-    given = {
-        "a problem line": source.problem,
-        "--model": source.model,
-        "--problems": source.problems,
-    }
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) != 1:
+    values = (source.problem, source.model, source.problems)
+    sources = dict(zip(("a problem line", "--model", "--problems"), values, strict=True))
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) != 1:
         raise typer.BadParameter(
-            f"got {' and '.join(names) or 'none of them'}, wanted one of {', '.join(given)}"
+            f"got {' and '.join(given) or 'none of them'}, wanted one of {', '.join(sources)}"
         )
     passes = [] if source.passes is None else options.words_of(source.passes)
     if source.passes is not None:
@@ -208,7 +200,7 @@ def _changed(layers: list[Layer], tensors: options.Tensors) -> list[Layer]:
     """The problems with another dtype, batch size or layout."""
     dtype, batch, channels_last = tensors.dtype, tensors.batch, tensors.channels_last
     changes = {"--dtype": dtype, "--batch": batch, "--channels-last": channels_last or None}
-    options = ", ".join(name for name, value in changes.items() if value is not None)
+    changed_by = ", ".join(name for name, value in changes.items() if value is not None)
     no_batch = without_batch([layer.problem for layer in layers]) if batch is not None else []
     changed = []
     for layer in layers:
@@ -216,7 +208,7 @@ def _changed(layers: list[Layer], tensors: options.Tensors) -> list[Layer]:
         try:
             line = rewrite(layer.problem, dtype=dtype, batch=size, channels_last=channels_last)
         except ValueError as error:
-            raise typer.BadParameter(f"{options}: got {layer.problem!r}: {error}") from error
+            raise typer.BadParameter(f"{changed_by}: got {layer.problem!r}: {error}") from error
         changed.append(replace(layer, problem=line))
     ops = ops_of(layer.problem for layer in changed)
     if len(no_batch) == len(changed):
