@@ -82,5 +82,5 @@ def test_the_python_of_the_readme_runs(
         vars(torch.backends.cudnn).pop("conv_fwd_algo", None)  # which disable() keeps
     out = capsys.readouterr().out
     assert "pinned by enable()" in out and "cpu:fused cpu:fused" in out
-    assert len(read_table("choices.jsonl")) > 1
+    assert len(read_table("tuning.jsonl")) > 1
     assert not is_enabled() and (tmp_path / "pins.toml").exists()

@@ -16,7 +16,9 @@ from torch_cudnn_ext._timing import kernel_names
 from torch_cudnn_ext._torch_internals import profiler_is_on
 from torch_cudnn_ext._workload.problems import coupled_problems
 from torch_cudnn_ext._workload.recorder import RecordedCall, recorded_run
-from torch_cudnn_ext.analysis import tables as report
+from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.records import csv_text, field_names
+from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.pins import pin_of, standing_for
 from torch_cudnn_ext.nn import Tunable
@@ -72,7 +74,7 @@ class Explanation:
         """How many of the calls took our way, from 0 to 1."""
         return sum(bool(call.op) for call in self.calls) / max(1, len(self.calls))
 
-    def table(self) -> report.Table:
+    def table(self) -> Table:
         """The calls as cells."""
         headings = "layer,kind,op,algorithm,why,ms,workspace,PyTorch runs,problem".split(",")
         rows = [
@@ -82,30 +84,29 @@ class Explanation:
                 call.op or "-",
                 call.algorithm or "PyTorch's own",
                 call.why,
-                report.milliseconds(call.ms) + ("*" if _with_backward(call) else ""),
-                report.bytes_text(call.workspace_bytes),
+                milliseconds(call.ms) + ("*" if _with_backward(call) else ""),
+                bytes_text(call.workspace_bytes),
                 ", ".join(map(_short, call.pytorch)),
                 call.problem.partition(" ")[2],
             ]
             for call in self.calls
         ]
         columns = [
-            report.Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm")
-            for h in headings
+            Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm") for h in headings
         ]
         ours = sum(bool(call.op) for call in self.calls)
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
         if any(map(_with_backward, self.calls)):
             footer += "; * with its backward"
-        return report.Table(self.title, columns, rows, footer)
+        return Table(self.title, columns, rows, footer)
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
-        return report.csv_text(list(map(asdict, self.calls)), report.field_names(LayerCall))
+        return csv_text(list(map(asdict, self.calls)), field_names(LayerCall))
 
     def __str__(self) -> str:
         """The table as Markdown."""
-        return report.tables_markdown([self.table()])
+        return tables_markdown([self.table()])
 
 
 def explain(
