@@ -1,0 +1,17 @@
+// The tags of the operators' schemas, which each family defines beside its code. Knows no operator.
+#pragma once
+
+#include <ATen/core/enum_tag.h>
+
+#include <vector>
+
+namespace torch_cudnn_ext {
+
+inline std::vector<at::Tag> tags() { return {at::Tag::pt2_compliant_tag}; }
+
+// Of operators whose results are drawn from a random generator.
+inline std::vector<at::Tag> random_tags() {
+  return {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded};
+}
+
+}  // namespace torch_cudnn_ext
