@@ -1,5 +1,5 @@
-// Every operator's schema, and what follows from the schemas alone. PyTorch's own positional
-// arguments first, then ours by keyword.
+#include "library.h"
+
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -93,37 +93,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
   m.def(
       "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, *, str? policy=None) "
       "-> Tensor",
-      tags);
-
-  // Pooling over the one to three last dimensions: as many as kernel_size has entries. An empty
-  // stride is kernel_size. With adaptive, kernel_size holds the output's sizes, and padding and
-  // stride do not count. A divisor of 1 makes sums.
-  m.def(
-      "max_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] "
-      "dilation, bool ceil_mode=False, bool adaptive=False, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool "
-      "ceil_mode=False, bool count_include_pad=True, int? divisor_override=None, bool "
-      "adaptive=False, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "avg_pool_backward(Tensor grad_output, SymInt[] input_size, bool channels_last, SymInt[] "
-      "kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode=False, bool "
-      "count_include_pad=True, int? divisor_override=None, bool adaptive=False, *, str? "
-      "policy=None) -> Tensor",
-      tags);
-  // A reserve has a format and a size that only its algorithm knows. The writer says which that was
-  // (core/writer.h). channels_last is the layout that the forward ran in.
-  m.def(
-      "_max_pool_train(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, bool ceil_mode, bool adaptive, *, str? policy=None) -> (Tensor output, "
-      "Tensor reserve, Tensor writer)",
-      tags);
-  m.def(
-      "_max_pool_backward(Tensor grad_output, Tensor input, Tensor output, Tensor reserve, Tensor? "
-      "writer, bool channels_last, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, bool ceil_mode, bool adaptive, *, str? policy=None) -> Tensor",
       tags);
 
   // Batch normalisation. `batch_norm` and `batch_norm_train` are made of the inner operators; a
@@ -339,7 +308,7 @@ bool writes(const c10::Argument& argument) {
   return alias != nullptr && alias->isWrite();
 }
 
-// Calls the operator on tensors that hold their values as they are, and copies what it wrote back.
+// Calls the operator on tensors whose values are written out, and copies back what it wrote.
 template <c10::DispatchKey key>
 void call_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
@@ -359,28 +328,28 @@ void call_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   for (auto& [lazy, plain] : written) lazy.copy_(plain);
 }
 
-// For all operators that write into an argument. PyTorch's fallback for tensors that are negated or
-// conjugated lazily copies the first result into that argument; none of these returns it.
+// PyTorch's own fallback copies the first result into the argument that is written; none of these
+// operators returns it.
 template <c10::DispatchKey key>
-void register_writing(torch::Library& m) {
+void register_writers() {
+  static torch::Library library(torch::Library::IMPL, "torch_cudnn_ext", key, __FILE__, __LINE__);
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.getNamespace() != "torch_cudnn_ext") continue;
-    auto op = dispatcher.findSchema(name);  // none of what is implemented and not yet defined
-    if (!op) continue;
+    auto op = dispatcher.findSchema(name);
+    if (!op) continue;  // implemented, but not defined
     const auto& arguments = op->schema().arguments();
     if (std::none_of(arguments.begin(), arguments.end(), writes)) continue;
-    m.impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_on_plain<key>>());
+    library.impl(name.name.c_str(),
+                 torch::CppFunction::makeFromBoxedFunction<&call_on_plain<key>>());
   }
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, Negative, m) {
-  register_writing<c10::DispatchKey::Negative>(m);
-}
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, Conjugate, m) {
-  register_writing<c10::DispatchKey::Conjugate>(m);
+void register_kernels_of_writers() {
+  register_writers<c10::DispatchKey::Negative>();
+  register_writers<c10::DispatchKey::Conjugate>();
 }
 
 }  // namespace torch_cudnn_ext

@@ -1,7 +1,10 @@
-// The tags of the operators' schemas, which each family defines beside its code. Knows no operator.
+// What the definitions of schemas share; each family defines its own next to its code. PyTorch's
+// own positional arguments come first in a schema, then this package's by keyword. Knows no
+// operator.
 #pragma once
 
 #include <ATen/core/enum_tag.h>
+#include <torch/library.h>
 
 #include <vector>
 
@@ -12,6 +15,11 @@ inline std::vector<at::Tag> tags() { return {at::Tag::pt2_compliant_tag}; }
 // Of operators whose results are drawn from a random generator.
 inline std::vector<at::Tag> random_tags() {
   return {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded};
+}
+
+template <class Schemas>
+void define(torch::Library& m, const Schemas& schemas, const std::vector<at::Tag>& of = tags()) {
+  for (const char* schema : schemas) m.def(schema, of);
 }
 
 }  // namespace torch_cudnn_ext

@@ -25,6 +25,7 @@
 #include "core/tune/tuning_table.h"
 #include "cuda/workspace.h"
 #include "cudnn/cudnn.h"
+#include "library.h"
 #include "ops/convolution/convolution.h"
 #include "problems/rnn_layout.h"
 #include "python/fast_call.h"
@@ -568,6 +569,7 @@ std::optional<std::string> value_error_text(std::exception& error) {
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  register_kernels_of_writers();
   py::register_local_exception_translator(translate);
   set_warning_sink([](const std::string& message) {
     py::gil_scoped_acquire acquire;

@@ -1,7 +1,7 @@
 // Pooling on the CPU in two ways; sums are in float32 at least.
 //   taps    one sweep over all of the output for each position of the window
 //   unfold  all windows gathered into rows, which are then reduced; gradients are scattered back
-#include "ops/pooling/pooling.h"
+#include "problems/pooling_taps.h"
 
 #include <ATen/ATen.h>
 
