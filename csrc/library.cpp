@@ -133,48 +133,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "Tensor? bias, float eps, str norm_mode, Tensor? z, str activation, str? policy) -> Tensor",
       tags);
 
-  // Recurrent networks. Arguments in the order of torch._VF; without hx states begin at zero.
-  // The inner operators also return and take the reserve and its writer; cells are cuDNN's numbers.
-  m.def(
-      "lstm(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float "
-      "dropout, bool train, bool bidirectional, bool batch_first, *, bool skip_input=False, bool "
-      "single_bias=False, str? policy=None) -> (Tensor, Tensor, Tensor)",
-      tags);
-  m.def(
-      "lstm_packed(Tensor data, int[] batch_sizes, Tensor[] hx, Tensor[] params, bool has_biases, "
-      "int num_layers, float dropout, bool train, bool bidirectional, *, bool skip_input=False, "
-      "bool single_bias=False, str? policy=None) -> (Tensor, Tensor, Tensor)",
-      tags);
-  for (const char* name : {"gru", "rnn_tanh", "rnn_relu"}) {
-    m.def(c10::str(name,
-                   "(Tensor input, Tensor? hx, Tensor[] params, bool has_biases, int num_layers, "
-                   "float dropout, bool train, bool bidirectional, bool batch_first, *, bool "
-                   "skip_input=False, bool single_bias=False, str? policy=None) -> (Tensor, "
-                   "Tensor)")
-              .c_str(),
-          tags);
-    m.def(c10::str(name,
-                   "_packed(Tensor data, int[] batch_sizes, Tensor? hx, Tensor[] params, bool "
-                   "has_biases, int num_layers, float dropout, bool train, bool bidirectional, *, "
-                   "bool skip_input=False, bool single_bias=False, str? policy=None) -> (Tensor, "
-                   "Tensor)")
-              .c_str(),
-          tags);
-  }
-  m.def(
-      "_rnn(Tensor input, int[] batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, int cell, "
-      "int bias, int num_layers, float dropout, bool bidirectional, bool skip_input, bool "
-      "for_backward, *, str? policy=None) -> (Tensor output, Tensor hy, Tensor cy, Tensor reserve, "
-      "Tensor writer)",
-      random_tags);
-  m.def(
-      "_rnn_backward(Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, Tensor input, int[] "
-      "batch_sizes, Tensor? hx, Tensor? cx, Tensor[] params, Tensor output, Tensor reserve, "
-      "Tensor? "
-      "writer, int cell, int bias, int num_layers, float dropout, bool bidirectional, bool "
-      "skip_input, *, str? policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
-      tags);
-
   // Spatial transformers. The input's gradient is an empty tensor where it is not wanted.
   m.def(
       "affine_grid(Tensor theta, SymInt[] size, bool align_corners, *, str? policy=None) -> Tensor",

@@ -1,6 +1,6 @@
 // An operator's arguments as one struct, so that its list of parameters is written once. Knows no
 // operator. Such a struct `Args` is an aggregate with
-//   static constexpr const char* kName    the operator's full name
+//   static constexpr const char* kName    the operator's name, without the namespace
 //   using Result = ...                    what the operator returns
 //   (members in the order of the schema; tensors and optional tensors are references)
 //   auto tied() const                     std::tie of all parameters, in the order of the schema
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
 #include <initializer_list>
@@ -45,11 +46,11 @@ struct Flat<Args, std::tuple<T&...>> {
   }
 
   template <Result (*kernel)(const Args&)>
-  static void implement(torch::Library& m) {
+  static void add(torch::Library& m) {
     m.impl(Args::kName, TORCH_FN((call<kernel>)));
   }
   template <Result (*kernel)(c10::DispatchKeySet, const Args&)>
-  static void implement(torch::Library& m) {
+  static void add(torch::Library& m) {
     m.impl(Args::kName, TORCH_FN((call_with_keys<kernel>)));
   }
 };
@@ -63,14 +64,15 @@ struct FlatOf<R (*)(c10::DispatchKeySet, const Args&)> : Flat<Args> {};
 
 // Registers kernels, each under its operator's name.
 template <auto... kernels>
-void implement(torch::Library& m) {
-  (FlatOf<decltype(kernels)>::template implement<kernels>(m), ...);
+void register_kernels(torch::Library& m) {
+  (FlatOf<decltype(kernels)>::template add<kernels>(m), ...);
 }
 
 // The operator through the dispatcher.
 template <class Args>
 const auto& op_of() {
-  static auto op = find_op<typename Flat<Args>::Signature>(Args::kName);
+  static auto op =
+      find_op<typename Flat<Args>::Signature>(c10::str("torch_cudnn_ext::", Args::kName).c_str());
   return op;
 }
 template <class Args>

@@ -6,6 +6,7 @@
 #include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
+#include <string>
 #include <vector>
 
 namespace torch_cudnn_ext {
@@ -17,9 +18,9 @@ inline std::vector<at::Tag> random_tags() {
   return {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded};
 }
 
-template <class Schemas>
-void define(torch::Library& m, const Schemas& schemas, const std::vector<at::Tag>& of = tags()) {
-  for (const char* schema : schemas) m.def(schema, of);
+inline void define(torch::Library& m, const std::vector<std::string>& schemas,
+                   const std::vector<at::Tag>& tags = torch_cudnn_ext::tags()) {
+  for (const std::string& schema : schemas) m.def(schema.c_str(), tags);
 }
 
 }  // namespace torch_cudnn_ext

@@ -224,12 +224,12 @@ Tensor avg_pool_autograd(c10::DispatchKeySet keys, const AvgPoolArgs& args) {
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
-  implement<max_pool_autograd, avg_pool_autograd, avg_pool_backward_autograd,
-            max_pool_train_autograd, max_pool_backward_autograd>(m);
+  register_kernels<max_pool_autograd, avg_pool_autograd, avg_pool_backward_autograd,
+                   max_pool_train_autograd, max_pool_backward_autograd>(m);
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  implement<max_pool_autocast, avg_pool_autocast>(m);
+  register_kernels<max_pool_autocast, avg_pool_autocast>(m);
 }
 
 }  // namespace torch_cudnn_ext::pooling

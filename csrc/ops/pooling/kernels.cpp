@@ -90,8 +90,8 @@ PoolingMode mode_of(const AverageArgs& average) {
   return average.count_include_pad ? PoolingMode::avg_include : PoolingMode::avg_exclude;
 }
 
-void register_kernels(torch::Library& m) {
-  implement<max_pool, avg_pool, avg_pool_backward, max_pool_train, max_pool_backward>(m);
+void register_all(torch::Library& m) {
+  register_kernels<max_pool, avg_pool, avg_pool_backward, max_pool_train, max_pool_backward>(m);
 }
 
 }  // namespace
@@ -153,7 +153,7 @@ Tensor avg_pool_backward(const AvgPoolBackwardArgs& args) {
                static_cast<int64_t>(args.input_size.size()));
 }
 
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_all(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_all(m); }
 
 }  // namespace torch_cudnn_ext::pooling

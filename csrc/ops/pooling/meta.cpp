@@ -80,7 +80,7 @@ int64_t divisor_of(const AverageArgs& average) {
 }
 
 void check_max_backward(const MaxPoolBackwardArgs& args, const Windows& w) {
-  constexpr const char* kOp = "_max_pool_backward";
+  constexpr const char* kOp = MaxPoolBackwardArgs::kName;
   check_dtype(kOp, "input", args.input);
   SymInts sizes = output_sizes(kOp, args.input.sym_sizes(), w);
   TORCH_CHECK_VALUE(args.output.sym_sizes().equals(sizes), "torch_cudnn_ext::", kOp,
@@ -177,8 +177,8 @@ Tensor avg_pool_backward_meta(const AvgPoolBackwardArgs& args) {
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
-  implement<max_pool_meta, avg_pool_meta, avg_pool_backward_meta, max_pool_train_meta,
-            max_pool_backward_meta>(m);
+  register_kernels<max_pool_meta, avg_pool_meta, avg_pool_backward_meta, max_pool_train_meta,
+                   max_pool_backward_meta>(m);
 }
 
 }  // namespace torch_cudnn_ext::pooling

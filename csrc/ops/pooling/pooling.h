@@ -64,7 +64,7 @@ struct AverageArgs {
 };
 
 struct MaxPoolArgs {
-  static constexpr const char* kName = "torch_cudnn_ext::max_pool";
+  static constexpr const char* kName = "max_pool";
   using Result = Tensor;
   const Tensor& input;
   WindowArgs w;
@@ -78,13 +78,13 @@ struct MaxPoolArgs {
 
 // The output, the reserve that the algorithm leaves for its backward, and the reserve's writer.
 struct MaxPoolTrainArgs : MaxPoolArgs {
-  static constexpr const char* kName = "torch_cudnn_ext::_max_pool_train";
+  static constexpr const char* kName = "_max_pool_train";
   using Result = Tensors3;
 };
 
 // channels_last is the layout that the forward ran in.
 struct MaxPoolBackwardArgs {
-  static constexpr const char* kName = "torch_cudnn_ext::_max_pool_backward";
+  static constexpr const char* kName = "_max_pool_backward";
   using Result = Tensor;
   const Tensor &grad_output, &input, &output, &reserve;
   const OptionalTensor& writer;
@@ -99,7 +99,7 @@ struct MaxPoolBackwardArgs {
 };
 
 struct AvgPoolArgs {
-  static constexpr const char* kName = "torch_cudnn_ext::avg_pool";
+  static constexpr const char* kName = "avg_pool";
   using Result = Tensor;
   const Tensor& input;
   AverageArgs average;
@@ -113,7 +113,7 @@ struct AvgPoolArgs {
 };
 
 struct AvgPoolBackwardArgs {
-  static constexpr const char* kName = "torch_cudnn_ext::avg_pool_backward";
+  static constexpr const char* kName = "avg_pool_backward";
   using Result = Tensor;
   const Tensor& grad_output;
   SymIntArrayRef input_size;

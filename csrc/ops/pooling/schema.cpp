@@ -5,8 +5,9 @@
 #include "ops/schema.h"
 
 namespace torch_cudnn_ext {
+namespace {
 
-constexpr const char* kSchemas[] = {
+const std::vector<std::string> kSchemas = {
     "max_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] "
     "dilation, bool ceil_mode=False, bool adaptive=False, *, str? policy=None) -> Tensor",
     "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool "
@@ -24,6 +25,8 @@ constexpr const char* kSchemas[] = {
     "_max_pool_backward(Tensor grad_output, Tensor input, Tensor output, Tensor reserve, Tensor? "
     "writer, bool channels_last, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
     "SymInt[] dilation, bool ceil_mode, bool adaptive, *, str? policy=None) -> Tensor"};
+
+}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) { define(m, kSchemas); }
 
