@@ -13,78 +13,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
   const std::vector<at::Tag> random_tags = {at::Tag::pt2_compliant_tag,
                                             at::Tag::nondeterministic_seeded};
 
-  m.def(
-      "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, "
-      "SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
-      "SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, "
-      "SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, "
-      "SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1, *, "
-      "str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
-      "SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1, *, "
-      "str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "conv_transpose3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, "
-      "SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1, *, "
-      "str? policy=None) -> Tensor",
-      tags);
-
-  // alpha * op + beta * z. With flip_kernel the kernel is flipped: convolution in the mathematical
-  // sense.
-  m.def(
-      "convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, *, Tensor? "
-      "z=None, "
-      "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> Tensor",
-      tags);
-  // relu(op + z + bias)
-  m.def(
-      "convolution_relu(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] "
-      "padding, SymInt[] dilation, SymInt groups, *, Tensor? z=None, bool flip_kernel=False, str? "
-      "policy=None) -> Tensor",
-      tags);
-  m.def(
-      "convolution_backward_input(Tensor grad_output, Tensor weight, SymInt[] input_size, "
-      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, Tensor? z=None, "
-      "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "convolution_backward_weight(Tensor grad_output, Tensor input, SymInt[] weight_size, "
-      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, Tensor? z=None, "
-      "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> Tensor",
-      tags);
-
-  // out = alpha * op + beta * out. Not differentiable: they refuse tensors that require a gradient.
-  m.def(
-      "convolution_out(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] "
-      "padding, "
-      "SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, *, Tensor(a!) "
-      "out, "
-      "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> ()",
-      tags);
-  m.def(
-      "convolution_backward_input_out(Tensor grad_output, Tensor weight, SymInt[] input_size, "
-      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, Tensor(a!) out, "
-      "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> ()",
-      tags);
-  m.def(
-      "convolution_backward_weight_out(Tensor grad_output, Tensor input, SymInt[] weight_size, "
-      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, Tensor(a!) out, "
-      "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> ()",
-      tags);
-
   // Softmax.
   m.def("softmax(Tensor input, int dim, ScalarType? dtype=None, *, str? policy=None) -> Tensor",
         tags);
@@ -93,44 +21,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
   m.def(
       "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, *, str? policy=None) "
       "-> Tensor",
-      tags);
-
-  // Batch normalisation. `batch_norm` and `batch_norm_train` are made of the inner operators; a
-  // reserve is what PyTorch's own forward leaves for its backward. An argument named `mode` would
-  // clash with one of PyTorch's, where it makes an operator that mutates functional.
-  m.def(
-      "batch_norm(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "
-      "weight=None, Tensor? bias=None, bool training=False, float momentum=0.1, float eps=1e-05, "
-      "*, str mode=\"spatial\", Tensor? z=None, str activation=\"none\", str? policy=None) -> "
-      "Tensor",
-      tags);
-  m.def(
-      "batch_norm_train(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "
-      "weight=None, Tensor? bias=None, float momentum=0.1, float eps=1e-05, *, str "
-      "mode=\"spatial\", Tensor? z=None, str activation=\"none\", str? policy=None) -> (Tensor "
-      "output, Tensor mean, Tensor invstd)",
-      tags);
-  // Of training, the statistics that it gave; else the running ones, so the variance.
-  m.def(
-      "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor "
-      "invstd_or_var, bool training, float eps, *, str mode=\"spatial\", Tensor? reserve=None, "
-      "str? policy=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
-      tags);
-  m.def(
-      "_batch_norm_train(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "
-      "weight, Tensor? bias, float momentum, float eps, str norm_mode, Tensor? z, str activation, "
-      "str? "
-      "policy) -> (Tensor output, Tensor mean, Tensor invstd, Tensor reserve)",
-      tags);
-  // The same without running statistics, so that nothing is changed, which vmap would refuse.
-  m.def(
-      "_batch_norm_train_alone(Tensor input, Tensor? weight, Tensor? bias, float eps, str "
-      "norm_mode, Tensor? z, str activation, str? policy) -> (Tensor output, Tensor mean, Tensor "
-      "invstd, Tensor reserve)",
-      tags);
-  m.def(
-      "_batch_norm_infer(Tensor input, Tensor running_mean, Tensor running_var, Tensor? weight, "
-      "Tensor? bias, float eps, str norm_mode, Tensor? z, str activation, str? policy) -> Tensor",
       tags);
 
   // Spatial transformers. The input's gradient is an empty tensor where it is not wanted.
@@ -172,35 +62,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
   m.def(
       "_ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
       "int blank=0, bool zero_infinity=False, *, str? policy=None) -> (Tensor, Tensor)",
-      tags);
-
-  // Layer, RMS, instance and group norm: views of one operator, which is left whole in graphs. A
-  // result of the inner operators that there is not is empty: vmap takes no lists of tensors.
-  m.def(
-      "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
-      "float eps=1e-05, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None, *, "
-      "str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "instance_norm(Tensor input, Tensor(a!)? running_mean=None, Tensor(b!)? running_var=None, "
-      "Tensor? weight=None, Tensor? bias=None, bool use_input_stats=True, float momentum=0.1, "
-      "float eps=1e-05, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float "
-      "eps=1e-05, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "_normalize(Tensor input, Tensor? weight, Tensor? bias, str kind, int groups, float eps, "
-      "bool statistics, *, str? policy=None) -> (Tensor output, Tensor mean, Tensor invstd)",
-      tags);
-  m.def(
-      "_normalize_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor "
-      "invstd, str kind, int groups, bool has_bias, float eps, *, str? policy=None) -> (Tensor "
-      "grad_input, Tensor grad_weight, Tensor grad_bias)",
       tags);
 
   // Local response and divisive normalisation.

@@ -13,8 +13,8 @@ namespace torch_cudnn_ext::pooling {
 
 using at::Tensor;
 
-// The input with what its windows read outside of it; and the part of such a tensor that is the
-// input.
+// The input extended by what its windows read outside of it, and the part of such a tensor that is
+// the input.
 Tensor padded(const PoolingProblem& p, const Tensor& x);
 Tensor interior(const PoolingProblem& p, const Tensor& padded);
 

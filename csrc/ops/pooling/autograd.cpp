@@ -5,11 +5,9 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "ops/call.h"
 #include "ops/pooling/pooling.h"
 
 namespace torch_cudnn_ext::pooling {
-
 namespace {
 
 bool runs_in_channels_last(const Tensor& input, const Windows& w, bool is_max) {
@@ -45,7 +43,7 @@ struct MaxPoolGradient {
   }
 };
 
-// An operator of its own to autograd too: in nested transforms max_pool calls it at the inner
+// Autograd knows this operator by itself too: in nested transforms max_pool calls it at the inner
 // level, and the outer level sees nothing else.
 Tensors3 max_pool_train_autograd(c10::DispatchKeySet keys, const MaxPoolTrainArgs& args) {
   return run_with_gradient<MaxPoolGradient>(
@@ -92,7 +90,7 @@ struct MaxPoolBackwardGradient {
   }
 
  private:
-  // Of each maximum in its flattened plane or volume.
+  // The place of each maximum in its flattened plane or volume.
   Tensor indices_in(const Tensor& input) const {
     at::NoGradGuard no_grad;
     auto ints = [](const SymInts& list) { return C10_AS_INTARRAYREF_SLOW(SymIntArrayRef(list)); };

@@ -5,18 +5,17 @@
 
 #include "core/select/selector.h"
 #include "core/writer.h"
-#include "ops/call.h"
 #include "ops/pooling/pooling.h"
 
 namespace torch_cudnn_ext::pooling {
-
 namespace {
 
 Tensor dense(const Tensor& t, const Windows& w, at::MemoryFormat format) {
   return lift(t, w).contiguous(format);
 }
 
-// One pixel, or one channel, has strides of either layout, but what comes next goes by them.
+// The strides of one pixel or one channel fit both layouts, but later operators read the layout off
+// them.
 Tensor with_strides_of(at::MemoryFormat format, const Tensor& t) {
   if (format == at::MemoryFormat::Contiguous) return t;
   Dims strides = channels_last_strides(t.sizes());
@@ -101,7 +100,7 @@ Tensor max_pool(const MaxPoolArgs& args) {
       run_forward("max_pool", args.input, args.w, PoolingMode::max, 1, false, args.policy));
 }
 
-// In the layout of the forward, whatever the layout of tensors that were kept elsewhere is.
+// Runs in the layout of the forward: hooks on saved tensors may have changed that of the tensors.
 Tensor max_pool_backward(const MaxPoolBackwardArgs& args) {
   Windows w = args.w;
   const Tensor& input = args.input;

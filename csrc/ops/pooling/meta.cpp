@@ -6,12 +6,10 @@
 #include <algorithm>
 
 #include "core/writer.h"
-#include "ops/call.h"
 #include "ops/pooling/pooling.h"
 #include "problems/pooled_size.h"
 
 namespace torch_cudnn_ext::pooling {
-
 namespace {
 
 void check_sizes(const char* op, SymIntArrayRef input, const Windows& w) {

@@ -10,10 +10,9 @@
 #include "problems/pooling_taps.h"
 
 namespace torch_cudnn_ext::pooling {
-
 namespace {
 
-// Multiples of a power of two from -4 to 4, `count` of them, which is prime.
+// `count` multiples of a power of two from -4 to 4; the count is prime.
 struct Numbers {
   int64_t count, factor;
   double step;
@@ -96,8 +95,8 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
            4 * epsilon_of(sum_dtype) * std::sqrt(window_elements(p));
   }
 
-  // Measured on an H200 over 41 shapes of each type and layout. Where what leads depends on the
-  // shape in no plain way, PyTorch's own kernel comes first.
+  // Measured on an H200 over 41 shapes of each type and layout. PyTorch's own kernel comes first if
+  // the shape does not plainly tell what is fastest.
   std::vector<std::string> heuristic_order(const PoolingProblem& p) const override {
     return torch_cudnn_ext::is_channels_last(p.x) ? order_of_channels_last(p)
                                                   : order_of_contiguous(p);
@@ -116,7 +115,7 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
     bool volume = p.spatial_dims() == 3;
     if (p.mode == PoolingMode::max) {
       if (!p.train) return cudnn;
-      // With the gradient, which is the slower one where windows of half types overlap.
+      // With the gradient, which is slower than PyTorch's if windows of half types overlap.
       bool half = c10::isReducedFloatingType(p.x.dtype);
       bool slow = volume || p.window_volume() > 16 || (half && overlaps(p));
       return slow ? pytorch : cudnn;
@@ -127,8 +126,9 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
     return many && !volume && p.window_volume() <= 64 ? cudnn : pytorch;
   }
 
-  // Engines 2 and 3 of the graph API lead, which are compiled at run time; option 34 is engine 2's
-  // best for a gradient's indices and for gradients, 0.5 to 0.8 of PyTorch's time or less.
+  // Engines 2 and 3 of the graph API are the fastest; they are compiled at run time. Option 34 is
+  // engine 2's best for a gradient's indices and for gradients: 0.5 to 0.8 of PyTorch's time or
+  // less.
   static std::vector<std::string> order_of_channels_last(const PoolingProblem& p) {
     constexpr const char* kTiled = "graph:eng2/k24=34";
     bool volume = p.spatial_dims() == 3, line = p.spatial_dims() == 2 && p.x.sizes[2] == 1;
@@ -159,13 +159,13 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
     return p.mode == PoolingMode::max ? "legacy:max" : "legacy:avg";
   }
 
-  // Values of x of which no two in a window are equal, so that a maximum stands in one place:
-  // windows of more elements than there are numbers have some that are.
+  // Values of x that differ within each window, so that a maximum has one place. Windows with more
+  // elements than there are numbers hold some number twice.
   static Tensor distinct_in_windows(const PoolingProblem& p, at::Device device) {
     Numbers numbers = numbers_of(p.x.dtype);
     at::TensorOptions options = at::TensorOptions(at::kLong).device(device);
     int dims = p.spatial_dims();
-    // Places are numbered anew behind so many, which no window reaches over.
+    // Numbers repeat with this period, which is longer than any window.
     Dims period = p.window;
     double volume = 1;
     for (int i = 0; i < dims; ++i) {
@@ -227,5 +227,4 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
 const RegisterOperator<PoolingOperator> registered;
 
 }  // namespace
-
 }  // namespace torch_cudnn_ext::pooling

@@ -7,12 +7,10 @@
 #include <ATen/ops/avg_pool3d_cuda_dispatch.h>
 #include <c10/util/StringUtil.h>
 
-#include "ops/call.h"
 #include "ops/pooling/pooling.h"
 #include "torch/overrides.h"
 
 namespace torch_cudnn_ext::pooling {
-
 namespace {
 
 using at::IntArrayRef;
@@ -58,7 +56,8 @@ struct AtenMaxPool {
     SymInts window = for_each(kernel_size, dims), steps = steps_of(stride, kernel_size, dims),
             border = for_each(padding, dims), gaps = for_each(dilation, dims);
     MaxPoolArgs args{input, {window, steps, border, gaps, ceil, false}, {}};
-    // PyTorch's own kernel for sequences on the CPU, which runs if nothing is recorded, gives such.
+    // PyTorch's own kernel for sequences on the CPU, which runs if nothing is recorded, gives a
+    // contiguous result.
     bool contiguous =
         dims == 1 && input.is_cpu() && !(input.requires_grad() && at::GradMode::is_enabled());
     auto laid_out = [&](Tensor y) { return contiguous ? y.contiguous() : y; };
@@ -87,19 +86,16 @@ struct AtenAvgPool {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       return run(input, kernel_size, stride, padding, ceil, count_include_pad, divisor);
     }
-    return avg_pool_autograd(keys,
-                             {input,
-                              {for_each(kernel_size, dims), steps_of(stride, kernel_size, dims),
-                               for_each(padding, dims), ceil, count_include_pad, divisor, false},
-                              {}});
+    return avg_pool_autograd(
+        keys, {input, for_each(kernel_size, dims), steps_of(stride, kernel_size, dims),
+               for_each(padding, dims), ceil, count_include_pad, divisor, false, std::nullopt});
   }
   static Tensor run(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                     IntArrayRef padding, bool ceil, bool count_include_pad,
                     std::optional<int64_t> divisor) {
-    return avg_pool({input,
-                     {for_each(kernel_size, dims), steps_of(stride, kernel_size, dims),
-                      for_each(padding, dims), ceil, count_include_pad, divisor, false},
-                     {}});
+    return avg_pool({input, for_each(kernel_size, dims), steps_of(stride, kernel_size, dims),
+                     for_each(padding, dims), ceil, count_include_pad, divisor, false,
+                     std::nullopt});
   }
   template <c10::DispatchKey key>
   static Tensor plain(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
@@ -147,5 +143,4 @@ const RegisterOverrideOfComposite<AtenAdaptiveAvgPool<3>, AdaptiveSignature> ada
     "adaptive_avg_pool3d");
 
 }  // namespace
-
 }  // namespace torch_cudnn_ext::pooling

@@ -9,7 +9,7 @@
 #include <optional>
 #include <tuple>
 
-#include "ops/arguments.h"
+#include "ops/call.h"
 
 namespace torch_cudnn_ext::pooling {
 

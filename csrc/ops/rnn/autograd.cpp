@@ -2,13 +2,12 @@
 #include "ops/autograd.h"
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
 #include <algorithm>
 
-#include "ops/call.h"
+#include "ops/autocast.h"
 #include "ops/rnn/rnn.h"
 
 namespace torch_cudnn_ext::rnn {
@@ -105,11 +104,9 @@ struct RnnGradient {
     if (settings.dropout > 0 && settings.num_layers > 1) return Tensor();
     c10::NoGradGuard no_grad;
     constexpr bool kForBackward = false;
-    return std::get<0>(call_op(ForwardArgs{
-        {before[0], batch_sizes, optional_of(before[1]), optional_of(before[2]), before.slice(5)},
-        settings,
-        kForBackward,
-        policy}));
+    return std::get<0>(
+        call_op(ForwardArgs{before[0], batch_sizes, optional_of(before[1]), optional_of(before[2]),
+                            before.slice(5), settings, kForBackward, policy}));
   }
 
   // Gradients of x, hx, cx and w.
@@ -134,15 +131,9 @@ struct RnnGradient {
     bool again = retain_variables || c10::impl::TorchDispatchModeTLS::any_modes_set();
     Tensor reserve = again ? saved[3].clone() : saved[3];
     auto [dx, dhx, dcx, dw] = call_op(
-        BackwardArgs{optional_of(three[0]),
-                     optional_of(three[1]),
-                     optional_of(three[2]),
-                     {saved[0], batch_sizes, optional_of(saved[1]), optional_of(saved[2]), params},
-                     saved.back(),
-                     reserve,
-                     optional_of(saved[4]),
-                     settings,
-                     policy});
+        BackwardArgs{optional_of(three[0]), optional_of(three[1]), optional_of(three[2]), saved[0],
+                     batch_sizes, optional_of(saved[1]), optional_of(saved[2]), params,
+                     saved.back(), reserve, optional_of(saved[4]), settings, policy});
     return {dx, dhx, dcx, dw};
   }
 
@@ -188,31 +179,17 @@ ForwardArgs::Result forward_autograd(c10::DispatchKeySet keys, const ForwardArgs
       });
 }
 
-// As PyTorch's _cudnn_rnn: everything that is float32 is cast, cell states included.
-template <c10::DeviceType device>
-ForwardArgs::Result forward_autocast(const ForwardArgs& args) {
-  c10::impl::ExcludeDispatchKeyGuard below(
-      at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  auto dtype = at::autocast::get_autocast_dtype(device);
-  auto cast = [&](const auto& value) { return at::autocast::cached_cast(dtype, value, device); };
-  const Inputs& in = args.in;
-  return call_op(
-      ForwardArgs{{cast(in.input), in.batch_sizes, cast(in.hx), cast(in.cx), cast(in.params)},
-                  args.s,
-                  args.for_backward,
-                  args.policy});
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
   register_kernels<forward_autograd, backward_autograd>(m);
 }
+// As PyTorch's _cudnn_rnn: everything that is float32 is cast, cell states included.
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  register_kernels<forward_autocast<at::kCPU>>(m);
+  register_kernels<autocast<at::kCPU, ForwardArgs>>(m);
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  register_kernels<forward_autocast<at::kCUDA>>(m);
+  register_kernels<autocast<at::kCUDA, ForwardArgs>>(m);
 }
 
 }  // namespace torch_cudnn_ext::rnn

@@ -7,7 +7,6 @@
 #include "ops/rnn/rnn.h"
 
 namespace torch_cudnn_ext::rnn {
-
 namespace {
 
 struct State {

@@ -9,7 +9,6 @@
 
 #include "core/select/selector.h"
 #include "core/writer.h"
-#include "ops/call.h"
 #include "ops/rnn/rnn.h"
 
 namespace torch_cudnn_ext::rnn {

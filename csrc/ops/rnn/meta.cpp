@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include "core/writer.h"
-#include "ops/call.h"
 #include "ops/rnn/rnn.h"
 
 namespace torch_cudnn_ext::rnn {

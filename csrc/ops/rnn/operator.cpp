@@ -39,7 +39,8 @@ class RnnOperator : public CoupledOperatorOf<RnnProblem> {
             {3, "CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H", "persist_static_small_h", nullptr}};
   }
 
-  // Inputs of the forward come first in both passes, so that scratch draws the same for both.
+  // Inputs of the forward come first in both passes, so that scratch draws the same values for
+  // both.
   std::vector<SlotSpec> slots(const RnnProblem& p) const override {
     bool lstm = p.cell == RnnCell::lstm, forward = p.pass == Pass::fwd;
     std::vector<SlotSpec> list{{Role::x, rnn_x(p), false}};
@@ -119,7 +120,7 @@ class RnnOperator : public CoupledOperatorOf<RnnProblem> {
     std::vector<Tensor> results;
     {
       AutogradGuard guard;
-      c10::NoGradGuard once;  // the formula's own recording aside
+      c10::NoGradGuard once;  // gradients of gradients are not recorded
       results =
           backward_formula(p, lengths, point, {used(Role::dy), wide(Role::dhy), wide(Role::dcy)});
     }
@@ -148,14 +149,14 @@ class RnnOperator : public CoupledOperatorOf<RnnProblem> {
                      8 * summed * std::sqrt(cost(p).reduction_length) +
                      (p.x.dtype == at::kFloat ? 1.5e-5 * depth : 0);
     // In float64 no state of a measurable problem comes that near to zero.
-    constexpr double kOneGradient = 0.1;  // that is turned on or off, beside the others
+    constexpr double kOneGradient = 0.1;  // one gradient that is turned on or off, among all
     bool kinked = p.cell == RnnCell::relu && p.pass == Pass::bwd && p.x.dtype != at::kDouble;
     return kinked ? std::max(rounded, kOneGradient) : rounded;
   }
 
-  // PyTorch itself, which knows where cuDNN's persistent kernels are good; without it, much the
-  // same rule. The first math type may use TF32, and is passed over where that is not allowed. What
-  // PyTorch computes wrongly comes last.
+  // PyTorch itself, which knows when cuDNN's persistent kernels are good; without it, much the same
+  // rule. The first math type may use TF32, and is passed over if that is not allowed. PyTorch
+  // comes last if it computes wrong results.
   std::vector<std::string> heuristic_order(const RnnProblem& p) const override {
     std::vector<std::string> order{"aten"};
     bool half = c10::isReducedFloatingType(p.x.dtype);

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/arguments.h"
+#include "ops/call.h"
 #include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext::rnn {
@@ -84,7 +84,8 @@ struct BackwardArgs {
   }
 };
 
-// Of the operator, for messages; the first check of every call.
+// The operator's name, for messages. Raises if there is no such cell: the first check of every
+// call.
 const char* name_of(const Settings& s);
 
 // The parts of all sizes, with symbols if a graph is traced.

@@ -7,7 +7,6 @@
 #include <tuple>
 #include <type_traits>
 
-#include "ops/call.h"
 #include "ops/rnn/rnn.h"
 #include "torch/overrides.h"
 
@@ -100,7 +99,7 @@ Outputs<cell> run(const Tensor& input, IntArrayRef batch_sizes, const States& st
                     network.num_layers,         dropout,
                     network.bidirectional,      own.skip_input};
   auto [y, hy, cy, reserve, writer] = call_op(ForwardArgs{
-      {input, batch_sizes, states.h, states.c, network.params}, settings, false, own.policy});
+      input, batch_sizes, states.h, states.c, network.params, settings, false, own.policy});
   if (batch_first) y = y.transpose(0, 1);
   if constexpr (kIsLstm<cell>) {
     return {y, hy, cy};
@@ -162,11 +161,8 @@ struct AtenRnn {
                                      TensorList params, bool has_biases, int64_t num_layers,
                                      double dropout, bool train, bool bidirectional,
                                      bool batch_first) {
-    return dense<cell>({input,
-                        hx,
-                        {params, has_biases, num_layers, dropout, train, bidirectional},
-                        batch_first,
-                        {}});
+    return dense<cell>({input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
+                        batch_first, OwnArgs()});
   }
 };
 
@@ -189,8 +185,8 @@ struct AtenRnnPacked {
                                      double dropout, bool train, bool bidirectional) {
     IntArrayRef numbers{batch_sizes.const_data_ptr<int64_t>(),
                         static_cast<size_t>(batch_sizes.numel())};
-    return packed<cell>(
-        {data, numbers, hx, {params, has_biases, num_layers, dropout, train, bidirectional}, {}});
+    return packed<cell>({data, numbers, hx, params, has_biases, num_layers, dropout, train,
+                         bidirectional, OwnArgs()});
   }
 };
 
