@@ -426,7 +426,7 @@ _X = torch.zeros(2, 6, 3)
         (
             "layer_norm",
             (_X.half(), (3,), None, torch.zeros(3)),
-            "bias is Float, wanted input's dtype Half where there is no weight",
+            "bias is Float, wanted input's dtype Half since there is no weight",
         ),
         ("layer_norm", (_X.long(), (3,)), "input is Long, wanted Float"),
         ("rms_norm", (_X, (6,)), "rms_norm: normalized_shape is"),

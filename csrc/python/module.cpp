@@ -8,6 +8,7 @@
 
 #include "core/errors.h"
 #include "core/select/plan_store.h"
+#include "library.h"
 #include "python/bindings.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"
@@ -85,6 +86,7 @@ std::optional<std::string> value_error_text(std::exception& error) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::register_local_exception_translator(translate);
   install_hooks();
+  register_kernels_of_writers();
   bind_problems(m);
   bind_policies(m);
   bind_tuning(m);

@@ -16,7 +16,7 @@
 
 namespace torch_cudnn_ext::graph {
 
-// An operation graph with what it is made of. Tensors are known by their role.
+// An operation graph and its parts. Tensors are known by their role.
 struct OperationGraph {
   std::vector<Descriptor> parts, operations;
   std::optional<Descriptor> graph;
@@ -52,11 +52,10 @@ std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& 
 // Whether every step between neighbouring rows (or pixels, in nhwc) is a multiple of 16 bytes.
 bool has_aligned_rows(const TensorSpec& t);
 
-// What is wrong with an engine of cuDNN 9.19 on tensors of a small alignment; empty where nothing
-// is known to be.
-std::string alignment_defect(const Notes& notes, int64_t alignment);
+// The erratum of an engine of cuDNN 9.19 on tensors of a small alignment; empty if none is known.
+std::string alignment_erratum(const Notes& notes, int64_t alignment);
 
-// An engine that is known, but not built: that may take a compiler.
+// An engine that is known, but not built: building may run a compiler.
 struct UnbuiltEngine {
   Descriptor descriptor;
   Notes notes;
@@ -81,7 +80,7 @@ class EnginePlan : public ReplayedPlan {
   void run(Bindings& bindings) override;
 
  private:
-  // A finalised pack cannot be filled again, but tensors often come back to the same addresses.
+  // A finalised pack cannot be filled again, but tensors often have the same addresses again.
   struct Pack {
     ReplayKey key;
     std::vector<float> scalars;  // the pack points at these
@@ -97,7 +96,7 @@ class EnginePlan : public ReplayedPlan {
 };
 
 // The pieces of `register_graphs`, whose functions are those of one operator.
-template <class P, auto refuse, auto make_operation_graph, auto find_defect, auto make_plan>
+template <class P, auto refuse, auto make_operation_graph, auto find_erratum, auto make_plan>
 struct Graphs {
   static std::optional<Unsupported> refused(const P& p, const Device& device) {
     if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
@@ -114,7 +113,7 @@ struct Graphs {
     }
   }
 
-  // Of an engine; none where building says why it does not take the problem.
+  // None if building says why the engine does not take the problem.
   static std::optional<Notes> notes(const P& p, const Algorithm& algorithm, const Device& device) {
     if (refused(p, device)) return std::nullopt;
     try {
@@ -129,8 +128,8 @@ struct Graphs {
     try {
       OperationGraph graph = make_operation_graph(p, device);
       UnbuiltEngine engine = find_engine(graph, algorithm);
-      std::string defect = is_cudnn_9_19() ? find_defect(p, algorithm, engine.notes) : "";
-      if (!defect.empty()) return Unsupported{defect};
+      std::string erratum = is_cudnn_9_19() ? find_erratum(p, algorithm, engine.notes) : "";
+      if (!erratum.empty()) return Unsupported{erratum};
       return make_plan(p, algorithm, build_engine(graph, engine, algorithm));
     } catch (const Failure& failure) {
       return failure.unsupported(device);
@@ -148,21 +147,21 @@ struct Graphs {
   }
 };
 
-// Where no engine is known to do wrong.
+// For operators with no known erratum.
 template <class P>
-std::string no_defect(const P&, const Algorithm&, const Notes&) {
+std::string no_erratum(const P&, const Algorithm&, const Notes&) {
   return "";
 }
 
 // Registers what the graph API does of one operator, by four functions of its problems:
-//   refuse                (p) -> the reason where no graph can be made, else nullopt
+//   refuse                (p) -> the reason if no graph can be made, else nullopt
 //   make_operation_graph  (p, device) -> OperationGraph, or throws Failure
-//   find_defect           (p, algorithm, notes) -> what this engine of cuDNN 9.19 accepts and then
+//   find_erratum          (p, algorithm, notes) -> what this engine of cuDNN 9.19 accepts and then
 //                         does wrong, found by running every engine on an H200; "" for nothing
 //   make_plan             (p, algorithm, engine) -> its plan
-template <class P, auto refuse, auto make_operation_graph, auto find_defect, auto make_plan>
+template <class P, auto refuse, auto make_operation_graph, auto find_erratum, auto make_plan>
 RegisterBackendOperator<P> register_graphs() {
-  using Made = Graphs<P, refuse, make_operation_graph, find_defect, make_plan>;
+  using Made = Graphs<P, refuse, make_operation_graph, find_erratum, make_plan>;
   return {"graph", Made::candidates, Made::build, Made::neighbours, Made::notes};
 }
 

@@ -60,7 +60,7 @@ std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorit
 }
 
 const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph,
-                                        no_defect<ReduceProblem>, make_plan>();
+                                        no_erratum<ReduceProblem>, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph
