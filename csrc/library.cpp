@@ -85,16 +85,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "float alpha=1.0, float beta=0.0, bool flip_kernel=False, str? policy=None) -> ()",
       tags);
 
-  // Softmax.
-  m.def("softmax(Tensor input, int dim, ScalarType? dtype=None, *, str? policy=None) -> Tensor",
-        tags);
-  m.def("log_softmax(Tensor input, int dim, ScalarType? dtype=None, *, str? policy=None) -> Tensor",
-        tags);
-  m.def(
-      "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, *, str? policy=None) "
-      "-> Tensor",
-      tags);
-
   // Pooling over the one to three last dimensions: as many as kernel_size has entries. An empty
   // stride is kernel_size. With adaptive, kernel_size holds the output's sizes, and padding and
   // stride do not count. A divisor of 1 makes sums.
@@ -206,47 +196,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "skip_input, *, str? policy=None) -> (Tensor, Tensor, Tensor, Tensor)",
       tags);
 
-  // Spatial transformers. The input's gradient is an empty tensor where it is not wanted.
-  m.def(
-      "affine_grid(Tensor theta, SymInt[] size, bool align_corners, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "affine_grid_backward(Tensor grad_grid, SymInt[] size, bool align_corners, *, str? "
-      "policy=None) -> Tensor",
-      tags);
-  m.def(
-      "grid_sample(Tensor input, Tensor grid, int mode, int padding_mode, bool align_corners, *, "
-      "str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "grid_sample_backward(Tensor grad_output, Tensor input, Tensor grid, int mode, int "
-      "padding_mode, bool align_corners, bool input_gradient, *, str? policy=None) -> (Tensor, "
-      "Tensor)",
-      tags);
-
-  // Dropout with 0 < p < 1, which calls _dropout if a gradient is wanted. The reserve is the mask,
-  // of a format and a size that only its algorithm knows; the writer says which that was
-  // (core/writer.h).
-  m.def("dropout(Tensor input, float p, *, str? policy=None) -> Tensor", random_tags);
-  m.def(
-      "_dropout(Tensor input, float p, *, str? policy=None) -> (Tensor output, Tensor reserve, "
-      "Tensor writer)",
-      random_tags);
-  m.def(
-      "dropout_backward(Tensor grad_output, Tensor reserve, Tensor? writer, float p, SymInt[] "
-      "stride, *, str? policy=None) -> Tensor",
-      tags);
-
-  // The CTC loss of each sequence, and the gradient of their sum.
-  m.def(
-      "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int "
-      "blank=0, bool zero_infinity=False, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "_ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
-      "int blank=0, bool zero_infinity=False, *, str? policy=None) -> (Tensor, Tensor)",
-      tags);
-
   // Layer, RMS, instance and group norm: views of one operator, which is left whole in graphs. A
   // result of the inner operators that there is not is empty: vmap takes no lists of tensors.
   m.def(
@@ -274,60 +223,6 @@ TORCH_LIBRARY(torch_cudnn_ext, m) {
       "_normalize_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor "
       "invstd, str kind, int groups, bool has_bias, float eps, *, str? policy=None) -> (Tensor "
       "grad_input, Tensor grad_weight, Tensor grad_bias)",
-      tags);
-
-  // Local response and divisive normalisation.
-  m.def(
-      "local_response_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float "
-      "k=1.0, str window='torch', *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "divisive_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float k=1.0, "
-      "Tensor? means=None, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "_lrn(Tensor input, Tensor? means, str kind, int size, float alpha, float beta, float k, str "
-      "window, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "_lrn_backward(Tensor grad_output, Tensor input, Tensor output, Tensor? means, str kind, int "
-      "size, float alpha, float beta, float k, str window, *, str? policy=None) -> (Tensor "
-      "grad_input, Tensor grad_means)",
-      tags);
-
-  // Activations: relu, clipped_relu (coefficient: ceiling), tanh, sigmoid, elu (alpha), swish
-  // (beta). The gradient of relu, tanh and sigmoid is computed from the output; that of the others
-  // from the input, where it is given. With a trailing underscore: in place.
-  m.def("activation(Tensor input, str kind, float coefficient=1.0, *, str? policy=None) -> Tensor",
-        tags);
-  m.def("activation_(Tensor(a!) input, str kind, float coefficient=1.0, *, str? policy=None) -> ()",
-        tags);
-  m.def(
-      "activation_backward(Tensor grad_output, Tensor? input, Tensor output, str kind, float "
-      "coefficient=1.0, *, str? policy=None) -> Tensor",
-      tags);
-  m.def(
-      "activation_backward_(Tensor(a!) grad_output, Tensor? input, Tensor output, str kind, float "
-      "coefficient=1.0, *, str? policy=None) -> ()",
-      tags);
-
-  // activation(alpha * a b + beta * z + bias), batches broadcast as in torch.matmul. activation is
-  // none or relu.
-  m.def(
-      "matmul(Tensor a, Tensor b, Tensor? bias=None, *, bool transpose_a=False, bool "
-      "transpose_b=False, float alpha=1.0, float beta=0.0, Tensor? z=None, str activation='none', "
-      "str? policy=None) -> Tensor",
-      tags);
-
-  // Reductions over the dimensions dim, or all: add, mul, min, max, absmax, mean, norm1, norm2,
-  // mul_no_zeros. Indices, of min and max, count over the reduced dimensions.
-  m.def(
-      "reduce(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, str? policy=None) "
-      "-> Tensor",
-      tags);
-  m.def(
-      "reduce_with_indices(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, str? "
-      "policy=None) -> (Tensor values, Tensor indices)",
       tags);
 }
 

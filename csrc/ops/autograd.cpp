@@ -10,7 +10,7 @@ variable_list call_in_graph(const torch::autograd::Node& node, SwapSavedVariable
   for (const c10::IValue& value : args.vec()) {
     types.push_back(value.isTensor() ? at::TensorType::get() : value.type());
   }
-  // Of a name of its own at each call, since these types may differ from call to call.
+  // A custom function has a name of its own at each call, since these types may differ.
   constexpr bool kIsCustom = true;
   const auto& compiler = compiled::getPyCompilerInterface();
   std::string name = compiler->bind_function(swap.get_py_compiler(), node.name(),
