@@ -21,8 +21,6 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
   return static_cast<int64_t>(bits & -bits);
 }
 
-Tensor aligned(const Tensor& t) { return is_aligned(t) ? t : copy_in_layout(t); }
-
 void align(Bindings& bindings, std::initializer_list<Role> roles) {
   for (Role role : roles) {
     Tensor& t = bindings[role];
@@ -47,10 +45,6 @@ bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
   }
   return !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
-
-TensorSpec spec_of(const Tensor& t) { return {t.scalar_type(), t.sizes(), t.strides()}; }
-
-bool is_dense(const Tensor& t) { return t.is_non_overlapping_and_dense(); }
 
 void check_dtype(const char* op, const char* name, const Tensor& t) {
   auto dtype = t.scalar_type();
@@ -138,10 +132,6 @@ OptionalPolicy policy_of_backward(std::string_view family, std::string_view op,
 const Tensor& or_undefined(const OptionalTensor& t) {
   static const Tensor none;
   return t ? *t : none;
-}
-
-Tensor contiguous_or_undefined(const OptionalTensor& t) {
-  return has(t) ? t->contiguous() : Tensor();
 }
 
 }  // namespace torch_cudnn_ext

@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #include "core/operator.h"
 #include "core/policy/policy.h"
@@ -40,13 +39,6 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// The handle of the operator that `kernel` computes; `name` is looked up at the first call.
-template <auto kernel>
-const auto& op_of(const char* name) {
-  static const auto op = find_op<std::remove_pointer_t<decltype(kernel)>>(name);
-  return op;
-}
-
 // Chooses and runs an algorithm on the device of `like`.
 template <class P>
 void run_problem(const P& problem, OptionalPolicy policy, const Tensor& like, Bindings& bindings) {
@@ -58,7 +50,7 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors);
 
 // The tensor, or a copy at an address that is a multiple of 16 bytes. cuDNN 9.19, and PyTorch with
 // it, accesses some other addresses wrongly, after which the process loses its GPU context.
-Tensor aligned(const Tensor& t);
+inline Tensor aligned(const Tensor& t) { return is_aligned(t) ? t : copy_in_layout(t); }
 // Replaces what is bound to the roles by `aligned` tensors: on CUDA every role, on the CPU the
 // reserve, whose bytes plans read as other types.
 void align(Bindings& bindings, std::initializer_list<Role> roles);
@@ -83,11 +75,10 @@ struct BelowAutocast : c10::impl::ExcludeDispatchKeyGuard {
       : ExcludeDispatchKeyGuard(at::autocast::get_autocast_dispatch_key_from_device_type(device)) {}
 };
 
-// A tensor's dtype, sizes and strides.
-TensorSpec spec_of(const Tensor& t);
+inline TensorSpec spec_of(const Tensor& t) { return {t.scalar_type(), t.sizes(), t.strides()}; }
 
 // Whether the elements follow one another without gaps or overlaps, in any order of dimensions.
-bool is_dense(const Tensor& t);
+inline bool is_dense(const Tensor& t) { return t.is_non_overlapping_and_dense(); }
 
 // Raises unless the dtype is float32, float16, bfloat16 or float64.
 void check_dtype(const char* op, const char* name, const Tensor& t);
@@ -139,6 +130,8 @@ OptionalPolicy policy_of_backward(std::string_view family, std::string_view op,
 
 const Tensor& or_undefined(const OptionalTensor& t);
 inline bool has(const OptionalTensor& t) { return t && t->defined(); }
-Tensor contiguous_or_undefined(const OptionalTensor& t);
+inline Tensor contiguous_or_undefined(const OptionalTensor& t) {
+  return has(t) ? t->contiguous() : Tensor();
+}
 
 }  // namespace torch_cudnn_ext

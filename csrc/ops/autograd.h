@@ -41,8 +41,8 @@ using Needed = c10::SmallVector<bool, 8>;
 //   static constexpr const char* kName  the node's name
 //   static constexpr size_t kInputs     how many inputs may need a gradient, or kAny
 //   (attributes, as members)
-//   template <class F> void attributes(F&& visit)
-//                                       calls visit(attribute...) with all of them, in any groups
+//   auto attributes()                   std::tie of them, or a template that visits each of them:
+//                                       void attributes(F&& visit)
 //   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
 //                                       the gradients of the inputs, undefined if not needed; calls
 //                                       operators through the dispatcher, so that gradients have
@@ -63,6 +63,8 @@ template <class Gradient, template <class> class Member>
 inline constexpr bool has_member<Gradient, Member, std::void_t<Member<Gradient>>> = true;
 
 template <class Gradient>
+using TiedAttributes = decltype(std::declval<Gradient&>().attributes());
+template <class Gradient>
 using ForwardMode = decltype(Gradient::kForwardMode);
 template <class Gradient>
 using RetainVariables = decltype(Gradient::retain_variables);
@@ -70,6 +72,15 @@ template <class Gradient>
 using Reads = decltype(&Gradient::reads);
 template <class Gradient>
 using Remade = decltype(&Gradient::remade);
+
+template <class Gradient, class Visit>
+void each_attribute(Gradient& gradient, Visit&& visit) {
+  if constexpr (has_member<Gradient, TiedAttributes>) {
+    std::apply([&](auto&... items) { (visit(items), ...); }, gradient.attributes());
+  } else {
+    gradient.attributes(visit);
+  }
+}
 
 using torch::dynamo::autograd::PackedArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
@@ -170,28 +181,27 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     for (size_t i = 0; i < saved.size(); ++i) args.collect(saved[i], is_result[i]);
-    const_cast<Gradient&>(gradient).attributes(
-        [&](const auto&... items) { (args.collect(packable(items)), ...); });
+    each_attribute(const_cast<Gradient&>(gradient),
+                   [&](const auto& item) { args.collect(packable(item)); });
   }
 
   // Visits the attributes that are symbols while a graph is compiled.
   template <class Visit>
   void each_symbolic(Visit&& visit) {
-    auto visit_symbolic = [&](auto& item) {
+    each_attribute(gradient, [&](auto& item) {
       using T = std::decay_t<decltype(item)>;
       if constexpr (std::is_same_v<T, SymInt> || std::is_same_v<T, std::vector<SymInt>> ||
                     std::is_same_v<T, c10::SymDimVector>) {
         visit(item);
       }
-    };
-    gradient.attributes([&](auto&... items) { (visit_symbolic(items), ...); });
+    });
   }
 
   variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
     for (auto& variable : saved) swap.before(variable);
     each_symbolic([&](auto& item) { swap.before(item); });
     PackedArgs args;
-    gradient.attributes([&](auto&... items) { (args.pack(packable(items)), ...); });
+    each_attribute(gradient, [&](auto& item) { args.pack(packable(item)); });
     Needed wanted = needed();
     args.pack(std::vector<bool>(wanted.begin(), wanted.end()));
     auto tensors = unpacked(wanted);
@@ -206,7 +216,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
                                     const std::vector<c10::IValue>& packed) {
     PackedArgs args(packed);
     Gradient gradient;
-    gradient.attributes([&](auto&... items) { (unpack_attribute(args, items), ...); });
+    each_attribute(gradient, [&](auto& item) { unpack_attribute(args, item); });
     auto wanted = args.unpack<std::vector<bool>>();
     auto tensors = args.unpack<variable_list>();
     if (!any_defined(grads)) return variable_list(wanted.size());
@@ -225,13 +235,6 @@ std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
 template <class Results, size_t count>
 Results from_list(std::array<Tensor, count> list) {
   return std::apply([](auto&... t) { return Results(std::move(t)...); }, list);
-}
-
-// A function that runs the operator with these arguments below autograd. It refers to them.
-template <class Op, class... Args>
-auto below_autograd(const Op& op, c10::DispatchKeySet keys, const Args&... args) {
-  return
-      [&op, keys, &args...] { return op.redispatch(keys & c10::after_autograd_keyset, args...); };
 }
 
 // Runs an operator below autograd and records its node.
@@ -287,10 +290,10 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
   return from_list<Results>(std::move(results));
 }
 
-template <class Node>
-void save_input(Node& node, const Tensor& t) {
-  node.saved.emplace_back(t, false);
-  node.is_result.push_back(false);
+template <class Node, class... T>
+void save_input(Node& node, const T&... tensors) {
+  (node.saved.emplace_back(tensors, false), ...);
+  node.is_result.resize(node.saved.size(), false);
 }
 template <class Node>
 void save_result(Node& node, const Tensor& t) {
@@ -323,56 +326,14 @@ inline bool is_transformed(const Tensor& t) {
 Tensor with_strides_of_parameter(Tensor gradient, SymIntArrayRef strides);
 
 // A variable of this value to differentiate by. A history that other tensors share with it does not
-// count, unless the gradient is itself to be differentiated. An alias tells whether there is a
-// history: a tensor left over from a transform of torch.func claims to require a gradient without.
-inline Tensor variable_of(const Tensor& t, bool create_graph) {
-  if (create_graph && t.requires_grad()) {
-    Tensor variable = at::alias(t);
-    if (variable.requires_grad()) return variable;
-  }
-  return t.detach().requires_grad_();
-}
-
-inline bool has_history(TensorList tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
-    return t.defined() && t.requires_grad() && at::alias(t).requires_grad();
-  });
-}
+// count, unless the gradient is itself to be differentiated.
+Tensor variable_of(const Tensor& t, bool create_graph);
 
 // The gradients of a backward operator, found by differentiating a formula of it in ATen operators.
-// `formula` takes `inputs` and gives the tensors whose gradients are `grads`. A gradient that is
+// The formula takes `inputs` and gives the tensors whose gradients are `grads`. A gradient that is
 // not needed is undefined.
-template <class Formula>
-variable_list gradients_of_formula(Formula&& formula, TensorList inputs, const variable_list& grads,
-                                   const Needed& needed) {
-  bool create_graph = c10::GradMode::is_enabled();
-  AutogradGuard on;
-  create_graph = create_graph && (has_history(inputs) || has_history(grads));
-  std::optional<NoSavedTensorHooks> no_hooks;
-  if (!create_graph) no_hooks.emplace();
-  std::vector<Tensor> arguments = inputs.vec();
-  variable_list wanted;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!needed[i]) continue;
-    arguments[i] = variable_of(inputs[i], create_graph);
-    wanted.push_back(arguments[i]);
-  }
-  variable_list outputs, weights;
-  std::vector<Tensor> results = formula(arguments);
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (i >= grads.size() || !grads[i].defined() || !results[i].requires_grad()) continue;
-    outputs.push_back(results[i]);
-    weights.push_back(grads[i]);
-  }
-  variable_list gradients(inputs.size());
-  if (wanted.empty() || outputs.empty()) return gradients;
-  variable_list found =
-      torch::autograd::grad(outputs, wanted, weights, std::nullopt, create_graph, true);
-  size_t next = 0;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (needed[i]) gradients[i] = found[next++];
-  }
-  return gradients;
-}
+using Formula = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+variable_list gradients_of_formula(const Formula& formula, TensorList inputs,
+                                   const variable_list& grads, const Needed& needed);
 
 }  // namespace torch_cudnn_ext

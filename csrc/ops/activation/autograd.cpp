@@ -6,15 +6,13 @@
 #include <torch/library.h>
 
 #include "ops/activation/activation.h"
+#include "ops/call.h"
 
 namespace torch_cudnn_ext::activation {
 namespace {
 
-const auto& forward_op() { return op_of<forward>("torch_cudnn_ext::activation"); }
-const auto& forward_inplace_op() { return op_of<forward_inplace>("torch_cudnn_ext::activation_"); }
-const auto& backward_op() { return op_of<backward>("torch_cudnn_ext::activation_backward"); }
-const auto& backward_inplace_op() {
-  return op_of<backward_inplace>("torch_cudnn_ext::activation_backward_");
+std::optional<std::string> saved_policy(OptionalPolicy policy) {
+  return policy_to_save(ActivationProblem::kFamily, policy);
 }
 
 // Whether nobody else can see this gradient, so that its memory may be written.
@@ -32,82 +30,73 @@ struct ActivationGradient {
   bool inplace = false;  // the gradient may be computed in place too, if nobody notices
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(kind, coefficient, inplace, policy);
-  }
+  auto attributes() { return std::tie(kind, coefficient, inplace, policy); }
   // `saved` is x, undefined if it is not read, and y.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
     OptionalTensor x = optional_of(saved[0]);
     if (inplace && is_unshared(grads[0])) {
       Tensor grad = grads[0];
-      backward_inplace_op().call(grad, x, saved[1], kind, coefficient, policy);
+      call_op(BackwardArgs<true>{grad, x, saved[1], kind, coefficient, policy});
       return {grad};
     }
-    return {backward_op().call(grads[0], x, saved[1], kind, coefficient, policy)};
+    return {call_op(BackwardArgs<false>{grads[0], x, saved[1], kind, coefficient, policy})};
   }
   // The output. If x is saved, PyTorch's own gradient reads x alone.
   Tensor remade(TensorList before) const {
     if (!before[0].defined()) return Tensor();
-    return forward_op().call(before[0].detach(), kind, coefficient, policy);
+    return call_op(ForwardArgs<false>{before[0].detach(), kind, coefficient, policy});
   }
 };
 
-template <class Gradient>
-void set_attributes(Gradient& gradient, std::string_view kind, double coefficient,
-                    OptionalPolicy policy) {
-  gradient.kind = kind;
-  gradient.coefficient = coefficient;
-  gradient.policy = policy_to_save(ActivationProblem::kFamily, policy);
-}
-
-Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::string_view kind,
-                        double coefficient, OptionalPolicy policy) {
+Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs<false>& a) {
   return run_with_gradient<ActivationGradient>(
-      {input}, 1, below_autograd(forward_op(), keys, input, kind, coefficient, policy),
+      {a.input}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto& results) {
-        set_attributes(node.gradient, kind, coefficient, policy);
-        auto p = problem_of("activation", input, kind, coefficient, Pass::bwd);
-        save_input(node, p.from_output ? Tensor() : input);
+        node.gradient = {std::string(a.kind), a.coefficient, false, saved_policy(a.policy)};
+        auto p = problem_of(a.kName, a.input, a.kind, a.coefficient, Pass::bwd);
+        save_input(node, p.from_output ? Tensor() : a.input);
         save_result(node, results[0]);
       });
 }
 
+// Runs an operator that writes into an argument below autograd.
+template <class Args>
+void redispatch_inplace(c10::DispatchKeySet keys, const Args& args) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  std::apply(
+      [&](auto&... a) { op_of<Args>().redispatch(keys & c10::after_ADInplaceOrView_keyset, a...); },
+      args.tied());
+  torch::autograd::increment_version(std::get<0>(args.tied()));
+}
+
 // The tensor becomes the result of its own node. Only swish's gradient needs what was overwritten;
 // it keeps a copy, as PyTorch's does.
-void forward_inplace_autograd(c10::DispatchKeySet keys, Tensor& input, std::string_view kind,
-                              double coefficient, OptionalPolicy policy) {
+void forward_inplace_autograd(c10::DispatchKeySet keys, const ForwardArgs<true>& a) {
   using namespace torch::autograd;
-  bool wanted = compute_requires_grad(input);
-  check_inplace(input, wanted);
-  TORCH_CHECK_NOT_IMPLEMENTED(!isFwGradDefined(input), ActivationGradient::kName,
+  using Node = GradientNode<ActivationGradient>;
+  bool wanted = compute_requires_grad(a.input);
+  check_inplace(a.input, wanted);
+  TORCH_CHECK_NOT_IMPLEMENTED(!isFwGradDefined(a.input), ActivationGradient::kName,
                               ": forward-mode AD is not supported by this operator");
-  std::shared_ptr<GradientNode<ActivationGradient>> node;
+  std::shared_ptr<Node> node;
   Tensor before;
   if (wanted) {
-    auto p = problem_of("activation_", input, kind, coefficient);
-    TORCH_CHECK_VALUE(p.kind != ActivationKind::elu || coefficient >= 0,
-                      "torch_cudnn_ext::activation_: coefficient is ", coefficient,
+    auto p = problem_of(a.kName, a.input, a.kind, a.coefficient);
+    TORCH_CHECK_VALUE(p.kind != ActivationKind::elu || a.coefficient >= 0,
+                      "torch_cudnn_ext::activation_: coefficient is ", a.coefficient,
                       ", wanted an alpha of at least 0: elu's gradient in place is computed from "
                       "its output");
-    if (p.kind == ActivationKind::swish) before = input.clone();  // with its own history
-    node = std::shared_ptr<GradientNode<ActivationGradient>>(new GradientNode<ActivationGradient>(),
-                                                             deleteNode);
-    node->set_next_edges(collect_next_edges(input));
+    if (p.kind == ActivationKind::swish) before = a.input.clone();  // with its own history
+    node = std::shared_ptr<Node>(new Node(), deleteNode);
+    node->set_next_edges(collect_next_edges(a.input));
   }
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    forward_inplace_op().redispatch(keys & c10::after_ADInplaceOrView_keyset, input, kind,
-                                    coefficient, policy);
-  }
-  increment_version(input);
+  redispatch_inplace(keys, a);
   if (!node) return;
-  rebase_history(input, node);
-  set_attributes(node->gradient, kind, coefficient, policy);
-  node->gradient.inplace = true;
+  rebase_history(a.input, node);
+  node->gradient = {std::string(a.kind), a.coefficient, true, saved_policy(a.policy)};
   save_input(*node, before);
-  save_result(*node, input);
+  save_result(*node, a.input);
 }
 
 struct ActivationBackwardGradient {
@@ -117,15 +106,14 @@ struct ActivationBackwardGradient {
   double coefficient = 1;
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(kind, coefficient, policy);
-  }
+  auto attributes() { return std::tie(kind, coefficient, policy); }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     const Tensor &dy = saved[0], &y = saved[1];
     Tensor x = saved.size() > 2 ? saved[2] : Tensor();
     variable_list result(3);
-    if (needed[0]) result[0] = backward_op().call(grads[0], x, y, kind, coefficient, policy);
+    if (needed[0]) {
+      result[0] = call_op(BackwardArgs<false>{grads[0], x, y, kind, coefficient, policy});
+    }
     auto p = problem_of("activation_backward", y, kind, coefficient, Pass::bwd, !x.defined());
     size_t read = p.from_output ? 2 : 1;  // the input that the gradient reads
     if (!needed[read]) return result;
@@ -140,42 +128,28 @@ struct ActivationBackwardGradient {
   }
 };
 
-Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
-                         const OptionalTensor& input, const Tensor& output, std::string_view kind,
-                         double coefficient, OptionalPolicy policy) {
+Tensor backward_autograd(c10::DispatchKeySet keys, const BackwardArgs<false>& a) {
   return run_with_gradient<ActivationBackwardGradient>(
-      {grad_output, or_undefined(input), output}, 1,
-      below_autograd(backward_op(), keys, grad_output, input, output, kind, coefficient, policy),
+      {a.grad_output, or_undefined(a.input), a.output}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto&) {
-        set_attributes(node.gradient, kind, coefficient, policy);
-        save_input(node, grad_output);
-        save_input(node, output);
-        if (has(input)) save_input(node, *input);
+        node.gradient = {std::string(a.kind), a.coefficient, saved_policy(a.policy)};
+        save_input(node, a.grad_output, a.output);
+        if (has(a.input)) save_input(node, *a.input);
       });
 }
 
-void backward_inplace_autograd(c10::DispatchKeySet keys, Tensor& grad_output,
-                               const OptionalTensor& input, const Tensor& output,
-                               std::string_view kind, double coefficient, OptionalPolicy policy) {
-  using namespace torch::autograd;
-  TORCH_CHECK(!compute_requires_grad(grad_output, input, output),
+void backward_inplace_autograd(c10::DispatchKeySet keys, const BackwardArgs<true>& a) {
+  TORCH_CHECK(!torch::autograd::compute_requires_grad(a.grad_output, a.input, a.output),
               "torch_cudnn_ext::activation_backward_: it is not differentiable, wanted tensors "
               "that require no gradient; use activation_backward");
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    backward_inplace_op().redispatch(keys & c10::after_ADInplaceOrView_keyset, grad_output, input,
-                                     output, kind, coefficient, policy);
-  }
-  increment_version(grad_output);
+  redispatch_inplace(keys, a);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
-  m.impl("activation", TORCH_FN(forward_autograd));
-  m.impl("activation_", TORCH_FN(forward_inplace_autograd));
-  m.impl("activation_backward", TORCH_FN(backward_autograd));
-  m.impl("activation_backward_", TORCH_FN(backward_inplace_autograd));
+  register_kernels<forward_autograd, forward_inplace_autograd, backward_autograd,
+                   backward_inplace_autograd>(m);
 }
 
 }  // namespace torch_cudnn_ext::activation

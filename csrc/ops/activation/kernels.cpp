@@ -6,7 +6,8 @@
 #include <c10/util/StringUtil.h>
 
 #include "ops/activation/activation.h"
-#include "ops/registration.h"
+#include "ops/call.h"
+#include "ops/schema.h"
 
 namespace torch_cudnn_ext::activation {
 
@@ -26,9 +27,23 @@ ActivationProblem problem_of(const char* op, const Tensor& t, std::string_view k
 
 namespace {
 
+template <bool inplace>
+ActivationProblem checked(const ForwardArgs<inplace>& a) {
+  return problem_of(a.kName, a.input, a.kind, a.coefficient);
+}
+
+template <bool inplace>
+ActivationProblem checked(const BackwardArgs<inplace>& a) {
+  auto p = problem_of(a.kName, a.output, a.kind, a.coefficient, Pass::bwd, !has(a.input));
+  check_same(a.kName, "output", a.output, "grad_output", a.grad_output);
+  if (has(a.input)) check_same(a.kName, "input", *a.input, "grad_output", a.grad_output);
+  TORCH_CHECK_VALUE(p.from_output || has(a.input), "torch_cudnn_ext::", a.kName,
+                    ": input is None, wanted the forward's input");
+  return p;
+}
+
 // The elements without gaps, in the order of `like` if it is defined.
 Tensor dense(const Tensor& t, const Tensor& like = {}) {
-  if (!t.defined()) return t;
   if (!like.defined()) return is_dense(t) ? t : t.clone(at::MemoryFormat::Preserve);
   if (t.strides() == like.strides()) return t;
   return at::empty_strided(like.sizes(), like.strides(), t.options()).copy_(t);
@@ -49,93 +64,66 @@ void run_into(ActivationProblem p, const Tensor& x, const Tensor& y, const Tenso
 }
 
 // A gradient that is computed from y alone does not read x.
-void backward_into(const ActivationProblem& p, const Tensor& dy, const OptionalTensor& input,
-                   const Tensor& y, const Tensor& dx, OptionalPolicy policy) {
-  Tensor x = p.from_output ? Tensor() : dense(*input, y);
-  run_into(p, x, y, dy, dx, policy);
-}
-
-ActivationProblem backward_problem(const char* op, const Tensor& grad_output,
-                                   const OptionalTensor& input, const Tensor& output,
-                                   std::string_view kind, double coefficient) {
-  auto p = problem_of(op, output, kind, coefficient, Pass::bwd, !has(input));
-  check_same(op, "output", output, "grad_output", grad_output);
-  if (has(input)) check_same(op, "input", *input, "grad_output", grad_output);
-  TORCH_CHECK_VALUE(p.from_output || has(input), "torch_cudnn_ext::", op,
-                    ": input is None, wanted the forward's input");
-  return p;
+Tensor input_read(const ActivationProblem& p, const OptionalTensor& input, const Tensor& y) {
+  return p.from_output ? Tensor() : dense(*input, y);
 }
 
 // A gradient in PyTorch's layout: the one of dy, or of the output for relu and if dy is not dense.
-Tensor empty_gradient(ActivationKind kind, const Tensor& grad_output, const Tensor& output) {
-  bool as_dy = kind != ActivationKind::relu && is_dense(grad_output);
-  return at::empty_like(as_dy ? grad_output : output);
+Tensor empty_gradient(const ActivationProblem& p, const BackwardArgs<false>& a) {
+  bool as_dy = p.kind != ActivationKind::relu && is_dense(a.grad_output);
+  return at::empty_like(as_dy ? a.grad_output : a.output);
 }
 
-}  // namespace
-
-Tensor forward(const Tensor& input, std::string_view kind, double coefficient,
-               OptionalPolicy policy) {
-  auto p = problem_of("activation", input, kind, coefficient);
-  c10::OptionalDeviceGuard guard(input.device());
-  Tensor x = dense(input);
+Tensor forward(const ForwardArgs<false>& a) {
+  auto p = checked(a);
+  c10::OptionalDeviceGuard guard(a.input.device());
+  Tensor x = dense(a.input);
   Tensor y = at::empty_like(x);
-  run_into(p, x, y, {}, {}, policy);
+  run_into(p, x, y, {}, {}, a.policy);
   return y;
 }
 
-void forward_inplace(Tensor& input, std::string_view kind, double coefficient,
-                     OptionalPolicy policy) {
-  auto p = problem_of("activation_", input, kind, coefficient);
-  c10::OptionalDeviceGuard guard(input.device());
-  at::assert_no_internal_overlap(input);
-  Tensor x = dense(input);
-  run_into(p, x, x, {}, {}, policy);
-  if (!x.is_same(input)) input.copy_(x);
+void forward_inplace(const ForwardArgs<true>& a) {
+  auto p = checked(a);
+  c10::OptionalDeviceGuard guard(a.input.device());
+  at::assert_no_internal_overlap(a.input);
+  Tensor x = dense(a.input);
+  run_into(p, x, x, {}, {}, a.policy);
+  if (!x.is_same(a.input)) a.input.copy_(x);
 }
 
-Tensor backward(const Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
-                std::string_view kind, double coefficient, OptionalPolicy policy) {
-  auto p = backward_problem("activation_backward", grad_output, input, output, kind, coefficient);
-  c10::OptionalDeviceGuard guard(output.device());
-  Tensor dx = empty_gradient(p.kind, grad_output, output);
-  backward_into(p, dense(grad_output, dx), input, dense(output, dx), dx, policy);
+Tensor backward(const BackwardArgs<false>& a) {
+  auto p = checked(a);
+  c10::OptionalDeviceGuard guard(a.output.device());
+  Tensor dx = empty_gradient(p, a);
+  Tensor y = dense(a.output, dx), dy = dense(a.grad_output, dx);
+  run_into(p, input_read(p, a.input, y), y, dy, dx, a.policy);
   return dx;
 }
 
-void backward_inplace(Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
-                      std::string_view kind, double coefficient, OptionalPolicy policy) {
-  auto p = backward_problem("activation_backward_", grad_output, input, output, kind, coefficient);
-  c10::OptionalDeviceGuard guard(output.device());
-  at::assert_no_internal_overlap(grad_output);
-  Tensor y = dense(output);
-  Tensor dy = dense(grad_output, y);
-  backward_into(p, dy, input, y, dy, policy);
-  if (!dy.is_same(grad_output)) grad_output.copy_(dy);
+void backward_inplace(const BackwardArgs<true>& a) {
+  auto p = checked(a);
+  c10::OptionalDeviceGuard guard(a.output.device());
+  at::assert_no_internal_overlap(a.grad_output);
+  Tensor y = dense(a.output), dy = dense(a.grad_output, y);
+  run_into(p, input_read(p, a.input, y), y, dy, dy, a.policy);
+  if (!dy.is_same(a.grad_output)) a.grad_output.copy_(dy);
 }
 
-namespace {
-
-Tensor forward_meta(const Tensor& input, std::string_view kind, double coefficient,
-                    OptionalPolicy) {
-  problem_of("activation", input, kind, coefficient);
-  return at::empty_like(input);
+Tensor forward_meta(const ForwardArgs<false>& a) {
+  checked(a);
+  return at::empty_like(a.input);
 }
 
-void forward_inplace_meta(Tensor& input, std::string_view kind, double coefficient,
-                          OptionalPolicy) {
-  problem_of("activation_", input, kind, coefficient);
+Tensor backward_meta(const BackwardArgs<false>& a) { return empty_gradient(checked(a), a); }
+
+template <class Args>
+void inplace_meta(const Args& a) {
+  checked(a);
 }
 
-Tensor backward_meta(const Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
-                     std::string_view kind, double coefficient, OptionalPolicy) {
-  auto p = backward_problem("activation_backward", grad_output, input, output, kind, coefficient);
-  return empty_gradient(p.kind, grad_output, output);
-}
-
-void backward_inplace_meta(Tensor& grad_output, const OptionalTensor& input, const Tensor& output,
-                           std::string_view kind, double coefficient, OptionalPolicy) {
-  backward_problem("activation_backward_", grad_output, input, output, kind, coefficient);
+void register_all(torch::Library& m) {
+  register_kernels<forward, forward_inplace, backward, backward_inplace>(m);
 }
 
 }  // namespace
@@ -144,23 +132,22 @@ void backward_inplace_meta(Tensor& grad_output, const OptionalTensor& input, con
 // The gradient of relu, tanh and sigmoid is computed from the output, that of the others from the
 // input if it is given. A name that ends in an underscore is an operator in place.
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
-  define_operator<forward, forward_meta>(
-      m, "activation(Tensor input, str kind, float coefficient=1.0, *, str? policy=None) -> Tensor",
-      tags());
-  define_operator<forward_inplace, forward_inplace_meta>(
+  define(
       m,
-      "activation_(Tensor(a!) input, str kind, float coefficient=1.0, *, str? policy=None) -> ()",
-      tags());
-  define_operator<backward, backward_meta>(
-      m,
-      "activation_backward(Tensor grad_output, Tensor? input, Tensor output, str kind, float "
-      "coefficient=1.0, *, str? policy=None) -> Tensor",
-      tags());
-  define_operator<backward_inplace, backward_inplace_meta>(
-      m,
-      "activation_backward_(Tensor(a!) grad_output, Tensor? input, Tensor output, str kind, float "
-      "coefficient=1.0, *, str? policy=None) -> ()",
-      tags());
+      {"activation(Tensor input, str kind, float coefficient=1.0, *, str? policy=None) -> Tensor",
+       "activation_(Tensor(a!) input, str kind, float coefficient=1.0, *, str? policy=None) -> "
+       "()",
+       "activation_backward(Tensor grad_output, Tensor? input, Tensor output, str kind, float "
+       "coefficient=1.0, *, str? policy=None) -> Tensor",
+       "activation_backward_(Tensor(a!) grad_output, Tensor? input, Tensor output, str kind, "
+       "float coefficient=1.0, *, str? policy=None) -> ()"});
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_all(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_all(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  register_kernels<forward_meta, inplace_meta<ForwardArgs<true>>, backward_meta,
+                   inplace_meta<BackwardArgs<true>>>(m);
 }
 
 }  // namespace torch_cudnn_ext::activation

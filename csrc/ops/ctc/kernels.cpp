@@ -1,16 +1,39 @@
-// Kernels and schemas of the CTC loss. Lengths and targets are checked on the host.
+// Kernels, schemas, gradients and autocast of the CTC loss. Lengths and targets are checked on the
+// host.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <limits>
 
-#include "ops/ctc/ctc.h"
-#include "ops/registration.h"
+#include "ops/autograd.h"
+#include "ops/call.h"
+#include "ops/schema.h"
 
 namespace torch_cudnn_ext::ctc {
 namespace {
 
 constexpr const char* kOp = "torch_cudnn_ext::ctc_loss";
+
+// Losses [N].
+struct LossArgs {
+  static constexpr const char* kName = "ctc_loss";
+  using Result = Tensor;
+  const Tensor &log_probs, &targets, &input_lengths, &target_lengths;
+  int64_t blank;
+  bool zero_infinity;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    return std::tie(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity,
+                    policy);
+  }
+};
+
+// Losses [N] and the gradient [T, N, C] of their sum.
+struct GradientArgs : LossArgs {
+  static constexpr const char* kName = "_ctc_loss";
+  using Result = std::tuple<Tensor, Tensor>;
+};
 
 void check_log_probs(const Tensor& log_probs, int64_t blank) {
   auto dtype = log_probs.scalar_type();
@@ -101,112 +124,143 @@ CtcLengths kind_of(const Tensor& inputs, const Tensor& targets, int64_t steps) {
   return kind;
 }
 
-// Binds the inputs. Raises if an argument is wrong. Sets `wrong` as hide_wrong_classes does, or
-// leaves it undefined if targets are in host memory.
-Bindings bind_inputs(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
-                     const Tensor& target_lengths, Tensor& wrong) {
-  int64_t steps = log_probs.size(0), batch = log_probs.size(1), classes = log_probs.size(2);
-  bool padded = targets.dim() == 2;
+// Binds the inputs. Raises if one is wrong. Sets `wrong` as hide_wrong_classes does, or leaves it
+// undefined if targets are in host memory.
+Bindings bind_inputs(const LossArgs& a, Tensor& wrong) {
+  int64_t steps = a.log_probs.size(0), batch = a.log_probs.size(1), classes = a.log_probs.size(2);
+  int64_t longest = a.targets.size(a.targets.dim() - 1);
   Bindings b;
-  b[Role::input_lengths] = lengths_on_host("input_lengths", input_lengths, batch, steps);
-  b[Role::target_lengths] = lengths_on_host("target_lengths", target_lengths, batch,
-                                            padded ? targets.size(1) : targets.size(0));
+  b[Role::input_lengths] = lengths_on_host("input_lengths", a.input_lengths, batch, steps);
+  b[Role::target_lengths] = lengths_on_host("target_lengths", a.target_lengths, batch, longest);
   const Tensor& lengths = b[Role::target_lengths];
-  if (!padded) {
+  if (a.targets.dim() == 1) {
     int64_t total = lengths.sum().item<int64_t>();
-    TORCH_CHECK_VALUE(total == targets.size(0), kOp, ": targets has ", targets.size(0),
+    TORCH_CHECK_VALUE(total == longest, kOp, ": targets has ", longest,
                       " elements, wanted the sum of target_lengths, ", total);
   }
-  b[Role::x] = log_probs.contiguous();
-  b[Role::targets] = padded_targets(targets, lengths);
+  b[Role::x] = a.log_probs.contiguous();
+  b[Role::targets] = padded_targets(a.targets, lengths);
   check_classes(b[Role::targets], lengths, classes);
-  if (!targets.is_cpu()) wrong = hide_wrong_classes(b[Role::targets], lengths, classes);
+  if (!a.targets.is_cpu()) wrong = hide_wrong_classes(b[Role::targets], lengths, classes);
   return b;
 }
 
-std::tuple<Tensor, Tensor> run(const Tensor& log_probs, const Tensor& targets,
-                               const Tensor& input_lengths, const Tensor& target_lengths,
-                               int64_t blank, bool zero_infinity, bool gradient,
-                               OptionalPolicy policy) {
-  check_log_probs(log_probs, blank);
-  check_targets(targets, log_probs);
+GradientArgs::Result run(const LossArgs& a, bool gradient) {
+  const Tensor& log_probs = a.log_probs;
+  check_log_probs(log_probs, a.blank);
+  check_targets(a.targets, log_probs);
   Device device = device_of(log_probs.device());
   TORCH_CHECK(!runtime_of(device).is_capturing(device), kOp,
               " cannot be captured into a CUDA graph: it copies lengths between host and device, "
               "and waits for them");
   c10::OptionalDeviceGuard guard(log_probs.device());
-  int64_t steps = log_probs.size(0), batch = log_probs.size(1);
+  int64_t batch = log_probs.size(1);
   Tensor wrong;
-  Bindings b = bind_inputs(log_probs, targets, input_lengths, target_lengths, wrong);
+  Bindings b = bind_inputs(a, wrong);
   b[Role::y] = at::empty({batch}, log_probs.options());
   if (gradient) b[Role::dx] = at::empty(log_probs.sizes(), log_probs.options());
   align(b, {Role::x});
   CtcProblem p;
   p.log_probs = spec_of(b[Role::x]);
   p.target_length = b[Role::targets].size(1);
-  p.blank = blank;
-  p.lengths = kind_of(b[Role::input_lengths], b[Role::target_lengths], steps);
+  p.blank = a.blank;
+  p.lengths = kind_of(b[Role::input_lengths], b[Role::target_lengths], log_probs.size(0));
   p.gradient = gradient;
   p.canonicalise();
-  run_problem(p, policy, log_probs, b);
+  run_problem(p, a.policy, log_probs, b);
   auto fill = [&](const Tensor& sequences, double value) {
     b[Role::y].masked_fill_(sequences, value);
     if (gradient) b[Role::dx].masked_fill_(sequences.view({1, batch, 1}), value);
   };
-  if (zero_infinity) fill(b[Role::y].isinf(), 0);
+  if (a.zero_infinity) fill(b[Role::y].isinf(), 0);
   if (wrong.defined()) fill(wrong, std::numeric_limits<double>::quiet_NaN());
   return {b[Role::y], b[Role::dx]};
 }
 
-}  // namespace
+Tensor forward(const LossArgs& a) { return std::get<0>(run(a, false)); }
 
-Tensor forward(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
-               const Tensor& target_lengths, int64_t blank, bool zero_infinity,
-               OptionalPolicy policy) {
-  return std::get<0>(
-      run(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, false, policy));
+GradientArgs::Result forward_with_gradient(const GradientArgs& a) { return run(a, true); }
+
+Tensor forward_meta(const LossArgs& a) {
+  check_log_probs(a.log_probs, a.blank);
+  check_targets(a.targets, a.log_probs);
+  check_not_meta(a.kName, "targets", a.targets, "log_probs", a.log_probs);
+  check_not_meta(a.kName, "input_lengths", a.input_lengths, "log_probs", a.log_probs);
+  check_not_meta(a.kName, "target_lengths", a.target_lengths, "log_probs", a.log_probs);
+  return at::empty_symint({a.log_probs.sym_size(1)}, a.log_probs.options());
 }
 
-std::tuple<Tensor, Tensor> forward_with_gradient(const Tensor& log_probs, const Tensor& targets,
-                                                 const Tensor& input_lengths,
-                                                 const Tensor& target_lengths, int64_t blank,
-                                                 bool zero_infinity, OptionalPolicy policy) {
-  return run(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, true, policy);
+GradientArgs::Result forward_with_gradient_meta(const GradientArgs& a) {
+  return {forward_meta(a), at::empty_symint(a.log_probs.sym_sizes(), a.log_probs.options())};
 }
 
-namespace {
+// The forward has computed the gradient as its second result, which has no derivative; PyTorch's
+// has none either.
+struct CtcGradient {
+  static constexpr const char* kName = "TorchCudnnExtCtcLossBackward";
+  static constexpr size_t kInputs = 1;
 
-Tensor forward_meta(const Tensor& log_probs, const Tensor& targets, const Tensor& inputs,
-                    const Tensor& lengths, int64_t blank, bool, OptionalPolicy) {
-  check_log_probs(log_probs, blank);
-  check_targets(targets, log_probs);
-  check_not_meta("ctc_loss", "targets", targets, "log_probs", log_probs);
-  check_not_meta("ctc_loss", "input_lengths", inputs, "log_probs", log_probs);
-  check_not_meta("ctc_loss", "target_lengths", lengths, "log_probs", log_probs);
-  return at::empty_symint({log_probs.sym_size(1)}, log_probs.options());
+  auto attributes() { return std::tie(); }
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
+    if (!needed[0]) return {Tensor()};
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !grads[1].defined(),
+        "the derivative of torch_cudnn_ext::ctc_loss's gradient is not implemented");
+    return {saved[0] * grads[0].unsqueeze(0).unsqueeze(2)};
+  }
+};
+
+// Under nested transforms ctc_loss calls _ctc_loss at the inner level, so the outer level sees only
+// _ctc_loss.
+GradientArgs::Result forward_with_gradient_autograd(c10::DispatchKeySet keys,
+                                                    const GradientArgs& a) {
+  return run_with_gradient<CtcGradient>(
+      {a.log_probs}, 2, [&] { return redispatch(keys, a); },
+      [](auto& node, const auto& results) { save_result(node, results[1]); });
 }
 
-std::tuple<Tensor, Tensor> forward_with_gradient_meta(const Tensor& log_probs,
-                                                      const Tensor& targets, const Tensor& inputs,
-                                                      const Tensor& lengths, int64_t blank,
-                                                      bool zero_infinity, OptionalPolicy policy) {
-  return {forward_meta(log_probs, targets, inputs, lengths, blank, zero_infinity, policy),
-          at::empty_symint(log_probs.sym_sizes(), log_probs.options())};
+Tensor forward_autograd(c10::DispatchKeySet keys, const LossArgs& a) {
+  if (at::GradMode::is_enabled() && a.log_probs.requires_grad()) {
+    return std::get<0>(forward_with_gradient_autograd(keys, {a}));
+  }
+  return run_with_gradient<CtcGradient>(
+      {a.log_probs}, 1, [&] { return redispatch(keys, a); }, [](auto&, const auto&) {});
+}
+
+template <c10::DeviceType device>
+Tensor forward_autocast(const LossArgs& a) {
+  BelowAutocast guard(device);
+  return call_op(LossArgs{at::autocast::cached_cast(at::kFloat, a.log_probs, device), a.targets,
+                          a.input_lengths, a.target_lengths, a.blank, a.zero_infinity, a.policy});
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
-  define_operator<forward, forward_meta>(
+  define(
       m,
-      "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int "
-      "blank=0, bool zero_infinity=False, *, str? policy=None) -> Tensor",
-      tags());
-  define_operator<forward_with_gradient, forward_with_gradient_meta>(
-      m,
-      "_ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
-      "int blank=0, bool zero_infinity=False, *, str? policy=None) -> (Tensor, Tensor)",
-      tags());
+      {"ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
+       "int "
+       "blank=0, bool zero_infinity=False, *, str? policy=None) -> Tensor",
+       "_ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, "
+       "int blank=0, bool zero_infinity=False, *, str? policy=None) -> (Tensor, Tensor)"});
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels<forward, forward_with_gradient>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) {
+  register_kernels<forward, forward_with_gradient>(m);
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  register_kernels<forward_meta, forward_with_gradient_meta>(m);
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
+  register_kernels<forward_autograd, forward_with_gradient_autograd>(m);
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
+  register_kernels<forward_autocast<c10::kCPU>>(m);
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
+  register_kernels<forward_autocast<c10::kCUDA>>(m);
 }
 
 }  // namespace torch_cudnn_ext::ctc

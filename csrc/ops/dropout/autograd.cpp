@@ -6,14 +6,11 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <torch/library.h>
 
+#include "ops/call.h"
 #include "ops/dropout/dropout.h"
 
 namespace torch_cudnn_ext::dropout {
 namespace {
-
-const auto& forward_op() { return op_of<forward>("torch_cudnn_ext::dropout"); }
-const auto& train_op() { return op_of<forward_train>("torch_cudnn_ext::_dropout"); }
-const auto& backward_op() { return op_of<backward>("torch_cudnn_ext::dropout_backward"); }
 
 template <bool is_forward>
 struct DropoutGradient {
@@ -24,51 +21,42 @@ struct DropoutGradient {
   std::vector<SymInt> stride;
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(p, stride, policy);
-  }
+  auto attributes() { return std::tie(p, stride, policy); }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
-    return {backward_op().call(grads[0], saved[0], optional_of(saved[1]), p, stride, policy)};
+    return {call_op(BackwardArgs{grads[0], saved[0], optional_of(saved[1]), p, stride, policy})};
   }
 };
 
 // Under nested transforms dropout calls _dropout at the inner level, so the outer level sees only
 // _dropout.
-Tensors3 forward_train_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
-                                OptionalPolicy policy) {
+TrainArgs::Result forward_train_autograd(c10::DispatchKeySet keys, const TrainArgs& a) {
   return run_with_gradient<DropoutGradient<true>>(
-      {input}, 1, below_autograd(train_op(), keys, input, p, policy),
+      {a.input}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto& results) {
-        node.gradient.p = p;
+        node.gradient.p = a.p;
         node.gradient.stride = results[0].sym_strides().vec();
         save_input(node, results[1]);
-        save_writer(node, "_dropout", DropoutProblem::kFamily, policy, results[2]);
+        save_writer(node, a.kName, DropoutProblem::kFamily, a.policy, results[2]);
       });
 }
 
-Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, double p,
-                        OptionalPolicy policy) {
-  if (at::GradMode::is_enabled() && input.requires_grad()) {
-    return std::get<0>(forward_train_autograd(keys, input, p, policy));
+Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs& a) {
+  if (at::GradMode::is_enabled() && a.input.requires_grad()) {
+    return std::get<0>(forward_train_autograd(keys, {a}));
   }
   return run_with_gradient<DropoutGradient<true>>(
-      {input}, 1, below_autograd(forward_op(), keys, input, p, policy), [](auto&, const auto&) {});
+      {a.input}, 1, [&] { return redispatch(keys, a); }, [](auto&, const auto&) {});
 }
 
-Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& reserve,
-                         const OptionalTensor& writer, double p, SymIntArrayRef stride,
-                         OptionalPolicy policy) {
+Tensor backward_autograd(c10::DispatchKeySet keys, const BackwardArgs& a) {
   return run_with_gradient<DropoutGradient<false>>(
-      {grad_output}, 1,
-      below_autograd(backward_op(), keys, grad_output, reserve, writer, p, stride, policy),
+      {a.grad_output}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto&) {
-        node.gradient.p = p;
-        node.gradient.stride = stride.vec();
-        save_input(node, reserve);
-        save_writer(node, "dropout_backward", DropoutProblem::kFamily, policy,
-                    or_undefined(writer));
+        node.gradient.p = a.p;
+        node.gradient.stride = a.stride.vec();
+        save_input(node, a.reserve);
+        save_writer(node, a.kName, DropoutProblem::kFamily, a.policy, or_undefined(a.writer));
       });
 }
 
@@ -95,32 +83,29 @@ Tensor samples_of(const Tensor& input, const Tensor& zero) { return (input + zer
 // Ones, whose dropout is a mask for all samples.
 Tensor ones_of(const Tensor& input) { return at::ones_symint(input.sym_sizes(), input.options()); }
 
-Tensor forward_vmap(const Tensor& input, double p, OptionalPolicy policy) {
-  Tensor zero = zero_of_each_sample(input);
+Tensor forward_vmap(const ForwardArgs& a) {
+  Tensor zero = zero_of_each_sample(a.input);
   c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
-  if (zero.defined()) return forward_op().call(samples_of(input, zero), p, policy);
-  return input * forward_op().call(ones_of(input), p, policy);
+  if (zero.defined()) return call_op(ForwardArgs{samples_of(a.input, zero), a.p, a.policy});
+  return a.input * call_op(ForwardArgs{ones_of(a.input), a.p, a.policy});
 }
 
-Tensors3 forward_train_vmap(const Tensor& input, double p, OptionalPolicy policy) {
-  Tensor zero = zero_of_each_sample(input);
+TrainArgs::Result forward_train_vmap(const TrainArgs& a) {
+  Tensor zero = zero_of_each_sample(a.input);
   c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
-  if (zero.defined()) return train_op().call(samples_of(input, zero), p, policy);
-  auto [mask, reserve, writer] = train_op().call(ones_of(input), p, policy);
-  return {(input * mask).contiguous(), reserve, writer};  // in the reserve's order of elements
+  if (zero.defined()) return call_op(TrainArgs{{samples_of(a.input, zero), a.p, a.policy}});
+  auto [mask, reserve, writer] = call_op(TrainArgs{{ones_of(a.input), a.p, a.policy}});
+  return {(a.input * mask).contiguous(), reserve, writer};  // in the reserve's order of elements
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
-  m.impl("dropout", TORCH_FN(forward_autograd));
-  m.impl("_dropout", TORCH_FN(forward_train_autograd));
-  m.impl("dropout_backward", TORCH_FN(backward_autograd));
+  register_kernels<forward_autograd, forward_train_autograd, backward_autograd>(m);
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, FuncTorchVmapMode, m) {
-  m.impl("dropout", TORCH_FN(forward_vmap));
-  m.impl("_dropout", TORCH_FN(forward_train_vmap));
+  register_kernels<forward_vmap, forward_train_vmap>(m);
 }
 
 }  // namespace torch_cudnn_ext::dropout

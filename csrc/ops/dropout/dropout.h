@@ -1,4 +1,4 @@
-// What the files of the dropout operators share: kernels.
+// What the files of the dropout operators share: arguments.
 #pragma once
 
 #include <tuple>
@@ -7,13 +7,33 @@
 
 namespace torch_cudnn_ext::dropout {
 
-using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+struct ForwardArgs {
+  static constexpr const char* kName = "dropout";
+  using Result = Tensor;
+  const Tensor& input;
+  double p;
+  OptionalPolicy policy;
 
-Tensor forward(const Tensor& input, double p, OptionalPolicy policy);
+  auto tied() const { return std::tie(input, p, policy); }
+};
+
 // The result, the reserve for the backward, and its writer.
-Tensors3 forward_train(const Tensor& input, double p, OptionalPolicy policy);
+struct TrainArgs : ForwardArgs {
+  static constexpr const char* kName = "_dropout";
+  using Result = std::tuple<Tensor, Tensor, Tensor>;
+};
+
 // `stride` holds the strides of the forward's result, in whose order the reserve is.
-Tensor backward(const Tensor& grad_output, const Tensor& reserve, const OptionalTensor& writer,
-                double p, SymIntArrayRef stride, OptionalPolicy policy);
+struct BackwardArgs {
+  static constexpr const char* kName = "dropout_backward";
+  using Result = Tensor;
+  const Tensor &grad_output, &reserve;
+  const OptionalTensor& writer;
+  double p;
+  SymIntArrayRef stride;
+  OptionalPolicy policy;
+
+  auto tied() const { return std::tie(grad_output, reserve, writer, p, stride, policy); }
+};
 
 }  // namespace torch_cudnn_ext::dropout

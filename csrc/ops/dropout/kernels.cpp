@@ -5,8 +5,9 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "core/writer.h"
+#include "ops/call.h"
 #include "ops/dropout/dropout.h"
-#include "ops/registration.h"
+#include "ops/schema.h"
 
 namespace torch_cudnn_ext::dropout {
 namespace {
@@ -62,8 +63,9 @@ void check_arguments(const char* op, const char* name, const Tensor& t, double p
 }
 
 // The result and, if `train` is set, the reserve and its writer.
-Tensors3 run_forward(const Tensor& input, double p, bool train, OptionalPolicy policy) {
-  check_arguments("dropout", "input", input, p);
+TrainArgs::Result run_forward(const ForwardArgs& a, bool train) {
+  const Tensor& input = a.input;
+  check_arguments(a.kName, "input", input, a.p);
   c10::OptionalDeviceGuard guard(input.device());
   if (input.numel() == 0) {  // counts as dense, even if its strides have gaps
     auto strides = at::infer_dense_strides(input.sizes(), input.strides());
@@ -76,7 +78,7 @@ Tensors3 run_forward(const Tensor& input, double p, bool train, OptionalPolicy p
   bindings[Role::x] =
       flat(input.strides() == output.strides() ? input : at::empty_like(output).copy_(input));
   bindings[Role::y] = flat(output);
-  Tensor reserve = run(Pass::fwd, bindings, input, p, train, policy);
+  Tensor reserve = run(Pass::fwd, bindings, input, a.p, train, a.policy);
   return {output, reserve, train ? writer_of_last(input) : Tensor()};
 }
 
@@ -87,52 +89,43 @@ bool keeps_layout(const Tensor& grad_output) {
   return on_cuda || is_dense(grad_output);
 }
 
-}  // namespace
+Tensor forward(const ForwardArgs& a) { return std::get<0>(run_forward(a, false)); }
 
-Tensor forward(const Tensor& input, double p, OptionalPolicy policy) {
-  return std::get<0>(run_forward(input, p, false, policy));
-}
+TrainArgs::Result forward_train(const TrainArgs& a) { return run_forward(a, true); }
 
-Tensors3 forward_train(const Tensor& input, double p, OptionalPolicy policy) {
-  return run_forward(input, p, true, policy);
-}
-
-Tensor backward(const Tensor& grad_output, const Tensor& reserve, const OptionalTensor& writer,
-                double p, SymIntArrayRef stride, OptionalPolicy policy) {
-  check_arguments("dropout_backward", "grad_output", grad_output, p);
-  check_device("dropout_backward", "reserve", reserve, "grad_output", grad_output);
-  OptionalPolicy coupled =
-      policy_of_backward(DropoutProblem::kFamily, "dropout_backward", writer, policy);
+Tensor backward(const BackwardArgs& a) {
+  const Tensor& grad_output = a.grad_output;
+  check_arguments(a.kName, "grad_output", grad_output, a.p);
+  check_device(a.kName, "reserve", a.reserve, "grad_output", grad_output);
+  OptionalPolicy coupled = policy_of_backward(DropoutProblem::kFamily, a.kName, a.writer, a.policy);
   c10::OptionalDeviceGuard guard(grad_output.device());
-  at::IntArrayRef strides = C10_AS_INTARRAYREF_SLOW(stride);
+  at::IntArrayRef strides = C10_AS_INTARRAYREF_SLOW(a.stride);
   Tensor result = at::empty_strided(grad_output.sizes(), strides, grad_output.options());
   if (grad_output.numel() == 0) return result;
   bool same_order = grad_output.strides() == strides;
   Bindings bindings;
   bindings[Role::dy] = flat(same_order ? grad_output : at::empty_like(result).copy_(grad_output));
-  bindings[Role::reserve] = reserve;
+  bindings[Role::reserve] = a.reserve;
   bindings[Role::dx] = flat(result);
-  run(Pass::bwd, bindings, grad_output, p, true, coupled);
+  run(Pass::bwd, bindings, grad_output, a.p, true, coupled);
   if (same_order || !keeps_layout(grad_output)) return result;
   return at::empty_like(grad_output).copy_(result);
 }
 
-namespace {
-
-Tensor forward_meta(const Tensor& input, double p, OptionalPolicy) {
-  check_arguments("dropout", "input", input, p);
-  return at::empty_like(input);
+Tensor forward_meta(const ForwardArgs& a) {
+  check_arguments(a.kName, "input", a.input, a.p);
+  return at::empty_like(a.input);
 }
 
-Tensors3 forward_train_meta(const Tensor& input, double p, OptionalPolicy policy) {
-  return {forward_meta(input, p, policy), no_reserve(input), make_writer(0, input)};
+TrainArgs::Result forward_train_meta(const TrainArgs& a) {
+  return {forward_meta(a), no_reserve(a.input), make_writer(0, a.input)};
 }
 
-Tensor backward_meta(const Tensor& grad_output, const Tensor&, const OptionalTensor&, double p,
-                     SymIntArrayRef stride, OptionalPolicy) {
-  check_arguments("dropout_backward", "grad_output", grad_output, p);
-  if (grad_output.sym_numel() != 0 && keeps_layout(grad_output)) return at::empty_like(grad_output);
-  return at::empty_strided_symint(grad_output.sym_sizes(), stride, grad_output.options());
+Tensor backward_meta(const BackwardArgs& a) {
+  const Tensor& dy = a.grad_output;
+  check_arguments(a.kName, "grad_output", dy, a.p);
+  if (dy.sym_numel() != 0 && keeps_layout(dy)) return at::empty_like(dy);
+  return at::empty_strided_symint(dy.sym_sizes(), a.stride, dy.options());
 }
 
 }  // namespace
@@ -140,18 +133,23 @@ Tensor backward_meta(const Tensor& grad_output, const Tensor&, const OptionalTen
 // dropout calls _dropout if a gradient is wanted. The reserve is the mask, in a format and a size
 // that only its algorithm knows; the writer says which algorithm that was (core/writer.h).
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
-  define_operator<forward, forward_meta>(
-      m, "dropout(Tensor input, float p, *, str? policy=None) -> Tensor", random_tags());
-  define_operator<forward_train, forward_train_meta>(
-      m,
-      "_dropout(Tensor input, float p, *, str? policy=None) -> (Tensor output, Tensor reserve, "
-      "Tensor writer)",
-      random_tags());
-  define_operator<backward, backward_meta>(
-      m,
-      "dropout_backward(Tensor grad_output, Tensor reserve, Tensor? writer, float p, SymInt[] "
-      "stride, *, str? policy=None) -> Tensor",
-      tags());
+  define(m,
+         {"dropout(Tensor input, float p, *, str? policy=None) -> Tensor",
+          "_dropout(Tensor input, float p, *, str? policy=None) -> (Tensor output, Tensor reserve, "
+          "Tensor writer)"},
+         random_tags());
+  define(m, {"dropout_backward(Tensor grad_output, Tensor reserve, Tensor? writer, float p, "
+             "SymInt[] stride, *, str? policy=None) -> Tensor"});
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) {
+  register_kernels<forward, forward_train, backward>(m);
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) {
+  register_kernels<forward, forward_train, backward>(m);
+}
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  register_kernels<forward_meta, forward_train_meta, backward_meta>(m);
 }
 
 }  // namespace torch_cudnn_ext::dropout

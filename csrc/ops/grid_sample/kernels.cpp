@@ -3,15 +3,53 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "ops/autograd.h"
-#include "ops/registration.h"
+#include "ops/call.h"
+#include "ops/schema.h"
 
 namespace torch_cudnn_ext::grid_sample {
 namespace {
 
-constexpr int64_t kModes = 3, kPaddings = 3;
+// How the grid is read; the numbers are PyTorch's.
+struct Options {
+  int64_t mode = 0, padding_mode = 0;
+  bool align_corners = false;
+};
 
-void check_arguments(const char* op, const Tensor& input, const Tensor& grid, int64_t mode,
-                     int64_t padding_mode) {
+struct SampleArgs {
+  static constexpr const char* kName = "grid_sample";
+  using Result = Tensor;
+  const Tensor &input, &grid;
+  Options options;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    const Options& o = options;
+    return std::tie(input, grid, o.mode, o.padding_mode, o.align_corners, policy);
+  }
+};
+
+// The input's gradient is an empty tensor if it is not wanted.
+struct BackwardArgs {
+  static constexpr const char* kName = "grid_sample_backward";
+  using Result = std::tuple<Tensor, Tensor>;
+  const Tensor &grad_output, &input, &grid;
+  Options options;
+  bool input_gradient;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    const Options& o = options;
+    return std::tie(grad_output, input, grid, o.mode, o.padding_mode, o.align_corners,
+                    input_gradient, policy);
+  }
+};
+
+template <class Args>
+void check_inputs(const Args& a) {
+  constexpr int64_t kModes = 3, kPaddings = 3;
+  const char* op = a.kName;
+  const Tensor &input = a.input, &grid = a.grid;
+  auto [mode, padding_mode, align_corners] = a.options;
   check_dtype(op, "input", input);
   TORCH_CHECK_VALUE(input.dim() == 4 || input.dim() == 5, "torch_cudnn_ext::", op,
                     ": input has sizes ", input.sym_sizes(), ", wanted 4 or 5 dimensions");
@@ -41,123 +79,95 @@ std::vector<SymInt> output_sizes(const Tensor& input, const Tensor& grid) {
   return sizes;
 }
 
-bool can_be_read_as_is(const Tensor& input) {
+// The input, or a copy that kernels can read.
+Tensor readable(const Tensor& input) {
   auto channels_last =
       input.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
-  return input.is_contiguous() || input.is_contiguous(channels_last);
+  return input.is_contiguous(channels_last) ? input : input.contiguous();
 }
 
-void run(Pass pass, Bindings& bindings, int64_t mode, int64_t padding_mode, bool align_corners,
-         bool input_gradient, std::initializer_list<const Tensor*> tensors, OptionalPolicy policy) {
+// Runs a pass. `b` holds the results and dy.
+void run(Pass pass, Bindings& b, const Tensor& input, const Tensor& grid, const Options& options,
+         bool input_gradient, OptionalPolicy policy) {
+  b[Role::x] = readable(input);
+  b[Role::grid] = grid.contiguous();
   GridSampleProblem p;
   p.pass = pass;
-  p.x = spec_of(bindings[Role::x]);
-  p.grid = spec_of(bindings[Role::grid]);
+  p.x = spec_of(b[Role::x]);
+  p.grid = spec_of(b[Role::grid]);
   p.grid.strides = contiguous_strides(p.grid.sizes);
-  p.mode = static_cast<SampleMode>(mode);
-  p.padding = static_cast<SamplePadding>(padding_mode);
-  p.align_corners = align_corners;
+  p.mode = static_cast<SampleMode>(options.mode);
+  p.padding = static_cast<SamplePadding>(options.padding_mode);
+  p.align_corners = options.align_corners;
   p.input_gradient = input_gradient;
   p.canonicalise();
-  p.alignment = alignment_of(tensors);
-  run_problem(p, policy, bindings[Role::x], bindings);
+  p.alignment = alignment_of(
+      {&b[Role::x], &b[Role::grid], &b[Role::y], &b[Role::dy], &b[Role::dx], &b[Role::dgrid]});
+  run_problem(p, policy, input, b);
 }
 
-Tensor forward_meta(const Tensor& input, const Tensor& grid, int64_t mode, int64_t padding_mode,
-                    bool, OptionalPolicy) {
-  check_arguments("grid_sample", input, grid, mode, padding_mode);
-  return at::empty_symint(output_sizes(input, grid), input.options());
+Tensor forward_meta(const SampleArgs& a) {
+  check_inputs(a);
+  return at::empty_symint(output_sizes(a.input, a.grid), a.input.options());
 }
 
-Tensor forward(const Tensor& input, const Tensor& grid, int64_t mode, int64_t padding_mode,
-               bool align_corners, OptionalPolicy policy) {
-  Tensor output = forward_meta(input, grid, mode, padding_mode, align_corners, policy);
-  c10::OptionalDeviceGuard guard(input.device());
+Tensor forward(const SampleArgs& a) {
+  Tensor output = forward_meta(a);
+  c10::OptionalDeviceGuard guard(a.input.device());
   if (output.numel() == 0) return output;
-  Bindings bindings;
-  Tensor x = can_be_read_as_is(input) ? input : input.contiguous(), points = grid.contiguous();
-  bindings[Role::x] = x;
-  bindings[Role::grid] = points;
-  bindings[Role::y] = output;
-  run(Pass::fwd, bindings, mode, padding_mode, align_corners, true, {&x, &points, &output}, policy);
+  Bindings b;
+  b[Role::y] = output;
+  run(Pass::fwd, b, a.input, a.grid, a.options, true, a.policy);
   return output;
 }
 
-void check_backward(const Tensor& grad_output, const Tensor& input, const Tensor& grid,
-                    int64_t mode, int64_t padding_mode) {
-  check_arguments("grid_sample_backward", input, grid, mode, padding_mode);
-  std::vector<SymInt> wanted = output_sizes(input, grid);
-  TORCH_CHECK_VALUE(grad_output.sym_sizes() == SymIntArrayRef(wanted),
+BackwardArgs::Result backward_meta(const BackwardArgs& a) {
+  check_inputs(a);
+  std::vector<SymInt> wanted = output_sizes(a.input, a.grid);
+  TORCH_CHECK_VALUE(a.grad_output.sym_sizes() == SymIntArrayRef(wanted),
                     "torch_cudnn_ext::grid_sample_backward: grad_output has sizes ",
-                    grad_output.sym_sizes(), ", wanted ", SymIntArrayRef(wanted));
-  check_alike("grid_sample_backward", "grad_output", grad_output, "input", input);
+                    a.grad_output.sym_sizes(), ", wanted ", SymIntArrayRef(wanted));
+  check_alike(a.kName, "grad_output", a.grad_output, "input", a.input);
+  Tensor dx = a.input_gradient ? at::empty_symint(a.input.sym_sizes(), a.input.options())
+                               : at::empty({0}, a.input.options());
+  return {dx, at::empty_symint(a.grid.sym_sizes(), a.grid.options())};
 }
 
-std::tuple<Tensor, Tensor> backward_meta(const Tensor& grad_output, const Tensor& input,
-                                         const Tensor& grid, int64_t mode, int64_t padding_mode,
-                                         bool, bool input_gradient, OptionalPolicy) {
-  check_backward(grad_output, input, grid, mode, padding_mode);
-  Tensor dx = input_gradient ? at::empty_symint(input.sym_sizes(), input.options())
-                             : at::empty({0}, input.options());
-  return {dx, at::empty_symint(grid.sym_sizes(), grid.options())};
+BackwardArgs::Result backward(const BackwardArgs& a) {
+  auto [dx, dgrid] = backward_meta(a);
+  c10::OptionalDeviceGuard guard(a.input.device());
+  if (a.grad_output.numel() == 0) return {dx.zero_(), dgrid.zero_()};
+  Bindings b;
+  b[Role::dy] = a.grad_output.contiguous();
+  b[Role::dgrid] = dgrid;
+  if (a.input_gradient) b[Role::dx] = dx;
+  run(Pass::bwd, b, a.input, a.grid, a.options, a.input_gradient, a.policy);
+  return {dx, dgrid};
 }
-
-std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& input,
-                                    const Tensor& grid, int64_t mode, int64_t padding_mode,
-                                    bool align_corners, bool input_gradient,
-                                    OptionalPolicy policy) {
-  auto [grad_input, grad_grid] = backward_meta(grad_output, input, grid, mode, padding_mode,
-                                               align_corners, input_gradient, policy);
-  c10::OptionalDeviceGuard guard(input.device());
-  if (grad_output.numel() == 0) return {grad_input.zero_(), grad_grid.zero_()};
-  Bindings bindings;
-  Tensor x = can_be_read_as_is(input) ? input : input.contiguous(), points = grid.contiguous(),
-         dy = grad_output.contiguous(), none;
-  bindings[Role::x] = x;
-  bindings[Role::grid] = points;
-  bindings[Role::dy] = dy;
-  bindings[Role::dgrid] = grad_grid;
-  if (input_gradient) bindings[Role::dx] = grad_input;
-  run(Pass::bwd, bindings, mode, padding_mode, align_corners, input_gradient,
-      {&x, &points, &dy, &grad_grid, input_gradient ? &grad_input : &none}, policy);
-  return {grad_input, grad_grid};
-}
-
-const auto& forward_op() { return op_of<forward>("torch_cudnn_ext::grid_sample"); }
-const auto& backward_op() { return op_of<backward>("torch_cudnn_ext::grid_sample_backward"); }
 
 struct GridSampleGradient {
   static constexpr const char* kName = "TorchCudnnExtGridSampleBackward";
   static constexpr size_t kInputs = 2;  // input, grid
-  int64_t mode = 0, padding_mode = 0;
-  bool align_corners = false;
+  Options options;
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(mode, padding_mode, align_corners, policy);
+  auto attributes() {
+    return std::tie(options.mode, options.padding_mode, options.align_corners, policy);
   }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0] && !needed[1]) return variable_list(kInputs);
-    auto [dx, dgrid] = backward_op().call(grads[0], saved[0], saved[1], mode, padding_mode,
-                                          align_corners, needed[0], policy);
+    auto [dx, dgrid] =
+        call_op(BackwardArgs{grads[0], saved[0], saved[1], options, needed[0], policy});
     return {needed[0] ? dx : Tensor(), needed[1] ? dgrid : Tensor()};
   }
 };
 
-Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& grid,
-                        int64_t mode, int64_t padding_mode, bool align_corners,
-                        OptionalPolicy policy) {
+Tensor forward_autograd(c10::DispatchKeySet keys, const SampleArgs& a) {
   return run_with_gradient<GridSampleGradient>(
-      {input, grid}, 1,
-      below_autograd(forward_op(), keys, input, grid, mode, padding_mode, align_corners, policy),
+      {a.input, a.grid}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto&) {
-        node.gradient.mode = mode;
-        node.gradient.padding_mode = padding_mode;
-        node.gradient.align_corners = align_corners;
-        node.gradient.policy = policy_to_save(GridSampleProblem::kFamily, policy);
-        save_input(node, input);
-        save_input(node, grid);
+        node.gradient = {a.options, policy_to_save(GridSampleProblem::kFamily, a.policy)};
+        save_input(node, a.input, a.grid);
       });
 }
 
@@ -166,68 +176,56 @@ struct GridSampleBackwardGradient {
   static constexpr const char* kName = "TorchCudnnExtGridSampleBackwardBackward";
   static constexpr size_t kInputs = 3;  // grad_output, input, grid
 
-  template <class F>
-  void attributes(F&&) {}
+  auto attributes() { return std::tie(); }
   variable_list apply(const variable_list&, TensorList, const Needed&) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, "derivative for torch_cudnn_ext::grid_sample_backward is not implemented");
   }
 };
 
-std::tuple<Tensor, Tensor> backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output,
-                                             const Tensor& input, const Tensor& grid, int64_t mode,
-                                             int64_t padding_mode, bool align_corners,
-                                             bool input_gradient, OptionalPolicy policy) {
+BackwardArgs::Result backward_autograd(c10::DispatchKeySet keys, const BackwardArgs& a) {
   return run_with_gradient<GridSampleBackwardGradient>(
-      {grad_output, input, grid}, 2,
-      below_autograd(backward_op(), keys, grad_output, input, grid, mode, padding_mode,
-                     align_corners, input_gradient, policy),
+      {a.grad_output, a.input, a.grid}, 2, [&] { return redispatch(keys, a); },
       [](auto&, const auto&) {});
 }
 
 // Casts to float32 on the CPU, and on CUDA to the wider dtype of the two, as PyTorch does.
 template <c10::DeviceType device>
-Tensor forward_autocast(const Tensor& input, const Tensor& grid, int64_t mode, int64_t padding_mode,
-                        bool align_corners, OptionalPolicy policy) {
+Tensor forward_autocast(const SampleArgs& a) {
   namespace autocast = at::autocast;
   BelowAutocast guard(device);
   at::ScalarType dtype = at::kFloat;
   if (device == c10::kCUDA) {
     dtype = autocast::promote_type(autocast::get_lower_precision_fp_from_device_type(device),
-                                   device, input, grid);
+                                   device, a.input, a.grid);
   }
-  return forward_op().call(autocast::cached_cast(dtype, input, device),
-                           autocast::cached_cast(dtype, grid, device), mode, padding_mode,
-                           align_corners, policy);
+  auto cast = [&](const Tensor& t) { return autocast::cached_cast(dtype, t, device); };
+  return call_op(SampleArgs{cast(a.input), cast(a.grid), a.options, a.policy});
 }
 
 }  // namespace
 
-// The input's gradient is an empty tensor if it is not wanted.
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
-  define_operator<forward, forward_meta>(
+  define(
       m,
-      "grid_sample(Tensor input, Tensor grid, int mode, int padding_mode, bool align_corners, *, "
-      "str? policy=None) -> Tensor",
-      tags());
-  define_operator<backward, backward_meta>(
-      m,
-      "grid_sample_backward(Tensor grad_output, Tensor input, Tensor grid, int mode, int "
-      "padding_mode, bool align_corners, bool input_gradient, *, str? policy=None) -> (Tensor, "
-      "Tensor)",
-      tags());
+      {"grid_sample(Tensor input, Tensor grid, int mode, int padding_mode, bool align_corners, *, "
+       "str? policy=None) -> Tensor",
+       "grid_sample_backward(Tensor grad_output, Tensor input, Tensor grid, int mode, int "
+       "padding_mode, bool align_corners, bool input_gradient, *, str? policy=None) -> (Tensor, "
+       "Tensor)"});
 }
 
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels<forward, backward>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels<forward, backward>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) { register_kernels<forward_meta, backward_meta>(m); }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
-  m.impl("grid_sample", TORCH_FN(forward_autograd));
-  m.impl("grid_sample_backward", TORCH_FN(backward_autograd));
+  register_kernels<forward_autograd, backward_autograd>(m);
 }
-
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("grid_sample", TORCH_FN(forward_autocast<c10::kCPU>));
+  register_kernels<forward_autocast<c10::kCPU>>(m);
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("grid_sample", TORCH_FN(forward_autocast<c10::kCUDA>));
+  register_kernels<forward_autocast<c10::kCUDA>>(m);
 }
 
 }  // namespace torch_cudnn_ext::grid_sample

@@ -3,58 +3,50 @@
 
 #include <torch/library.h>
 
+#include "ops/call.h"
 #include "ops/lrn/lrn.h"
 
 namespace torch_cudnn_ext::lrn {
 namespace {
 
-const auto& forward_op() { return op_of<forward>("torch_cudnn_ext::_lrn"); }
-const auto& backward_op() { return op_of<backward>("torch_cudnn_ext::_lrn_backward"); }
+// A copy that outlives the call.
+struct SavedForm : Form<std::string> {
+  SavedForm() = default;
+  SavedForm(const FormArgs& f)
+      : Form{std::string(f.kind), f.size, f.alpha, f.beta, f.k, std::string(f.window)} {}
 
-template <class F>
-void visit_form(Form& form, F&& visit) {
-  visit(form.kind, form.size, form.alpha, form.beta, form.k, form.window);
-}
+  FormArgs args() const { return {kind, size, alpha, beta, k, window}; }
+  auto attributes() { return std::tie(kind, size, alpha, beta, k, window); }
+};
 
 struct LrnGradient {
   static constexpr const char* kName = "TorchCudnnExtLrnBackward";
   static constexpr size_t kInputs = 2;  // input, means
-  Form form;
+  SavedForm form;
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit_form(form, visit);
-    visit(policy);
-  }
+  auto attributes() { return std::tuple_cat(form.attributes(), std::tie(policy)); }
   // Saved: input, means, output.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
-    auto [dx, dmeans] =
-        backward_op().call(grads[0], saved[0], saved[2], optional_of(saved[1]), form.kind,
-                           form.size, form.alpha, form.beta, form.k, form.window, policy);
+    auto [dx, dmeans] = call_op(
+        BackwardArgs{grads[0], saved[0], saved[2], optional_of(saved[1]), form.args(), policy});
     // It has the layout of dy, as in PyTorch.
     if (needed[0] && !is_transformed(dx)) dx = dx.contiguous(grads[0].suggest_memory_format());
     return {needed[0] ? dx : Tensor(), needed[1] ? dmeans : Tensor()};
   }
   // The output, which PyTorch's own gradient does not read.
   Tensor remade(TensorList before) const {
-    return forward_op().call(before[0].detach(), optional_of(before[1]), form.kind, form.size,
-                             form.alpha, form.beta, form.k, form.window, policy);
+    return call_op(LrnArgs{before[0].detach(), optional_of(before[1]), form.args(), policy});
   }
 };
 
-Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const OptionalTensor& means,
-                        std::string_view kind, int64_t size, double alpha, double beta, double k,
-                        std::string_view window, OptionalPolicy policy) {
-  const Tensor& m = or_undefined(means);
+Tensor forward_autograd(c10::DispatchKeySet keys, const LrnArgs& a) {
+  const Tensor& m = or_undefined(a.means);
   return run_with_gradient<LrnGradient>(
-      {input, m}, 1,
-      below_autograd(forward_op(), keys, input, means, kind, size, alpha, beta, k, window, policy),
+      {a.input, m}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto& results) {
-        node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
-        node.gradient.policy = policy_to_save(LrnProblem::kFamily, policy);
-        save_input(node, input);
-        save_input(node, m);
+        node.gradient = {a.form, policy_to_save(LrnProblem::kFamily, a.policy)};
+        save_input(node, a.input, m);
         save_result(node, results[0]);
       });
 }
@@ -63,15 +55,12 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, const Opt
 struct LrnBackwardGradient {
   static constexpr const char* kName = "TorchCudnnExtLrnBackwardBackward";
   static constexpr size_t kInputs = 3;  // grad_output, input, means
-  Form form;
+  SavedForm form;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit_form(form, visit);
-  }
+  auto attributes() { return form.attributes(); }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto of = [&](const std::vector<Tensor>& in) {
-      auto p = make_problem(Pass::bwd, form, in[1].scalar_type(), in[2].defined());
+      auto p = make_problem(Pass::bwd, form.args(), in[1].scalar_type(), in[2].defined());
       p.canonicalise();
       variable_list results = gradients(in[0], in[1], in[2], p);
       if (!in[2].defined()) results.pop_back();  // the result for means is empty
@@ -81,28 +70,20 @@ struct LrnBackwardGradient {
   }
 };
 
-Tensors2 backward_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
-                           const Tensor& output, const OptionalTensor& means, std::string_view kind,
-                           int64_t size, double alpha, double beta, double k,
-                           std::string_view window, OptionalPolicy policy) {
-  const Tensor& m = or_undefined(means);
+BackwardArgs::Result backward_autograd(c10::DispatchKeySet keys, const BackwardArgs& a) {
+  const Tensor& m = or_undefined(a.means);
   return run_with_gradient<LrnBackwardGradient>(
-      {grad_output, input, m}, m.defined() ? 2 : 1,
-      below_autograd(backward_op(), keys, grad_output, input, output, means, kind, size, alpha,
-                     beta, k, window, policy),
+      {a.grad_output, a.input, m}, m.defined() ? 2 : 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto&) {
-        node.gradient.form = {std::string(kind), size, alpha, beta, k, std::string(window)};
-        save_input(node, grad_output);
-        save_input(node, input);
-        save_input(node, m);
+        node.gradient.form = a.form;
+        save_input(node, a.grad_output, a.input, m);
       });
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
-  m.impl("_lrn", TORCH_FN(forward_autograd));
-  m.impl("_lrn_backward", TORCH_FN(backward_autograd));
+  register_kernels<forward_autograd, backward_autograd>(m);
 }
 
 }  // namespace torch_cudnn_ext::lrn

@@ -3,9 +3,9 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
 
-#include "core/tensors.h"
+#include "ops/call.h"
 #include "ops/lrn/lrn.h"
-#include "ops/registration.h"
+#include "ops/schema.h"
 
 namespace torch_cudnn_ext::lrn {
 namespace {
@@ -25,25 +25,122 @@ Tensor with_sizes_of(const Tensor& like, const Tensor& result) {
   return strided_view(result, like.sizes(), contiguous_strides(like.sizes()));
 }
 
-// Runs a pass. Binds the tensors, of which y and dy may be undefined.
-void run(LrnProblem p, const Tensor& input, const Tensor& means, const Tensor& output,
-         const Tensor& grad_output, Bindings& bindings, OptionalPolicy policy) {
-  auto bind = [&](Role role, const Tensor& t) {
-    if (t.defined()) bindings[role] = as_problems(p, t);
-  };
-  bind(Role::x, input);
-  bind(Role::y, output);
-  bind(Role::dy, grad_output);
-  bindings[Role::z] = means;
-  p.x = spec_of(bindings[Role::x]);
+// Runs a pass on what is bound, in the tensors' own sizes.
+void run(Pass pass, const FormArgs& form, Bindings& b, OptionalPolicy policy) {
+  const Tensor& x = b[Role::x];
+  LrnProblem p = make_problem(pass, form, x.scalar_type(), b[Role::z].defined());
+  for (Role role : {Role::x, Role::y, Role::dy}) {
+    if (b[role].defined()) b[role] = as_problems(p, b[role]);
+  }
+  p.x = spec_of(x);
   p.canonicalise();
-  p.alignment = alignment_of({&bindings[Role::x], &bindings[Role::dy], &bindings[Role::y], &means});
-  run_problem(p, policy, input, bindings);
+  p.alignment = alignment_of({&x, &b[Role::dy], &b[Role::y], &b[Role::z]});
+  run_problem(p, policy, x, b);
+}
+
+Tensor forward(const LrnArgs& a) {
+  c10::OptionalDeviceGuard guard(a.input.device());
+  if (a.input.numel() == 0) return at::empty(a.input.sizes(), a.input.options());
+  Bindings b;
+  b[Role::x] = a.input;
+  b[Role::z] = contiguous_or_undefined(a.means);
+  run(Pass::fwd, a.form, b, a.policy);
+  return with_sizes_of(a.input, b[Role::y]);
+}
+
+Tensor forward_meta(const LrnArgs& a) {
+  return at::empty_symint(a.input.sym_sizes(), a.input.options());
+}
+
+BackwardArgs::Result backward(const BackwardArgs& a) {
+  const Tensor& input = a.input;
+  check_same(a.kName, "grad_output", a.grad_output, "input", input);
+  check_same(a.kName, "output", a.output, "input", input);
+  c10::OptionalDeviceGuard guard(input.device());
+  Bindings b;
+  if (input.numel() == 0) {
+    b[Role::dx] = at::empty(input.sizes(), input.options());
+    b[Role::dz] = at::empty(input.sizes(), input.options());
+  } else {
+    b[Role::x] = input;
+    b[Role::y] = a.output;
+    b[Role::dy] = a.grad_output;
+    b[Role::z] = contiguous_or_undefined(a.means);
+    run(Pass::bwd, a.form, b, a.policy);
+  }
+  return {with_sizes_of(input, b[Role::dx]),
+          has(a.means) ? b[Role::dz] : at::empty({0}, input.options())};
+}
+
+BackwardArgs::Result backward_meta(const BackwardArgs& a) {
+  check_same(a.kName, "grad_output", a.grad_output, "input", a.input);
+  Tensor dx = at::empty_symint(a.input.sym_sizes(), a.input.options());
+  return {dx, has(a.means) ? at::empty_like(dx) : at::empty({0}, dx.options())};
+}
+
+// --- the public operators
+
+struct LocalResponseArgs {
+  static constexpr const char* kName = "local_response_norm";
+  using Result = Tensor;
+  const Tensor& input;
+  int64_t size;
+  double alpha, beta, k;
+  std::string_view window;
+  OptionalPolicy policy;
+
+  auto tied() const { return std::tie(input, size, alpha, beta, k, window, policy); }
+};
+
+struct DivisiveArgs {
+  static constexpr const char* kName = "divisive_norm";
+  using Result = Tensor;
+  const Tensor& input;
+  int64_t size;
+  double alpha, beta, k;
+  const OptionalTensor& means;
+  OptionalPolicy policy;
+
+  auto tied() const { return std::tie(input, size, alpha, beta, k, means, policy); }
+};
+
+template <class Args>
+void check_arguments(const Args& a, bool dims_fit, const char* wanted) {
+  check_dtype(a.kName, "input", a.input);
+  TORCH_CHECK_VALUE(dims_fit, "torch_cudnn_ext::", a.kName, ": input has sizes ",
+                    a.input.sym_sizes(), ", wanted ", wanted);
+  TORCH_CHECK_VALUE(a.size >= 1, "torch_cudnn_ext::", a.kName, ": size is ", a.size,
+                    ", wanted at least 1");
+}
+
+Tensor local_response_norm(const LocalResponseArgs& a) {
+  check_arguments(a, a.input.dim() >= 3, "at least 3 dimensions (batch, channels, ...)");
+  window_of(a.window);
+  FormArgs form{"cross_channel", a.size, a.alpha, a.beta, a.k, a.window};
+  return call_op(LrnArgs{a.input, std::nullopt, form, a.policy}).contiguous(format_of(a.input));
+}
+
+Tensor divisive_norm(const DivisiveArgs& a) {
+  check_arguments(a, a.input.dim() == 4 || a.input.dim() == 5,
+                  "4 or 5 dimensions (batch, channels, height, width)");
+  if (a.means) check_same(a.kName, "means", *a.means, "input", a.input);
+  FormArgs form{"divisive", a.size, a.alpha, a.beta, a.k, "cudnn"};
+  return call_op(LrnArgs{a.input, a.means, form, a.policy}).contiguous(format_of(a.input));
+}
+
+// PyTorch's operator is composed of others, and autocast runs some of them in float32: on CUDA the
+// power, on the CPU the average over a volume.
+template <c10::DeviceType device>
+Tensor local_response_norm_autocast(const LocalResponseArgs& a) {
+  BelowAutocast guard(device);
+  bool wide = device == c10::kCUDA || a.input.dim() > 3;
+  Tensor x = wide ? at::autocast::cached_cast(at::kFloat, a.input, device) : a.input;
+  return local_response_norm({x, a.size, a.alpha, a.beta, a.k, a.window, a.policy});
 }
 
 }  // namespace
 
-LrnProblem make_problem(Pass pass, const Form& form, c10::ScalarType dtype, bool means) {
+LrnProblem make_problem(Pass pass, const FormArgs& form, c10::ScalarType dtype, bool means) {
   LrnProblem p;
   p.pass = pass;
   p.x.dtype = dtype;
@@ -57,122 +154,30 @@ LrnProblem make_problem(Pass pass, const Form& form, c10::ScalarType dtype, bool
   return p;
 }
 
-Tensor forward(const Tensor& input, const OptionalTensor& means, std::string_view kind,
-               int64_t size, double alpha, double beta, double k, std::string_view window,
-               OptionalPolicy policy) {
-  c10::OptionalDeviceGuard guard(input.device());
-  if (input.numel() == 0) return at::empty(input.sizes(), input.options());
-  Tensor m = contiguous_or_undefined(means);
-  Form form{std::string(kind), size, alpha, beta, k, std::string(window)};
-  Bindings bindings;
-  run(make_problem(Pass::fwd, form, input.scalar_type(), m.defined()), input, m, {}, {}, bindings,
-      policy);
-  return with_sizes_of(input, bindings[Role::y]);
-}
-
-Tensors2 backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
-                  const OptionalTensor& means, std::string_view kind, int64_t size, double alpha,
-                  double beta, double k, std::string_view window, OptionalPolicy policy) {
-  check_same("_lrn_backward", "grad_output", grad_output, "input", input);
-  check_same("_lrn_backward", "output", output, "input", input);
-  c10::OptionalDeviceGuard guard(input.device());
-  Tensor m = contiguous_or_undefined(means);
-  Bindings bindings;
-  if (input.numel() == 0) {
-    bindings[Role::dx] = at::empty(input.sizes(), input.options());
-    bindings[Role::dz] = at::empty(input.sizes(), input.options());
-  } else {
-    Form form{std::string(kind), size, alpha, beta, k, std::string(window)};
-    run(make_problem(Pass::bwd, form, input.scalar_type(), m.defined()), input, m, output,
-        grad_output, bindings, policy);
-  }
-  return {with_sizes_of(input, bindings[Role::dx]),
-          m.defined() ? bindings[Role::dz] : at::empty({0}, input.options())};
-}
-
-namespace {
-
-Tensor forward_meta(const Tensor& input, const OptionalTensor&, std::string_view, int64_t, double,
-                    double, double, std::string_view, OptionalPolicy) {
-  return at::empty_symint(input.sym_sizes(), input.options());
-}
-
-Tensors2 backward_meta(const Tensor& grad_output, const Tensor& input, const Tensor&,
-                       const OptionalTensor& means, std::string_view, int64_t, double, double,
-                       double, std::string_view, OptionalPolicy) {
-  check_same("_lrn_backward", "grad_output", grad_output, "input", input);
-  Tensor dx = at::empty_symint(input.sym_sizes(), input.options());
-  return {dx, or_undefined(means).defined() ? at::empty_like(dx) : at::empty({0}, dx.options())};
-}
-
-const auto& inner_op() { return op_of<forward>("torch_cudnn_ext::_lrn"); }
-
-Tensor local_response_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,
-                           std::string_view window, OptionalPolicy policy) {
-  constexpr const char* kOp = "local_response_norm";
-  check_dtype(kOp, "input", input);
-  TORCH_CHECK_VALUE(input.dim() >= 3, "torch_cudnn_ext::", kOp, ": input has sizes ",
-                    input.sym_sizes(), ", wanted at least 3 dimensions (batch, channels, ...)");
-  TORCH_CHECK_VALUE(size >= 1, "torch_cudnn_ext::", kOp, ": size is ", size, ", wanted at least 1");
-  window_of(window);
-  Tensor y =
-      inner_op().call(input, std::nullopt, "cross_channel", size, alpha, beta, k, window, policy);
-  return y.contiguous(format_of(input));
-}
-
-Tensor divisive_norm(const Tensor& input, int64_t size, double alpha, double beta, double k,
-                     const OptionalTensor& means, OptionalPolicy policy) {
-  constexpr const char* kOp = "divisive_norm";
-  check_dtype(kOp, "input", input);
-  TORCH_CHECK_VALUE(input.dim() == 4 || input.dim() == 5, "torch_cudnn_ext::", kOp,
-                    ": input has sizes ", input.sym_sizes(),
-                    ", wanted 4 or 5 dimensions (batch, channels, height, width)");
-  TORCH_CHECK_VALUE(size >= 1, "torch_cudnn_ext::", kOp, ": size is ", size, ", wanted at least 1");
-  if (means) check_same(kOp, "means", *means, "input", input);
-  Tensor y = inner_op().call(input, means, "divisive", size, alpha, beta, k, "cudnn", policy);
-  return y.contiguous(format_of(input));
-}
-
-// PyTorch's operator is composed of others, and autocast runs some of them in float32: on CUDA the
-// power, on the CPU the average over a volume.
-template <c10::DeviceType device>
-Tensor local_response_norm_autocast(const Tensor& input, int64_t size, double alpha, double beta,
-                                    double k, std::string_view window, OptionalPolicy policy) {
-  BelowAutocast guard(device);
-  bool wide = device == c10::kCUDA || input.dim() > 3;
-  Tensor x = wide ? at::autocast::cached_cast(at::kFloat, input, device) : input;
-  return local_response_norm(x, size, alpha, beta, k, window, policy);
-}
-
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
-  m.def(
-      "local_response_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float "
-      "k=1.0, str window='torch', *, str? policy=None) -> Tensor",
-      TORCH_FN(local_response_norm), tags());
-  m.def(
-      "divisive_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float k=1.0, "
-      "Tensor? means=None, *, str? policy=None) -> Tensor",
-      TORCH_FN(divisive_norm), tags());
-  define_operator<forward, forward_meta>(
-      m,
-      "_lrn(Tensor input, Tensor? means, str kind, int size, float alpha, float beta, float k, str "
-      "window, *, str? policy=None) -> Tensor",
-      tags());
-  define_operator<backward, backward_meta>(
-      m,
-      "_lrn_backward(Tensor grad_output, Tensor input, Tensor output, Tensor? means, str kind, int "
-      "size, float alpha, float beta, float k, str window, *, str? policy=None) -> (Tensor "
-      "grad_input, Tensor grad_means)",
-      tags());
+  define(m,
+         {"local_response_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float "
+          "k=1.0, str window='torch', *, str? policy=None) -> Tensor",
+          "divisive_norm(Tensor input, int size, float alpha=0.0001, float beta=0.75, float k=1.0, "
+          "Tensor? means=None, *, str? policy=None) -> Tensor",
+          "_lrn(Tensor input, Tensor? means, str kind, int size, float alpha, float beta, float k, "
+          "str window, *, str? policy=None) -> Tensor",
+          "_lrn_backward(Tensor grad_output, Tensor input, Tensor output, Tensor? means, str kind, "
+          "int size, float alpha, float beta, float k, str window, *, str? policy=None) -> (Tensor "
+          "grad_input, Tensor grad_means)"});
 }
 
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels<forward, backward>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels<forward, backward>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) { register_kernels<forward_meta, backward_meta>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
+  register_kernels<local_response_norm, divisive_norm>(m);
+}
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("local_response_norm", TORCH_FN(local_response_norm_autocast<c10::kCPU>));
+  register_kernels<local_response_norm_autocast<c10::kCPU>>(m);
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("local_response_norm", TORCH_FN(local_response_norm_autocast<c10::kCUDA>));
+  register_kernels<local_response_norm_autocast<c10::kCUDA>>(m);
 }
 
 }  // namespace torch_cudnn_ext::lrn

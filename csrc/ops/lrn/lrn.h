@@ -1,5 +1,5 @@
-// What the files of local response and divisive normalisation share: kernels and the formula. Both
-// public operators call one inner operator.
+// What the files of local response and divisive normalisation share: arguments and the formula. The
+// two public operators call an inner one.
 #pragma once
 
 #include <string>
@@ -10,30 +10,50 @@
 
 namespace torch_cudnn_ext::lrn {
 
-using Tensors2 = std::tuple<Tensor, Tensor>;
-
-// All arguments but the tensors.
+// The function that is computed. `Text` is std::string in what outlives the call.
+template <class Text>
 struct Form {
-  std::string kind;
+  Text kind;
   int64_t size = 0;
   double alpha = 0, beta = 0, k = 0;
-  std::string window;
+  Text window;
+};
+using FormArgs = Form<std::string_view>;
+
+struct LrnArgs {
+  static constexpr const char* kName = "_lrn";
+  using Result = Tensor;
+  const Tensor& input;
+  const OptionalTensor& means;
+  FormArgs form;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    const FormArgs& f = form;
+    return std::tie(input, means, f.kind, f.size, f.alpha, f.beta, f.k, f.window, policy);
+  }
+};
+
+// dx and dmeans, which is empty if there are no means.
+struct BackwardArgs {
+  static constexpr const char* kName = "_lrn_backward";
+  using Result = std::tuple<Tensor, Tensor>;
+  const Tensor &grad_output, &input, &output;
+  const OptionalTensor& means;
+  FormArgs form;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    const FormArgs& f = form;
+    return std::tie(grad_output, input, output, means, f.kind, f.size, f.alpha, f.beta, f.k,
+                    f.window, policy);
+  }
 };
 
 // A problem without sizes. Raises if a text is wrong.
-LrnProblem make_problem(Pass pass, const Form& form, c10::ScalarType dtype, bool means);
+LrnProblem make_problem(Pass pass, const FormArgs& form, c10::ScalarType dtype, bool means);
 
-Tensor forward(const Tensor& input, const OptionalTensor& means, std::string_view kind,
-               int64_t size, double alpha, double beta, double k, std::string_view window,
-               OptionalPolicy policy);
-// dx and dmeans, which is empty if there are no means.
-Tensors2 backward(const Tensor& grad_output, const Tensor& input, const Tensor& output,
-                  const OptionalTensor& means, std::string_view kind, int64_t size, double alpha,
-                  double beta, double k, std::string_view window, OptionalPolicy policy);
-
-// y in ATen operators; `means` may be undefined.
-Tensor formula(const Tensor& x, const Tensor& means, const LrnProblem& p);
-// dx, and dmeans if there are means, by differentiating the formula.
+// dx, and dmeans if there are means, by differentiating the formula of y.
 std::vector<Tensor> gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
                               const LrnProblem& p);
 

@@ -24,12 +24,13 @@ Tensor window_means(const Tensor& t, const LrnProblem& p) {
   return out;
 }
 
-}  // namespace
-
+// y; `means` may be undefined.
 Tensor formula(const Tensor& x, const Tensor& means, const LrnProblem& p) {
   Tensor centred = means.defined() ? x - means : x;
   return x * (window_means(centred.square(), p) * p.alpha + p.k).pow(-p.beta);
 }
+
+}  // namespace
 
 variable_list gradients(const Tensor& dy, const Tensor& x, const Tensor& means,
                         const LrnProblem& p) {

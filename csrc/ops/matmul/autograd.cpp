@@ -5,12 +5,12 @@
 #include <ATen/ops/threshold_backward.h>
 #include <torch/library.h>
 
+#include "ops/autocast.h"
+#include "ops/call.h"
 #include "ops/matmul/matmul.h"
 
 namespace torch_cudnn_ext::matmul {
 namespace {
-
-const auto& op() { return op_of<forward>("torch_cudnn_ext::matmul"); }
 
 // The rows of all matrices as those of one. It does not call flatten, for which vmap has no rule
 // here.
@@ -28,16 +28,15 @@ struct MatmulGradient {
   std::vector<SymInt> a_sizes, b_sizes, z_sizes;
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(transpose_a, transpose_b, relu, alpha, beta, a_sizes, b_sizes, z_sizes, policy);
+  auto attributes() {
+    return std::tie(transpose_a, transpose_b, relu, alpha, beta, a_sizes, b_sizes, z_sizes, policy);
   }
 
   // alpha x y, summed to these sizes.
   Tensor product(const Tensor& x, bool transpose_x, const Tensor& y, bool transpose_y,
                  SymIntArrayRef sizes) const {
-    Tensor result = op().call(x, y, {}, transpose_x, transpose_y, alpha, 0, {}, "none", policy);
-    return at::sum_to(result, sizes);
+    MatmulArgs args{x, y, {}, transpose_x, transpose_y, alpha, 0, {}, "none", policy};
+    return at::sum_to(call_op(args), sizes);
   }
 
   // `saved` is a and b, each if the other's gradient reads it, then y if relu comes last.
@@ -62,55 +61,39 @@ struct MatmulGradient {
   }
 };
 
-Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b,
-                        const OptionalTensor& bias, bool transpose_a, bool transpose_b,
-                        double alpha, double beta, const OptionalTensor& z,
-                        std::string_view activation, OptionalPolicy policy) {
-  const Tensor& added = or_undefined(z);
+Tensor forward_autograd(c10::DispatchKeySet keys, const MatmulArgs& args) {
+  const Tensor &a = args.a, &b = args.b, &z = or_undefined(args.z);
   return run_with_gradient<MatmulGradient>(
-      {a, b, or_undefined(bias), added}, 1,
-      below_autograd(op(), keys, a, b, bias, transpose_a, transpose_b, alpha, beta, z, activation,
-                     policy),
+      {a, b, or_undefined(args.bias), z}, 1, [&] { return redispatch(keys, args); },
       [&](auto& node, const auto& results) {
-        MatmulGradient& g = node.gradient;
-        g.transpose_a = transpose_a;
-        g.transpose_b = transpose_b;
-        g.alpha = alpha;
-        g.beta = beta;
-        g.relu = activation_of(activation) == Activation::relu;
-        g.a_sizes = a.sym_sizes().vec();
-        g.b_sizes = b.sym_sizes().vec();
-        if (added.defined()) g.z_sizes = added.sym_sizes().vec();
-        g.policy = policy_to_save(MatmulProblem::kFamily, policy);
-        if (g.relu) save_result(node, results[0]);
+        bool relu = activation_of(args.activation) == Activation::relu;
+        std::vector<SymInt> z_sizes;
+        if (z.defined()) z_sizes = z.sym_sizes().vec();
+        node.gradient = {args.transpose_a,
+                         args.transpose_b,
+                         relu,
+                         args.alpha,
+                         args.beta,
+                         a.sym_sizes().vec(),
+                         b.sym_sizes().vec(),
+                         std::move(z_sizes),
+                         policy_to_save(MatmulProblem::kFamily, args.policy)};
+        if (relu) save_result(node, results[0]);
       },
       [&](auto& node) {
-        save_input(node, node.should_compute_output(1) ? a : Tensor());
-        save_input(node, node.should_compute_output(0) ? b : Tensor());
+        save_input(node, node.should_compute_output(1) ? a : Tensor(),
+                   node.should_compute_output(0) ? b : Tensor());
       });
-}
-
-// Casts to the lower type, as PyTorch does for its own products.
-template <c10::DeviceType device>
-Tensor forward_autocast(const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                        bool transpose_a, bool transpose_b, double alpha, double beta,
-                        const OptionalTensor& z, std::string_view activation,
-                        OptionalPolicy policy) {
-  BelowAutocast guard(device);
-  auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
-  auto cast = [&](const auto& t) { return at::autocast::cached_cast(dtype, t, device); };
-  return op().call(cast(a), cast(b), cast(bias), transpose_a, transpose_b, alpha, beta, cast(z),
-                   activation, policy);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) { m.impl("matmul", TORCH_FN(forward_autograd)); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) { register_kernels<forward_autograd>(m); }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("matmul", TORCH_FN(forward_autocast<at::kCPU>));
+  register_kernels<autocast<at::kCPU, MatmulArgs>>(m);
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("matmul", TORCH_FN(forward_autocast<at::kCUDA>));
+  register_kernels<autocast<at::kCUDA, MatmulArgs>>(m);
 }
 
 }  // namespace torch_cudnn_ext::matmul

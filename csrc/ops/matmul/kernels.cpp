@@ -3,8 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "ops/call.h"
 #include "ops/matmul/matmul.h"
-#include "ops/registration.h"
+#include "ops/schema.h"
 
 namespace torch_cudnn_ext::matmul {
 namespace {
@@ -15,9 +16,9 @@ struct Sizes {
 };
 
 // Sizes with the transposes applied. Raises if they do not fit.
-Sizes check_arguments(const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                      bool transpose_a, bool transpose_b, double beta, const OptionalTensor& z) {
-  const char* op = "matmul";
+Sizes check_arguments(const MatmulArgs& args) {
+  const char* op = args.kName;
+  const Tensor &a = args.a, &b = args.b;
   check_dtype(op, "a", a);
   check_alike(op, "b", b, "a", a);
   TORCH_CHECK_VALUE(a.dim() >= 2 && b.dim() >= 2,
@@ -27,29 +28,32 @@ Sizes check_arguments(const Tensor& a, const Tensor& b, const OptionalTensor& bi
     return t.sym_size(transpose ? -3 - dim : dim);
   };
   Sizes s;
-  s.m = size(a, transpose_a, -2);
-  s.k = size(a, transpose_a, -1);
-  s.n = size(b, transpose_b, -1);
-  TORCH_CHECK_VALUE(size(b, transpose_b, -2) == s.k, "torch_cudnn_ext::matmul: b has sizes ",
-                    b.sym_sizes(), transpose_b ? " and is transposed" : "", ", wanted ", s.k,
-                    " rows: a has sizes ", a.sym_sizes(), transpose_a ? " and is transposed" : "");
+  s.m = size(a, args.transpose_a, -2);
+  s.k = size(a, args.transpose_a, -1);
+  s.n = size(b, args.transpose_b, -1);
+  TORCH_CHECK_VALUE(size(b, args.transpose_b, -2) == s.k, "torch_cudnn_ext::matmul: b has sizes ",
+                    b.sym_sizes(), args.transpose_b ? " and is transposed" : "", ", wanted ", s.k,
+                    " rows: a has sizes ", a.sym_sizes(),
+                    args.transpose_a ? " and is transposed" : "");
   s.batch = at::infer_size_symint(a.sym_sizes().slice(0, a.dim() - 2),
                                   b.sym_sizes().slice(0, b.dim() - 2));
   s.output = s.batch;
   s.output.push_back(s.m);
   s.output.push_back(s.n);
-  if (has(bias)) {
-    check_alike(op, "bias", *bias, "a", a);
-    TORCH_CHECK_VALUE(bias->dim() == 1 && bias->sym_size(0) == s.n,
-                      "torch_cudnn_ext::matmul: bias has sizes ", bias->sym_sizes(), ", wanted [",
+  if (has(args.bias)) {
+    const Tensor& bias = *args.bias;
+    check_alike(op, "bias", bias, "a", a);
+    TORCH_CHECK_VALUE(bias.dim() == 1 && bias.sym_size(0) == s.n,
+                      "torch_cudnn_ext::matmul: bias has sizes ", bias.sym_sizes(), ", wanted [",
                       s.n, "]");
   }
-  TORCH_CHECK_VALUE(has(z) || beta == 0, "torch_cudnn_ext::matmul: beta is ", beta,
+  TORCH_CHECK_VALUE(has(args.z) || args.beta == 0, "torch_cudnn_ext::matmul: beta is ", args.beta,
                     ", wanted 0 since z is None");
-  if (has(z)) {
-    check_alike(op, "z", *z, "a", a);
-    TORCH_CHECK_VALUE(at::is_expandable_to(z->sym_sizes(), s.output),
-                      "torch_cudnn_ext::matmul: z has sizes ", z->sym_sizes(),
+  if (has(args.z)) {
+    const Tensor& z = *args.z;
+    check_alike(op, "z", z, "a", a);
+    TORCH_CHECK_VALUE(at::is_expandable_to(z.sym_sizes(), s.output),
+                      "torch_cudnn_ext::matmul: z has sizes ", z.sym_sizes(),
                       ", wanted sizes that broadcast to ", SymIntArrayRef(s.output));
   }
   return s;
@@ -75,66 +79,52 @@ Tensor with_one_batch(const Tensor& t, at::IntArrayRef batch) {
   return as_matrices(expanded.reshape({-1, rows, columns}));
 }
 
-// activation(beta * z + bias), the sum of no products.
-Tensor product_of_nothing(Tensor result, const OptionalTensor& bias, double beta,
-                          const OptionalTensor& z, Activation activation) {
-  result.zero_();
-  if (has(z) && beta != 0) result.add_(*z, beta);
-  if (has(bias)) result.add_(*bias);
-  return activation == Activation::relu ? result.relu_() : result;
-}
-
-}  // namespace
-
-Tensor forward(const Tensor& a, const Tensor& b, const OptionalTensor& bias, bool transpose_a,
-               bool transpose_b, double alpha, double beta, const OptionalTensor& z,
-               std::string_view activation, OptionalPolicy policy) {
-  Sizes s = check_arguments(a, b, bias, transpose_a, transpose_b, beta, z);
-  Activation act = activation_of(activation);
-  c10::OptionalDeviceGuard guard(a.device());
+Tensor forward(const MatmulArgs& a) {
+  Sizes s = check_arguments(a);
+  MatmulProblem p;
+  p.activation = activation_of(a.activation);
+  c10::OptionalDeviceGuard guard(a.a.device());
   auto sizes = C10_AS_INTARRAYREF_SLOW_ALLOC(s.output);
   at::IntArrayRef batch = at::IntArrayRef(sizes).slice(0, sizes.size() - 2);
-  bool has_bias = has(bias), has_z = has(z) && beta != 0;
-  Tensor result = at::empty(sizes, a.options());
+  Tensor result = at::empty(sizes, a.a.options());
   if (result.numel() == 0) return result;
-  if (s.k == 0) return product_of_nothing(result, bias, beta, z, act);
-  Tensor left = transpose_a ? a.transpose(-1, -2) : a;
-  Tensor right = transpose_b ? b.transpose(-1, -2) : b;
+  p.bias = has(a.bias);
+  p.z = has(a.z) && a.beta != 0;
+  if (s.k == 0) {  // a sum of no products
+    result.zero_();
+    if (p.z) result.add_(*a.z, a.beta);
+    if (p.bias) result.add_(*a.bias);
+    return p.activation == Activation::relu ? result.relu_() : result;
+  }
+  Tensor left = a.transpose_a ? a.a.transpose(-1, -2) : a.a;
+  Tensor right = a.transpose_b ? a.b.transpose(-1, -2) : a.b;
   // Contiguous rows on the left and one matrix on the right are one product.
   bool one_product = right.numel() == right.size(-1) * right.size(-2) && left.is_contiguous();
   left = one_product ? left.reshape({1, -1, left.size(-1)}) : with_one_batch(left, batch);
   right = with_one_batch(right, batch);
-  MatmulProblem p;
   p.x = spec_of(left);
   p.w = spec_of(right);
   p.compute = p.default_compute();
-  p.bias = has_bias;
-  p.z = has_z;
-  p.activation = act;
-  bool plain = alpha == 1 && (!has_z || beta == 1);
-  p.accumulate = !plain ? Accumulate::general : has_z ? Accumulate::add : Accumulate::none;
+  bool plain = a.alpha == 1 && (!p.z || a.beta == 1);
+  p.accumulate = !plain ? Accumulate::general : p.z ? Accumulate::add : Accumulate::none;
   p.canonicalise();
   Dims product = p.output().sizes;
   Bindings bindings;
-  bindings.alpha = alpha;
-  bindings.beta = has_z ? beta : 0;
+  bindings.alpha = a.alpha;
+  bindings.beta = p.z ? a.beta : 0;
   bindings[Role::x] = left.as_strided(p.x.sizes, p.x.strides);
   bindings[Role::w] = right.as_strided(p.w.sizes, p.w.strides);
-  if (has_bias) bindings[Role::bias] = bias->contiguous();
-  if (has_z) bindings[Role::z] = z->expand(sizes).contiguous().view(product);
+  if (p.bias) bindings[Role::bias] = a.bias->contiguous();
+  if (p.z) bindings[Role::z] = a.z->expand(sizes).contiguous().view(product);
   p.alignment = alignment_of({&left, &right, &bindings[Role::bias], &bindings[Role::z]});
-  run_problem(p, policy, a, bindings);
+  run_problem(p, a.policy, a.a, bindings);
   return bindings[Role::y].view(sizes);
 }
 
-namespace {
-
-Tensor forward_meta(const Tensor& a, const Tensor& b, const OptionalTensor& bias, bool transpose_a,
-                    bool transpose_b, double alpha, double beta, const OptionalTensor& z,
-                    std::string_view activation, OptionalPolicy) {
-  Sizes s = check_arguments(a, b, bias, transpose_a, transpose_b, beta, z);
-  activation_of(activation);
-  return at::empty_symint(s.output, a.options());
+Tensor forward_meta(const MatmulArgs& a) {
+  Sizes s = check_arguments(a);
+  activation_of(a.activation);
+  return at::empty_symint(s.output, a.a.options());
 }
 
 }  // namespace
@@ -142,12 +132,15 @@ Tensor forward_meta(const Tensor& a, const Tensor& b, const OptionalTensor& bias
 // activation(alpha * a b + beta * z + bias). Batches broadcast as in torch.matmul; activation is
 // none or relu.
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
-  define_operator<forward, forward_meta>(
+  define(
       m,
-      "matmul(Tensor a, Tensor b, Tensor? bias=None, *, bool transpose_a=False, bool "
-      "transpose_b=False, float alpha=1.0, float beta=0.0, Tensor? z=None, str activation='none', "
-      "str? policy=None) -> Tensor",
-      tags());
+      {"matmul(Tensor a, Tensor b, Tensor? bias=None, *, bool transpose_a=False, bool "
+       "transpose_b=False, float alpha=1.0, float beta=0.0, Tensor? z=None, str activation='none', "
+       "str? policy=None) -> Tensor"});
 }
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels<forward>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels<forward>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) { register_kernels<forward_meta>(m); }
 
 }  // namespace torch_cudnn_ext::matmul

@@ -6,15 +6,11 @@
 
 #include <numeric>
 
+#include "ops/call.h"
 #include "ops/reduction/reduction.h"
 
 namespace torch_cudnn_ext::reduction {
 namespace {
-
-const auto& op() { return op_of<forward>("torch_cudnn_ext::reduce"); }
-const auto& with_indices_op() {
-  return op_of<with_indices>("torch_cudnn_ext::reduce_with_indices");
-}
 
 // The product of all other elements along the reduced dimensions, without a division.
 Tensor product_of_others(const Tensor& x, const std::vector<int64_t>& dims) {
@@ -39,10 +35,7 @@ struct ReduceGradient {
   std::vector<int64_t> dims;
   std::vector<SymInt> sizes;  // of the input
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(kind, dims, sizes);
-  }
+  auto attributes() { return std::tie(kind, dims, sizes); }
 
   // A result with its reduced dimensions of size 1.
   Tensor spread(const Tensor& t) const {
@@ -101,32 +94,27 @@ struct ReduceGradient {
   }
 };
 
-Tensor forward_autograd(c10::DispatchKeySet keys, const Tensor& input, std::string_view kind,
-                        at::OptionalIntArrayRef dim, bool keepdim, OptionalPolicy policy) {
+Tensor forward_autograd(c10::DispatchKeySet keys, const ReduceArgs& a) {
   return run_with_gradient<ReduceGradient>(
-      {input}, 1, below_autograd(op(), keys, input, kind, dim, keepdim, policy),
+      {a.input}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto& results) {
-        node.gradient.kind = kind;
-        node.gradient.dims = check_dims("reduce", input, dim);
-        node.gradient.sizes = input.sym_sizes().vec();
-        ReduceKind op = kind_of("reduce", kind);
-        if (op == ReduceKind::add || op == ReduceKind::mean) return;
-        save_input(node, input);
+        node.gradient = {std::string(a.kind), check_dims(a.kName, a.input, a.dim),
+                         a.input.sym_sizes().vec()};
+        ReduceKind kind = kind_of(a.kName, a.kind);
+        if (kind == ReduceKind::add || kind == ReduceKind::mean) return;
+        save_input(node, a.input);
         save_result(node, results[0]);
       });
 }
 
 // The gradient goes to the element that the index names.
-struct ReduceWithIndicesGradient {
+struct IndexedGradient {
   static constexpr const char* kName = "TorchCudnnExtReduceWithIndicesBackward";
   static constexpr size_t kInputs = 1;
   std::vector<int64_t> dims;
   std::vector<SymInt> sizes;  // of the input
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(dims, sizes);
-  }
+  auto attributes() { return std::tie(dims, sizes); }
 
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0] || !grads[0].defined()) return {Tensor()};
@@ -153,42 +141,37 @@ struct ReduceWithIndicesGradient {
   }
 };
 
-Indexed with_indices_autograd(c10::DispatchKeySet keys, const Tensor& input, std::string_view kind,
-                              at::OptionalIntArrayRef dim, bool keepdim, OptionalPolicy policy) {
-  return run_with_gradient<ReduceWithIndicesGradient>(
-      {input}, 1, below_autograd(with_indices_op(), keys, input, kind, dim, keepdim, policy),
+IndexedArgs::Result with_indices_autograd(c10::DispatchKeySet keys, const IndexedArgs& a) {
+  return run_with_gradient<IndexedGradient>(
+      {a.input}, 1, [&] { return redispatch(keys, a); },
       [&](auto& node, const auto& results) {
-        node.gradient.dims = check_dims("reduce_with_indices", input, dim);
-        node.gradient.sizes = input.sym_sizes().vec();
+        node.gradient = {check_dims(a.kName, a.input, a.dim), a.input.sym_sizes().vec()};
         save_input(node, results[1]);  // it has no history
       });
 }
 
 // PyTorch computes products in float32 under autocast, and on CUDA sums and norms too.
-template <c10::DeviceType kDevice>
-Tensor forward_autocast(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
-                        bool keepdim, OptionalPolicy policy) {
-  BelowAutocast guard(kDevice);
-  ReduceKind k = kind_of("reduce", kind);
+template <c10::DeviceType device>
+Tensor forward_autocast(const ReduceArgs& a) {
+  BelowAutocast guard(device);
+  ReduceKind k = kind_of(a.kName, a.kind);
   bool product = k == ReduceKind::mul || k == ReduceKind::mul_no_zeros;
   bool sum = k == ReduceKind::add || k == ReduceKind::norm1 || k == ReduceKind::norm2;
-  bool widens = product || (sum && kDevice == at::kCUDA);
-  return op().call(widens ? at::autocast::cached_cast(at::kFloat, input, kDevice) : input, kind,
-                   dim, keepdim, policy);
+  bool widens = product || (sum && device == at::kCUDA);
+  Tensor x = widens ? at::autocast::cached_cast(at::kFloat, a.input, device) : a.input;
+  return call_op(ReduceArgs{x, a.kind, a.dim, a.keepdim, a.policy});
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
-  m.impl("reduce", TORCH_FN(forward_autograd));
-  m.impl("reduce_with_indices", TORCH_FN(with_indices_autograd));
+  register_kernels<forward_autograd, with_indices_autograd>(m);
 }
-
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("reduce", TORCH_FN(forward_autocast<at::kCPU>));
+  register_kernels<forward_autocast<at::kCPU>>(m);
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("reduce", TORCH_FN(forward_autocast<at::kCUDA>));
+  register_kernels<forward_autocast<at::kCUDA>>(m);
 }
 
 }  // namespace torch_cudnn_ext::reduction

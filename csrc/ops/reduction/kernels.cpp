@@ -7,8 +7,9 @@
 #include <limits>
 #include <numeric>
 
+#include "ops/call.h"
 #include "ops/reduction/reduction.h"
-#include "ops/registration.h"
+#include "ops/schema.h"
 #include "problems/folded_dims.h"
 
 namespace torch_cudnn_ext::reduction {
@@ -41,6 +42,16 @@ std::vector<int64_t> inverse(const std::vector<int64_t>& order) {
 }
 
 namespace {
+
+ReduceKind checked_kind(const ReduceArgs& a) { return kind_of(a.kName, a.kind); }
+
+ReduceKind checked_kind(const IndexedArgs& a) {
+  ReduceKind kind = kind_of(a.kName, a.kind);
+  TORCH_CHECK_VALUE(kind == ReduceKind::min || kind == ReduceKind::max,
+                    "torch_cudnn_ext::reduce_with_indices: kind is ", a.kind,
+                    ", wanted min or max");
+  return kind;
+}
 
 std::vector<SymInt> output_sizes(const Tensor& t, const std::vector<int64_t>& dims, bool keepdim) {
   std::vector<SymInt> sizes;
@@ -84,8 +95,8 @@ std::vector<int64_t> memory_order(const Tensor& t, const std::vector<int64_t>& d
 }
 
 // The values, and the indices if `indices` is set. Reduced dimensions have the size 1.
-Indexed run(const Tensor& input, ReduceKind kind, const std::vector<int64_t>& dims, bool indices,
-            OptionalPolicy policy) {
+IndexedArgs::Result run(const Tensor& input, ReduceKind kind, const std::vector<int64_t>& dims,
+                        bool indices, OptionalPolicy policy) {
   std::vector<int64_t> order = memory_order(input, dims, indices);
   Tensor x = input.permute(order).contiguous();
   ReduceProblem p;
@@ -108,61 +119,40 @@ Indexed run(const Tensor& input, ReduceKind kind, const std::vector<int64_t>& di
   return {unfold(bindings[Role::y]), unfold(bindings[Role::indices])};
 }
 
-ReduceKind check_indexed_kind(std::string_view kind) {
-  ReduceKind op = kind_of("reduce_with_indices", kind);
-  TORCH_CHECK_VALUE(op == ReduceKind::min || op == ReduceKind::max,
-                    "torch_cudnn_ext::reduce_with_indices: kind is ", kind, ", wanted min or max");
-  return op;
-}
-
-}  // namespace
-
-Tensor forward(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
-               bool keepdim, OptionalPolicy policy) {
-  check_dtype("reduce", "input", input);
-  std::vector<int64_t> dims = check_dims("reduce", input, dim);
-  ReduceKind op = kind_of("reduce", kind);
+// The result, with indices if `Args` asks for them.
+template <class Args>
+IndexedArgs::Result reduce(const Args& a) {
+  constexpr bool kIndices = std::is_same_v<Args, IndexedArgs>;
+  const Tensor& input = a.input;
+  check_dtype(a.kName, "input", input);
+  std::vector<int64_t> dims = check_dims(a.kName, input, a.dim);
+  ReduceKind kind = checked_kind(a);
   c10::OptionalDeviceGuard guard(input.device());
-  auto symbols = output_sizes(input, dims, keepdim);
-  auto sizes = C10_AS_INTARRAYREF_SLOW_ALLOC(symbols);
-  if (input.numel() == 0) return reduce_nothing("reduce", input, dims, op, sizes);
-  return std::get<0>(run(input, op, dims, false, policy)).view(sizes);
-}
-
-Indexed with_indices(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
-                     bool keepdim, OptionalPolicy policy) {
-  const char* name = "reduce_with_indices";
-  check_dtype(name, "input", input);
-  std::vector<int64_t> dims = check_dims(name, input, dim);
-  ReduceKind op = check_indexed_kind(kind);
-  c10::OptionalDeviceGuard guard(input.device());
-  auto symbols = output_sizes(input, dims, keepdim);
+  auto symbols = output_sizes(input, dims, a.keepdim);
   auto sizes = C10_AS_INTARRAYREF_SLOW_ALLOC(symbols);
   if (input.numel() == 0) {
-    Tensor values = reduce_nothing(name, input, dims, op, sizes);
-    return {values, at::empty(sizes, input.options().dtype(at::kLong))};
+    Tensor values = reduce_nothing(a.kName, input, dims, kind, sizes);
+    return {values, kIndices ? at::empty(sizes, input.options().dtype(at::kLong)) : Tensor()};
   }
-  auto [values, indices] = run(input, op, dims, true, policy);
-  return {values.view(sizes), indices.view(sizes)};
+  auto [values, indices] = run(input, kind, dims, kIndices, a.policy);
+  return {values.view(sizes), kIndices ? indices.view(sizes) : Tensor()};
 }
 
-namespace {
+Tensor forward(const ReduceArgs& a) { return std::get<0>(reduce(a)); }
 
-Tensor forward_meta(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
-                    bool keepdim, OptionalPolicy) {
-  check_dtype("reduce", "input", input);
-  kind_of("reduce", kind);
-  return at::empty_symint(output_sizes(input, check_dims("reduce", input, dim), keepdim),
-                          input.options());
+IndexedArgs::Result with_indices(const IndexedArgs& a) { return reduce(a); }
+
+template <class Args>
+Tensor values_meta(const Args& a) {
+  check_dtype(a.kName, "input", a.input);
+  checked_kind(a);
+  std::vector<int64_t> dims = check_dims(a.kName, a.input, a.dim);
+  return at::empty_symint(output_sizes(a.input, dims, a.keepdim), a.input.options());
 }
 
-Indexed with_indices_meta(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
-                          bool keepdim, OptionalPolicy) {
-  check_dtype("reduce_with_indices", "input", input);
-  check_indexed_kind(kind);
-  auto sizes = output_sizes(input, check_dims("reduce_with_indices", input, dim), keepdim);
-  return {at::empty_symint(sizes, input.options()),
-          at::empty_symint(sizes, input.options().dtype(at::kLong))};
+IndexedArgs::Result with_indices_meta(const IndexedArgs& a) {
+  Tensor values = values_meta(a);
+  return {values, at::empty_symint(values.sym_sizes(), values.options().dtype(at::kLong))};
 }
 
 }  // namespace
@@ -170,16 +160,16 @@ Indexed with_indices_meta(const Tensor& input, std::string_view kind, at::Option
 // kind is add, mul, min, max, absmax, mean, norm1, norm2 or mul_no_zeros; dim is all dimensions if
 // it is not given. Indices, of min and max, count over the reduced dimensions.
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
-  define_operator<forward, forward_meta>(
-      m,
-      "reduce(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, str? policy=None) "
-      "-> Tensor",
-      tags());
-  define_operator<with_indices, with_indices_meta>(
-      m,
-      "reduce_with_indices(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, str? "
-      "policy=None) -> (Tensor values, Tensor indices)",
-      tags());
+  define(m, {"reduce(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, str? "
+             "policy=None) -> Tensor",
+             "reduce_with_indices(Tensor input, str kind, int[1]? dim=None, bool keepdim=False, *, "
+             "str? policy=None) -> (Tensor values, Tensor indices)"});
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels<forward, with_indices>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_kernels<forward, with_indices>(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {
+  register_kernels<values_meta<ReduceArgs>, with_indices_meta>(m);
 }
 
 }  // namespace torch_cudnn_ext::reduction

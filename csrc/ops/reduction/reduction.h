@@ -1,4 +1,4 @@
-// What the files of reductions share: kernels and the meaning of their arguments.
+// What the files of reductions share: arguments and their meaning.
 #pragma once
 
 #include <tuple>
@@ -8,14 +8,25 @@
 
 namespace torch_cudnn_ext::reduction {
 
-using Indexed = std::tuple<Tensor, Tensor>;  // values and indices
+struct ReduceArgs {
+  static constexpr const char* kName = "reduce";
+  using Result = Tensor;
+  const Tensor& input;
+  std::string_view kind;
+  at::OptionalIntArrayRef dim;
+  bool keepdim;
+  OptionalPolicy policy;
 
-Tensor forward(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
-               bool keepdim, OptionalPolicy policy);
-Indexed with_indices(const Tensor& input, std::string_view kind, at::OptionalIntArrayRef dim,
-                     bool keepdim, OptionalPolicy policy);
+  auto tied() const { return std::tie(input, kind, dim, keepdim, policy); }
+};
 
-// Raises if there is no such kind.
+// Values and indices.
+struct IndexedArgs : ReduceArgs {
+  static constexpr const char* kName = "reduce_with_indices";
+  using Result = std::tuple<Tensor, Tensor>;
+};
+
+// Raises if there is no such kind. `op` is the operator's name.
 ReduceKind kind_of(const char* op, std::string_view kind);
 // The dimensions to reduce, counted from 0 and in order; all if none are given. Raises if one is
 // wrong.
