@@ -7,8 +7,8 @@
 #include "core/base/enum_text.h"
 #include "core/operator.h"
 #include "core/override_guard.h"
-#include "core/select/recording.h"
 #include "core/select/plan_store.h"
+#include "core/select/recording.h"
 #include "core/tune/measure.h"
 #include "python/bindings.h"
 #include "python/conversions.h"
@@ -141,7 +141,7 @@ py::list recorded_py(size_t begin) {
   py::list out;
   for (const RecordedCall& call : recorded_calls(begin)) {
     out.append(call.decision != nullptr ? py::object(decision_dict(*call.decision))
-                                      : py::object(py::str(call.declined)));
+                                        : py::object(py::str(call.declined)));
   }
   return out;
 }

@@ -9,8 +9,8 @@
 #include "backends/cudnn_problems.h"
 #include "backends/large_images.h"
 #include "core/operator.h"
-#include "problems/tensor_steps.h"
 #include "cudnn/errata.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {

@@ -6,8 +6,8 @@
 #include "core/backend.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
-#include "problems/tensor_steps.h"
 #include "cudnn/errata.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace legacy {

@@ -8,6 +8,7 @@
 #include "core/select/execute.h"
 #include "core/tensors.h"
 #include "ops/convolution/convolution.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::convolution {
 namespace {
