@@ -139,8 +139,7 @@ def explain(
     """
     check_flag("explain", "train", train)
     model = eager_model("explain", model)
-    with recorded_run(model, inputs, train) as run:
-        calls = [_layer_call(call) for call in run]
+    calls = [_layer_call(call) for call in recorded_run(model, inputs, train)]
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
