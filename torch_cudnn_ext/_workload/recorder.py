@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -42,8 +42,6 @@ from torch_cudnn_ext.ops._arguments import check_flag
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Decision
 
-T = TypeVar("T")
-
 _NODE = "TorchCudnnExt"  # the beginning of the names of our autograd nodes
 
 
@@ -70,7 +68,6 @@ def recorded_run(model: nn.Module, inputs: Any, train: bool) -> list[RecordedCal
         model: A module that is not compiled.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         train: Run the backward of the sum of the outputs, too, in training mode.
-        describe: Called before anything is put back.
 
     Raises:
         ValueError: With ``train``, no output of the model has a gradient; or the model or its

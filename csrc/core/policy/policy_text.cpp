@@ -136,8 +136,8 @@ void read_max_workspace(std::string_view text, Policy& policy) {
     return ends_with(lower, in_lower_case(known.text));
   });
   policy.max_workspace_unit = unit == std::end(kUnits) ? "" : unit->text;
-  text.remove_suffix(policy.max_workspace_unit.size());
-  double bytes = number(text) * (unit == std::end(kUnits) ? 1 : static_cast<double>(unit->value));
+  double bytes = number(text.substr(0, text.size() - policy.max_workspace_unit.size())) *
+                 static_cast<double>(unit == std::end(kUnits) ? 1 : unit->value);
   check(bytes <= 0x1p63, "less than 2^63 bytes");
   policy.max_workspace_bytes = bytes < 0x1p63 ? static_cast<int64_t>(bytes) : INT64_MAX;
 }
@@ -259,17 +259,6 @@ std::vector<std::string> known_keys(const std::string& family) {
   return known;
 }
 
-// Throws for a word that is an algorithm of no pass, and nothing else.
-[[noreturn]] void throw_unknown_word(std::string_view word, const Operator& op) {
-  std::vector<std::string> known = known_keys(op.family());
-  for (const std::string& pass : op.passes()) {
-    for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
-  }
-  TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
-                    op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies, " and ",
-                    kInTexts);
-}
-
 // --- fields
 
 // Reads what a policy selects for a pass. A text that means "not pinned" sets nothing.
@@ -307,8 +296,15 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const Opera
     }
   }
   if (others.empty()) return;
-  bool is_algorithm = word.find(':') != std::string_view::npos;
-  if (fitting.empty() && !is_algorithm) throw_unknown_word(word, op);
+  if (fitting.empty() && word.find(':') == std::string_view::npos) {  // it may be meant for a field
+    std::vector<std::string> known = known_keys(op.family());
+    for (const std::string& pass : op.passes()) {
+      for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
+    }
+    TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
+                      op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies,
+                      " and ", kInTexts);
+  }
   TORCH_CHECK_VALUE(!fitting.empty(), "policy text: '", word, "' fits no pass of ", op.family(),
                     ": ", reason);
   TORCH_CHECK_VALUE(false, "policy text: '", word, "' is meant for all passes but does not fit ",

@@ -62,10 +62,10 @@ void withdraw(const Request& request, const Call& call, const std::string& error
   const Algorithm& algorithm = call.plan->algorithm;
   remember_unsupported(request, algorithm, error);
   call.decision->is_withdrawn = true;
-  warn(c10::str(op_of(request.problem), ": ", algorithm.text(), " was decided on (",
-                call.decision->record->why,
-                ") and refused the problem when it ran, so another runs from now on: ", error,
-                ". Problem: ", problem_text(request.problem)));
+  warn(c10::str(
+      op_of(request.problem), ": ", algorithm.text(), " was chosen (", call.decision->record->why,
+      ") and did not support the problem when it ran, so another runs from now on: ", error,
+      ". Problem: ", problem_text(request.problem)));
 }
 
 // Whether a plan that ran out of memory may have changed its inputs before, which another plan
