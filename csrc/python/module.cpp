@@ -8,7 +8,7 @@
 
 #include "core/errors.h"
 #include "core/select/plan_store.h"
-#include "library.h"
+#include "torch/library.h"
 #include "python/bindings.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"

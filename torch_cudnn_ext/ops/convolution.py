@@ -491,10 +491,6 @@ def _images(problem: "ProblemInfo") -> tuple[str, ...]:
     return ("x", "w") if len(problem["slots"]["x"]["sizes"]) > 3 else ()
 
 
-def _flops(x: Any, w: Any, y: Any, transposed: bool = False) -> int:
-    return conv_flop_count(list(x), list(w), list(y), transposed=transposed)
-
-
 describe(
     Family(
         "conv",
@@ -503,12 +499,12 @@ describe(
         # A gradient counts like its forward. PyTorch 2.11 counts the filter gradient of a grouped
         # convolution once for each group.
         flops={
-            "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: _flops(
+            "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: conv_flop_count(
                 x, w, out_shape, transposed
             ),
-            "convolution_relu": lambda x, w, *_, out_shape, **k: _flops(x, w, out_shape),
-            "convolution_backward_input": lambda dy, w, *_, **k: _flops(dy, w, dy),
-            "convolution_backward_weight": lambda dy, x, w, *_, **k: _flops(dy, w, dy),
+            "convolution_relu": lambda x, w, *_, out_shape, **k: conv_flop_count(x, w, out_shape),
+            "convolution_backward_input": lambda dy, w, *_, **k: conv_flop_count(dy, w, dy),
+            "convolution_backward_weight": lambda dy, x, w, *_, **k: conv_flop_count(dy, w, dy),
         },
     )
 )
