@@ -72,7 +72,7 @@ class Session {
         device_(device),
         options_(options),
         runtime_(runtime_of(device)),
-        sequence_(problem, device),
+        sequence_(problem, device, policy.policy.replay_of_calls()),
         rounds_(sequence_, budget_, options, policy.policy.prefer.value_or(Prefer::time)) {}
 
   // Building comes before taking memory: of several processes only the one that holds the lock has

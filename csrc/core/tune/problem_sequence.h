@@ -41,8 +41,12 @@ struct Step {
 
 class ProblemSequence {
  public:
-  ProblemSequence(const Problem& problem, const Device& device)
-      : device(device), op_(operator_of(problem)) {
+  // `replay`: as calls ask for it. Measured calls then repeat at once what they recorded, at the
+  // same addresses, as the later steps of a network do.
+  ProblemSequence(const Problem& problem, const Device& device, Replay replay)
+      : device(device),
+        op_(operator_of(problem)),
+        replay_(replay == Replay::never ? Replay::never : Replay::graphs_at_once) {
     bool has_forward = op_.forward_of(problem).has_value();
     for (const Problem& member : sequence_of(problem)) {
       steps_.push_back({member, !has_forward || !steps_.empty(), op_.slots(member)});
@@ -87,7 +91,7 @@ class ProblemSequence {
   void run(const std::vector<std::shared_ptr<Plan>>& plans, c10::function_ref<void()> start) {
     check_interrupt();
     Bindings bindings = scratch;
-    bindings.replay = Replay::at_once;
+    bindings.replay = replay_;
     bool started = false;
     for (size_t i = 0; i < steps_.size(); ++i) {
       const Step& step = steps_[i];
@@ -216,6 +220,7 @@ class ProblemSequence {
   }
 
   const Operator& op_;
+  const Replay replay_;
   std::vector<Step> steps_;
 };
 
