@@ -112,7 +112,6 @@ double epsilon_of(c10::ScalarType dtype);
 // values is mostly rounding.
 double conditioning_of_norm(int64_t length, int64_t removed);
 
-
 // What an autograd node keeps of the policy. A node of a traced graph keeps the argument alone, and
 // reads the knobs when it runs, so that today's knobs are not frozen into the graph. An eager node
 // keeps the resolved policy, so that backward obeys it on any thread.

@@ -98,6 +98,9 @@ class Explanation:
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
         if any(map(_with_backward, self.calls)):
             footer += "; * with its backward"
+        asked = {(c.policy, c.device) for c in self.calls if "replay=" in c.policy}
+        for reason in sorted({_C.replay_obstacle(*one) for one in asked} - {""}):
+            footer += f"; replay was asked for: {reason}"
         return Table(self.title, columns, rows, footer)
 
     def to_csv(self) -> str:

@@ -173,7 +173,6 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     forget_executed();
     return execute_dry(problem, device, bindings);
   }
-  bindings.replay = Replay::where_it_pays;
   Request asked{problem, policy, device};
   for (bool after_unsupported = false;; after_unsupported = true) {
     Call call = find_call(asked, after_unsupported);
@@ -181,6 +180,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
     note_executed(problem, call.decision->record);
     Request request{problem, *call.decision->policy, device};  // with rules
+    bindings.replay = call.decision->policy->policy.replay_of_calls();
     try {
       call.plan->run(bindings);
       retain_for_graph(call.plan, device);

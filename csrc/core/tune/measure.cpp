@@ -71,7 +71,7 @@ class Session {
         policy_(policy),
         device_(device),
         options_(options),
-        sequence_(problem, device),
+        sequence_(problem, device, policy.policy.replay_of_calls()),
         rounds_(sequence_, budget_, options, policy.policy.prefer.value_or(Prefer::time)) {}
 
   // Building comes before taking memory: of several processes only the one that holds the lock has

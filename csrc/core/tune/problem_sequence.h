@@ -32,9 +32,13 @@ struct Step {
 
 class ProblemSequence {
  public:
-  // A problem and those that share its algorithm, in the order in which they run.
-  ProblemSequence(const Problem& problem, const Device& device)
-      : device(device), op_(operator_of(problem)) {
+  // A problem and those that share its algorithm, in the order in which they run. `replay` is how
+  // calls ask for replays; measured calls repeat at once what they recorded, at the same addresses,
+  // as the later steps of a network do.
+  ProblemSequence(const Problem& problem, const Device& device, Replay replay)
+      : device(device),
+        op_(operator_of(problem)),
+        replay_(replay == Replay::never ? Replay::never : Replay::graphs_at_once) {
     auto add = [&](const Problem& p, bool timed) { steps_.push_back({p, timed, op_.slots(p)}); };
     auto forward = op_.forward_of(problem);
     if (forward) add(*forward, false);
@@ -81,7 +85,7 @@ class ProblemSequence {
   void run(const std::vector<std::shared_ptr<Plan>>& plans, c10::function_ref<void()> start) {
     check_interrupt();
     Bindings bindings = scratch;
-    bindings.replay = Replay::at_once;
+    bindings.replay = replay_;
     bool started = false;
     for (size_t i = 0; i < steps_.size(); ++i) {
       const Step& step = steps_[i];
@@ -210,6 +214,7 @@ class ProblemSequence {
   }
 
   const Operator& op_;
+  const Replay replay_;
   std::vector<Step> steps_;
 };
 
