@@ -360,7 +360,7 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
                                          const Device& device, const PlanConsumer& admitted) {
   std::vector<Measurement> list;
   std::set<std::string> seen;
-  ProblemSequence sequence(problem, device);
+  ProblemSequence sequence(problem, device, Replay::never);
   for (const Candidate& candidate : candidates_of(problem, device)) {
     if (!seen.insert(candidate.algorithm.text()).second) continue;
     Measurement& m = list.emplace_back(row_of(candidate));
