@@ -4,6 +4,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "core/policy/rules.h"
+#include "core/select/plan_store.h"
 #include "core/writer.h"
 #include "ops/call.h"
 #include "ops/dropout/dropout.h"
