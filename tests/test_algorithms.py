@@ -10,7 +10,7 @@ from conftest import CUDA_MARKS, EVERY_NUMERICS, elements_spanned, left_by_forwa
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy
-from torch_cudnn_ext.policy import check_pin
+from torch_cudnn_ext._policy_text import check_pin
 
 # A value that random data never takes: memory around the output must still hold it afterwards.
 GUARD = -1024.0
@@ -228,7 +228,7 @@ def test_every_algorithm_that_is_offered_can_be_pinned() -> None:
         family, name = info["family"], info["pass_name"]
         for row in _C.candidates(line.problem, "cpu", EVERY_NUMERICS):
             if row["status"] == "ok":
-                check_pin(Policy(family=family, **{name: row["algorithm"]}), name)
+                check_pin(Policy(family=family, **{name: row["algorithm"]}).text, family, name)
 
 
 def test_no_result_shares_memory_with_an_input() -> None:

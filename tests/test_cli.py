@@ -22,11 +22,11 @@ import torch
 from rich.console import Console
 
 from torch_cudnn_ext import _C, __version__, is_enabled, nn, trace, tuning
-from torch_cudnn_ext.analysis import tables as report
-from torch_cudnn_ext.bench import layers as bench
-from torch_cudnn_ext.bench import modules as bench_modules
-from torch_cudnn_ext.bench import networks as bench_networks
+from torch_cudnn_ext.analysis.tables import Column, Table, _print_rows
+from torch_cudnn_ext.bench import layers, modules, overhead, rounds
+from torch_cudnn_ext.bench import networks as whole_networks  # a fixture has the shorter name
 from torch_cudnn_ext.cli import main, script
+from torch_cudnn_ext.cli.running import ProgressBar
 
 PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
 LINE = f"{PROBLEM} compute=f32"
@@ -161,7 +161,7 @@ def test_a_network_need_not_take_a_batch_of_one(capsys: Capture, networks: str) 
     assert "x=f32[2,3,5,5]" in str(layer["problem"]) and "x=f32[1,3,5,5]" in str(layer["measured"])
 
 
-def test_a_stand_in_of_another_network_is_not_resumed(
+def test_a_proxy_of_another_network_is_not_resumed(
     capsys: Capture, networks: str, tmp_path: Path
 ) -> None:
     options = ["--target", "h200", "--passes", "fwd", "--resume", str(tmp_path / "finished.jsonl")]
@@ -247,7 +247,7 @@ def test_passes_that_a_network_has_not_are_named(
     capsys: Capture, networks: str, tmp_path: Path
 ) -> None:
     command = ["--device", "cpu", "--model", f"{networks}:conv", "--passes"]
-    tune = ["tune", "--choices", str(tmp_path / "choices"), *command]
+    tune = ["tune", "--table", str(tmp_path / "table"), *command]
     for arguments in (["list", *command, "infer"], ["profile", *command, "infer"]):
         assert main(arguments) == 2
         error = capsys.readouterr().err
@@ -271,7 +271,7 @@ def test_a_network_s_problems_follow_the_policy(
 ) -> None:
     arguments = ["--model", f"{networks}:conv", "--device", "cpu", "--dtype", "f16"]
     arguments += ["--passes", "fwd", "--policy", "compute=f16"]
-    arguments += ["--choices", str(tmp_path / "choices")] if command == "tune" else []
+    arguments += ["--table", str(tmp_path / "table")] if command == "tune" else []
     main([command, *arguments])  # no algorithm of the CPU computes so, which some complain of
     said = capsys.readouterr()
     assert "compute=f16 bias=f16" in said.out + said.err
@@ -288,9 +288,9 @@ def test_a_network_infers_where_no_other_pass_is_asked_for(
 
 def _compare_here_and_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has ``bench --networks`` start no process, and time one round."""
-    monkeypatch.setattr(bench_networks, "_in_fresh_process", bench_networks._compare)
-    monkeypatch.setattr(bench, "ROUNDS", 1)
-    monkeypatch.setattr(bench_networks, "SAMPLE_MS", 0.1)
+    monkeypatch.setattr(whole_networks, "_in_fresh_process", whole_networks._compare)
+    monkeypatch.setattr(rounds, "ROUNDS", 1)
+    monkeypatch.setattr(whole_networks, "SAMPLE_MS", 0.1)
 
 
 @pytest.mark.parametrize("command", ["list", "coverage", "explain", "bench"])
@@ -379,14 +379,14 @@ def test_bench_of_lines_with_a_compute_of_their_own(capsys: Capture) -> None:
 def test_bench_refuses_what_pytorch_has_not_before_it_measures(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "measure_tasks", None)
+    monkeypatch.setattr(layers, "measure_tasks", None)
     file = tmp_path / "lines.txt"
     file.write_text(f"{LINE}\n{PROBLEM} mode=conv\n")
     assert main(["bench", "--problems", str(file), "--device", "cpu"]) == 2
     assert capsys.readouterr().err.startswith("error: --problems: got mode in conv_fwd")
 
 
-@pytest.mark.parametrize("option", ["--resume", "--choices"])
+@pytest.mark.parametrize("option", ["--resume", "--table"])
 def test_what_was_measured_is_printed_where_the_disk_is_full(
     option: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,27 +418,27 @@ def test_list_tells_what_was_not_listed(capsys: Capture, networks: str) -> None:
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_bench_of_layers_keeps_its_choices(
+def test_bench_of_layers_keeps_its_tuning_table(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str
 ) -> None:
-    file, lines = tmp_path / "choices.jsonl", tmp_path / "lines.txt"
+    file, lines = tmp_path / "table.jsonl", tmp_path / "lines.txt"
     lines.write_text(f"{LINE}\n{LINE.replace('pad=1', 'pad=0')}\n")
     command = ["bench", "--problems", str(lines), "--device", "cpu", "--time-budget", "0.05"]
-    command += ["--jobs", jobs, "--choices", str(file)]
+    command += ["--jobs", jobs, "--table", str(file)]
     wanted = [row["algorithm"] for row in _json(capsys, *command)["comparisons"]]
     kept = file.read_text()
     assert sorted(json.loads(line)["problem"] for line in kept.splitlines()) == sorted(
         lines.read_text().splitlines()
     )
     tuning.clear()
-    measure = bench.measure_tasks
+    measure = layers.measure_tasks
     measured: list[Any] = []
 
     def watched(tasks: Any, *rest: Any) -> Any:
         measured.extend(tasks)
         return measure(tasks, *rest)
 
-    monkeypatch.setattr(bench, "measure_tasks", watched)
+    monkeypatch.setattr(layers, "measure_tasks", watched)
     assert [row["algorithm"] for row in _json(capsys, *command)["comparisons"]] == wanted
     assert not measured and file.read_text() == kept
     lines.write_text(f"{lines.read_text()}{LINE.replace('pad=1', 'pad=2')}\n")
@@ -493,23 +493,23 @@ def test_a_policy_holds_for_problems_of_all_families(capsys: Capture, tmp_path: 
     assert main(["list", *command]) == 0
 
 
-@pytest.mark.parametrize("case", bench_modules.CASES + bench_modules.MIXED, ids=lambda c: c.text)
-def test_modules_of_bench_can_be_made(case: bench_modules.Case) -> None:
+@pytest.mark.parametrize("case", modules.CASES + modules.MIXED, ids=lambda c: c.text)
+def test_modules_of_bench_can_be_made(case: modules.Case) -> None:
     with torch.device("meta"):
         module = getattr(nn, case.module)(**case.arguments)
         assert module(torch.empty(case.sizes)) is not None
 
 
 def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
-    monkeypatch.setattr(bench_modules, "CASES", (case,))
+    case = modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
+    monkeypatch.setattr(modules, "CASES", (case,))
     arguments = ("bench", "--modules", "all", "--dtype", "f32", "--device", "cpu")
     rows = _json(capsys, *arguments)["comparisons"]
     assert [row["pass_name"] for row in rows] == ["fwd", "bwd"]
     assert all(row["module"] == case.text and row["ratio"] > 0 for row in rows)  # type: ignore[operator]
     assert main([*arguments, "--channels-last", "--format", "csv"]) == 0
     assert capsys.readouterr().out.count(",nhwc,") == 2
-    monkeypatch.setattr(bench_modules, "MIXED", (case, case))
+    monkeypatch.setattr(modules, "MIXED", (case, case))
     rows = _json(capsys, "bench", "--modules", "mixed", *arguments[3:])["comparisons"]
     assert len(rows) == 4
     assert main(["bench", "--modules", "Convolutions", "--device", "cpu"]) == 2
@@ -520,13 +520,11 @@ def test_bench_of_modules_beside_compiled_ones(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     cases = (
-        bench_modules.Case("batch_norm", "BatchNorm2d", {"num_features": 3}, (2, 3, 4, 4)),
-        bench_modules.Case(
-            "layer_norm", "GroupNorm", {"num_groups": 2, "num_channels": 4}, (2, 4, 4, 4)
-        ),
-        bench_modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
+        modules.Case("batch_norm", "BatchNorm2d", {"num_features": 3}, (2, 3, 4, 4)),
+        modules.Case("layer_norm", "GroupNorm", {"num_groups": 2, "num_channels": 4}, (2, 4, 4, 4)),
+        modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
     )
-    monkeypatch.setattr(bench_modules, "CASES", cases)
+    monkeypatch.setattr(modules, "CASES", cases)
     arguments = ("bench", "--modules", "all", "--dtype", "f32,f16", "--device", device)
     # All of them are compiled, none runs as it is because of those before.
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=2):
@@ -548,15 +546,15 @@ def test_interrupted_bench_of_modules_counts_every_pass(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = (
-        bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3)),
-        bench_modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
+        modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3)),
+        modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
     )
-    monkeypatch.setattr(bench_modules, "CASES", cases)
+    monkeypatch.setattr(modules, "CASES", cases)
 
     def interrupt(*arguments: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_modules, "_training", interrupt)
+    monkeypatch.setattr(modules, "_training", interrupt)
     command = ["bench", "--modules", "all", "--dtype", "f32", "--device", "cpu"]
     assert main(command) == 130
     assert "interrupted: 4 of 5 problems were finished" in capsys.readouterr().err
@@ -565,16 +563,16 @@ def test_interrupted_bench_of_modules_counts_every_pass(
 def test_bench_of_modules_keeps_its_constraints(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
-    monkeypatch.setattr(bench_modules, "CASES", (case,))
+    case = modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
+    monkeypatch.setattr(modules, "CASES", (case,))
     ran: list[str] = []
-    backward = bench_modules._backward
+    backward = modules._backward
 
     def watched(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
         ran.append(str(getattr(module, "policy", "")))
         return backward(module, x)
 
-    monkeypatch.setattr(bench_modules, "_backward", watched)
+    monkeypatch.setattr(modules, "_backward", watched)
     command = ["bench", "--modules", "Soft", "--dtype", "f32", "--device", "cpu"]
     constraints = ["--max-workspace", "1MiB", "--deterministic", "--no-allow-tf32"]
     assert main([*command, *constraints]) == 0, capsys.readouterr().err
@@ -656,11 +654,13 @@ def test_bench_of_networks_compares_what_it_says(
             half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         seen.append((is_enabled(), train, half, conv.benchmark, conv.conv.fp32_precision))
 
-    monkeypatch.setattr(bench_networks, "_step", watched)
+    monkeypatch.setattr(whole_networks, "_step", watched)
     # Its own inputs are a batch of 2, whatever is asked for.
-    task = bench_networks._Task(f"{networks}:softmax", 64, 8, "bf16", False, "train", "cpu", "")
+    settings = whole_networks.NetworkSettings(False, "cpu", "", 64, 8)
     for benchmark in (True, False):
-        result = bench_networks._compare(task, benchmark, tmp_path / "choices")
+        result = whole_networks._compare(
+            benchmark, f"{networks}:softmax", "bf16", "train", settings, tmp_path / "table"
+        )
         assert result.pytorch_setting == f"benchmark={benchmark}"
         assert (result.layout, result.mode, result.batch) == ("nchw", "train", 2)
         for side in (True, False):
@@ -691,9 +691,9 @@ def test_bench_of_networks_tunes_for_as_long_as_it_may(
 def test_bench_of_networks_keeps_its_choices(
     capsys: Capture, networks: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "choices.jsonl"
+    file = tmp_path / "table.jsonl"
     command = ["bench", "--networks", f"{networks}:conv", "--device", "cpu", "--jobs", "2"]
-    command += ["--policy", "autotune;backends=aten,cpu", "--choices", str(file)]
+    command += ["--policy", "autotune;backends=aten,cpu", "--table", str(file)]
     assert len(_json(capsys, *command)["comparisons"]) == 2
     tuned = file.read_text()
     ops = {json.loads(line)["problem"].split()[0] for line in tuned.splitlines()}
@@ -704,8 +704,8 @@ def test_bench_of_networks_keeps_its_choices(
 
 
 def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
-    file = tmp_path / "choices.jsonl"
-    command = ["tune", "--choices", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    file = tmp_path / "table.jsonl"
+    command = ["tune", "--table", str(file), "--device", "cpu", "--time-budget", "0.1"]
     (best,) = _json(capsys, *command, PROBLEM)["best"]
     assert best["problem"] == LINE and float(str(best["median_ms"])) > 0
     kept = file.read_text()
@@ -727,7 +727,7 @@ def test_tune_of_a_network_takes_what_enable_meets(
     capsys: Capture, tmp_path: Path, networks: str
 ) -> None:
     command = ["tune", "--model", f"{networks}:functions", "--device", "cpu"]
-    command += ["--choices", str(tmp_path / "choices"), "--time-budget", "0.05"]
+    command += ["--table", str(tmp_path / "table"), "--time-budget", "0.05"]
 
     def ops(*arguments: str) -> list[str]:
         rows = _json(capsys, *command, *arguments)["best"]
@@ -754,7 +754,7 @@ def test_networks_that_do_not_run_on_the_meta_device(
     capsys: Capture, networks: str, tmp_path: Path, command: str
 ) -> None:
     arguments = ["--device", "cpu", "--passes", "fwd", "--model"]
-    arguments[:0] = ["--choices", str(tmp_path / "choices")] if command == "tune" else []
+    arguments[:0] = ["--table", str(tmp_path / "table")] if command == "tune" else []
     for name in ("branching", "lazy"):
         assert main([command, *arguments, f"{networks}:{name}"]) == 0, capsys.readouterr().err
         assert "conv_fwd x=f32[2,3,5,5]" in capsys.readouterr().out
@@ -768,7 +768,7 @@ def test_networks_that_do_not_run_on_the_meta_device(
 
 
 def test_tune_prints_the_same_whatever_is_known(capsys: Capture, tmp_path: Path) -> None:
-    command = ["tune", "--choices", str(tmp_path / "choices"), "--device", "cpu"]
+    command = ["tune", "--table", str(tmp_path / "table"), "--device", "cpu"]
     command += ["--time-budget", "0.1", "softmax_fwd x=f32[2,3,4]:nchw", "--format"]
     assert main([*command, "csv"]) == 0
     shown = capsys.readouterr().out
@@ -782,10 +782,10 @@ def test_tune_prints_the_same_whatever_is_known(capsys: Capture, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
-        (bench.comparison_text, "problem,names,count,"),
-        (bench.overhead_text, "problem,algorithm,pinned,"),
-        (bench_modules.comparison_text, "family,module,"),
-        (bench_networks.comparison_text, "network,batch,"),
+        (layers.comparison_text, "problem,names,count,"),
+        (overhead.overhead_text, "problem,algorithm,pinned,"),
+        (modules.comparison_text, "family,module,"),
+        (whole_networks.comparison_text, "network,batch,"),
     ],
 )
 def test_bench_without_rows_has_a_header(text: Callable[..., str], fields: str) -> None:
@@ -797,10 +797,10 @@ def test_bench_without_rows_has_a_header(text: Callable[..., str], fields: str) 
 def test_tune_prints_and_keeps_what_was_finished(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str
 ) -> None:
-    choices, file = tmp_path / "choices.jsonl", tmp_path / "lines.txt"
+    choices, file = tmp_path / "table.jsonl", tmp_path / "lines.txt"
     lines = [LINE, LINE.replace("pad=1", "pad=0"), LINE.replace("pad=1", "pad=2")]
     file.write_text("\n".join(lines))
-    command = ["tune", "--problems", str(file), "--choices", str(choices), "--device", "cpu"]
+    command = ["tune", "--problems", str(file), "--table", str(choices), "--device", "cpu"]
     command += ["--time-budget", "0.1", "--jobs", jobs, "--format", "csv"]
 
     def stop(bar: object, done: int, total: int, text: str) -> None:
@@ -808,7 +808,7 @@ def test_tune_prints_and_keeps_what_was_finished(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(report.ProgressBar, "problem", stop)
+        patch.setattr(ProgressBar, "problem", stop)
         assert main(command) == 130
     shown = capsys.readouterr()
     finished = "[123]" if jobs == "2" else "1"  # other jobs may have finished meanwhile
@@ -824,11 +824,11 @@ def test_tune_prints_and_keeps_what_was_finished(
     assert " and 35 more: excluded by backends=aten" in shown.err
 
 
-def test_a_file_of_choices_is_checked_first(
+def test_a_file_of_the_tuning_table_is_checked_first(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "tune", None)
-    monkeypatch.setattr(bench_networks, "compare_networks", None)
+    monkeypatch.setattr(whole_networks, "compare_networks", None)
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text("nonsense")
     for command in (["tune", PROBLEM], ["bench", "--networks", "alexnet"]):
@@ -836,11 +836,11 @@ def test_a_file_of_choices_is_checked_first(
             (damaged, "line 1: "),
             (tmp_path, "Is a directory"),
             (Path("/dev/null"), "Not a regular file: '/dev/null'"),
-            (tmp_path / "none" / "choices", f"No such file or directory: '{tmp_path}/none/choi"),
+            (tmp_path / "none" / "table", f"No such file or directory: '{tmp_path}/none/tabl"),
         ):
-            assert main([*command, "--device", "cpu", "--choices", str(path)]) == 2
+            assert main([*command, "--device", "cpu", "--table", str(path)]) == 2
             error = capsys.readouterr().err
-            assert error.startswith("error: --choices: ") and text in error
+            assert error.startswith("error: --table: ") and text in error
     assert damaged.read_text() == "nonsense"
 
 
@@ -851,45 +851,46 @@ def test_bench_of_networks_keeps_what_was_tuned_before_ctrl_c(
         _C.measure(problems[0], device, time_budget_s=0.1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuning, "tune", stop)
-    task = bench_networks._Task(f"{networks}:conv", 2, 8, "f32", False, "infer", "cpu", "", jobs=2)
+    monkeypatch.setattr(sys.modules[tuning.tune.__module__], "tune", stop)
+    settings = whole_networks.NetworkSettings(False, "cpu", "", 2, 8, jobs=2)
+    table = tmp_path / "table.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        bench_networks._compare(task, False, tmp_path / "choices.jsonl")
-    assert (tmp_path / "choices.jsonl").read_text().startswith('{"problem": "conv_fwd')
+        whole_networks._compare(False, f"{networks}:conv", "f32", "infer", settings, table)
+    assert table.read_text().startswith('{"problem": "conv_fwd')
 
 
 def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
-    file, other = tmp_path / "choices.jsonl", LINE.replace("pad=1", "pad=0")
+    file, other = tmp_path / "table.jsonl", LINE.replace("pad=1", "pad=0")
     tuning.tune([LINE, other], device="cpu", policy="max_workspace=1GiB", time_budget_s=0.1)
     entries = {entry["problem"]: entry for entry in tuning.entries()}
     tuning.export_table(file)
     file.write_text(file.read_text().replace(entries[LINE]["device"], "another device"))
     tuning.clear()
-    kept = _json(capsys, "profile", "--choices", str(file))
+    kept = _json(capsys, "profile", "--table", str(file))
     assert (kept["settings"], kept["versions"]) == (None, None)
     layers = kept["layers"]
     assert {str(layer["problem"]): layer["rows"] for layer in layers} == {
         line: entry["measurements"] for line, entry in entries.items()
     }
-    assert main(["profile", "--choices", str(file), PROBLEM]) == 0
+    assert main(["profile", "--table", str(file), PROBLEM]) == 0
     shown = capsys.readouterr().out
     assert "measured on another device" in shown and "under max_workspace=" in shown
     assert "aten:default" in shown and other not in shown and "heuristic" not in shown
     assert tuning.entries() == []
-    assert main(["profile", "--choices", str(file), LINE.replace("pad=1", "pad=2")]) == 2
+    assert main(["profile", "--table", str(file), LINE.replace("pad=1", "pad=2")]) == 2
     assert "problem line: got" in capsys.readouterr().err
-    assert main(["profile", "--choices", str(file), "--batch", "2"]) == 2
-    assert "--batch: got 2 with --choices, which takes no more than" in capsys.readouterr().err
-    assert main(["profile", "--choices", str(tmp_path / "none")]) == 2
-    assert "--choices: " in capsys.readouterr().err
-    assert main(["profile", "--choices", str(file), "--batch", "3"]) == 2
+    assert main(["profile", "--table", str(file), "--batch", "2"]) == 2
+    assert "--batch: got 2 with --table, which takes no more than" in capsys.readouterr().err
+    assert main(["profile", "--table", str(tmp_path / "none")]) == 2
+    assert "--table: " in capsys.readouterr().err
+    assert main(["profile", "--table", str(file), "--batch", "3"]) == 2
     assert "no more than a problem line, --all, --top, --format" in capsys.readouterr().err
     file.write_text("")
-    assert main(["profile", "--choices", str(file)]) == 2
-    assert f"--choices: got '{file}', which holds no choices" in capsys.readouterr().err
+    assert main(["profile", "--table", str(file)]) == 2
+    assert f"--table: got '{file}', which holds no rankings" in capsys.readouterr().err
     file.write_text("[" * 100_000)
-    assert main(["profile", "--choices", str(file)]) == 2
-    assert f"--choices: {file}, line 1: " in (error := capsys.readouterr().err)
+    assert main(["profile", "--table", str(file)]) == 2
+    assert f"--table: {file}, line 1: " in (error := capsys.readouterr().err)
     assert error.count("\n") == 1
 
 
@@ -934,15 +935,15 @@ def test_bench_of_networks_waits_for_the_gpu_that_it_runs_on(
 ) -> None:
     waited: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
-    sample = bench_networks._timer(lambda: None, nullcontext, "cuda:1")
+    sample = whole_networks._timer(lambda: None, nullcontext, "cuda:1")
     assert sample() >= 0 and set(waited) == {"cuda:1"}
 
 
 def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "OVERHEAD_ROUNDS", 2)
-    monkeypatch.setattr(bench, "OVERHEAD_CALLS", 3)
+    monkeypatch.setattr(overhead, "ROUNDS", 2)
+    monkeypatch.setattr(overhead, "CALLS", 3)
     rows = _json(capsys, "bench", "--overhead", "--device", "cpu")["overhead"]
-    assert [row["problem"] for row in rows] == bench.overhead_problems("cpu")
+    assert [row["problem"] for row in rows] == overhead.overhead_problems("cpu")
     for row in rows:
         times = [
             f"{side}{part}_us"
@@ -971,11 +972,11 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
         (["profile", PROBLEM, "--policy", "zork=1"], "--policy: "),
         (
             ["profile", PROBLEM, "--policy", "softmax=cpu:online"],
-            "--policy: got a choice for softmax_bwd, softmax_fwd, wanted one for conv_fwd",
+            "--policy: got a policy for softmax_bwd, softmax_fwd, wanted one for conv_fwd",
         ),
         (
             ["bench", PROBLEM, "--policy", "bwd_data=cpu:im2col"],
-            "--policy: got a choice for conv_bwd_data, wanted one for conv_fwd",
+            "--policy: got a policy for conv_bwd_data, wanted one for conv_fwd",
         ),
         (["profile", PROBLEM, "--max-workspace", "lots"], "--max-workspace: "),
         (["profile", PROBLEM, "--format", "tex"], "--format: got 'tex', wanted one of 'table', '"),
@@ -1013,11 +1014,11 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             "--policy: compute is 'x', wanted one of",
         ),
         (
-            ["tune", PROBLEM, "--choices", "x", "--policy", "fwd=cpu:fft"],
+            ["tune", PROBLEM, "--table", "x", "--policy", "fwd=cpu:fft"],
             "--policy: got the choice 'conv_fwd=cpu:fft', wanted constraints alone, or autotune",
         ),
         (
-            ["tune", PROBLEM, "--choices", "x", "--policy", "heuristic"],
+            ["tune", PROBLEM, "--table", "x", "--policy", "heuristic"],
             "--policy: got the choice 'heuristic', wanted constraints alone, or autotune",
         ),
         (["profile", PROBLEM, "--resume", "/nowhere/x"], "--resume: [Errno 2]"),
@@ -1033,7 +1034,7 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             ["profile", PROBLEM, "--all", "--format", "json"],
             "--all: given with --format json, which holds every row",
         ),
-        (["profile", "--choices", "x", "--top", "3", "--format", "json"], "--top: got 3 with --fo"),
+        (["profile", "--table", "x", "--top", "3", "--format", "json"], "--top: got 3 with --fo"),
         (["profile", PROBLEM, "--time-budget", "nan"], "--time-budget: got 'nan', wanted a numb"),
         (["profile", PROBLEM, "--time-budget", "inf"], "--time-budget: got 'inf', wanted a numb"),
         (["coverage", "--model", "x", "--backends", "foo"], "--backends: got 'foo', wanted one"),
@@ -1047,27 +1048,27 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
             "problem line: got softmax_fwd, wanted a conv",
         ),
         (["bench", PROBLEM, "--compiled"], "--compiled: got it without --modules"),
-        (["bench", PROBLEM, "--resume", "x", "--choices", "./x"], "--choices: got './x', the file"),
-        (["bench", "--overhead", "--choices", "x"], "--choices: got 'x' with --overhead"),
+        (["bench", PROBLEM, "--resume", "x", "--table", "./x"], "--table: got './x', the file"),
+        (["bench", "--overhead", "--table", "x"], "--table: got 'x' with --overhead"),
         (
             ["bench", "--overhead", "--no-allow-tf32"],
             "--no-allow-tf32: given with --overhead, which takes no more than",
         ),
         (["bench", "--overhead", "--allow-tf32"], "--allow-tf32: given with --overhead"),
         (
-            ["profile", "--choices", "x", "--deterministic"],
-            "--deterministic: given with --choices, which takes no more than",
+            ["profile", "--table", "x", "--deterministic"],
+            "--deterministic: given with --table, which takes no more than",
         ),
         (["bench", PROBLEM, "--kernels"], "--kernels: given on cpu, which runs no GPU kernels"),
         (["bench", PROBLEM, "--knob-search"], "--knob-search: given on cpu, whose algorithms"),
         (["profile", PROBLEM, "--knob-search"], "--knob-search: given on cpu, whose algorithms"),
-        (["tune", PROBLEM, "--choices", "x", "--knob-search"], "--knob-search: given on cpu"),
+        (["tune", PROBLEM, "--table", "x", "--knob-search"], "--knob-search: given on cpu"),
         (["list", ACTIVATION, "--batch", "3"], "--batch: got 3 with activation_fwd, wanted prob"),
         (["bench", f"{PROBLEM} mode=conv"], "problem line: got mode in conv_fwd"),
         (["list", ACTIVATION, "--channels-last"], "--channels-last: given with activation_fwd"),
         (["list", SEQUENCE, "--channels-last"], "--channels-last: given with conv_fwd, none"),
         (["bench", PROBLEM, "--jobs", "0"], "--jobs: got '0', wanted a whole number, 1 or more"),
-        (["tune", PROBLEM], "Missing option '--choices'"),
+        (["tune", PROBLEM], "Missing option '--table'"),
         (["bench", "--overhead", "--shard", "9/1"], "--shard: got '9/1' with --overhead, which"),
         (["bench", "--overhead", "--resume", "x"], "--resume: got 'x' with --overhead, which"),
         (["bench", "--overhead", "--modules", "all"], "--modules: got 'all' with --overhead"),
@@ -1272,7 +1273,7 @@ def test_a_damaged_resume_file_is_refused(capsys: Capture, tmp_path: Path, text:
 def test_a_file_that_is_no_text_is_named(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "library.so"
     path.write_bytes(b"\x7fELF\xff")
-    for command in (["list", "--problems"], ["profile", "--choices"]):
+    for command in (["list", "--problems"], ["profile", "--table"]):
         assert main([*command, str(path)]) == 2
         error = f"error: {command[1]}: got '{path}', which holds no text: "
         assert capsys.readouterr().err.startswith(error)
@@ -1334,7 +1335,7 @@ def test_interrupted_where_nothing_is_kept(
     def interrupt(*_: object, **__: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules[main.__module__], "explain", interrupt)
+    monkeypatch.setattr("torch_cudnn_ext.cli.explain.explain", interrupt)
     assert main(["explain", "--model", f"{networks}:conv", "--device", "cpu"]) == 130
     shown = capsys.readouterr()
     assert (shown.out, shown.err.strip()) == ("", "interrupted")
@@ -1378,14 +1379,14 @@ def test_bench_of_networks_runs_each_in_its_mode(
     def watched(model: Any, inputs: Any, train: bool, autocast: Callable[[], Any]) -> None:
         seen.add((model.training, train))
 
-    monkeypatch.setattr(bench_networks, "_step", watched)
-    task = bench_networks._Task(f"{networks}:norm", 2, 8, "f32", False, mode, "cpu", "")
-    bench_networks._compare(task, False, tmp_path / "choices")
+    monkeypatch.setattr(whole_networks, "_step", watched)
+    settings = whole_networks.NetworkSettings(False, "cpu", "", 2, 8)
+    whole_networks._compare(False, f"{networks}:norm", "f32", mode, settings, tmp_path / "table")
     assert seen == {(mode == "train", mode == "train")}
 
 
 def test_tune_says_how_much_was_known_before(capsys: Capture, tmp_path: Path) -> None:
-    command = ["tune", "--choices", str(tmp_path / "c"), "--device", "cpu", "--time-budget", "0.1"]
+    command = ["tune", "--table", str(tmp_path / "c"), "--device", "cpu", "--time-budget", "0.1"]
     assert main([*command, PROBLEM]) == 0
     assert "before" not in capsys.readouterr().out
     assert main([*command, PROBLEM, "--passes", "fwd,bwd"]) == 0
@@ -1417,8 +1418,8 @@ def test_every_format_tells_the_same_problem(
     words += {
         "explain": ["--no-measure"],
         "tune": [
-            "--choices",
-            str(tmp_path / "choices"),
+            "--table",
+            str(tmp_path / "table"),
             "--time-budget",
             "0.05",
             "--passes",
@@ -1441,7 +1442,7 @@ def test_every_format_tells_the_same_problem(
 
 
 def test_tune_takes_a_converted_network(capsys: Capture, networks: str, tmp_path: Path) -> None:
-    command = ["tune", "--model", f"{networks}:converted", "--choices", str(tmp_path / "choices")]
+    command = ["tune", "--model", f"{networks}:converted", "--table", str(tmp_path / "table")]
     rows = _json(capsys, *command, "--device", "cpu", "--time-budget", "0.05")["best"]
     ops = {str(row["problem"]).split()[0] for row in rows}
     assert ops == {"conv_fwd", "conv_bwd_filter"}  # its images want no gradient
@@ -1473,24 +1474,24 @@ def test_modules_of_bench_are_taken_by_words_of_their_names(
 ) -> None:
     seen: list[str] = []
 
-    def watched(cases: list[bench_modules.Case], *_: object) -> list[object]:
+    def watched(cases: list[modules.Case], *_: object) -> list[object]:
         seen.extend(case.module for case in cases)
         return []
 
-    monkeypatch.setattr(bench_modules, "compare_modules", watched)
+    monkeypatch.setattr(modules, "compare_modules", watched)
     assert main(["bench", "--modules", "Pool,BatchNorm2d", "--device", "cpu"]) == 0
-    listed = {case.module for case in bench_modules.CASES}
+    listed = {case.module for case in modules.CASES}
     wanted = {name for name in listed if "Pool" in name or name == "BatchNorm2d"}
     assert set(seen) == wanted and 1 < len(wanted) < len(listed)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_numbers_are_whole_on_narrow_terminals(width: int) -> None:
-    columns = [report.Column("", right=False, whole=True)]
-    columns += [report.Column(h, right=True) for h in ("PyTorch", "heuristic's first", "best")]
-    table = report.Table("", columns, [["max pooling", "12345 (86%)", "1", "123.45"]])
+    columns = [Column("", right=False, whole=True)]
+    columns += [Column(h, right=True) for h in ("PyTorch", "heuristic's first", "best")]
+    table = Table("", columns, [["max pooling", "12345 (86%)", "1", "123.45"]])
     out = io.StringIO()
-    report._print_rows(table, Console(width=width, file=out))
+    _print_rows(table, Console(width=width, file=out))
     shown = out.getvalue()
     for word in ("max pooling", "12345 (86%)", "123.45", "heuristic's first"):
         assert word in shown
@@ -1499,7 +1500,7 @@ def test_numbers_are_whole_on_narrow_terminals(width: int) -> None:
 def test_a_backward_is_tuned_with_its_forward(
     capsys: Capture, networks: str, tmp_path: Path
 ) -> None:
-    command = ["tune", "--model", f"{networks}:functions", "--choices", str(tmp_path / "choices")]
+    command = ["tune", "--model", f"{networks}:functions", "--table", str(tmp_path / "table")]
     rows = _json(capsys, *command, "--passes", "bwd", "--device", "cpu", "--time-budget", "0.05")[
         "best"
     ]
@@ -1523,18 +1524,18 @@ def test_bench_of_networks_compares_with_pytorchs_own(capsys: Capture, networks:
 def test_torchscript_is_refused(
     capsys: Capture, networks: str, tmp_path: Path, command: str
 ) -> None:
-    more = ["--choices", str(tmp_path / "choices.jsonl")] if command == "tune" else []
+    more = ["--table", str(tmp_path / "table.jsonl")] if command == "tune" else []
     assert main([command, "--model", f"{networks}:scripted", "--device", "cpu", *more]) == 2
     error = capsys.readouterr().err
     assert "error: --model: got a model compiled by TorchScript, wanted " in error
 
 
 def test_comparing_modules_leaves_random_numbers_alone() -> None:
-    case = bench_modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3))
+    case = modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3))
     torch.manual_seed(1)
     wanted = torch.rand(2)
     torch.manual_seed(1)
-    compared = list(bench_modules.compare_modules([case], ["f32"], False, "cpu", "aten:default"))
+    compared = list(modules.compare_modules([case], ["f32"], False, "cpu", "aten:default"))
     assert [one.pass_name for one in compared] == ["fwd", "bwd"]
     assert torch.equal(torch.rand(2), wanted)
 

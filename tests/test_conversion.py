@@ -15,10 +15,11 @@ from torch.nn.utils import parametrize, weight_norm
 from torch.utils._pytree import tree_leaves
 
 from torch_cudnn_ext import _C, Policy, convert, knobs, last_decision, nn
-from torch_cudnn_ext._workload import recording
+from torch_cudnn_ext._policy_text import algorithms_of, passes_of
+from torch_cudnn_ext._workload.running import recording
 from torch_cudnn_ext.analysis.coverage import coverage
-from torch_cudnn_ext.models.convert import conversion_steps, converted, counterparts
-from torch_cudnn_ext.policy import algorithms_of, passes_of
+from torch_cudnn_ext.models import conversion_steps, converted, counterparts
+from torch_cudnn_ext.policy import as_policy
 
 OURS = counterparts()
 
@@ -507,7 +508,7 @@ def test_a_module_refuses_an_algorithm_that_there_is_not() -> None:
 def test_what_every_operator_has_is_a_policy(ours: Any) -> None:
     for name in passes_of(ours.family):
         for algorithm in algorithms_of(ours.family, name):
-            assert ours._checked({name: algorithm}).get(name) == algorithm
+            assert as_policy({name: algorithm}, ours.family).get(name) == algorithm
         assert {"aten:default"} < set(algorithms_of(ours.family, name))
 
 

@@ -35,7 +35,7 @@ from torch_cudnn_ext import (
     when,
 )
 from torch_cudnn_ext import _cudnn_flags as backends
-from torch_cudnn_ext._workload import recording
+from torch_cudnn_ext._workload.running import recording
 from torch_cudnn_ext.models import enable as enabling
 
 # What any device has besides PyTorch's own.

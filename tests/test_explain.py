@@ -23,14 +23,15 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import torch_cudnn_ext
-from torch_cudnn_ext import cli as __main__
 from torch_cudnn_ext import enabled, explain, is_enabled, knobs, ops, pinned, trace, tuning, when
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext._timing import kernel_names
-from torch_cudnn_ext._workload import network_layers, read_problems
-from torch_cudnn_ext.analysis import roofline as peaks
+from torch_cudnn_ext._workload.network import network_layers
+from torch_cudnn_ext._workload.problems import read_problems
 from torch_cudnn_ext.analysis.coverage import coverage
 from torch_cudnn_ext.analysis.profile import profile_model
+from torch_cudnn_ext.analysis.roofline import _measured_peaks, _products_in_tf32, measured_peaks
+from torch_cudnn_ext.cli import main
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
 
@@ -467,15 +468,15 @@ def test_resnet18_takes_our_way(device: str) -> None:
 def test_command_line(capsys: pytest.CaptureFixture[str], device: str) -> None:
     arguments = ["explain", "--model", "resnet18", "--device", device, "--batch", "1"]
     arguments += ["--image-size", "32", "--no-measure"]
-    assert __main__.main(arguments) == 0
+    assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "layer4.1.conv2" in out
     assert "conv_fwd" in out
-    assert __main__.main([*arguments, "--format", "json", "--policy", "fwd=aten:default"]) == 0
+    assert main([*arguments, "--format", "json", "--policy", "fwd=aten:default"]) == 0
     assert '"algorithm": "aten:default"' in capsys.readouterr().out
-    assert __main__.main([*arguments, "--policy", "fwd=nonsense"]) == 2
+    assert main([*arguments, "--policy", "fwd=nonsense"]) == 2
     assert "--policy" in capsys.readouterr().err
-    assert __main__.main(["explain", "--model", "no_such_net"]) == 2
+    assert main(["explain", "--model", "no_such_net"]) == 2
 
 
 def test_recording_costs_nothing_when_off(net: Net, device: str) -> None:
@@ -903,9 +904,9 @@ def test_measured_peaks_leave_the_switch_of_products_alone() -> None:
     before = backends.fp32_precision
     try:
         backends.fp32_precision = "ieee"
-        peaks._measured_peaks.cache_clear()
-        peaks.measured_peaks("cpu", "f32", False)
-        with peaks._products_in_tf32(True):
+        _measured_peaks.cache_clear()
+        measured_peaks("cpu", "f32", False)
+        with _products_in_tf32(True):
             assert backends.cuda.matmul.fp32_precision == "tf32"
         backends.fp32_precision = "tf32"
         assert backends.cuda.matmul.fp32_precision == "tf32"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.tuning.tune import read_table
+from torch_cudnn_ext.tuning.store import read_table
 
 LONGEST_S = 2.0
 SLOW_LINE = (

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, Policy, knobs, ops
 from torch_cudnn_ext import nn as ours
-from torch_cudnn_ext.models.convert import conversion_steps
+from torch_cudnn_ext.models import conversion_steps
 
 OPS = torch.ops.torch_cudnn_ext
 

@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, Policy, apply_rules, enabled, explain, knobs, pinned, trace
 from torch_cudnn_ext._timing import kernel_names
-from torch_cudnn_ext._workload import recording
-from torch_cudnn_ext.analysis.coverage import _refusals
+from torch_cudnn_ext._workload.running import recording
+from torch_cudnn_ext.analysis.coverage import _unsupported
 from torch_cudnn_ext.analysis.explain import LayerCall
-from torch_cudnn_ext.models.convert import counterparts
+from torch_cudnn_ext.models.classes import counterparts
 from torch_cudnn_ext.tuning.measure import fp32_switches
 
 SEQUENCES = {"Tagger": Tagger, "LanguageModel": LanguageModel}
@@ -96,15 +96,15 @@ def errors(found: Results, expected: Results) -> list[float]:
     ]
 
 
-def refusals_of(model: nn.Module, inputs: Tensor, device: str) -> dict[str, str]:
+def unsupported_of(model: nn.Module, inputs: Tensor, device: str) -> dict[str, str]:
     """By problem line, why the wanted backends do not take it or what shares its algorithm."""
     with enabled(f"backends={WANTED[device]},aten"):
         lines = [line.partition("  #")[0] for line in trace(model, inputs)]
-    return _refusals(dict.fromkeys(lines, device), f"backends={WANTED[device]}")
+    return _unsupported(dict.fromkeys(lines, device), f"backends={WANTED[device]}")
 
 
 def exceptions_of(
-    calls: list[LayerCall], device: str, refusals: dict[str, str]
+    calls: list[LayerCall], device: str, unsupported: dict[str, str]
 ) -> tuple[int, Counter[str]]:
     """How many calls there are that the wanted backends could run, and which they did not."""
     backends = _C.policy_fields(f"backends={WANTED[device]}")["backends"]
@@ -116,7 +116,7 @@ def exceptions_of(
             continue
         count += 1
         if call.algorithm.partition(":")[0] not in backends:
-            exceptions[f"{call.op or call.kind}: {refusals.get(call.problem, call.why)}"] += 1
+            exceptions[f"{call.op or call.kind}: {unsupported.get(call.problem, call.why)}"] += 1
     return count, exceptions
 
 
@@ -152,12 +152,12 @@ def test_networks_run_unmodified_with_cudnn(
     dtype = SETTINGS[setting]
     with torch.autocast(device, dtype, enabled=dtype is not None):
         theirs = errors(results(copy.deepcopy(model), inputs), expected)
-        refusals = refusals_of(model, inputs, device)
-        rules = dict.fromkeys(refusals, "backends=aten")
+        unsupported = unsupported_of(model, inputs, device)
+        rules = dict.fromkeys(unsupported, "backends=aten")
         with apply_rules(rules), enabled(f"backends={WANTED[device]}"):
             calls = explain(model, inputs, train=True, measure=False).calls
             ours = errors(results(model, inputs), expected)
-    count, exceptions = exceptions_of(calls, device, refusals)
+    count, exceptions = exceptions_of(calls, device, unsupported)
     inside = count - exceptions.total()
     print(f"\n{name} {setting} {layout}: {WANTED[device]} runs {inside}/{count}")
     print(f"  errors {ours}, PyTorch's {theirs}")

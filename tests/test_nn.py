@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import torch_cudnn_ext
 from torch_cudnn_ext import Policy, apply_pins, clear_pins, convert, enabled, knobs, pinned, tuning
 from torch_cudnn_ext import nn as ours
-from torch_cudnn_ext.models.convert import conversion_steps, counterparts
-from torch_cudnn_ext.policy import passes_of
+from torch_cudnn_ext._policy_text import passes_of
+from torch_cudnn_ext.models import conversion_steps, counterparts
 
 # Two algorithms for each device and pass that any small problem can run on.
 PINS = {

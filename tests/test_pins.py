@@ -37,10 +37,10 @@ from torch_cudnn_ext import (
     save_pins,
 )
 from torch_cudnn_ext import nn as our_nn
-from torch_cudnn_ext._workload import network_layers
+from torch_cudnn_ext._workload.network import network_layers
 from torch_cudnn_ext.analysis.coverage import coverage
+from torch_cudnn_ext.models import conversion_steps, counterparts
 from torch_cudnn_ext.models import pins as pins_module
-from torch_cudnn_ext.models.convert import conversion_steps, counterparts
 from torch_cudnn_ext.models.pins import pin_of
 
 PIN = {"cpu": "cpu:im2col", "cuda": "legacy:implicit_gemm"}
@@ -552,7 +552,7 @@ def test_blanks_in_a_pin_change_nothing() -> None:
     for pin in ("softmax_fwd = cpu:nothere", "conv_fwd= cpu:nothere;softmax=cpu:online"):
         with pytest.raises(ValueError, match="got 'cpu:nothere' for .*, wanted one of"):
             apply_pins(net, {"*": pin})
-    torch_cudnn_ext.tuning.check_constraints_alone("max_workspace = 1MiB ; prefer = memory")
+    torch_cudnn_ext.tuning.measure.check_constraints_alone("max_workspace = 1MiB ; prefer = memory")
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager")])

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_cudnn_ext import _C, Policy, knobs, nn, ops
-from torch_cudnn_ext.policy import PolicyLike, as_policy, check_named_pins, check_pins, policy_text
+from torch_cudnn_ext._policy_text import check_pins
+from torch_cudnn_ext.policy import PolicyLike, as_policy, check_named_pins, policy_text
 
 PASSES = ("fwd", "bwd_data", "bwd_filter")
 OPS = tuple(f"conv_{name}" for name in PASSES)
@@ -689,7 +690,7 @@ def test_a_cap_beyond_all_memory_is_an_error() -> None:
 @pytest.mark.parametrize("action", ["warn", "fallback"])
 def test_what_falls_back_may_pin_what_there_is_not(action: str) -> None:
     nothing = f"cpu:nonsense;on_unsupported={action}"
-    check_pins(Policy.parse(f"fwd={nothing}"))
+    check_pins(Policy.parse(f"fwd={nothing}").text, "conv")
     for policy in (
         f"softmax_fwd={nothing}",
         {"softmax_fwd": "cpu:nonsense", "on_unsupported": action},

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudnn_ext.tuning.worker_pool import processes
+from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from test_processes import until_begun, work
-from torch_cudnn_ext.processes import processes
+from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 if __name__ == "__main__":
-    with processes(1, grace_s=5) as pool:
+    with worker_pool(1, grace_s=5) as pool:
         pool.submit(work, Path(sys.argv[1]))
         until_begun(Path(sys.argv[1]))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -55,7 +55,7 @@ def until_begun(file: Path) -> None:
 @pytest.mark.parametrize("grace_s", [60.0, 0.0])
 def test_an_error_ends_them(tmp_path: Path, grace_s: float) -> None:
     file = tmp_path / "file"
-    with pytest.raises(KeyError), processes(1, grace_s=grace_s) as pool:
+    with pytest.raises(KeyError), worker_pool(1, grace_s=grace_s) as pool:
         pool.submit(work, file)
         until_begun(file)
         start = time.monotonic()
@@ -82,9 +82,9 @@ def test_death_ends_them(tmp_path: Path) -> None:
 def test_they_may_end_amid_a_large_result(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from torch_cudnn_ext.processes import processes\n"
+        "from torch_cudnn_ext.tuning.worker_pool import worker_pool\n"
         "if __name__ == '__main__':\n"
-        "    with processes(2) as pool:\n"
+        "    with worker_pool(2) as pool:\n"
         "        first, *_ = [pool.submit(bytes, 200_000_000) for _ in range(6)]\n"
         "        first.result()  # while the other one sends\n"
         "        raise KeyError\n"
@@ -101,16 +101,16 @@ def test_they_may_end_amid_a_large_result(tmp_path: Path) -> None:
 
 
 def test_what_work_raises_is_all_that_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="^the reason$"), processes(1, grace_s=60) as pool:
+    with pytest.raises(ValueError, match="^the reason$"), worker_pool(1, grace_s=60) as pool:
         pool.submit(fail, ValueError, "the reason").result()
-    with pytest.raises(RuntimeError, match="^Odd: this and that$"), processes(1) as pool:
+    with pytest.raises(RuntimeError, match="^Odd: this and that$"), worker_pool(1) as pool:
         pool.submit(fail, Odd, "this", "that").result()
     assert multiprocessing.active_children() == []
     assert capfd.readouterr().err == ""
 
 
 def test_sigterm_of_one_is_no_ctrl_c_here(tmp_path: Path) -> None:
-    with processes(1) as pool:
+    with worker_pool(1) as pool:
         future = pool.submit(work, tmp_path / "file")
         until_begun(tmp_path / "file")
         os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGTERM)
@@ -120,7 +120,7 @@ def test_sigterm_of_one_is_no_ctrl_c_here(tmp_path: Path) -> None:
 
 
 def test_results_come_back_and_nothing_stays() -> None:
-    with processes(2) as pool:
+    with worker_pool(2) as pool:
         futures = [pool.submit(pow, 2, n) for n in range(5)]
         assert [future.result() for future in futures] == [1, 2, 4, 8, 16]
     assert multiprocessing.active_children() == []

@@ -46,47 +46,55 @@ from torch_cudnn_ext import (
     tuning,
     when,
 )
-from torch_cudnn_ext import _timing as timing
 from torch_cudnn_ext import nn as layers
-from torch_cudnn_ext._workload import (
+from torch_cudnn_ext._timing import host_ms
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.models import load_model
+from torch_cudnn_ext._workload.network import Workload, network_layers
+from torch_cudnn_ext._workload.problems import (
     PROBLEM_FOLDER,
-    Journal,
     Layer,
-    Workload,
     convolution_arguments,
-    detached,
-    is_function,
-    led_problems,
-    load_model,
+    coupled_problems,
     merge,
-    network_layers,
     read_problems,
-    recording,
     rewrite,
     shard,
-    tensors_in,
     with_passes,
 )
-from torch_cudnn_ext.analysis import roofline as peaks
-from torch_cudnn_ext.analysis import tables as report
+from torch_cudnn_ext._workload.pytree import tensors_in
+from torch_cudnn_ext._workload.running import detached, recording
+from torch_cudnn_ext._workload.tracer import is_function
 from torch_cudnn_ext.analysis.coverage import coverage
-from torch_cudnn_ext.analysis.profile import (
-    LayerProfile,
-    Profile,
-    checked_device,
-    list_layer,
-    make_settings,
-    measure_layers,
-    profile_of_choices,
+from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.profile import list_layer, measure_layers, profile_of_table
+from torch_cudnn_ext.analysis.results import LayerProfile, Profile
+from torch_cudnn_ext.analysis.roofline import _measured_peaks, measured_peaks
+from torch_cudnn_ext.analysis.settings import make_settings
+from torch_cudnn_ext.analysis.tables import (
+    Extent,
+    Table,
+    bytes_text,
+    layer_tables,
+    milliseconds,
+    print_tables,
+    summary_table,
 )
-from torch_cudnn_ext.bench import layers as bench
-from torch_cudnn_ext.bench import modules as bench_modules
-from torch_cudnn_ext.bench import networks as bench_networks
+from torch_cudnn_ext.bench.layers import (
+    Comparison,
+    compare_layers,
+    comparison_text,
+    geometric_means,
+)
+from torch_cudnn_ext.bench.modules import compare_modules
+from torch_cudnn_ext.bench.networks import NetworkSettings, compare_networks
+from torch_cudnn_ext.bench.overhead import measure_overhead
+from torch_cudnn_ext.bench.rounds import bootstrap_interval
 from torch_cudnn_ext.knobs import pushed
 from torch_cudnn_ext.models.convert import converted
-from torch_cudnn_ext.tuning import measure as measuring
-from torch_cudnn_ext.tuning.measure import Task
-from torch_cudnn_ext.tuning.tune import read_table
+from torch_cudnn_ext.tuning import measure
+from torch_cudnn_ext.tuning.measure import Task, checked_device
+from torch_cudnn_ext.tuning.store import read_table
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
@@ -268,7 +276,7 @@ def test_a_cap_of_the_policy_is_the_summary_s() -> None:
     assert total.missing["capped"] == (0 if rows else 1)
     assert any(row["workspace_bytes"] for row in _layer(result).ranked)
     layer = _layer(result)
-    assert (layer.current is None) == bool(layer.refusal) == (not rows)
+    assert (layer.current is None) == bool(layer.current_error) == (not rows)
     assert ("the current policy runs none of them" in result.to_markdown()) == (not rows)
 
 
@@ -568,7 +576,7 @@ def test_what_a_backward_meets_is_profiled_and_nothing_else(
     model, x = kind().train(), torch.randn(2, 4 if kind is Network else 3, 32, 32)
     lines = [line.partition("  # ") for line in trace(model, x.requires_grad_(wants))]
     met = {line: int(rest.rpartition("x")[2]) for line, _, rest in lines}
-    led = {line for problem in met for line in led_problems(problem)}
+    led = {line for problem in met for line in coupled_problems(problem)}
     model, x = model.to(place), x.to(place)
     with torch.no_grad():  # as around any other look at a model
         work = network_layers(model, x)
@@ -907,7 +915,7 @@ def test_autocast_in_a_network_is_not_missed_on_the_meta_device() -> None:
         network_layers(model.to("meta"), x.to("meta"), ["fwd"])
 
 
-def test_stand_ins_are_of_the_same_calls() -> None:
+def test_proxies_are_of_the_same_calls() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -917,7 +925,7 @@ def test_stand_ins_are_of_the_same_calls() -> None:
             x = F.relu(self.convs[1](self.relu(self.convs[0](x))))
             return F.relu(self.convs[2](F.max_pool2d(x, 2)).mean((2, 3)))
 
-    layers = network_layers(Net(), torch.randn(4, 4, 16, 16), stand_ins=True).layers
+    layers = network_layers(Net(), torch.randn(4, 4, 16, 16), proxies=True).layers
     sizes = {
         layer.problem: layer.stand_in for layer in layers if layer.problem.startswith("activation")
     }
@@ -1010,7 +1018,7 @@ def test_inputs_without_a_batch_in_common() -> None:
     assert "x=f32[5,1,3]" in lstm.layers[0].measured
 
 
-def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
+def test_proxies_of_a_network_with_a_recurrent_layer() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -1023,11 +1031,11 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
 
     def lines(batch: int) -> list[Layer]:
         x = torch.randn(batch, 3, 8, 8)
-        return network_layers(Reads(), x, stand_ins=True).layers
+        return network_layers(Reads(), x, proxies=True).layers
 
     assert [layer.stand_in for layer in lines(4)] == [layer.problem for layer in lines(1)]
 
-    one_step = network_layers(nn.LSTM(5, 6), torch.randn(1, 4, 5), ["fwd"], stand_ins=True)
+    one_step = network_layers(nn.LSTM(5, 6), torch.randn(1, 4, 5), ["fwd"], proxies=True)
     assert "x=f32[1,1,5]" in one_step.layers[0].stand_in
 
     class Packs(nn.Module):
@@ -1040,7 +1048,7 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
             return F.relu(self.lstm(packed)[1][0])
 
     inputs = torch.randn(4, 7, 5), torch.tensor([7, 5, 3, 2])
-    packed = network_layers(Packs(), inputs, ["fwd"], stand_ins=True).layers
+    packed = network_layers(Packs(), inputs, ["fwd"], proxies=True).layers
     assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in packed] == ["7,1,5", "6"]
 
     class Rows(nn.Module):  # of images, of which each is a sequence
@@ -1051,17 +1059,17 @@ def test_stand_ins_of_a_network_with_a_recurrent_layer() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.relu(self.lstm(x.permute(0, 2, 3, 1).flatten(0, 1))[0])
 
-    rows = network_layers(Rows(), torch.randn(4, 3, 8, 5), ["fwd"], stand_ins=True).layers
+    rows = network_layers(Rows(), torch.randn(4, 3, 8, 5), ["fwd"], proxies=True).layers
     assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in rows] == ["5,8,3", "240"]
 
 
-def test_stand_ins_that_are_equal_over_one_of_the_batch() -> None:
+def test_proxies_that_are_equal_over_one_of_the_batch() -> None:
     def elements(problem: str) -> int:
         return int(re.findall(r"x=f32\[(\d+)\]", problem)[0])
 
     weight = torch.randn(4)
     model = _with(lambda y: torch.cat([torch.tanh(y), torch.tanh(weight)[None]]).tanh())
-    layers = network_layers(model, torch.randn(32, 4), ["fwd"], stand_ins=True).layers
+    layers = network_layers(model, torch.randn(32, 4), ["fwd"], proxies=True).layers
     sizes = {
         elements(layer.problem): elements(layer.stand_in)
         for layer in layers
@@ -1168,24 +1176,24 @@ def test_a_linear_layer_has_a_pin_where_its_three_products_agree() -> None:
 
 
 def test_profiling_leaves_the_random_state_as_it_is() -> None:
-    peaks._measured_peaks.cache_clear()  # they are measured once a process
+    _measured_peaks.cache_clear()  # they are measured once a process
     state = torch.get_rng_state()
     profile(PROBLEM, device="cpu", time_budget_s=0.05)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_peaks_are_of_the_device_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = peaks.measured_peaks("cpu", "f32", allow_tf32=False)
-    assert peaks.measured_peaks("cpu", "f32", allow_tf32=False) is now
+    now = measured_peaks("cpu", "f32", allow_tf32=False)
+    assert measured_peaks("cpu", "f32", allow_tf32=False) is now
     monkeypatch.setattr(_C, "device_fingerprint", lambda device: f"{device} of more threads")
-    assert peaks.measured_peaks("cpu", "f32", allow_tf32=False) is not now
+    assert measured_peaks("cpu", "f32", allow_tf32=False) is not now
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_a_cpu_s_peak_in_half_types_is_at_least_that_of_float32(dtype: str) -> None:
-    peaks._measured_peaks.cache_clear()
-    floats = peaks.measured_peaks("cpu", "f32", allow_tf32=False)
-    halves = peaks.measured_peaks("cpu", dtype, allow_tf32=False)
+    _measured_peaks.cache_clear()
+    floats = measured_peaks("cpu", "f32", allow_tf32=False)
+    halves = measured_peaks("cpu", dtype, allow_tf32=False)
     assert halves.flops_per_second > 0.5 * floats.flops_per_second  # the rest is noise
 
 
@@ -1209,7 +1217,7 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="jobs: got True, wanted 1 or more"):
         tuning.tune([PROBLEM], device="cpu", jobs=True)
     with pytest.raises(ValueError, match="jobs: got True, wanted 1 or more"):
-        next(bench_networks.compare_networks(["resnet18"], ["f32"], False, "cpu", jobs=True))
+        next(compare_networks(["resnet18"], ["f32"], NetworkSettings(False, "cpu", jobs=True)))
 
 
 def _never_run() -> nn.Module:
@@ -1228,14 +1236,12 @@ def _never_run() -> nn.Module:
         lambda progress: profile(PROBLEM, device="cpu", progress=progress),
         lambda progress: profile_model(_never_run(), torch.ones(1), progress=progress),
         lambda progress: tuning.tune_model(_never_run(), torch.ones(1), progress=progress),
-        lambda progress: next(bench.compare_layers([], make_settings(), progress=progress)),
+        lambda progress: next(compare_layers([], make_settings(), progress=progress)),
         lambda progress: tuning.tune(PROBLEM, device="cpu", progress=progress),
-        lambda progress: next(bench.measure_overhead("cpu", progress)),
+        lambda progress: next(measure_overhead("cpu", progress)),
+        lambda progress: next(compare_modules([], ["f32"], False, "cpu", progress=progress)),
         lambda progress: next(
-            bench_modules.compare_modules([], ["f32"], False, "cpu", progress=progress)
-        ),
-        lambda progress: next(
-            bench_networks.compare_networks(["resnet18"], ["f32"], False, "cpu", progress=progress)
+            compare_networks(["resnet18"], ["f32"], NetworkSettings(False, "cpu"), progress)
         ),
     ],
 )
@@ -1547,7 +1553,7 @@ def test_a_record_with_other_fields_is_not_finished(tmp_path: Path) -> None:
     assert third.rows == again.rows
     journal = Journal(tmp_path / "bench.jsonl")
     journal.add("a", {"problem": PROBLEM})
-    assert journal.get("a", bench.Comparison) is None
+    assert journal.get("a", Comparison) is None
 
 
 def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -1816,7 +1822,7 @@ def test_choices_travel_through_a_file(tmp_path: Path) -> None:
 
 def test_a_share_of_no_device_s_memory_is_refused() -> None:
     tuning.tune(PROBLEM, device="cpu", time_budget_s=0.1)
-    kept = profile_of_choices(tuning.entries())
+    kept = profile_of_table(tuning.entries())
     assert kept.best(max_workspace="1GiB") == kept.best()
     with pytest.raises(ValueError, match="max_workspace: got '20%' for what a file kept"):
         kept.best(max_workspace="20%")
@@ -1832,14 +1838,14 @@ def test_what_tunes_nothing_says_so() -> None:
 def test_times_under_several_constraints_have_no_totals() -> None:
     for policy in ("allow_tf32", "allow_tf32;deterministic"):
         tuning.tune(PROBLEM, device="cpu", policy=policy, time_budget_s=0.1)
-    result = profile_of_choices(tuning.entries())
+    result = profile_of_table(tuning.entries())
     assert len({layer.note for layer in result.layers}) == 2
     assert result.totals() == [] and "no totals" in result.to_markdown()
-    assert "no totals" not in profile_of_choices(tuning.entries()[:1]).to_markdown()
+    assert "no totals" not in profile_of_table(tuning.entries()[:1]).to_markdown()
     tuning.clear()
     # Of another family other constraints are kept.
     tuning.tune([PROBLEM, "softmax_fwd x=f32[2,3,4]:nchw"], device="cpu", time_budget_s=0.1)
-    result = profile_of_choices(tuning.entries())
+    result = profile_of_table(tuning.entries())
     assert len({layer.note for layer in result.layers}) == 2
     assert [total.label for total in result.totals()][-1] == "all passes"
 
@@ -1859,7 +1865,7 @@ def test_a_coupled_forward_s_operations_are_those_of_what_was_timed() -> None:
         "rnn_fwd cell=lstm x=f32[2,3,3]:nchw hidden=4 layers=1 bidirectional=false train=true"
     )
     (measured,) = profile(line, device="cpu", time_budget_s=0.1).layers
-    (kept,) = profile_of_choices(tuning.entries()).layers
+    (kept,) = profile_of_table(tuning.entries()).layers
     listed = list_layer(Layer(line), "cpu", "")
     assert kept.problem == line and kept.flops == listed.flops == measured.flops
     assert measured.flops > _C.problem_info(line)["flops"]
@@ -1941,7 +1947,7 @@ def test_jobs_keep_a_cap_beside_fastest() -> None:
 
 def _short_of_memory_once(task: Task) -> Any:
     """In another process: as if PROBLEM found no memory the first time that it is measured."""
-    rows, entries = measuring._measure_elsewhere(task)
+    rows, entries = measure._measure_elsewhere(task)
     with Path(os.environ["MEASURED"]).open("a+") as file:
         file.seek(0)
         first = PROBLEM not in file.read()
@@ -1957,9 +1963,9 @@ def test_what_lacks_memory_is_measured_again_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
-    monkeypatch.setattr(measuring, "_measure_elsewhere", _short_of_memory_once)
+    monkeypatch.setattr(measure, "_measure_elsewhere", _short_of_memory_once)
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (PROBLEM, OTHER)]
-    lacking, other = measuring.measure_tasks(tasks, jobs=2)
+    lacking, other = measure.measure_tasks(tasks, jobs=2)
     assert lacking[0]["status"] == other[0]["status"] == "ok"
     *together, (pid, problem) = (
         line.split(maxsplit=1) for line in (tmp_path / "measured").read_text().splitlines()
@@ -1974,18 +1980,18 @@ def test_what_lacked_memory_is_not_kept_without_another_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
-    monkeypatch.setattr(measuring, "_measure_elsewhere", _short_of_memory_once)
-    turns = measuring._taking_turns
+    monkeypatch.setattr(measure, "_measure_elsewhere", _short_of_memory_once)
+    turns = measure._taking_turns
 
     def interrupted(count: int) -> Any:
         if count == 1:
             raise KeyboardInterrupt
         return turns(count)
 
-    monkeypatch.setattr(measuring, "_taking_turns", interrupted)
+    monkeypatch.setattr(measure, "_taking_turns", interrupted)
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (PROBLEM, OTHER)]
     with pytest.raises(KeyboardInterrupt):
-        list(measuring.measure_tasks(tasks, jobs=2))
+        list(measure.measure_tasks(tasks, jobs=2))
     assert [entry["problem"] for entry in tuning.entries()] == [OTHER]
 
 
@@ -2053,7 +2059,7 @@ def test_an_error_gives_the_turn_back_though_a_forked_process_has_its_file(tmp_p
 
 def test_jobs_measure_on_what_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    there = [measuring._as_here(Task(PROBLEM, device, "")).device for device in ("cuda", "cuda:1")]
+    there = [measure._as_here(Task(PROBLEM, device, "")).device for device in ("cuda", "cuda:1")]
     assert there == ["cuda:3", "cuda:1"]
     tuning.tune([PROBLEM, OTHER], device="cpu", jobs=2, time_budget_s=0.1)
     (before,) = {entry["device"] for entry in tuning.entries()}
@@ -2076,8 +2082,8 @@ def test_jobs_measure_under_the_same_switches() -> None:
     mkldnn.enabled = False
     products.allow_bf16_reduced_precision_reduction = not before
     try:
-        with measuring._taking_turns(1) as pool:
-            assert pool.submit(measuring._switches).result() == measuring._switches()
+        with measure._taking_turns(1) as pool:
+            assert pool.submit(measure._switches).result() == measure._switches()
     finally:
         mkldnn.enabled = True
         products.allow_bf16_reduced_precision_reduction = before
@@ -2132,7 +2138,7 @@ def test_what_stops_jobs_leaves_no_process_behind() -> None:
         assert lines[0] in {entry["problem"] for entry in tuning.entries()}
         assert len(tuning.entries()) < len(lines)
     tasks = [Task(line, "cpu", "", time_budget_s=0.1) for line in lines]
-    abandoned: Any = measuring.measure_tasks(tasks, jobs=2)
+    abandoned: Any = measure.measure_tasks(tasks, jobs=2)
     assert next(abandoned)[0]["status"] == "ok"
     abandoned.close()
     assert multiprocessing.active_children() == []
@@ -2215,9 +2221,9 @@ def test_what_is_tuned_while_a_file_is_waited_for_is_kept(
 
 
 def test_a_table_of_lists_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    table = report.Table("title", [], [], "", [("head", ["a", "b"])])
-    assert report.tables_markdown([table]).split() == ["**title**", "head:", "a,", "b"]
-    report.print_tables([table])
+    table = Table("title", [], [], "", [("head", ["a", "b"])])
+    assert tables_markdown([table]).split() == ["**title**", "head:", "a,", "b"]
+    print_tables([table])
     assert capsys.readouterr().out.split() == ["title", "head:", "a,", "b"]
 
 
@@ -2432,9 +2438,7 @@ def test_an_unwritable_export_leaves_the_old_file(
 def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
     layers = with_passes([Layer(PROBLEM, ("a",), 2)], ["fwd", "bwd_data", "bwd_filter"])
     layers.append(Layer(PROBLEM + " bias=f32", ("a",), 2))
-    results = list(
-        bench.compare_layers(layers, make_settings(device, time_budget_s=1), kernels=True)
-    )
+    results = list(compare_layers(layers, make_settings(device, time_budget_s=1), kernels=True))
     assert [result.problem.split()[0] for result in results] == [*PASSES, PASSES[0]]
     for result in results:
         assert result.ratio_low <= result.ratio <= result.ratio_high
@@ -2442,35 +2446,33 @@ def test_bench_compares_with_both_of_pytorch_s_settings(device: str) -> None:
         assert result.pytorch_ms == min(both)
         assert result.count == 2 and result.algorithm
         assert bool(result.pytorch_kernels) == bool(result.kernels) == (device == "cuda")
-        assert not result.pytorch_refused
+        assert not result.pytorch_reason
 
 
 def test_bench_says_why_pytorchs_own_call_is_no_candidate(device: str) -> None:
     backends = "backends=graph,legacy" if device == "cuda" else "backends=cpu"
     settings = make_settings(device, policy=backends, time_budget_s=10)
-    results = list(bench.compare_layers([Layer(PROBLEM, ("a",), 1)], settings))
-    assert results[0].pytorch_refused == f"excluded by {backends}"
-    (table,) = bench.comparison_text(results, "table")
+    results = list(compare_layers([Layer(PROBLEM, ("a",), 1)], settings))
+    assert results[0].pytorch_reason == f"excluded by {backends}"
+    (table,) = comparison_text(results, "table")
     assert not isinstance(table, str)
-    assert table.lists[0][1] == [results[0].pytorch_refused]
-    means = bench.geometric_means(results)
+    assert table.lists[0][1] == [results[0].pytorch_reason]
+    means = geometric_means(results)
     assert means["all"] == pytest.approx(means["filters 3x3 and larger"])
 
 
 def test_the_bootstrap_interval_holds_the_median() -> None:
-    assert bench.bootstrap_interval([2.0] * 5) == (2.0, 2.0)
-    low, high = bench.bootstrap_interval([1.0, 1.1, 0.9, 1.05, 0.95] * 6)
+    assert bootstrap_interval([2.0] * 5) == (2.0, 2.0)
+    low, high = bootstrap_interval([1.0, 1.1, 0.9, 1.05, 0.95] * 6)
     assert 0.9 <= low <= 1.0 <= high <= 1.1
 
 
 def test_geometric_means_tell_large_filters_apart() -> None:
-    def result(line: str, ratio: float) -> bench.Comparison:
-        return bench.Comparison(
-            line, [], 1, "", "", [], 1, 1, 1, 1, "", [], ratio, ratio, ratio, ""
-        )
+    def result(line: str, ratio: float) -> Comparison:
+        return Comparison(line, [], 1, "", "", [], 1, 1, 1, 1, "", [], ratio, ratio, ratio, "")
 
     small = PROBLEM.replace("3,3]", "1,1]")
-    means = bench.geometric_means([result(PROBLEM, 4.0), result(small, 1.0)])
+    means = geometric_means([result(PROBLEM, 4.0), result(small, 1.0)])
     assert means == {
         "all": pytest.approx(2.0),
         "filters 3x3 and larger": pytest.approx(4.0),
@@ -2483,13 +2485,13 @@ def test_the_table_is_cut_at_the_top(capsys: pytest.CaptureFixture[str]) -> None
     names = [row["algorithm"] for row in layer.ranked]
     assert len(names) > 3
     for top in (1, 2, 3):
-        table = report.layer_tables(layer, report.Extent(top=top))[0]
+        table = layer_tables(layer, Extent(top=top))[0]
         shown = [row[2] for row in table.rows]
         # PyTorch's and the current choice always, in the order of their ranks.
         always = {"aten:default", layer.current}
         assert shown == [n for i, n in enumerate(names) if i < top or n in always]
         assert f"{len(names) - len(shown)} more that work (top=0 shows them)" in table.footer
-    assert [row[2] for row in report.layer_tables(layer, report.Extent())[0].rows] == names
+    assert [row[2] for row in layer_tables(layer, Extent())[0].rows] == names
     result.print()
     whole = capsys.readouterr().out
     assert "more that work" not in whole and all(name in whole for name in names)
@@ -2503,7 +2505,7 @@ def test_networks_are_channels_last_themselves() -> None:
 
 
 def test_host_time_is_of_the_work() -> None:
-    assert timing.host_ms(lambda: time.sleep(0.02)) >= 20
+    assert host_ms(lambda: time.sleep(0.02)) >= 20
 
 
 def test_layers_after_one_that_raised_have_their_own_names() -> None:
@@ -2538,19 +2540,19 @@ def test_layers_after_one_that_raised_have_their_own_names() -> None:
     ],
 )
 def test_bytes_for_people(count: int | None, text: str) -> None:
-    assert report.bytes_text(count) == text
+    assert bytes_text(count) == text
 
 
 @pytest.mark.parametrize("cap", [None, "max_workspace=1GiB"])
 def test_the_summary_has_a_cell_below_each_heading(cap: str | None) -> None:
     result = profile(PROBLEM, device="cpu", policy=cap, time_budget_s=0.1)
-    table = report.summary_table(result)
+    table = summary_table(result)
     headings = [column.heading for column in table.columns]
     assert ("best within 1 GiB" in headings) == (cap is not None)
     assert all(len(row) == len(headings) for row in table.rows)
     if cap is not None:
         (total,) = result.totals()
-        assert table.rows[0][-1] == report.milliseconds(total.capped_ms)
+        assert table.rows[0][-1] == milliseconds(total.capped_ms)
 
 
 def test_records_say_whose_they_are() -> None:
@@ -2605,7 +2607,7 @@ def test_records_tell_constraints() -> None:
     tuning.reset()
     for policy in ("", "deterministic"):
         tuning.tune([PROBLEM], device="cpu", policy=policy, time_budget_s=0.05)
-    records = profile_of_choices(tuning.entries()).records()
+    records = profile_of_table(tuning.entries()).records()
     assert {bool(re.search("deterministic", record["note"])) for record in records} == {True, False}
 
 
@@ -2677,7 +2679,7 @@ def test_a_choice_s_problem_may_be_spelt_otherwise(tmp_path: Path) -> None:
     (entry,) = read_table(path)
     assert "pad=1,1" in path.read_text()
     assert entry["problem"] == _C.canonical_problem(PROBLEM)
-    (layer,) = profile_of_choices([entry]).layers
+    (layer,) = profile_of_table([entry]).layers
     assert layer.problem == entry["problem"]
 
 
@@ -2939,13 +2941,13 @@ def test_a_cap_does_not_tune_once_more(policy: str, monkeypatch: pytest.MonkeyPa
         seen.append(policy)
         return choose(problem, device, policy)
 
-    monkeypatch.setattr(_C, "choose", spy)
+    monkeypatch.setattr(_C, "decide", spy)
     capped = profile(PROBLEM, device="cpu", policy=f"{policy};max_workspace=0")
     assert not any(policy in word for word in seen)
     (layer,) = capped.layers
     best = layer.best(0)
     assert layer.current == (best["algorithm"] if best else None)
-    assert bool(layer.refusal) == (best is None)
+    assert bool(layer.current_error) == (best is None)
 
 
 def test_a_training_step_in_inference_mode_is_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_cudnn_ext import disable, is_enabled, knobs
-from torch_cudnn_ext.tuning.tune import read_table
+from torch_cudnn_ext.tuning.store import read_table
 
 README = Path(__file__).parent.parent / "README.md"
 # What a CPU has otherwise, and a short test.
@@ -82,5 +82,5 @@ def test_the_python_of_the_readme_runs(
         vars(torch.backends.cudnn).pop("conv_fwd_algo", None)  # which disable() keeps
     out = capsys.readouterr().out
     assert "pinned by enable()" in out and "cpu:fused cpu:fused" in out
-    assert len(read_table("choices.jsonl")) > 1
+    assert len(read_table("tuning.jsonl")) > 1
     assert not is_enabled() and (tmp_path / "pins.toml").exists()

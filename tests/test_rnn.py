@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
-from torch_cudnn_ext._workload import network_layers
+from torch_cudnn_ext._workload.network import network_layers
 
 KINDS = ("lstm", "gru", "tanh", "relu")
 CPU_ALGORITHMS = ("aten:default", "cpu:fused", "cpu:unrolled")

@@ -31,8 +31,10 @@ from torch_cudnn_ext import (
     when,
 )
 from torch_cudnn_ext import _cudnn_flags as backends
-from torch_cudnn_ext._workload import Journal, read_problems
-from torch_cudnn_ext.tuning.tune import read_table
+from torch_cudnn_ext._policy_text import operators
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.problems import read_problems
+from torch_cudnn_ext.tuning.store import read_table
 
 LINE = "conv_fwd x=f32[1,2,5,5]:nchw w=f32[3,2,3,3]:nchw pad=1"
 
@@ -143,7 +145,7 @@ def test_what_is_too_long_is_told_and_not_repeated(tmp_path: Path) -> None:
 
 def test_an_algorithm_of_every_pass_makes_a_text_that_is_read_again() -> None:
     longest = "graph:eng1/" + "/".join(f"k{i}=1" for i in range(140))
-    names = torch_cudnn_ext.policy.operators()
+    names = operators()
     policy = Policy.parse(";".join(f"{name}={longest}" for name in names))
     assert Policy.parse(str(policy)) == policy and len(str(policy)) > 20000
 

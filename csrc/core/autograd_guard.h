@@ -1,4 +1,4 @@
-// What work of our own has of the user's autograd.
+// How much of the user's autograd applies to work of our own.
 #pragma once
 
 #include <ATen/SavedTensorHooks.h>
@@ -9,7 +9,7 @@
 
 namespace torch_cudnn_ext {
 
-// The user's hooks on saved tensors see nothing: for graphs that do not outlive the guard.
+// Hides tensors that are saved from the user's hooks, for graphs that do not outlive the guard.
 class NoSavedTensorHooks {
  public:
   NoSavedTensorHooks() {
@@ -28,7 +28,7 @@ class NoSavedTensorHooks {
   std::optional<at::impl::SavedTensorDefaultHooksTLS> before_;
 };
 
-// Autograd as a user has it, for work that itself runs below autograd.
+// Turns autograd on as a user has it, for work that itself runs below autograd.
 class AutogradGuard {
  public:
   AutogradGuard() : keys_(with_autograd()) {}

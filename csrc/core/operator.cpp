@@ -10,7 +10,7 @@ namespace torch_cudnn_ext {
 namespace {
 
 struct Entry {
-  std::string_view family;  // op's own: every call searches for it
+  std::string_view family;  // points into `op`; every call compares it
   std::unique_ptr<Operator> op;
 };
 std::vector<Entry>& operators() {

@@ -1,12 +1,14 @@
-// While PyTorch's operators are overridden (overrides.h), what our plans and references are made of
-// are PyTorch's own kernels all the same: otherwise they would run themselves.
+// Keeps plans and references, which are made of PyTorch's operators, on PyTorch's own kernels while
+// those operators are overridden by ours (overrides.h). Otherwise they would call themselves.
 #pragma once
+
+#include <utility>
 
 namespace torch_cudnn_ext {
 
 class OverrideGuard {
  public:
-  OverrideGuard() : before_(on_) { on_ = true; }
+  OverrideGuard() : before_(std::exchange(on_, true)) {}
   ~OverrideGuard() { on_ = before_; }
   OverrideGuard(const OverrideGuard&) = delete;
   OverrideGuard& operator=(const OverrideGuard&) = delete;

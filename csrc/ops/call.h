@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "ops/arguments.h"
+#include "ops/typed_call.h"
 
 namespace torch_cudnn_ext {
 
@@ -47,11 +48,11 @@ struct Flat<Args, std::tuple<T&...>> {
 
   template <Result (*kernel)(const Args&)>
   static void add(torch::Library& m) {
-    m.impl(Args::kName, TORCH_FN((call<kernel>)));
+    implement(m, Args::kName, TORCH_FN((call<kernel>)));
   }
   template <Result (*kernel)(c10::DispatchKeySet, const Args&)>
   static void add(torch::Library& m) {
-    m.impl(Args::kName, TORCH_FN((call_with_keys<kernel>)));
+    implement(m, Args::kName, TORCH_FN((call_with_keys<kernel>)));
   }
 };
 

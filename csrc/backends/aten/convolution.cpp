@@ -10,6 +10,7 @@
 #include "backends/aten/plan.h"
 #include "backends/aten/rewritten_convolution.h"
 #include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

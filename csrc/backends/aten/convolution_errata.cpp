@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "backends/large_images.h"
-#include "cudnn/cudnn.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

@@ -5,6 +5,7 @@
 #include <c10/util/accumulate.h>
 
 #include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

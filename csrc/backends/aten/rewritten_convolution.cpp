@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {

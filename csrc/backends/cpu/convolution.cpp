@@ -18,7 +18,7 @@
 
 #include "backends/cpu/plan.h"
 #include "core/errors.h"
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace {

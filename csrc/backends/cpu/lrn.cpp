@@ -1,8 +1,8 @@
 // Local response and divisive normalisation on the CPU in two ways, in float32 at least. They
 // differ in the sums over windows.
 //   shifted  one addition for each element of the window, a dimension after the other
-//   prefix   running sums (in float64, since little remains of them) subtracted from each other: as
-//            many steps for any window
+//   prefix   differences of running sums, with the same steps for any window; in float64, since the
+//            differences cancel most digits
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
@@ -53,7 +53,7 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
     give(b, Role::y, p.x, (x * scale.pow(-p.beta)).to(p.x.dtype));
     return;
   }
-  // An element's square is in the windows of those for which it lies ahead or behind.
+  // The elements whose windows hold a given one form a window with the two counts swapped.
   Tensor direct = b[Role::dy].to(compute) * scale.pow(-p.beta);
   Tensor through = window_means(direct * x / scale, p, p.ahead(), p.behind(), prefix);
   through = through.mul_(centred).mul_(-2 * p.alpha * p.beta);
@@ -65,7 +65,7 @@ constexpr const char* kNames[] = {"shifted", "prefix"};
 
 BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm) {
   bool prefix = algorithm.name == "prefix";
-  // One infinity or NaN spoils all running sums behind it.
+  // One infinity or NaN makes all later running sums infinite or NaN.
   Notes notes;
   if (prefix) notes.add(Note::reduced_range);
   return make_plan(algorithm, notes, [=](Bindings& b) { run(p, b, prefix); });

@@ -6,8 +6,11 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
+#include "backends/cudnn_problems.h"
 #include "backends/large_images.h"
 #include "core/operator.h"
+#include "cudnn/errata.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {

@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "cudnn/cudnn.h"
+#include "cudnn/handle.h"
+#include "cudnn/status.h"
 
 namespace torch_cudnn_ext::graph {
 

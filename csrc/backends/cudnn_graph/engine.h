@@ -11,6 +11,7 @@
 #include "backends/cudnn_graph/descriptor.h"
 #include "core/backend.h"
 #include "core/errors.h"
+#include "cudnn/errata.h"
 #include "replay/replay.h"
 
 namespace torch_cudnn_ext::graph {

@@ -5,6 +5,7 @@
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
 #include "backends/large_images.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {

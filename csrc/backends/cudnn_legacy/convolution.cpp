@@ -2,9 +2,12 @@
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
+#include "backends/cudnn_problems.h"
 #include "core/backend.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
+#include "cudnn/errata.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace legacy {

@@ -12,7 +12,8 @@
 #include "core/algorithm.h"
 #include "core/backend.h"
 #include "core/operator.h"
-#include "cudnn/cudnn.h"
+#include "cudnn/handle.h"
+#include "cudnn/status.h"
 #include "replay/replay.h"
 
 namespace torch_cudnn_ext::legacy {

@@ -2,6 +2,7 @@
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/large_images.h"
 #include "core/backend.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {

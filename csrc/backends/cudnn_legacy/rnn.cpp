@@ -10,6 +10,7 @@
 #include "core/backend.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
+#include "cudnn/errata.h"
 #include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext::legacy {

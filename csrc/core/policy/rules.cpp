@@ -13,21 +13,25 @@
 
 #include "core/base/text.h"
 #include "core/operator.h"
+#include "core/policy/levels.h"
+#include "core/policy/policy_text.h"
 #include "problems/field_forms.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
+using Fields = std::vector<std::pair<std::string, std::string>>;  // name, text
+
 struct Rule {
   int64_t id;
   std::string op;
-  std::vector<std::pair<std::string, std::string>> globs;  // field, pattern
+  Fields globs;
   Policy use;
   std::string text;
 };
 
-std::atomic<size_t> rule_count{0};  // so that where there is none, no call waits for others
+std::atomic<size_t> rule_count{0};  // read without the lock, so that no call waits if there is none
 std::mutex mutex;                   // guards what follows
 auto& rules() {
   static auto* list = new std::vector<Rule>();
@@ -38,8 +42,7 @@ Policy& pins_of_cudnn() {
   return *pins;
 }
 
-bool matches(const Rule& rule, const std::string& op,
-             const std::vector<std::pair<std::string, std::string>>& fields) {
+bool matches(const Rule& rule, const std::string& op, const Fields& fields) {
   if (rule.op != op) return false;
   return std::all_of(rule.globs.begin(), rule.globs.end(), [&](const auto& glob) {
     return std::any_of(fields.begin(), fields.end(), [&](const auto& field) {
@@ -48,6 +51,7 @@ bool matches(const Rule& rule, const std::string& op,
   });
 }
 
+// The numbers of a list such as "1,2"; empty if the text is none.
 std::vector<double> numbers_of(std::string_view text) {
   std::vector<double> numbers;
   while (true) {
@@ -61,7 +65,7 @@ std::vector<double> numbers_of(std::string_view text) {
   }
 }
 
-// "1,1" and "1", "0.0001" and "1e-04".
+// Whether two texts say the same numbers: "1,1" and "1", or "0.0001" and "1e-04".
 bool same_numbers(std::string_view a, std::string_view b) {
   std::vector<double> first = numbers_of(a), second = numbers_of(b);
   if (first.empty() || second.empty()) return false;
@@ -69,7 +73,7 @@ bool same_numbers(std::string_view a, std::string_view b) {
   return first == second;
 }
 
-// Numbers as problems spell them, where an example of the operator takes them.
+// The spelling that problems give to a field's numbers, found by way of the operator's examples.
 std::string canonical_value(const std::string& op, const std::string& key, std::string value) {
   if (numbers_of(value).empty()) return value;
   for (const std::string& example : find_pass(op).first->description().examples) {
@@ -88,13 +92,13 @@ std::string canonical_value(const std::string& op, const std::string& key, std::
       for (auto& [name, text] : problem_fields(parse_problem(line))) {
         if (name == key && same_numbers(value, text)) return text;
       }
-    } catch (const c10::Error&) {  // not of this example's kind
+    } catch (const c10::Error&) {  // the example does not take this value
     }
   }
   return value;
 }
 
-// A field's glob that no problem's value matches would leave a rule without effect.
+// Throws for a glob that no problem's field matches: its rule would have no effect.
 void check_glob(const std::string& glob, const std::string& key,
                 const std::vector<std::string>& forms) {
   bool can = std::any_of(forms.begin(), forms.end(),
@@ -121,14 +125,25 @@ void check_glob(const std::string& glob, const std::string& key,
   TORCH_CHECK_VALUE(false, "when: '", key, "=", glob, "' can match no problem, ", wanted);
 }
 
+// Throws unless a rule for an operator and pass may use this policy.
+void check_use(const Policy& policy, const std::string& op, std::string_view use) {
+  TORCH_CHECK_VALUE(!policy.compute.is_set(), "when: use='", use,
+                    "' sets compute, which is part of the problem that a rule matches, wanted an "
+                    "algorithm, autotune, heuristic, or constraints");
+  for (const auto& [other, selection] : policy.selections) {
+    TORCH_CHECK_VALUE(other == op, "when: use='", use, "' selects for ", other,
+                      ", but the rule is for ", op);
+    TORCH_CHECK_VALUE(!selection.is_once(), "when: use='", use,
+                      "' is state of a module, wanted heuristic or autotune");
+  }
+}
+
 Rule parse_rule(std::string_view matcher, std::string_view use) {
   check_length("when: matcher", matcher);
-  std::string text(matcher);
   std::vector<std::string> words;
-  for (size_t begin = 0; (begin = text.find_first_not_of(' ', begin)) != std::string::npos;) {
-    size_t end = std::min(text.find(' ', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
-    begin = end;
+  std::istringstream text{std::string(matcher)};
+  for (std::string word; std::getline(text, word, ' ');) {
+    if (!word.empty()) words.push_back(word);
   }
   TORCH_CHECK_VALUE(!words.empty(),
                     "when: the matcher is empty, wanted an operator and pass, then "
@@ -155,20 +170,24 @@ Rule parse_rule(std::string_view matcher, std::string_view use) {
     rule.globs.emplace_back(key, std::move(glob));
   }
   rule.use = parse_policy_of(rule.op, use);
-  TORCH_CHECK_VALUE(!rule.use.compute.is_set(), "when: use='", use,
-                    "' sets compute, which is part of the problem that a rule matches, wanted an "
-                    "algorithm, autotune, heuristic, or constraints");
-  for (const auto& [op, choice] : rule.use.choices) {
-    TORCH_CHECK_VALUE(op == rule.op, "when: use='", use, "' chooses for ", op,
-                      ", but the rule is for ", rule.op);
-    bool once =
-        choice.kind == Selection::Kind::guess_once || choice.kind == Selection::Kind::time_once;
-    TORCH_CHECK_VALUE(!once, "when: use='", use,
-                      "' is state of a module, wanted heuristic or "
-                      "autotune");
-  }
+  check_use(rule.use, rule.op, use);
   rule.text = c10::Join(" ", words);
   return rule;
+}
+
+RuledPolicy rules_for_one(const Problem& problem) {
+  RuledPolicy out;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::string op = op_of(problem);
+  Fields fields = problem_fields(problem);
+  for (auto rule = rules().rbegin(); rule != rules().rend(); ++rule) {
+    if (!matches(*rule, op, fields)) continue;
+    bool open = out.source.empty() && !out.policy.fastest.value_or(false);
+    if (open && !rule->use.selections.empty()) out.source = rule->text;
+    out.policy = apply_level(out.policy, rule->use);
+    out.any = true;
+  }
+  return out;
 }
 
 }  // namespace
@@ -198,21 +217,21 @@ void remove_rule(int64_t id) {
   next_decision_generation();
 }
 
-bool has_rules() { return rule_count.load(std::memory_order_relaxed) > 0; }
-
 RuledPolicy rules_for(const Problem& problem) {
-  RuledPolicy out;
-  std::lock_guard<std::mutex> lock(mutex);
-  std::string op = op_of(problem);
-  auto fields = problem_fields(problem);
-  for (auto rule = rules().rbegin(); rule != rules().rend(); ++rule) {
-    if (!matches(*rule, op, fields)) continue;
-    bool open = out.source.empty() && !out.policy.fastest.value_or(false);
-    if (open && !rule->use.choices.empty()) out.source = rule->text;
-    out.policy = apply_level(out.policy, rule->use);
-    out.any = true;
+  RuledPolicy out = rules_for_one(problem);
+  for (const Problem& next : operator_of(problem).coupled(problem)) {
+    RuledPolicy more = rules_for_one(next);
+    out.any |= more.any;
+    out.policy = merge(out.policy, more.policy);
+    if (out.source.empty()) out.source = more.source;
   }
   return out;
+}
+
+const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& policy) {
+  if (rule_count.load(std::memory_order_relaxed) == 0) return policy;
+  RuledPolicy rules = rules_for(problem);
+  return rules.any ? add_rules(policy, rules.policy, family_of(problem)) : policy;
 }
 
 void set_cudnn_pins(Policy pins) {

@@ -1,6 +1,7 @@
 #include "core/select/recording.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <memory>
 #include <mutex>
@@ -13,7 +14,7 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-// Of several, the innermost holds.
+// A state of a thread of which the innermost of several holds.
 template <class T>
 struct Nested : ThreadState<T> {
   static void begin() {

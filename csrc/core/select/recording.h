@@ -1,5 +1,5 @@
-// Watching what operators execute: recordings of what ran, and dry runs, in which a call poses its
-// problem and computes nothing. Knows nothing of how algorithms are chosen.
+// Records what operators execute, and makes dry runs, in which a call poses its problem and
+// computes nothing. Knows nothing of how algorithms are decided.
 #pragma once
 
 #include <string>
@@ -12,21 +12,24 @@ namespace torch_cudnn_ext {
 
 struct DecisionRecord;
 
-// What this thread ran, and autograd's threads for it, in order while recording: a choice, or the
-// reason why PyTorch's own kernel ran instead of an operator of ours.
+// A decision that was executed, or the reason why PyTorch's own kernel ran instead of our operator.
 struct RecordedCall {
-  const DecisionRecord* choice;  // nullptr: declined
+  const DecisionRecord* decision;  // nullptr: declined
   std::string declined;
 };
-void set_recording(bool on);  // starts one, which takes over meanwhile; off forgets it
+// Begins a recording of what this thread runs, and autograd's threads for it; or ends and forgets
+// the newest one. Only the innermost of several records.
+void set_recording(bool on);
+// The calls recorded so far, in order, from an index on.
 std::vector<RecordedCall> recorded_calls(size_t begin);
-void record_call(const RecordedCall& call);  // nothing without a recording
+void record_call(const RecordedCall& call);  // does nothing without a recording
 
-// While this thread, and autograd's for it, looks at what problems there are, nothing is tuned.
-void set_model_tracing(bool on);  // they nest
+// While a model is traced on this thread, and on autograd's threads for it, nothing is tuned.
+void set_model_tracing(bool on);  // tracings nest
 bool is_model_tracing();
 
-// Of this thread. Results of a dry run have the sizes and strides of the problem, and no values.
+// Makes a dry run of what this thread executes. Results have the problem's sizes and strides, and
+// no values.
 class DryRun {
  public:
   DryRun();
@@ -34,7 +37,7 @@ class DryRun {
   DryRun(const DryRun&) = delete;
   DryRun& operator=(const DryRun&) = delete;
 
-  std::vector<std::string> problems;  // as texts, in the order of execution
+  std::vector<std::string> problems;  // in the order of execution
 
  private:
   DryRun* const outer_;

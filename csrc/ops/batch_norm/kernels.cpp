@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/tensors.h"
 #include "ops/batch_norm/batch_norm.h"
 

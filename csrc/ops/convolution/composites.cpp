@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/convolution/convolution.h"
+#include "ops/typed_call.h"
 #include "torch/overrides.h"
 
 namespace torch_cudnn_ext::convolution {
@@ -124,12 +125,12 @@ const RegisterOverride<AtenConvolution,
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
-  m.impl("conv1d", TORCH_FN(conv<1>));
-  m.impl("conv2d", TORCH_FN(conv<2>));
-  m.impl("conv3d", TORCH_FN(conv<3>));
-  m.impl("conv_transpose1d", TORCH_FN(conv_transpose<1>));
-  m.impl("conv_transpose2d", TORCH_FN(conv_transpose<2>));
-  m.impl("conv_transpose3d", TORCH_FN(conv_transpose<3>));
+  implement(m, "conv1d", TORCH_FN(conv<1>));
+  implement(m, "conv2d", TORCH_FN(conv<2>));
+  implement(m, "conv3d", TORCH_FN(conv<3>));
+  implement(m, "conv_transpose1d", TORCH_FN(conv_transpose<1>));
+  implement(m, "conv_transpose2d", TORCH_FN(conv_transpose<2>));
+  implement(m, "conv_transpose3d", TORCH_FN(conv_transpose<3>));
 }
 
 }  // namespace torch_cudnn_ext::convolution

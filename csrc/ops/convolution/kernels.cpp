@@ -5,9 +5,10 @@
 
 #include <algorithm>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/tensors.h"
 #include "ops/convolution/convolution.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::convolution {
 namespace {

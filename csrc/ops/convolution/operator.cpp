@@ -9,6 +9,7 @@
 #include "core/errors.h"
 #include "core/tensors.h"
 #include "ops/arguments.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::convolution {
 namespace {

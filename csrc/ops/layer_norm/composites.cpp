@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "ops/layer_norm/layer_norm.h"
+#include "ops/typed_call.h"
 
 namespace torch_cudnn_ext::layer_norm {
 namespace {
@@ -216,20 +217,20 @@ Tensor group_norm_autocast(const Tensor& input, int64_t num_groups, const Option
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
-  m.impl("layer_norm", TORCH_FN(layer_norm));
-  m.impl("rms_norm", TORCH_FN(rms_norm));
-  m.impl("group_norm", TORCH_FN(group_norm));
-  m.impl("instance_norm", TORCH_FN(instance_norm));
+  implement(m, "layer_norm", TORCH_FN(layer_norm));
+  implement(m, "rms_norm", TORCH_FN(rms_norm));
+  implement(m, "group_norm", TORCH_FN(group_norm));
+  implement(m, "instance_norm", TORCH_FN(instance_norm));
 }
 
 // A schema that may change tensors has no loop over samples: vmap sees what it is made of.
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, FuncTorchBatched, m) {
-  m.impl("instance_norm", TORCH_FN(instance_norm));
+  implement(m, "instance_norm", TORCH_FN(instance_norm));
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("layer_norm", TORCH_FN(layer_norm_autocast));
-  m.impl("group_norm", TORCH_FN(group_norm_autocast));
+  implement(m, "layer_norm", TORCH_FN(layer_norm_autocast));
+  implement(m, "group_norm", TORCH_FN(group_norm_autocast));
 }
 
 }  // namespace torch_cudnn_ext::layer_norm

@@ -5,7 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "ops/layer_norm/layer_norm.h"
 
 namespace torch_cudnn_ext::layer_norm {

@@ -3,7 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/writer.h"
 #include "ops/pooling/pooling.h"
 

@@ -7,7 +7,7 @@
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
-#include "core/select/selector.h"
+#include "core/select/execute.h"
 #include "core/writer.h"
 #include "ops/rnn/rnn.h"
 

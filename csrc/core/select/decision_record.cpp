@@ -1,0 +1,108 @@
+#include "core/select/decision_record.h"
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/operator.h"
+#include "core/plan.h"
+#include "core/policy/levels.h"
+#include "core/writer.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+constexpr size_t kMaxPasses = 256;
+std::array<std::atomic<const DecisionRecord*>, kMaxPasses> last_by_pass;
+std::atomic<const DecisionRecord*> last_of_all;
+thread_local const DecisionRecord* last_here = nullptr;
+
+size_t index_of_pass(const Problem& problem) {
+  return (problem.index() * 8 +
+          std::visit([](const auto& p) { return static_cast<size_t>(p.pass); }, problem)) %
+         kMaxPasses;
+}
+
+// The policy for passes that must run this algorithm, as autograd nodes save it.
+std::string policy_of_coupled(const Request& request, const Algorithm& algorithm) {
+  Policy pins;
+  std::vector<Problem> together = operator_of(request.problem).coupled(request.problem);
+  if (!together.empty()) together.push_back(request.problem);
+  for (const Problem& member : together) {
+    pins.selections[op_of(member)] = {Selection::Kind::pinned, algorithm};
+  }
+  return saved_with(request.policy, pins, family_of(request.problem));
+}
+
+// Orders records by all but the time that the decision took.
+struct Less {
+  static auto key(const DecisionRecord& r) {
+    return std::tie(r.problem, r.algorithm, r.why, r.device, r.policy, r.coupled_policy,
+                    r.workspace_bytes);
+  }
+  bool operator()(const DecisionRecord& a, const DecisionRecord& b) const {
+    return key(a) < key(b);
+  }
+};
+
+}  // namespace
+
+const DecisionRecord* record_decision(const Request& request, const Algorithm& algorithm,
+                                      const std::string& why,
+                                      const std::optional<int64_t>& workspace_bytes,
+                                      double decision_ms) {
+  std::string coupled_policy = policy_of_coupled(request, algorithm);
+  int64_t writer = writer_number(coupled_policy);
+  DecisionRecord made{op_of(request.problem),
+                      problem_text(request.problem),
+                      algorithm.text(),
+                      why,
+                      request.device.text(),
+                      request.policy.text,
+                      coupled_policy,
+                      workspace_bytes,
+                      decision_ms,
+                      writer};
+  static std::mutex mutex;
+  static auto* records = new std::set<DecisionRecord, Less>();
+  std::unique_lock<std::mutex> lock(mutex);
+  const DecisionRecord& record = *records->insert(std::move(made)).first;
+  lock.unlock();
+  if (verbose()) {
+    std::fprintf(stderr, "torch_cudnn_ext: %s on %s -> %s (%s; workspace %s; decided in %.1f ms)\n",
+                 record.problem.c_str(), record.device.c_str(), record.algorithm.c_str(),
+                 record.why.c_str(), memory_text(workspace_bytes).c_str(), record.decision_ms);
+  }
+  return &record;
+}
+
+void note_executed(const Problem& problem, const DecisionRecord* record) {
+  last_here = record;
+  last_by_pass[index_of_pass(problem)].store(record, std::memory_order_release);
+  last_of_all.store(record, std::memory_order_release);
+}
+
+void forget_executed() { last_here = nullptr; }
+const DecisionRecord* last_of_thread() { return last_here; }
+
+const DecisionRecord* last_decision(const std::optional<std::string>& op) {
+  if (!op) return last_of_all.load(std::memory_order_acquire);
+  for (const auto& slot : last_by_pass) {
+    const DecisionRecord* record = slot.load(std::memory_order_acquire);
+    if (record != nullptr && record->op == *op) return record;
+  }
+  find_pass(*op);  // throws for a name that is none
+  return nullptr;
+}
+
+at::Tensor writer_of_last(const at::Tensor& like) {
+  return make_writer(last_here == nullptr ? 0 : last_here->writer, like);
+}
+
+}  // namespace torch_cudnn_ext

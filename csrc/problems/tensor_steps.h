@@ -1,0 +1,34 @@
+// Steps on the tensors of one family that its operator and its backends share. They work above
+// autograd too. Knows nothing of how a call binds its tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "problems/convolution.h"
+#include "problems/reduction.h"
+
+namespace torch_cudnn_ext {
+
+// Turns the weight of the problem's mode into the one that cross-correlation needs, and back.
+at::Tensor flip_for_mode(const ConvolutionProblem& p, const at::Tensor& w);
+
+// Adds one number to each channel, which is dimension 1.
+void add_bias(at::Tensor& result, const at::Tensor& bias);
+
+// The epilogue of a convolution without its bias, in place. `tensors` gives a tensor by its role.
+template <class Tensors>
+void add_z_and_clamp(const ConvolutionProblem& p, at::Tensor& result, const Tensors& tensors) {
+  if (p.z) result.add_(tensors[Role::z]);
+  if (p.activation == Activation::relu) result.relu_();
+}
+
+template <class Tensors>
+void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Tensors& tensors) {
+  if (p.bias) add_bias(result, tensors[Role::bias]);
+  add_z_and_clamp(p, result, tensors);
+}
+
+// What a reduction reads, as [kept, reduced].
+at::Tensor reduced_rows(const ReduceProblem& p, const at::Tensor& x);
+
+}  // namespace torch_cudnn_ext
