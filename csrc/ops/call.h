@@ -81,12 +81,12 @@ typename Args::Result call_op(const Args& args) {
   return std::apply([](auto&... a) { return op_of<Args>().call(a...); }, args.tied());
 }
 
-// The operator's kernel below autograd.
+// The operator's kernel below autograd, or below what `after` leaves out.
 template <class Args>
-typename Args::Result redispatch(c10::DispatchKeySet keys, const Args& args) {
-  return std::apply(
-      [&](auto&... a) { return op_of<Args>().redispatch(keys & c10::after_autograd_keyset, a...); },
-      args.tied());
+typename Args::Result redispatch(c10::DispatchKeySet keys, const Args& args,
+                                 c10::DispatchKeySet after = c10::after_autograd_keyset) {
+  return std::apply([&](auto&... a) { return op_of<Args>().redispatch(keys & after, a...); },
+                    args.tied());
 }
 
 // The operator's kernel, called without the dispatcher if that makes no difference. `tensors` are

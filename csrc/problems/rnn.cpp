@@ -1,7 +1,7 @@
 // Recurrent networks: the canonical form of a problem, and what makes it valid.
 #include <algorithm>
 
-#include "problems/problem.h"
+#include "problems/checks.h"
 
 namespace torch_cudnn_ext {
 
@@ -10,7 +10,7 @@ void RnnProblem::canonicalise() {
   if (layers == 1) dropout = 0;
 }
 
-bool RnnProblem::meets_small_h_defect() const {
+bool RnnProblem::has_small_h_erratum() const {
   bool persistent = gates() > 1 && proj == 0 && lengths == RnnLengths::full;
   bool odd_hidden = hidden > 32 && hidden <= 192 && hidden % 8 == 0 && hidden % 32 != 0;
   return persistent && odd_hidden && batch() % 8 == 0;
@@ -18,9 +18,7 @@ bool RnnProblem::meets_small_h_defect() const {
 
 void RnnProblem::validate() const {
   check_sizes("rnn", "x", x, 3, 3);
-  TORCH_CHECK_VALUE(x.strides == contiguous_strides(x.sizes),
-                    "rnn: x has other strides than its sizes [time, batch, input] say, wanted "
-                    ":nchw");
+  check_contiguous("rnn", "x", x);
   TORCH_CHECK_VALUE(hidden >= 1, "rnn: hidden is ", hidden, ", wanted at least 1");
   TORCH_CHECK_VALUE(layers >= 1 && layers <= 10000, "rnn: layers is ", layers,
                     ", wanted 1 to 10000");

@@ -54,7 +54,7 @@ struct RnnProblem {
   // Whether persist_static_small_h of cuDNN 9.19 computes this wrongly on tensor cores, in float16
   // or in float32 rounded to TF32. PyTorch runs it for float16. Measured on an H100 and an H200
   // with hidden sizes up to 192 and batches up to 128.
-  bool meets_small_h_defect() const;
+  bool has_small_h_erratum() const;
   c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
   void canonicalise();
   void validate() const;

@@ -1,10 +1,10 @@
 #include "backends/aten/convolution_errata.h"
 
-#include <algorithm>
+#include <ATen/detail/CUDAHooksInterface.h>
+
 #include <utility>
 
 #include "backends/large_images.h"
-#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -120,7 +120,8 @@ bool sums_nothing(const ConvolutionProblem& p) {
 std::optional<Unsupported> erratum_of_convolution(const ConvolutionProblem& p,
                                                   const Device& device) {
   if (device.is_cuda()) {
-    if (!is_cudnn_9_19() || !exceeds_int_in_8_images(p)) return std::nullopt;
+    bool is_cudnn_9_19 = at::detail::getCUDAHooks().versionRuntimeCuDNN() / 100 == 919;
+    if (!is_cudnn_9_19 || !exceeds_int_in_8_images(p)) return std::nullopt;
     return Unsupported{
         "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
         "there if 8 images of a larger batch have 2^31 elements or more"};

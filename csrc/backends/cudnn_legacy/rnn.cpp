@@ -386,7 +386,7 @@ std::string erratum_of(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
            "160 are converted for tensor cores";
   }
   bool tensor_cores = converts || (p.x.dtype == at::kHalf && math == CUDNN_TENSOR_OP_MATH);
-  if (tensor_cores && p.meets_small_h_defect()) {
+  if (tensor_cores && p.has_small_h_erratum()) {
     return "cuDNN 9.19 computes wrong results on tensor cores if the hidden size, above 32, is a "
            "multiple of 8 but not of 32, and the batch size is a multiple of 8";
   }

@@ -18,15 +18,8 @@ struct BatchNormGradient {
   at::ScalarType weight_dtype = at::kFloat, bias_dtype = at::kFloat;
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(training);
-    visit(relu);
-    visit(eps);
-    visit(mode);
-    visit(weight_dtype);
-    visit(bias_dtype);
-    visit(policy);
+  auto attributes() {
+    return std::tie(training, relu, eps, mode, weight_dtype, bias_dtype, policy);
   }
   // saved: input, weight, mean and spread, reserve, output (the last two may be undefined)
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
@@ -118,12 +111,7 @@ struct BatchNormBackwardGradient {
   double eps = 0;
   std::string mode;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(training);
-    visit(eps);
-    visit(mode);
-  }
+  auto attributes() { return std::tie(training, eps, mode); }
   // saved: the inputs, mean, spread
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     bool per_activation = is_per_activation(mode);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/select/execute.h"
 #include "core/tensors.h"
 #include "ops/batch_norm/batch_norm.h"
 
@@ -78,8 +77,7 @@ struct Forward {
 
   Tensor run(OptionalPolicy policy) {
     set_alignment(problem, bindings);
-    execute(problem, resolve_policy(BatchNormProblem::kFamily, policy), device_of(x.device()),
-            bindings);
+    run_problem(problem, policy, x, bindings);
     return strided_view(bindings[Role::y], x.sizes(), x.strides());
   }
 };
@@ -156,8 +154,7 @@ Tensors3 backward(const BackwardArgs& args) {
   bindings[training ? Role::invstd : Role::running_var] = flat(args.spread, p.statistic(), x, 1);
   if (has(args.reserve)) bindings[Role::reserve] = *args.reserve;
   set_alignment(p, bindings);
-  execute(p, resolve_policy(BatchNormProblem::kFamily, args.policy), device_of(x.device()),
-          bindings);
+  run_problem(p, args.policy, x, bindings);
   Tensor dx = strided_view(bindings[Role::dx], x.sizes(), x.strides());
   return {contiguous ? dx.contiguous() : dx, unflat(bindings[Role::dw], input, per_activation),
           unflat(bindings[Role::dbias], input, per_activation)};

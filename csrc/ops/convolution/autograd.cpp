@@ -68,17 +68,9 @@ struct ConvolutionGradient {
   bool channels_last = false;  // layout of the result, and so of its gradient
   std::optional<std::string> policy;
 
-  template <class Visit>
-  void attributes(Visit&& visit) {
-    for (auto* list : {&a_sizes, &b_sizes, &b_strides, &stride, &padding, &dilation}) visit(*list);
-    visit(groups);
-    visit(pass);
-    visit(alpha);
-    visit(beta);
-    visit(flip_kernel);
-    visit(relu);
-    visit(channels_last);
-    visit(policy);
+  auto attributes() {
+    return std::tie(a_sizes, b_sizes, b_strides, stride, padding, dilation, groups, pass, alpha,
+                    beta, flip_kernel, relu, channels_last, policy);
   }
 
   static bool reads(size_t saved, const Needed& needed) {

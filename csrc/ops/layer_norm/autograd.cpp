@@ -17,13 +17,7 @@ struct NormGradient {
   double epsilon = 0;
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(kind);
-    visit(groups);
-    visit(epsilon);
-    visit(policy);
-  }
+  auto attributes() { return std::tie(kind, groups, epsilon, policy); }
   // Saved: input, weight, mean, invstd.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto [dx, dw, dbias] =
@@ -60,12 +54,7 @@ struct NormBackwardGradient {
   int64_t groups = 1;
   double epsilon = 0;
 
-  template <class F>
-  void attributes(F&& visit) {
-    visit(kind);
-    visit(groups);
-    visit(epsilon);
-  }
+  auto attributes() { return std::tie(kind, groups, epsilon); }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     auto formula = [&](const std::vector<Tensor>& in) {
       return gradients(kind_of(kind), in[0], in[1], in[2], groups, epsilon,

@@ -5,7 +5,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "core/select/execute.h"
 #include "ops/layer_norm/layer_norm.h"
 
 namespace torch_cudnn_ext::layer_norm {
@@ -33,8 +32,7 @@ LayerNormProblem make_problem(Pass pass, LayerNormKind kind, const Tensor& x, in
 
 void execute_norm(LayerNormProblem& p, OptionalPolicy policy, Bindings& bindings) {
   p.canonicalise();
-  execute(p, resolve_policy(LayerNormProblem::kFamily, policy),
-          device_of(bindings[Role::x].device()), bindings);
+  run_problem(p, policy, bindings[Role::x], bindings);
 }
 
 Tensors3 normalize(const NormalizeArgs& args) {

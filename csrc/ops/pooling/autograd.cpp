@@ -23,12 +23,7 @@ struct MaxPoolGradient {
   bool channels_last = false;  // the layout of the reserve
   std::optional<std::string> policy;
 
-  template <class F>
-  void attributes(F&& visit) {
-    w.attributes(visit);
-    visit(channels_last);
-    visit(policy);
-  }
+  auto attributes() { return std::tuple_cat(w.attributes(), std::tie(channels_last, policy)); }
   // Saved: input, output, the reserve and its writer.
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     if (!needed[0]) return {Tensor()};
@@ -67,10 +62,7 @@ struct MaxPoolBackwardGradient {
   static constexpr size_t kInputs = 2;  // grad_output, input: its gradient is zero
   Windows w;
 
-  template <class F>
-  void attributes(F&& visit) {
-    w.attributes(visit);
-  }
+  auto attributes() { return w.attributes(); }
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     variable_list result(kInputs);
     if (needed[0]) {
@@ -137,12 +129,8 @@ struct AvgPoolGradient {
     return {w.window, w.stride, w.padding, w.ceil, count_include_pad, divisor, w.adaptive};
   }
 
-  template <class F>
-  void attributes(F&& visit) {
-    w.attributes(visit);
-    visit(count_include_pad);
-    visit(divisor);
-    visit(policy);
+  auto attributes() {
+    return std::tuple_cat(w.attributes(), std::tie(count_include_pad, divisor, policy));
   }
 };
 
@@ -152,11 +140,8 @@ struct AvgPoolForwardGradient : AvgPoolGradient {
   SymInts input_size;
   bool channels_last = false;
 
-  template <class F>
-  void attributes(F&& visit) {
-    AvgPoolGradient::attributes(visit);
-    visit(input_size);
-    visit(channels_last);
+  auto attributes() {
+    return std::tuple_cat(AvgPoolGradient::attributes(), std::tie(input_size, channels_last));
   }
   variable_list apply(const variable_list& grads, TensorList, const Needed& needed) {
     if (!needed[0]) return {Tensor()};

@@ -3,7 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "core/select/execute.h"
+#include "core/select/decision_record.h"
 #include "core/writer.h"
 #include "ops/pooling/pooling.h"
 
@@ -47,10 +47,9 @@ PoolingProblem make_problem(Pass pass, PoolingMode mode, const Windows& w, const
   return p;
 }
 
-void execute_pooling(PoolingProblem& p, OptionalPolicy policy, const Tensor& on,
-                     Bindings& bindings) {
+void run_pooling(PoolingProblem& p, OptionalPolicy policy, const Tensor& on, Bindings& bindings) {
   p.canonicalise();
-  execute(p, resolve_policy(PoolingProblem::kFamily, policy), device_of(on.device()), bindings);
+  run_problem(p, policy, on, bindings);
 }
 
 // The result and, with `train`, the reserve of a maximum and its writer.
@@ -72,7 +71,7 @@ Tensors3 run_forward(const char* op, const Tensor& input, const Windows& w, Pool
   PoolingProblem p = make_problem(Pass::fwd, mode, w, spec_of(x), alignment_of({&x}));
   p.divisor = divisor;
   p.train = train;
-  execute_pooling(p, policy, x, bindings);
+  run_pooling(p, policy, x, bindings);
   at::MemoryFormat format = format_of_result(lift(input, w), w, is_max);
   Tensor y = lower(with_strides_of(format, bindings[Role::y]), w, input.dim());
   if (!train) return {y, Tensor(), Tensor()};
@@ -119,7 +118,7 @@ Tensor max_pool_backward(const MaxPoolBackwardArgs& args) {
   bindings[Role::reserve] = args.reserve;
   align(bindings, {Role::x, Role::y, Role::dy, Role::reserve});
   PoolingProblem p = make_problem(Pass::bwd, PoolingMode::max, w, spec_of(x), 16);
-  execute_pooling(p, coupled, x, bindings);
+  run_pooling(p, coupled, x, bindings);
   return lower(with_strides_of(format, bindings[Role::dx]), w, input.dim());
 }
 
@@ -147,7 +146,7 @@ Tensor avg_pool_backward(const AvgPoolBackwardArgs& args) {
                args.channels_last ? channels_last_strides(sizes) : contiguous_strides(sizes)};
   PoolingProblem p = make_problem(Pass::bwd, mode_of(args.average), w, x, alignment_of({&dy}));
   p.divisor = divisor_of(args.average);
-  execute_pooling(p, args.policy, dy, bindings);
+  run_pooling(p, args.policy, dy, bindings);
   return lower(with_strides_of(format, bindings[Role::dx]), w,
                static_cast<int64_t>(args.input_size.size()));
 }

@@ -42,12 +42,7 @@ struct Windows {
   WindowArgs args() const { return {window, stride, padding, dilation, ceil, adaptive}; }
   int64_t dims() const { return static_cast<int64_t>(window.size()); }
 
-  template <class F>
-  void attributes(F&& visit) {
-    for (SymInts* list : {&window, &stride, &padding, &dilation}) visit(*list);
-    visit(ceil);
-    visit(adaptive);
-  }
+  auto attributes() { return std::tie(window, stride, padding, dilation, ceil, adaptive); }
 };
 
 // An average's windows have no gaps.

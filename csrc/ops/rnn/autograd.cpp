@@ -44,11 +44,7 @@ struct RnnBackwardGradient {
   Settings settings;
   std::vector<int64_t> batch_sizes;
 
-  template <class F>
-  void attributes(F&& visit) {
-    settings.attributes(visit);
-    visit(batch_sizes);
-  }
+  auto attributes() { return std::tuple_cat(settings.attributes(), std::tie(batch_sizes)); }
 
   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
     Point at =
@@ -92,12 +88,7 @@ struct RnnGradient {
   std::optional<std::string> policy;
   bool retain_variables = true;
 
-  template <class F>
-  void attributes(F&& visit) {
-    settings.attributes(visit);
-    visit(batch_sizes);
-    visit(policy);
-  }
+  auto attributes() { return std::tuple_cat(settings.attributes(), std::tie(batch_sizes, policy)); }
 
   // The output, by the algorithm that gave it. What dropout drew cannot be had again.
   Tensor remade(TensorList before) const {

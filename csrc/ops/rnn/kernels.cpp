@@ -7,7 +7,7 @@
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
-#include "core/select/execute.h"
+#include "core/select/decision_record.h"
 #include "core/writer.h"
 #include "ops/rnn/rnn.h"
 
@@ -80,7 +80,7 @@ void run(Call& call, const Tensor& input, OptionalPolicy policy) {
   Bindings& b = call.bindings;
   align(b, {Role::x, Role::hx, Role::cx, Role::w, Role::dy, Role::y, Role::dhy, Role::dcy,
             Role::reserve});
-  execute(call.problem, resolve_policy(RnnProblem::kFamily, policy), device_of(input.device()), b);
+  run_problem(call.problem, policy, input, b);
 }
 
 // A dry run of a packed batch makes the whole one; its rows come first.

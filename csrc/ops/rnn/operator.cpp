@@ -169,7 +169,7 @@ class RnnOperator : public CoupledOperatorOf<RnnProblem> {
     if (half) order.push_back("legacy:standard/math=tensor_op");
     order.push_back("legacy:standard/math=default");
     if (p.x.dtype == at::kFloat) order.push_back("legacy:standard/math=fma");
-    if (p.x.dtype == at::kHalf && p.meets_small_h_defect()) {
+    if (p.x.dtype == at::kHalf && p.has_small_h_erratum()) {
       std::rotate(order.begin(), order.begin() + 1, order.end());
     }
     return order;

@@ -31,15 +31,7 @@ struct Settings {
   RnnProblem problem() const;  // without sizes
 
   auto tied() const { return std::tie(cell, bias, num_layers, dropout, bidirectional, skip_input); }
-  template <class F>
-  void attributes(F&& visit) {
-    visit(cell);
-    visit(bias);
-    visit(num_layers);
-    visit(dropout);
-    visit(bidirectional);
-    visit(skip_input);
-  }
+  auto attributes() { return std::tie(cell, bias, num_layers, dropout, bidirectional, skip_input); }
 };
 
 // Without batch_sizes the input is [time, batch, features]; with them it holds the steps of all
