@@ -61,19 +61,18 @@ def learnt() -> int:
 
 @pytest.fixture
 def graphs() -> Iterator[None]:
-    """Calls of cuDNN are made again by graphs alone."""
-    _C.set_relaunch(False)
+    """Calls of cuDNN are repeated by graphs alone."""
+    knobs.replay = "graphs"
     yield
-    _C.set_relaunch(True)
+    knobs.replay = None
 
 
 @pytest.fixture(params=["kernels", "graphs"])
-def each_way(request: pytest.FixtureRequest) -> str:
-    """How calls of cuDNN are made again: "kernels", or "graphs" alone."""
-    way: str = request.param
-    if way == "graphs":
-        request.getfixturevalue("graphs")
-    return way
+def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How calls of cuDNN are repeated: by "kernels" if possible, or by "graphs" alone."""
+    knobs.replay = request.param
+    yield request.param
+    knobs.replay = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -184,8 +184,8 @@ def test_every_algorithm_is_right(line: Line, device: str) -> None:
         for replay, elsewhere in (
             ("kernels_at_once", False),
             ("kernels_at_once", True),
-            ("at_once", False),
-            ("at_once", False),
+            ("graphs_at_once", False),
+            ("graphs_at_once", False),
         ):
             if elsewhere:
                 runs.move()

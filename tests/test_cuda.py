@@ -1146,11 +1146,8 @@ def test_a_reserve_that_cannot_be_had_is_said_and_calls_go_on() -> None:
 
 
 @pytest.mark.parametrize("replay", ["kernels", "graphs"])
-def test_replays_find_their_workspace_in_the_reserve(
-    replay: str, request: pytest.FixtureRequest
-) -> None:
-    if replay == "graphs":
-        request.getfixturevalue("graphs")
+def test_replays_find_their_workspace_in_the_reserve(replay: str) -> None:
+    knobs.replay = replay
     x, w, policy = _needs_workspace()
     wanted = ops.conv2d(x, w, padding=1, policy=policy)
     for reserve in ("256MiB", 0, "128MiB"):

@@ -239,7 +239,7 @@ def test_both_passes_run_one_algorithm(device: str) -> None:
                 choice = newest(op)
                 assert (choice.algorithm, choice.why) == (pin, why)
     pins = ALGORITHMS[device]
-    with pytest.raises(RuntimeError, match="these passes are coupled, wanted one choice for both"):
+    with pytest.raises(RuntimeError, match="these passes are coupled, wanted the same for both"):
         ops.dropout(x, 0.5, policy=f"fwd={pins[0]};bwd={pins[1]}")
 
 

@@ -553,11 +553,13 @@ def test_a_bad_argument_of_a_primitive(device: str) -> None:
     assert_says(caught, "requires")
 
 
-def test_how_a_run_is_made_again_is_a_word_of_four(device: str) -> None:
+def test_how_a_run_is_made_again_is_a_word_of_five(device: str) -> None:
     problem = "pool_fwd x=f32[1,1,4,4]:nchw window=2 mode=max"
     with pytest.raises(ValueError) as caught:
         _C.run(problem, "aten:default", _C.scratch(problem, device), replay="always")
-    assert_says(caught, "replay is 'always'", "never, where_it_pays, at_once, kernels_at_once")
+    assert_says(
+        caught, "replay is 'always'", "never, graphs, kernels, graphs_at_once, kernels_at_once"
+    )
 
 
 def test_relu_is_of_plain_forwards() -> None:

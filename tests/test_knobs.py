@@ -15,7 +15,7 @@ from conftest import newest
 from torch import Tensor
 
 import torch_cudnn_ext
-from torch_cudnn_ext import _C, Policy, knobs, ops
+from torch_cudnn_ext import _C, Policy, enabled, knobs, ops
 
 # Two algorithms for each device that any small float32 problem can run on.
 PINS = {"cpu": ("cpu:im2col", "cpu:direct"), "cuda": ("aten:default", "legacy:implicit_gemm")}
@@ -204,7 +204,8 @@ def test_three_ways_to_unset_an_algorithm() -> None:
         ("enabled", "maybe", ValueError, "'auto'"),
         ("enabled", 1.5, TypeError, "'auto'"),
         ("verbose", "loud", TypeError, "True or False"),
-        ("replay", "often", TypeError, "True or False"),
+        ("replay", "often", ValueError, "'graphs'"),
+        ("replay", True, TypeError, "'graphs'"),
     ],
 )
 def test_a_bad_value_names_the_knob_and_changes_nothing(
@@ -218,7 +219,7 @@ def test_a_bad_value_names_the_knob_and_changes_nothing(
         assert part in str(caught.value)
     assert _C.resolved_policy(None) == before
     assert knobs.conv_fwd_algo == "fft"
-    if name not in ("verbose", "replay"):
+    if name != "verbose":
         with pytest.raises(kind, match=name):
             knobs.flags(**{name: value})
 
@@ -417,10 +418,9 @@ def test_the_argument_is_stronger_than_flags(device: str) -> None:
         assert ran().startswith(weak)
 
 
-@pytest.mark.parametrize("name", ["verbose", "replay"])
-def test_switches_of_the_process_are_no_flags(name: str) -> None:
-    with pytest.raises(TypeError, match=name):
-        knobs.flags(**{name: True})
+def test_switches_of_the_process_are_no_flags() -> None:
+    with pytest.raises(TypeError, match="verbose"):
+        knobs.flags(verbose=True)
 
 
 def environment_with(variables: dict[str, str]) -> dict[str, str]:
@@ -525,7 +525,7 @@ print(_C.resolved_policy(None).count("cpu:im2col"), _C.resolved_policy(None).cou
 def test_jobs_obey_what_this_process_says_over_the_environment() -> None:
     code = """
 from torch_cudnn_ext import _C, knobs, tuning
-knobs.enabled, knobs.replay = "auto", False
+knobs.enabled, knobs.replay = "auto", "off"
 line = "softmax_fwd x=f32[2,3,%d]:nchw log=false"
 for jobs in (1, 2):
     tuning.clear()
@@ -620,14 +620,23 @@ ops.conv2d(x, w)
     assert done.returncode == 0 and done.stderr.count("conv_fwd x=f32[1,2,5,5]") == 2
 
 
-def test_replay_is_on_unless_it_is_switched_off() -> None:
-    assert knobs.replay is True
-    knobs.replay = False
-    assert knobs.replay is False
+def test_replay_is_off_unless_it_is_asked_for() -> None:
+    assert knobs.replay is None and "replay" not in _C.resolved_policy(None)
+    knobs.replay = "graphs"
+    assert "replay=graphs" in _C.resolved_policy(None)
+    with knobs.flags(replay="off"):
+        assert "replay=off" in _C.resolved_policy(None)
+    assert "replay=kernels" in _C.resolved_policy("replay=kernels")
     knobs.replay = None
-    assert knobs.replay is True
-    done = run_with_environment("print(knobs.replay)", REPLAY="off")
-    assert done.returncode == 0 and done.stdout.strip() == "False"
+    with enabled("replay=graphs", replay="kernels"):
+        assert "replay=kernels" in _C.resolved_policy(None)
+    done = run_with_environment("print(knobs.replay)", REPLAY="graphs")
+    assert done.returncode == 0 and done.stdout.strip() == "graphs"
+
+
+def test_why_replays_cannot_be_had_is_told() -> None:
+    assert _C.replay_obstacle("replay=off", "cpu") == ""
+    assert _C.replay_obstacle("replay=graphs", "cpu") == "cpu makes no calls of cuDNN"
 
 
 def test_what_falls_back_may_pin_what_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -591,7 +591,7 @@ def test_a_pass_that_a_network_does_not_meet_is_refused() -> None:
     model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
     wanted = (
         "passes: got 'bwd_data', wanted some that Conv2d meets on these inputs, fwd,bwd_filter; "
-        "inputs have a gradient where"
+        "inputs have a gradient if"
     )
     with pytest.raises(ValueError, match=wanted):
         network_layers(model, x, ["bwd_data"])

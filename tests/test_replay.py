@@ -88,12 +88,29 @@ def test_many_layers_of_one_problem_are_all_replayed() -> None:
 
 
 @pytest.mark.usefixtures("each_way")
-def test_nothing_is_replayed_where_the_knob_is_off() -> None:
+def test_nothing_is_recorded_or_replayed_if_the_policy_says_off() -> None:
     x, w = _operands()
-    knobs.replay = False
-    assert _replayed(lambda: ops.conv2d(x, w, policy=GRAPH)) == 0
-    knobs.replay = None
+    before = learnt()
+    assert _replayed(lambda: ops.conv2d(x, w, policy=f"{GRAPH};replay=off")) == 0
+    assert learnt() == before
     assert _replayed(lambda: ops.conv2d(x, w, policy=GRAPH)) > 0
+
+
+def test_nothing_is_recorded_or_replayed_by_default() -> None:
+    x, w = _operands()
+    before = learnt()
+    assert _replayed(lambda: ops.conv2d(x, w, policy=GRAPH)) == 0
+    _C.measure("conv_fwd x=f16[4,16,9,9]:nhwc w=f16[16,16,3,3]:nhwc pad=1", "cuda", GRAPH)
+    assert learnt() == before
+
+
+@pytest.mark.parametrize("replay", ["graphs", "kernels"])
+def test_one_call_asks_for_replays(replay: str) -> None:
+    x, w = _operands()
+    before = _C.replay_info()
+    assert _replayed(lambda: ops.conv2d(x, w, policy=f"{GRAPH};replay={replay}")) > 0
+    if replay == "graphs":
+        assert _C.replay_info()["relaunched"] == before["relaunched"]
 
 
 def _convolve_into(out: Tensor, x: Tensor, w: Tensor, beta: float, policy: str) -> None:
@@ -247,7 +264,7 @@ def test_what_is_evicted_gives_its_kernels_back() -> None:
 def test_tuning_keeps_no_replays() -> None:
     before = _C.replay_info()
     problem = "conv_fwd x=f16[4,16,9,9]:nhwc w=f16[16,16,3,3]:nhwc pad=1"
-    rows = _C.measure(problem, "cuda", GRAPH, time_budget_s=20)
+    rows = _C.measure(problem, "cuda", f"{GRAPH};replay=kernels", time_budget_s=20)
     assert any(row["status"] == "ok" for row in rows)
     after = _C.replay_info()
     assert after["recorded"] > before["recorded"] and after["kernels"] == before["kernels"]

@@ -433,7 +433,7 @@ def test_backward_runs_its_own_forwards_algorithm(device: str) -> None:
 def test_pins_that_disagree_are_an_error() -> None:
     mine, _ = _pair("gru", 4, 4, policy="fwd=cpu:fused;bwd=cpu:unrolled")
     x = torch.randn(4, 3, 4, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="passes are coupled, wanted one choice for both"):
+    with pytest.raises(RuntimeError, match="passes are coupled, wanted the same for both"):
         mine(x)
     with torch.no_grad():
         mine(x)  # there is one pass only

@@ -920,7 +920,7 @@ def test_without_memory_for_its_result_nothing_else_is_built(
     assert fake.counts("fake:b200")[0] == builds
 
 
-@pytest.mark.filterwarnings("ignore:.*so the heuristic's choice runs")
+@pytest.mark.filterwarnings("ignore:.*so the heuristic's algorithm runs")
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -984,7 +984,7 @@ def test_a_pin_that_may_fall_back_does_so_where_it_refuses(fake: Any, x: Tensor,
     policy = "fwd=fake:a;on_unsupported=fallback;backends=fake"
     with pytest.warns(UserWarning, match="fake:a was told to refuse"):
         assert _convolve(x, w, policy) == "fake:b"
-    assert _ran().why.startswith("fallback: fake:a cannot run: it refused the problem")
+    assert _ran().why.startswith("fallback: fake:a cannot run: it did not support the problem")
     assert _convolve(x, w, policy) == "fake:b"
 
 

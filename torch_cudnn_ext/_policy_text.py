@@ -33,6 +33,7 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
     "allow_down_convert": _BOOLEAN,
     "allow_reduced_range": _BOOLEAN,
     "prefer": ((str,), "'time', 'gpu_time' or 'memory'"),
+    "replay": ((str,), "'off', 'graphs' or 'kernels'"),
     "backends": (
         (str, list, tuple),
         "'cudnn', or a list of 'graph', 'legacy', 'aten', 'cpu', 'cudnn'",

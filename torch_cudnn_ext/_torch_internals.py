@@ -142,7 +142,7 @@ def backends_may_change() -> AbstractContextManager[object]:
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The module that ``torch.compile`` wrapped, if this is what it made."""
-    return module._modules.get("_orig_mod")
+    return module._modules["_orig_mod"] if "_orig_mod" in module._modules else None
 
 
 def registered_names(module: nn.Module) -> set[str]:

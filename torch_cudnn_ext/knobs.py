@@ -11,15 +11,12 @@ Knobs of the first two groups are ``None`` if they are not set:
 
 - ``conv_fwd_algo``, ``conv_bwd_data_algo``, ``conv_bwd_filter_algo``, and so on for every operator:
   ``autotune``, ``heuristic``, or an algorithm in any of the spellings of `Policy`.
-- ``max_workspace``, ``prefer``, ``deterministic``, ``allow_tf32``, ``allow_down_convert``,
-  ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``, ``backends``,
-  ``compute``: as in `Policy`. ``torch.backends`` decides what is not set.
+- ``max_workspace``, ``prefer``, ``replay``, ``deterministic``, ``allow_tf32``,
+  ``allow_down_convert``, ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``,
+  ``backends``, ``compute``: as in `Policy`. ``torch.backends`` decides what is not set.
 - ``enabled``: ``True`` admits cuDNN's backends alone; ``False`` excludes them; ``"auto"`` does
   neither, and overrides what weaker levels say of it and of ``backends``.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
-- ``replay``: record what a cuDNN call launches on the GPU, and launch the record, as single kernels
-  or as one CUDA graph, when the same plan is called again. This takes a fraction of the host time.
-  ``True`` by default.
 - ``reserve_workspace``: memory that each GPU reserves for the workspaces of cuDNN calls, so that a
   workspace does not depend on other allocations: bytes, a text such as ``256MiB`` or ``20%`` (of
   the GPU's memory). 0, the default, gives it back to PyTorch's allocator. A GPU's block is
@@ -69,6 +66,7 @@ if TYPE_CHECKING:  # `_Knobs` implements the attributes
     conv_bwd_filter_algo: str | int | None
     max_workspace: int | str | None
     prefer: str | None
+    replay: str | None
     deterministic: bool | None
     allow_tf32: bool | None
     allow_down_convert: bool | None
@@ -80,7 +78,6 @@ if TYPE_CHECKING:  # `_Knobs` implements the attributes
     compute: str | None
     enabled: str | bool
     verbose: bool
-    replay: bool
     reserve_workspace: int | str
 
     def __getattr__(name: str) -> Any:
@@ -96,7 +93,7 @@ _ALGORITHMS = {  # knob -> operator family
         else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
     )
 }
-_SWITCHES = {"verbose": False, "replay": True}
+_SWITCHES = {"verbose": False}
 _RESERVE = "reserve_workspace"
 _OF_PROCESS = (*_SWITCHES, _RESERVE)  # no flag sets these
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_OF_PROCESS)
@@ -127,7 +124,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
-    demand for determinism hold. ``verbose``, ``replay`` and ``reserve_workspace`` are process-wide
+    demand for determinism hold. ``verbose`` and ``reserve_workspace`` are process-wide
     and cannot be set here.
 
     A backward keeps to the flags of its forward. Of the flags around ``backward()`` it obeys what

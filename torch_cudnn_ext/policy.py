@@ -72,6 +72,10 @@ class Policy:
         prefer: What tuning ranks by: ``time`` is the longer of GPU time and host time;
             ``gpu_time`` is GPU time alone, for what is captured as a CUDA graph; ``memory`` is the
             workspace, among algorithms within 5 % of the best time.
+        replay: Whether calls of cuDNN are recorded and repeated without it, which takes less host
+            time: ``off``, as CUDA ``graphs``, or as single ``kernels``. Off by default: a recording
+            captures a stream, and another thread that waits for the whole device meanwhile gets an
+            error.
         backends: The admitted backends: a list, or a text such as ``aten,cpu``. ``cudnn`` stands
             for ``graph`` and ``legacy``.
         on_unsupported: What happens if a pin cannot run: ``error``, or ``warn`` or ``fallback``,
@@ -111,6 +115,7 @@ class Policy:
         allow_down_convert: bool | None = None,
         allow_reduced_range: bool | None = None,
         prefer: str | None = None,
+        replay: str | None = None,
         backends: str | list[str] | tuple[str, ...] | None = None,
         on_unsupported: str | None = None,
         benchmark: bool | None = None,
@@ -131,6 +136,7 @@ class Policy:
             "allow_down_convert": allow_down_convert,
             "allow_reduced_range": allow_reduced_range,
             "prefer": prefer,
+            "replay": replay,
             "backends": backends,
             "on_unsupported": on_unsupported,
             "benchmark": benchmark,

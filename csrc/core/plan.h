@@ -31,11 +31,11 @@ struct SlotSpec {
   bool on_host = false;     // in host memory on every device, such as lengths
 };
 
-// Whether a plan may replay what it recorded instead of calling its library.
-// where_it_pays: after enough calls to pay for the recording. at_once: from the second call on, at
-// the same addresses, as the later steps of a network do. kernels_at_once: from the second call on,
-// at any addresses, kernel by kernel.
-enum class Replay : uint8_t { never, where_it_pays, at_once, kernels_at_once };
+// Whether a plan may repeat what it recorded instead of calling its library.
+// graphs: as a CUDA graph, for tensors at the same addresses, after enough calls to pay for the
+// recording. kernels: kernel by kernel, for tensors at any addresses; as a graph if that is not
+// possible. graphs_at_once and kernels_at_once: in that way alone, from the second call on.
+enum class Replay : uint8_t { never, graphs, kernels, graphs_at_once, kernels_at_once };
 
 // Tensors by role. A plan allocates an output that is undefined.
 struct Bindings {

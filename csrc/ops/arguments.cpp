@@ -106,15 +106,6 @@ double conditioning_of_norm(int64_t length, int64_t removed) {
   return small_sample_tolerance(length - removed);
 }
 
-bool is_tracing() {
-  using c10::impl::TorchDispatchModeKey;
-  for (auto key : {TorchDispatchModeKey::FAKE, TorchDispatchModeKey::PROXY,
-                   TorchDispatchModeKey::FUNCTIONAL}) {
-    if (c10::impl::TorchDispatchModeTLS::get_mode(key)) return true;
-  }
-  return false;
-}
-
 std::optional<std::string> policy_to_save(std::string_view family, OptionalPolicy policy) {
   if (!is_tracing()) return resolve_policy(family, policy).saved;
   return policy ? std::optional<std::string>(*policy) : std::nullopt;

@@ -19,6 +19,7 @@
 #include "core/select/execute.h"
 #include "core/tensors.h"
 #include "problems/problem.h"
+#include "torch/tracing.h"
 
 namespace torch_cudnn_ext {
 
@@ -110,10 +111,6 @@ double epsilon_of(c10::ScalarType dtype);
 // gradient. `removed` directions are projected out of every `length` values; what is left of a few
 // values is mostly rounding.
 double conditioning_of_norm(int64_t length, int64_t removed);
-
-// Whether one of PyTorch's own modes is on whose tensors have no values. A user's mode, such as one
-// that counts operations, computes values.
-bool is_tracing();
 
 // What an autograd node keeps of the policy. A node of a traced graph keeps the argument alone, and
 // reads the knobs when it runs, so that today's knobs are not frozen into the graph. An eager node

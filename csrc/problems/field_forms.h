@@ -1,5 +1,5 @@
 // The forms of the values that the fields of problem texts may have. A rule that matches none of
-// them is refused when it is made.
+// them raises when it is made.
 #pragma once
 
 #include <string>

@@ -164,17 +164,6 @@ struct FieldLister {
   }
 };
 
-// Lists the names of the fields. The problem need not be valid.
-struct NameLister {
-  std::vector<std::string>& out;
-
-  template <class T>
-  void field(const char* name, const T&) {
-    out.emplace_back(name);
-  }
-  void layout_field(const char* name, const TensorSpec&) { out.emplace_back(name); }
-};
-
 // Lists the forms that the values may have (field_forms.h). The problem need not be valid.
 struct FormLister {
   std::vector<std::pair<std::string, std::vector<std::string>>>& out;

@@ -96,7 +96,7 @@ std::vector<std::pair<std::string, std::string>> problem_fields(const Problem& p
 
 std::vector<std::string> field_names(std::string_view op) {
   std::vector<std::string> out;
-  visit_fields(problem_from_word(op), EachField<NameLister>{{out}});
+  for (auto& field : field_forms(op)) out.push_back(std::move(field.first));
   return out;
 }
 

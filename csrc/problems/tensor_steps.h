@@ -10,10 +10,19 @@
 namespace torch_cudnn_ext {
 
 // Turns the weight of the problem's mode into the one that cross-correlation needs, and back.
-at::Tensor flip_for_mode(const ConvolutionProblem& p, const at::Tensor& w);
+inline at::Tensor flip_for_mode(const ConvolutionProblem& p, const at::Tensor& w) {
+  if (p.mode == ConvolutionMode::cross) return w;
+  Dims axes;
+  for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);
+  return w.flip(axes);
+}
 
 // Adds one number to each channel, which is dimension 1.
-void add_bias(at::Tensor& result, const at::Tensor& bias);
+inline void add_bias(at::Tensor& result, const at::Tensor& bias) {
+  Dims shape(static_cast<int>(result.dim()), 1);
+  shape[1] = bias.size(0);
+  result.add_(bias.view(shape));
+}
 
 // The epilogue of a convolution without its bias, in place. `tensors` gives a tensor by its role.
 template <class Tensors>
@@ -29,6 +38,8 @@ void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Tensors
 }
 
 // What a reduction reads, as [kept, reduced].
-at::Tensor reduced_rows(const ReduceProblem& p, const at::Tensor& x);
+inline at::Tensor reduced_rows(const ReduceProblem& p, const at::Tensor& x) {
+  return x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
+}
 
 }  // namespace torch_cudnn_ext

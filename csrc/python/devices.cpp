@@ -1,6 +1,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/device.h"
+#include "core/policy/policy_text.h"
 #include "cuda/workspace.h"
 #include "cudnn/handle.h"
 #include "python/bindings.h"
@@ -42,7 +43,17 @@ void bind_devices(py::module_& m) {
     d["served"] = info.served;
     return d;
   });
-  m.def("set_relaunch", set_relaunch, py::arg("on"));
+  m.def(
+      "replay_obstacle",
+      [](const std::string& policy, const std::string& device) {
+        std::string obstacle =
+            replay_obstacle(parse_device(device), parse_policy(policy, "conv").replay_of_calls());
+#ifdef Py_GIL_DISABLED
+        if (obstacle.empty()) obstacle = "this Python has no global lock, which recording needs";
+#endif
+        return obstacle;
+      },
+      py::arg("policy"), py::arg("device"));
   m.def("replay_info", [] {
     ReplayInfo info = replay_info();
     py::dict d;

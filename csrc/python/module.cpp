@@ -8,10 +8,10 @@
 
 #include "core/errors.h"
 #include "core/select/plan_store.h"
-#include "library.h"
 #include "python/bindings.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"
+#include "torch/library.h"
 #include "torch/overrides.h"
 
 namespace py = pybind11;

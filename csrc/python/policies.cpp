@@ -3,7 +3,6 @@
 #include "core/policy/policy_text.h"
 #include "core/policy/rules.h"
 #include "python/bindings.h"
-#include "replay/replay.h"
 
 namespace py = pybind11;
 
@@ -44,6 +43,7 @@ py::dict policy_fields(const std::string& text, const std::string& family) {
   // The enumerated ones by their words, as the text spells them.
   Policy words;
   words.prefer = policy.prefer;
+  words.replay = policy.replay;
   words.on_unsupported = policy.on_unsupported;
   words.compute = policy.compute;
   std::string rest = words.text(family);
@@ -78,12 +78,11 @@ void bind_policies(py::module_& m) {
       py::arg("text"), py::arg("device"));
   m.def(
       "set_knobs",
-      [](const std::string& policy, bool verbose, bool replay) {
+      [](const std::string& policy, bool verbose) {
         set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
         set_verbose(verbose);
-        set_replay(replay);
       },
-      py::arg("policy_text"), py::arg("verbose"), py::arg("replay") = true);
+      py::arg("policy_text"), py::arg("verbose"));
   m.def(
       "push_flags",
       [](const std::string& policy) {

@@ -91,8 +91,9 @@ Prepared prepare(const std::string& text, const std::string& algorithm_text,
 }
 
 constexpr EnumName<Replay> kReplays[] = {{Replay::never, "never"},
-                                         {Replay::where_it_pays, "where_it_pays"},
-                                         {Replay::at_once, "at_once"},
+                                         {Replay::graphs, "graphs"},
+                                         {Replay::kernels, "kernels"},
+                                         {Replay::graphs_at_once, "graphs_at_once"},
                                          {Replay::kernels_at_once, "kernels_at_once"}};
 
 TensorsByRole run(const std::string& text, const std::string& algorithm,

@@ -16,7 +16,6 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-std::atomic<bool> replay_on{true}, relaunch_on{true};
 std::atomic<int64_t> recorded_calls{0}, replayed_calls{0}, kept_kernels{0};
 std::atomic<int64_t> learnt_calls{0}, relaunched_calls{0};
 
@@ -131,9 +130,14 @@ int64_t kernels_of(cudaGraph_t graph) {
 
 }  // namespace
 
-void set_replay(bool on) { replay_on.store(on, std::memory_order_relaxed); }
-
-void set_relaunch(bool on) { relaunch_on.store(on, std::memory_order_relaxed); }
+std::string replay_obstacle(const Device& device, Replay replay) {
+  if (replay == Replay::never) return "";
+  if (!device.is_cuda()) return c10::str(device.text(), " makes no calls of cuDNN");
+  c10::cuda::CUDAGuard guard(device.torch_device());
+  if (replay != Replay::kernels || KernelList::can_learn()) return "";
+  return "kernels are repeated one by one with cuDNN 9.19 on GPUs of compute capability 9 alone; "
+         "CUDA graphs are used";
+}
 
 ReplayInfo replay_info() {
   return {recorded_calls, replayed_calls, kept_kernels, learnt_calls, relaunched_calls};
@@ -323,19 +327,20 @@ void Replays::forget() {
 }
 
 void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
-  bool may_replay = replay != Replay::never && replay_on.load(std::memory_order_relaxed);
+  bool may_replay = replay != Replay::never;
   if (may_replay) {
     // A user's capture is to hold cuDNN's kernels, not a nested graph.
     auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
     may_replay = status == c10::cuda::CaptureStatus::None;
   }
-  bool may_relaunch = may_replay && has_run_ && replay != Replay::at_once &&
-                      relaunch_on.load(std::memory_order_relaxed);
-  if (may_relaunch && relaunch(key, replay == Replay::kernels_at_once, call)) return;
+  bool by_kernels = replay == Replay::kernels || replay == Replay::kernels_at_once;
+  if (may_replay && by_kernels && has_run_ &&
+      relaunch(key, replay == Replay::kernels_at_once, call))
+    return;
   if (may_replay && replay != Replay::kernels_at_once) {
     // A plan that is measured keeps one graph: there are many such plans, and graphs of recurrent
     // networks are large.
-    bool at_once = replay == Replay::at_once;
+    bool at_once = replay == Replay::graphs_at_once;
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
     int& left = entry.calls_until_recorded;
     if (!entry.graph && (at_once ? left <= kCallsBefore : --left < 0) && has_run_) {

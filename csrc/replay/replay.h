@@ -16,17 +16,18 @@
 #include <functional>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "core/plan.h"
 #include "replay/kernel_list.h"
 
 namespace torch_cudnn_ext {
 
-// Process-wide. If off, cuDNN makes every call; recordings are kept.
-void set_replay(bool on);
-// If off, only graphs are used. For tests.
-void set_relaunch(bool on);
+// Why calls of the process on this device cannot be repeated as asked, or are repeated as graphs
+// instead of kernels; empty if nothing is in the way.
+std::string replay_obstacle(const Device& device, Replay replay);
 
 struct ReplayInfo {
   int64_t recorded, replayed;  // calls as graphs

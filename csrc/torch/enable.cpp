@@ -10,9 +10,9 @@
 
 #include "core/errors.h"
 #include "core/select/recording.h"
-#include "ops/arguments.h"
 #include "problems/problem.h"
 #include "torch/overrides.h"
+#include "torch/tracing.h"
 
 namespace torch_cudnn_ext {
 

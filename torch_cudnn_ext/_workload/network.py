@@ -241,7 +241,7 @@ def nothing_found(
     if names := dict.fromkeys(_C.problem_info(line)["pass_name"] for line in others):
         return (
             f"passes: got {','.join(passes)!r}, wanted some that {name} meets on these inputs, "
-            f"{','.join(names)}; inputs have a gradient where they require one"
+            f"{','.join(names)}; inputs have a gradient if they require one"
         )
     told = f"; refused were {'; '.join(refused)}" if refused else ""
     if not told and called:

@@ -59,12 +59,10 @@ class RecordedCall(NamedTuple):
     event: "Decision | str"
 
 
-@contextmanager
-def recorded_run(model: nn.Module, inputs: Any, train: bool) -> Iterator[list[RecordedCall]]:
-    """Run a model once, under `enable`, and give its calls.
+def recorded_run(model: nn.Module, inputs: Any, train: bool) -> list[RecordedCall]:
+    """The calls of one run of a model under `enable`.
 
-    Leaving the block restores what the run changed (see `preserve_model_state`), with ``train``
-    also parameters.
+    What the run changed is restored (see `preserve_model_state`), with ``train`` also parameters.
 
     Args:
         model: A module that is not compiled.
@@ -98,7 +96,7 @@ def recorded_run(model: nn.Module, inputs: Any, train: bool) -> Iterator[list[Re
                 loss = sum_of_outputs(output)
                 with preserve_gradients(leaves_of([loss])):
                     torch.autograd.backward(loss)
-        yield list(recorder.calls())
+        return list(recorder.calls())
 
 
 def trace(
@@ -124,12 +122,13 @@ def trace(
     """
     check_flag("trace", "train", train)
     model = eager_model("trace", model)
-    with dry_run(), recorded_run(model, inputs, train) as calls:
-        layers = merge(
-            Layer(call.event["problem"], (call.layer or "model",))
-            for call in calls
-            if not isinstance(call.event, str)
-        )
+    with dry_run():
+        calls = recorded_run(model, inputs, train)
+    layers = merge(
+        Layer(call.event["problem"], (call.layer or "model",))
+        for call in calls
+        if not isinstance(call.event, str)
+    )
     lines = []
     for one in layers:
         # A name may hold line breaks, and the commas that separate names here.

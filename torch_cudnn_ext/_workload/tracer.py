@@ -94,7 +94,7 @@ class TracedCall:
         function: The operator.
         arguments: Its positional arguments, with a `TensorForm` in the place of each tensor.
         keywords: Its keyword arguments likewise.
-        autocast: The device and dtype of autocast where it was on.
+        autocast: The device and dtype of autocast, if it was on.
         names: How often each module made the call.
         kind: The class of the first module.
         gradients: Those that arrived, by the place of their result; ``None`` without a backward.

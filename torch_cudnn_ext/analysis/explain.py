@@ -98,6 +98,9 @@ class Explanation:
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
         if any(map(_with_backward, self.calls)):
             footer += "; * with its backward"
+        asked = {(c.policy, c.device) for c in self.calls if "replay=" in c.policy}
+        for reason in sorted({_C.replay_obstacle(*one) for one in asked} - {""}):
+            footer += f"; replay was asked for: {reason}"
         return Table(self.title, columns, rows, footer)
 
     def to_csv(self) -> str:
@@ -139,8 +142,7 @@ def explain(
     """
     check_flag("explain", "train", train)
     model = eager_model("explain", model)
-    with recorded_run(model, inputs, train) as run:
-        calls = [_layer_call(call) for call in run]
+    calls = [_layer_call(call) for call in recorded_run(model, inputs, train)]
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)

@@ -26,7 +26,7 @@ DEFAULT_TARGET = "h200"  # a GPU that need not be there
 # since the tables show each algorithm's workspace.
 MEASURED_CONSTRAINTS = (
     *("deterministic", "allow_tf32", "allow_down_convert", "allow_reduced_range"),
-    *("prefer", "backends", "compute"),
+    *("prefer", "replay", "backends", "compute"),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
-from torch_cudnn_ext import _C, __version__, nn
+from torch_cudnn_ext import _C, __version__, knobs, nn
 from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload.problems import rewrite
 from torch_cudnn_ext.analysis.html import tables_markdown
@@ -55,6 +55,13 @@ def info_command(
     devices += [f"target:{file.stem}" for file in sorted(files)]
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
+    asked = knobs.replay or "off"
+    for device in devices:
+        if not device.startswith("target:"):
+            obstacle = _C.replay_obstacle(f"replay={asked}", device)
+            typer.echo(
+                f"{'replay':15} {device}: {asked}" + (f", but {obstacle}" if obstacle else "")
+            )
     typer.echo()
     print_tables(_backend_tables(jobs))
 

@@ -34,6 +34,7 @@ from torch_cudnn_ext._policy_text import (
     FOR_ALL,
     check_mapping,
     check_pin,
+    field_text,
     fields_of,
     not_pinned,
     operators,
@@ -45,7 +46,7 @@ _lock = threading.Lock()  # one change of the dispatcher at a time
 _TAG = "<enabled by torch_cudnn_ext>"  # is added to a text that may be the user's
 
 
-def enable(policy: PolicyLike = None) -> None:
+def enable(policy: PolicyLike = None, *, replay: str | None = None) -> None:
     """Run PyTorch's own operators by ours from now on, in all threads.
 
     Args:
@@ -53,6 +54,7 @@ def enable(policy: PolicyLike = None) -> None:
             a `when` rule's. In a text, the single words ``autotune`` and ``heuristic`` are for all
             operators. Any other selection is for convolution, unless it names its operator:
             ``autotune;softmax=heuristic``.
+        replay: ``off``, ``graphs`` or ``kernels``, as in `Policy`; replaces the policy's.
 
     Raises:
         RuntimeError: The operators are enabled already.
@@ -60,6 +62,8 @@ def enable(policy: PolicyLike = None) -> None:
         ValueError: ``policy`` is no policy, or pins an unknown algorithm and does not fall back.
     """
     text = _for_all_operators(text_for_all(policy))
+    if replay is not None:
+        text = _C.merged_policy(field_text("replay", "replay", replay), text)
     with _lock:
         _C.enable_overrides()
         try:
@@ -104,7 +108,7 @@ def is_enabled() -> bool:
 
 
 @contextmanager
-def enabled(policy: PolicyLike = None) -> Iterator[None]:
+def enabled(policy: PolicyLike = None, *, replay: str | None = None) -> Iterator[None]:
     """`enable` for a ``with`` block, in all threads; the block may call `disable` itself.
 
     Raises:
@@ -112,7 +116,7 @@ def enabled(policy: PolicyLike = None) -> Iterator[None]:
         TypeError: As `enable`.
         ValueError: As `enable`.
     """
-    enable(policy)
+    enable(policy, replay=replay)
     try:
         yield
     finally:

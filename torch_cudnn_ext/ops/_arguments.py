@@ -67,6 +67,14 @@ def check_tensor(function: str, argument: str, value: object) -> None:
         )
 
 
+def all_sizes_of(function: str, argument: str, value: object, count: int) -> list[int]:
+    """All sizes of a tensor with ``count`` dimensions."""
+    sizes = integers_of(function, argument, value, f"{count} sizes")
+    if len(sizes) != count:
+        raise ValueError(f"{function}: argument {argument}: got {sizes}, wanted {count} sizes")
+    return sizes
+
+
 def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int]:
     """One integer for each dimension; a single one stands for all."""
     if (one := integer(value)) is not None:

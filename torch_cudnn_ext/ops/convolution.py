@@ -16,24 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count
 
+from torch_cudnn_ext.ops import _border
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
+    all_sizes_of,
     call,
     check_flag,
     check_number,
     check_tensor,
     integer_of,
-    integers_of,
     sizes_of,
 )
-from torch_cudnn_ext.ops._border import (
-    BORDER_MODES,
-    TRANSPOSED_BORDER_MODES,
-    Padding,
-    border,
-    even_border,
-    pad_after,
-)
+from torch_cudnn_ext.ops._border import Padding, border, even_border
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -244,7 +238,7 @@ def convolution(
     n = _spatial_dims(name, "weight", weight)
     check_flag(name, "transposed", transposed)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    modes = TRANSPOSED_BORDER_MODES if transposed else BORDER_MODES
+    modes = _border.TRANSPOSED_BORDER_MODES if transposed else _border.BORDER_MODES
     padding_ = even_border(name, padding, weight.shape[2:], stride_, dilation_, modes)
     added = sizes_of(name, "output_padding", output_padding, n)
     count = integer_of(name, "groups", groups)
@@ -297,7 +291,7 @@ def convolution_backward_input(
     arguments = (
         grad_output,
         weight,
-        _all_sizes(name, "input_size", input_size, n + 2),
+        all_sizes_of(name, "input_size", input_size, n + 2),
         stride_,
         even_border(name, padding, weight.shape[2:], stride_, dilation_),
         dilation_,
@@ -327,7 +321,7 @@ def convolution_backward_weight(
     name = "convolution_backward_weight"
     n = _spatial_dims(name, "input", input)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    sizes = _all_sizes(name, "weight_size", weight_size, n + 2)
+    sizes = all_sizes_of(name, "weight_size", weight_size, n + 2)
     arguments = (
         grad_output,
         input,
@@ -340,13 +334,6 @@ def convolution_backward_weight(
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
 
 
-def _all_sizes(function: str, argument: str, value: object, count: int) -> list[int]:
-    sizes = integers_of(function, argument, value, f"{count} sizes")
-    if len(sizes) != count:
-        raise ValueError(f"{function}: argument {argument}: got {sizes}, wanted {count} sizes")
-    return sizes
-
-
 def _convolve(
     n: int, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Padding,
     dilation: Sizes, groups: int, conv_mode: ConvMode, policy: PolicyLike,
@@ -355,7 +342,7 @@ def _convolve(
     _check_rank(name, n, input, weight)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
     before, after = border(name, padding, weight.shape[2:], stride_, dilation_)
-    input = pad_after(input, before, after)
+    input = _border.pad_after(input, before, after)
     text = policy_text(policy)
     count = integer_of(name, "groups", groups)
     if not _flips(name, conv_mode):
@@ -371,7 +358,7 @@ def _convolve_transposed(
     name = f"conv_transpose{n}d"
     _check_rank(name, n, input, weight)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    modes = TRANSPOSED_BORDER_MODES
+    modes = _border.TRANSPOSED_BORDER_MODES
     padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, modes)
     added = sizes_of(name, "output_padding", output_padding, n)
     text = policy_text(policy)
@@ -491,10 +478,6 @@ def _images(problem: "ProblemInfo") -> tuple[str, ...]:
     return ("x", "w") if len(problem["slots"]["x"]["sizes"]) > 3 else ()
 
 
-def _flops(x: Any, w: Any, y: Any, transposed: bool = False) -> int:
-    return conv_flop_count(list(x), list(w), list(y), transposed=transposed)
-
-
 describe(
     Family(
         "conv",
@@ -503,12 +486,12 @@ describe(
         # A gradient counts like its forward. PyTorch 2.11 counts the filter gradient of a grouped
         # convolution once for each group.
         flops={
-            "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: _flops(
+            "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: conv_flop_count(
                 x, w, out_shape, transposed
             ),
-            "convolution_relu": lambda x, w, *_, out_shape, **k: _flops(x, w, out_shape),
-            "convolution_backward_input": lambda dy, w, *_, **k: _flops(dy, w, dy),
-            "convolution_backward_weight": lambda dy, x, w, *_, **k: _flops(dy, w, dy),
+            "convolution_relu": lambda x, w, *_, out_shape, **k: conv_flop_count(x, w, out_shape),
+            "convolution_backward_input": lambda dy, w, *_, **k: conv_flop_count(dy, w, dy),
+            "convolution_backward_weight": lambda dy, x, w, *_, **k: conv_flop_count(dy, w, dy),
         },
     )
 )

@@ -269,7 +269,7 @@ def _switches() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
-        "knobs": {"verbose": knobs.verbose, "replay": knobs.replay},
+        "knobs": {"verbose": knobs.verbose},
     }
 
 

@@ -64,7 +64,7 @@ def tune(
         The best measurement of each problem, by its canonical line.
 
     Raises:
-        TypeError: A problem is no text, ``policy`` none of what stands for one, or ``progress``
+        TypeError: A problem is no text, ``policy`` no policy, or ``progress``
             lacks a method of `Progress`.
         ValueError: A line is no problem, the policy no policy, the device none, ``time_budget_s``
             no number of seconds, ``knob_search`` no bool, or ``jobs`` less than 1.

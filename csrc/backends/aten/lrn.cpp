@@ -7,14 +7,14 @@ namespace torch_cudnn_ext::aten {
 namespace {
 
 // Means over windows with this many elements before and after their middle.
-Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t behind, int64_t ahead) {
+Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t before, int64_t after) {
   if (p.kind == LrnKind::cross_channel) {
-    Tensor padded = at::constant_pad_nd(t.unsqueeze(1), {0, 0, behind, ahead});
+    Tensor padded = at::constant_pad_nd(t.unsqueeze(1), {0, 0, before, after});
     return at::avg_pool2d(padded, {p.size, 1}, {1, 1}).squeeze(1);
   }
   int dims = p.end_dim() - p.first_dim();
   std::vector<int64_t> padding, window(dims, p.size), stride(dims, 1);
-  for (int i = 0; i < dims; ++i) padding.insert(padding.end(), {behind, ahead});
+  for (int i = 0; i < dims; ++i) padding.insert(padding.end(), {before, after});
   Tensor padded = at::constant_pad_nd(t, padding);
   return dims == 2 ? at::avg_pool2d(padded, window, stride)
                    : at::avg_pool3d(padded, window, stride);

@@ -20,25 +20,25 @@ Tensor padded(const Tensor& t, int64_t dim, int64_t before, int64_t after) {
   return at::constant_pad_nd(t, padding);
 }
 
-Tensor shifted_sums(const Tensor& t, int64_t dim, int64_t behind, int64_t ahead) {
-  Tensor wide = padded(t, dim, behind, ahead);
+Tensor shifted_sums(const Tensor& t, int64_t dim, int64_t before, int64_t after) {
+  Tensor wide = padded(t, dim, before, after);
   Tensor sums = wide.narrow(dim, 0, t.size(dim)).clone();
-  for (int64_t i = 1; i <= behind + ahead; ++i) sums.add_(wide.narrow(dim, i, t.size(dim)));
+  for (int64_t i = 1; i <= before + after; ++i) sums.add_(wide.narrow(dim, i, t.size(dim)));
   return sums;
 }
 
-Tensor prefix_sums(const Tensor& t, int64_t dim, int64_t behind, int64_t ahead) {
-  Tensor running = padded(t.to(at::kDouble), dim, behind + 1, ahead).cumsum(dim);
+Tensor prefix_sums(const Tensor& t, int64_t dim, int64_t before, int64_t after) {
+  Tensor running = padded(t.to(at::kDouble), dim, before + 1, after).cumsum(dim);
   int64_t n = t.size(dim);
-  return (running.narrow(dim, behind + ahead + 1, n) - running.narrow(dim, 0, n))
+  return (running.narrow(dim, before + after + 1, n) - running.narrow(dim, 0, n))
       .to(t.scalar_type());
 }
 
-Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t behind, int64_t ahead,
+Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t before, int64_t after,
                     bool prefix) {
   Tensor sums = t;
   for (int dim = p.first_dim(); dim < p.end_dim(); ++dim) {
-    sums = prefix ? prefix_sums(sums, dim, behind, ahead) : shifted_sums(sums, dim, behind, ahead);
+    sums = prefix ? prefix_sums(sums, dim, before, after) : shifted_sums(sums, dim, before, after);
   }
   return sums.div_(p.elements());
 }

@@ -66,34 +66,34 @@ struct ThreadLevels {
 };
 thread_local ThreadLevels thread_levels;
 
-// What a thread hands on to those that work for it: all levels that hold on it.
-struct HandedLevels : ThreadState<HandedLevels> {
+// All levels that hold on a thread, for the threads that work for it.
+struct InheritedLevels : ThreadState<InheritedLevels> {
   static inline const std::string kKey = "torch_cudnn_ext.flags";
   std::thread::id made_by = std::this_thread::get_id();
   Policy policy;
   uint64_t version = 0;
-  std::shared_ptr<const HandedLevels> received;  // what was handed to the thread itself
+  std::shared_ptr<const InheritedLevels> inherited;  // what that thread inherited itself
 };
-std::atomic<int64_t> levels_open{0};  // on all threads: while there are none, nothing is handed on
+std::atomic<int64_t> levels_open{0};  // on all threads: while there are none, nothing is inherited
 
-// What another thread handed to this one; may be nullptr.
-std::shared_ptr<const HandedLevels> received_levels() {
+// What this thread inherited; may be nullptr.
+std::shared_ptr<const InheritedLevels> inherited_levels() {
   if (levels_open.load(std::memory_order_relaxed) == 0) return nullptr;
-  auto handed = HandedLevels::here();
-  if (handed == nullptr) return nullptr;
-  return handed->made_by == std::this_thread::get_id() ? handed->received : handed;
+  auto passed = InheritedLevels::here();
+  if (passed == nullptr) return nullptr;
+  return passed->made_by == std::this_thread::get_id() ? passed->inherited : passed;
 }
 
 // Called after every change of this thread's levels.
-void hand_on() {
+void pass_on() {
   static std::atomic<uint64_t> last_version{0};
   ++thread_levels.version;
-  auto handed = std::make_shared<HandedLevels>();
-  handed->received = received_levels();
-  handed->policy = thread_levels.merged();
-  if (handed->received) handed->policy = apply_level(handed->policy, handed->received->policy);
-  handed->version = ++last_version;
-  HandedLevels::set(std::move(handed));
+  auto passed = std::make_shared<InheritedLevels>();
+  passed->inherited = inherited_levels();
+  passed->policy = thread_levels.merged();
+  if (passed->inherited) passed->policy = apply_level(passed->policy, passed->inherited->policy);
+  passed->version = ++last_version;
+  InheritedLevels::set(std::move(passed));
 }
 
 std::atomic<uint64_t> generation{1};
@@ -116,6 +116,7 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
     take_if_unset(out.*field.value, weaker.*field.value);
   }
   take_if_unset(out.prefer, weaker.prefer);
+  take_if_unset(out.replay, weaker.replay);
   take_if_unset(out.on_unsupported, weaker.on_unsupported);
   take_if_unset(out.backends, weaker.backends);
   for (size_t i = 0; i < out.compute.values.size(); ++i) {
@@ -147,7 +148,7 @@ uint64_t push_thread_policy(const Policy& policy) {
   uint64_t id = ++last_id;
   thread_levels.levels.push_back({id, policy});
   ++levels_open;
-  hand_on();
+  pass_on();
   return id;
 }
 
@@ -159,7 +160,7 @@ void pop_thread_policy(uint64_t id) {
               "flags: a block is closed that was opened on another thread, where its knobs hold "
               "until it is closed there");
   levels.erase(found);
-  hand_on();
+  pass_on();
   --levels_open;
 }
 
@@ -171,14 +172,14 @@ CurrentLevels current_levels() {
     now.process = shared_levels().process;
   }
   now.thread = thread_levels.merged();
-  if (auto received = received_levels()) now.received = received->policy;
+  if (auto inherited = inherited_levels()) now.inherited = inherited->policy;
   return now;
 }
 
 LevelsVersion levels_version() {
-  auto received = received_levels();
+  auto inherited = inherited_levels();
   return {shared_version.load(std::memory_order_relaxed), thread_levels.version,
-          received == nullptr ? 0 : received->version};
+          inherited == nullptr ? 0 : inherited->version};
 }
 
 void check_no_once(const Policy& policy, std::string_view family) {

@@ -28,16 +28,16 @@ void pop_thread_policy(uint64_t id);
 struct CurrentLevels {
   Policy enabled;
   Policy thread;
-  Policy received;  // from the thread that this one works for, such as autograd's
+  Policy inherited;  // from the thread that this one works for, such as autograd's
   Policy process;
 };
 CurrentLevels current_levels();
 
 // Differs between any two states of the levels.
 struct LevelsVersion {
-  uint64_t process = 0, thread = 0, received = 0;
+  uint64_t process = 0, thread = 0, inherited = 0;
   bool operator!=(const LevelsVersion& other) const {
-    return process != other.process || thread != other.thread || received != other.received;
+    return process != other.process || thread != other.thread || inherited != other.inherited;
   }
 };
 LevelsVersion levels_version();

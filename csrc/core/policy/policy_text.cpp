@@ -20,6 +20,8 @@ namespace {
 constexpr EnumName<bool> kBooleans[] = {{true, "true"}, {true, "yes"}, {true, "on"},
                                         {true, "1"},    {false, "no"}, {false, "false"},
                                         {false, "off"}, {false, "0"}};
+constexpr EnumName<ReplayMode> kReplayModes[] = {
+    {ReplayMode::off, "off"}, {ReplayMode::graphs, "graphs"}, {ReplayMode::kernels, "kernels"}};
 constexpr EnumName<Prefer> kPrefer[] = {
     {Prefer::time, "time"}, {Prefer::gpu_time, "gpu_time"}, {Prefer::memory, "memory"}};
 constexpr EnumName<OnUnsupported> kOnUnsupported[] = {{OnUnsupported::error, "error"},
@@ -136,8 +138,8 @@ void read_max_workspace(std::string_view text, Policy& policy) {
     return ends_with(lower, in_lower_case(known.text));
   });
   policy.max_workspace_unit = unit == std::end(kUnits) ? "" : unit->text;
-  text.remove_suffix(policy.max_workspace_unit.size());
-  double bytes = number(text) * (unit == std::end(kUnits) ? 1 : static_cast<double>(unit->value));
+  double bytes = number(text.substr(0, text.size() - policy.max_workspace_unit.size())) *
+                 static_cast<double>(unit == std::end(kUnits) ? 1 : unit->value);
   check(bytes <= 0x1p63, "less than 2^63 bytes");
   policy.max_workspace_bytes = bytes < 0x1p63 ? static_cast<int64_t>(bytes) : INT64_MAX;
 }
@@ -250,24 +252,13 @@ std::string hint(std::string_view text, const std::vector<std::string>& known) {
 
 // All that a policy's text may say before a `=`.
 std::vector<std::string> known_keys(const std::string& family) {
-  std::vector<std::string> known{"max_workspace", "prefer", "backends", "on_unsupported",
-                                 "compute"};
+  std::vector<std::string> known{"max_workspace", "prefer",         "replay",
+                                 "backends",      "on_unsupported", "compute"};
   for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
   for (const std::string& pass : find_operator(family).passes()) known.push_back(pass);
   for (const Operator* op : all_operators()) known.emplace_back(op->family());
   for (NamedPass& each : all_passes()) known.push_back(std::move(each.name));
   return known;
-}
-
-// Throws for a word that is an algorithm of no pass, and nothing else.
-[[noreturn]] void throw_unknown_word(std::string_view word, const Operator& op) {
-  std::vector<std::string> known = known_keys(op.family());
-  for (const std::string& pass : op.passes()) {
-    for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
-  }
-  TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
-                    op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies, " and ",
-                    kInTexts);
 }
 
 // --- fields
@@ -307,8 +298,15 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const Opera
     }
   }
   if (others.empty()) return;
-  bool is_algorithm = word.find(':') != std::string_view::npos;
-  if (fitting.empty() && !is_algorithm) throw_unknown_word(word, op);
+  if (fitting.empty() && word.find(':') == std::string_view::npos) {  // it may be meant for a field
+    std::vector<std::string> known = known_keys(op.family());
+    for (const std::string& pass : op.passes()) {
+      for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
+    }
+    TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
+                      op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies,
+                      " and ", kInTexts);
+  }
   TORCH_CHECK_VALUE(!fitting.empty(), "policy text: '", word, "' fits no pass of ", op.family(),
                     ": ", reason);
   TORCH_CHECK_VALUE(false, "policy text: '", word, "' is meant for all passes but does not fit ",
@@ -338,7 +336,8 @@ void read_field(Policy& policy, const Field& field, const std::string& family,
                 const std::string& pass) {
   const auto& [key, value] = field;
   bool has_value = value.has_value();
-  for (const char* name : {"max_workspace", "prefer", "on_unsupported", "backends", "compute"}) {
+  for (const char* name :
+       {"max_workspace", "prefer", "replay", "on_unsupported", "backends", "compute"}) {
     TORCH_CHECK_VALUE(has_value || key != name, "policy text: '", name, "' needs a value: ", name,
                       "=...");
   }
@@ -347,6 +346,9 @@ void read_field(Policy& policy, const Field& field, const std::string& family,
   if (key == "compute") return void(policy.compute = read_compute(*value));
   if (key == "prefer") {
     return void(policy.prefer = enum_value(kPrefer, "policy text: prefer", *value));
+  }
+  if (key == "replay") {
+    return void(policy.replay = enum_value(kReplayModes, "policy text: replay", *value));
   }
   if (key == "on_unsupported") {
     return void(policy.on_unsupported =
@@ -450,6 +452,7 @@ std::string Policy::text(const std::string& family) const {
     items.push_back(c10::str("max_workspace=", std::string_view(digits, end.ptr - digits), "%"));
   }
   if (prefer) items.push_back(c10::str("prefer=", enum_text(kPrefer, *prefer)));
+  if (replay) items.push_back(c10::str("replay=", enum_text(kReplayModes, *replay)));
   for (const BooleanField& field : kBooleanFields) {
     const std::optional<bool>& value = this->*field.value;
     if (value) items.push_back(c10::str(field.name, *value ? "" : "=false"));

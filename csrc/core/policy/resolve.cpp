@@ -91,7 +91,7 @@ const ResolvedPolicy& resolve_anew(const std::string& family, std::string_view a
   };
   add(levels.enabled);
   add(levels.thread);
-  add(levels.received);
+  add(levels.inherited);
   add(levels.process);
   bool demanded = made.policy.deterministic.value_or(false) || switches.has(Switches::kStrict);
   add(policy_of(switches));

@@ -61,7 +61,6 @@ namespace {
 
 // A backward runs on the reserve that its forward leaves.
 int64_t workspace_on_scratch(const Problem& problem, Plan& plan, const Device& device) {
-  ScratchGuard guard(problem, device);
   Bindings bindings = make_scratch(problem, device, 0);
   const Operator& op = operator_of(problem);
   if (auto forward = op.forward_of(problem)) {
@@ -94,8 +93,11 @@ std::variant<std::optional<int64_t>, Unsupported> workspace_for_cap(const Proble
         kDriver, /*transient=*/true};
   }
   try {
-    workspace_on_scratch(problem, plan, device);  // a first run may allocate what stays
-    return workspace_on_scratch(problem, plan, device);
+    int64_t bytes = 0;
+    for (int run = 0; run < 2; ++run) {  // the first may allocate what stays
+      on_scratch(problem, device, [&] { bytes = workspace_on_scratch(problem, plan, device); });
+    }
+    return bytes;
   } catch (const c10::Error& error) {
     bool memory = is_out_of_memory(error);
     return Unsupported{c10::str("its memory could not be measured, since it failed to run: ",

@@ -233,12 +233,12 @@ class Decider {
       attempts_.ruled_out.resize(before);
     }
     if (runtime.is_capturing(device_)) return find_under_capture(is_demanded);
-    if (must_not_wait_) return find_makeshift("heuristic: met again while it is being tuned");
+    if (must_not_wait_) return find_temporary("heuristic: met again while it is being tuned");
     if (after_unsupported_) {
-      return find_heuristic("heuristic: the first algorithm refused the problem when it ran");
+      return find_heuristic("heuristic: the first algorithm did not support the problem");
     }
     if (is_model_tracing()) {
-      return find_makeshift("heuristic: nothing is tuned while a model is traced");
+      return find_temporary("heuristic: nothing is tuned while a model is traced");
     }
     MeasureOptions options;
     // A GPU builds and times all algorithms in seconds. One call on a CPU may take as long.
@@ -331,12 +331,12 @@ class Decider {
           "and is not kept (said once). Problem: ",
           problem_text(problem_));
     }
-    return find_makeshift("heuristic: first met under stream capture");
+    return find_temporary("heuristic: first met under stream capture");
   }
 
   // --- the heuristic
 
-  Found find_makeshift(const std::string& why) {
+  Found find_temporary(const std::string& why) {
     decision_->is_kept = false;
     return find_heuristic(why);
   }

@@ -75,7 +75,7 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
   const DecisionRecord& record = *records->insert(std::move(made)).first;
   lock.unlock();
   if (verbose()) {
-    std::fprintf(stderr, "torch_cudnn_ext: %s on %s -> %s (%s; workspace %s; decided in %.1f ms)\n",
+    std::fprintf(stderr, "torch_cudnn_ext: %s on %s -> %s (%s; workspace %s; chosen in %.1f ms)\n",
                  record.problem.c_str(), record.device.c_str(), record.algorithm.c_str(),
                  record.why.c_str(), memory_text(workspace_bytes).c_str(), record.decision_ms);
   }

@@ -62,10 +62,10 @@ void withdraw(const Request& request, const Call& call, const std::string& error
   const Algorithm& algorithm = call.plan->algorithm;
   remember_unsupported(request, algorithm, error);
   call.decision->is_withdrawn = true;
-  warn(c10::str(op_of(request.problem), ": ", algorithm.text(), " was decided on (",
-                call.decision->record->why,
-                ") and refused the problem when it ran, so another runs from now on: ", error,
-                ". Problem: ", problem_text(request.problem)));
+  warn(c10::str(
+      op_of(request.problem), ": ", algorithm.text(), " was chosen (", call.decision->record->why,
+      ") and did not support the problem when it ran, so another runs from now on: ", error,
+      ". Problem: ", problem_text(request.problem)));
 }
 
 // Whether a plan that ran out of memory may have changed its inputs before, which another plan
@@ -173,7 +173,6 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     forget_executed();
     return execute_dry(problem, device, bindings);
   }
-  bindings.replay = Replay::where_it_pays;
   Request asked{problem, policy, device};
   for (bool after_unsupported = false;; after_unsupported = true) {
     Call call = find_call(asked, after_unsupported);
@@ -181,6 +180,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
     note_executed(problem, call.decision->record);
     Request request{problem, *call.decision->policy, device};  // with rules
+    bindings.replay = call.decision->policy->policy.replay_of_calls();
     try {
       call.plan->run(bindings);
       retain_for_graph(call.plan, device);

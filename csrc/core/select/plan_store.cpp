@@ -52,13 +52,14 @@ ThreadStore& thread_store() {
   return *owner.store;
 }
 
-// What all threads share, but for the decisions' own state.
+// A decision that threads share.
 struct SharedSlot {
   std::timed_mutex mutex;  // held by the thread that decides
   std::atomic<std::thread::id> builder;
   uint64_t generation = 0;
   std::shared_ptr<const Decision> decision;
 };
+// What all threads remember together.
 struct SharedStore {
   std::mutex mutex;
   std::unordered_map<std::string, std::shared_ptr<SharedSlot>> decisions;
@@ -93,7 +94,7 @@ std::shared_ptr<Plan> plan_of(const Request& request, const Algorithm& algorithm
   BuildResult built = build(request.problem, algorithm, request.device);
   if (auto* unsupported = std::get_if<Unsupported>(&built)) {
     TORCH_CHECK(false, op_of(request.problem), ": ", algorithm.text(),
-                " was decided on but cannot be built: ", unsupported->reason,
+                " was chosen but cannot be built: ", unsupported->reason,
                 "\n  problem: ", problem_text(request.problem));
   }
   return *plans.insert(std::move(key), std::get<std::shared_ptr<Plan>>(built));
@@ -241,7 +242,7 @@ void remember_unsupported(const Request& request, const Algorithm& algorithm,
                           const std::string& error) {
   std::string key = plan_key(request, algorithm);
   std::lock_guard<std::mutex> lock(shared_store().mutex);
-  shared_store().unsupported_at_run[key] = "it refused the problem when it ran: " + error;
+  shared_store().unsupported_at_run[key] = "it did not support the problem when it ran: " + error;
 }
 
 void leak_plans_at_exit() { leaks_plans = true; }

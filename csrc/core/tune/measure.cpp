@@ -71,8 +71,7 @@ class Session {
         policy_(policy),
         device_(device),
         options_(options),
-        runtime_(runtime_of(device)),
-        sequence_(problem, device),
+        sequence_(problem, device, policy.policy.replay_of_calls()),
         rounds_(sequence_, budget_, options, policy.policy.prefer.value_or(Prefer::time)) {}
 
   // Building comes before taking memory: of several processes only the one that holds the lock has
@@ -95,7 +94,11 @@ class Session {
       try_all(built);
     }
     rounds_.time(options_.min_samples);
-    if (options_.knob_search) search_knobs();
+    if (options_.knob_search) {
+      search_knobs(
+          problem_, device_, [&] { return best_first(); },
+          [&](const std::vector<Algorithm>& list) { return try_neighbours(list); });
+    }
     rounds_.time_finalists();
     std::vector<Measurement> list = ranked();
     sequence_.free_data();
@@ -109,7 +112,7 @@ class Session {
   void take_lock() { budget_.exclude(lock_.take()); }
   void release_lock() {
     if (!lock_.is_held()) return;
-    runtime_.release_cached_memory(device_);
+    runtime_of(device_).release_cached_memory(device_);
     lock_.release();
   }
 
@@ -191,7 +194,7 @@ class Session {
   bool make_data(const std::vector<Contender>& built) {
     try {
       sequence_.make_data(budget_);
-      if (options_.flush_cache) runtime_.flush_cache(device_);  // takes memory as well
+      if (options_.flush_cache) runtime_of(device_).flush_cache(device_);  // takes memory as well
     } catch (const c10::Error& error) {
       if (options_.throws_out_of_memory || !is_out_of_memory(error)) throw;
       for (const Contender& one : built) one.measurement->set_failed(error);
@@ -263,14 +266,10 @@ class Session {
                      candidates.end());
   }
 
-  void search_knobs() {
-    auto best_first = [&] {
-      std::vector<Algorithm> list;
-      for (const Contender* c : rounds_.best_first()) list.push_back(c->algorithm());
-      return list;
-    };
-    auto try_all = [&](const std::vector<Algorithm>& list) { return try_neighbours(list); };
-    KnobSearch(best_first, try_all).run(problem_, device_);
+  std::vector<Algorithm> best_first() {
+    std::vector<Algorithm> list;
+    for (const Contender* c : rounds_.best_first()) list.push_back(c->algorithm());
+    return list;
   }
 
   // Measures algorithms that the knob search proposes. False if none of them ran.
@@ -311,7 +310,6 @@ class Session {
   const ResolvedPolicy& policy_;
   const Device device_;
   const MeasureOptions& options_;
-  const DeviceRuntime& runtime_;
   ProblemSequence sequence_;
   Rounds rounds_;
   std::deque<Measurement> measurements_;  // contenders point to theirs
@@ -330,13 +328,9 @@ void list_step(Measurement& m, const Problem& problem, bool first, const Resolve
     return m.set_unsupported(*unsupported);
   }
   auto bytes = std::get<std::optional<int64_t>>(workspace);
-  if (first) {
-    m.workspace_bytes = bytes;
-  } else if (m.workspace_bytes && bytes) {
-    m.workspace_bytes = std::max(*m.workspace_bytes, *bytes);
-  } else {
-    m.workspace_bytes.reset();
-  }
+  bool known = bytes && (first || m.workspace_bytes);  // of all problems so far
+  m.workspace_bytes =
+      known ? std::optional(std::max(m.workspace_bytes.value_or(0), *bytes)) : std::nullopt;
   bool excluded = m.exclude_if(exclusion_by_plan(*plan, bytes.value_or(0), policy, device));
   if (!excluded && admitted) admitted(problem, m.algorithm, plan);
 }
@@ -350,30 +344,34 @@ void MeasureOptions::report(int done, int total, const Algorithm& algorithm) con
 
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,
                                  const Device& device, const MeasureOptions& options) {
-  ScratchGuard guard(problem, device);
-  TORCH_CHECK(!runtime_of(device).is_capturing(device), op_of(problem),
-              ": cannot measure while the stream is being captured into a CUDA graph; tune before "
-              "capturing. Problem: ",
-              problem_text(problem));
-  return Session(problem, policy, device, options).run();
+  std::vector<Measurement> list;
+  on_scratch(problem, device, [&] {
+    TORCH_CHECK(
+        !runtime_of(device).is_capturing(device), op_of(problem),
+        ": cannot measure while the stream is being captured into a CUDA graph; tune before "
+        "capturing. Problem: ",
+        problem_text(problem));
+    list = Session(problem, policy, device, options).run();
+  });
+  return list;
 }
 
 std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
                                          const Device& device, const PlanConsumer& admitted) {
   std::vector<Measurement> list;
   std::set<std::string> seen;
-  std::vector<Problem> sequence = sequence_of(problem);
+  ProblemSequence sequence(problem, device, Replay::never);
   for (const Candidate& candidate : candidates_of(problem, device)) {
     if (!seen.insert(candidate.algorithm.text()).second) continue;
     Measurement& m = list.emplace_back(row_of(candidate));
     if (m.exclude_if(exclusion_by_backend(candidate.algorithm.backend, policy, device))) continue;
     auto start = SteadyClock::now();
     m.status = Status::ok;
-    for (size_t i = 0; i < sequence.size() && m.status == Status::ok; ++i) {
-      list_step(m, sequence[i], i == 0, policy, device, admitted);
-      if (!m.reason.empty() && sequence.size() > 1) {
-        m.reason = c10::str(op_of(sequence[i]), ": ", m.reason);
-      }
+    for (const Step& step : sequence.steps()) {
+      bool first = &step == &sequence.steps().front();
+      list_step(m, step.problem, first, policy, device, admitted);
+      m.reason = sequence.reason_of(step, m.reason);
+      if (m.status != Status::ok) break;
     }
     m.build_ms = seconds_since(start) * 1e3;
   }

@@ -21,15 +21,6 @@
 
 namespace torch_cudnn_ext {
 
-// A problem and those that share its algorithm, in the order in which they run.
-inline std::vector<Problem> sequence_of(const Problem& problem) {
-  const Operator& op = operator_of(problem);
-  if (auto forward = op.forward_of(problem)) return {*forward, problem};
-  std::vector<Problem> list{problem};
-  for (Problem& next : op.coupled(problem)) list.push_back(std::move(next));
-  return list;
-}
-
 // A problem of the sequence, and what is known about it before plans run.
 struct Step {
   Problem problem;
@@ -41,12 +32,19 @@ struct Step {
 
 class ProblemSequence {
  public:
-  ProblemSequence(const Problem& problem, const Device& device)
-      : device(device), op_(operator_of(problem)) {
-    bool has_forward = op_.forward_of(problem).has_value();
-    for (const Problem& member : sequence_of(problem)) {
-      steps_.push_back({member, !has_forward || !steps_.empty(), op_.slots(member)});
-    }
+  // A problem and those that share its algorithm, in the order in which they run. `replay` is how
+  // calls ask for replays; measured calls repeat at once what they recorded, at the same addresses,
+  // as the later steps of a network do.
+  ProblemSequence(const Problem& problem, const Device& device, Replay replay)
+      : device(device),
+        op_(operator_of(problem)),
+        replay_(replay == Replay::never ? Replay::never : Replay::graphs_at_once) {
+    auto add = [&](const Problem& p, bool timed) { steps_.push_back({p, timed, op_.slots(p)}); };
+    auto forward = op_.forward_of(problem);
+    if (forward) add(*forward, false);
+    add(problem, true);
+    if (forward) return;
+    for (const Problem& next : op_.coupled(problem)) add(next, true);
   }
 
   const std::vector<Step>& steps() const { return steps_; }
@@ -87,7 +85,7 @@ class ProblemSequence {
   void run(const std::vector<std::shared_ptr<Plan>>& plans, c10::function_ref<void()> start) {
     check_interrupt();
     Bindings bindings = scratch;
-    bindings.replay = Replay::at_once;
+    bindings.replay = replay_;
     bool started = false;
     for (size_t i = 0; i < steps_.size(); ++i) {
       const Step& step = steps_[i];
@@ -216,6 +214,7 @@ class ProblemSequence {
   }
 
   const Operator& op_;
+  const Replay replay_;
   std::vector<Step> steps_;
 };
 

@@ -58,8 +58,8 @@ class Ranking {
     return prefer_ == Prefer::gpu_time ? device_ms : std::max(device_ms, host_ms);
   }
 
-  // Up to this limit the device takes no longer than for the baseline. Half a microsecond is no tie
-  // with it if it is more than 3 %.
+  // Up to this limit the device takes no longer than for the baseline. A difference of half a
+  // microsecond counts if it is more than 3 %.
   double limit_of_baseline(double ms) const {
     double equal = limit_of_equal(ms);
     if (prefer_ == Prefer::gpu_time || prefer_ == Prefer::memory) return equal;

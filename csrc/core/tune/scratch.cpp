@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
@@ -51,52 +52,37 @@ class AllocationObserver : public c10::MemoryReportingInfoBase {
 
 // Restores the user's generator. Generators of problems that are not random are left alone, since
 // other threads may draw from them meanwhile.
-class GeneratorGuard {
- public:
-  GeneratorGuard(const Problem& problem, const Device& device) {
-    if (!operator_of(problem).is_random(problem)) return;
-    // The generator of a stream cannot be read while the stream is captured.
-    if (device.is_target() || runtime_of(device).is_capturing(device)) return;
-    generator_ = at::globalContext().defaultGenerator(device.torch_device());
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    restore_ = runtime_of(device).restorer_of(generator_);
-  }
-  ~GeneratorGuard() {
-    if (restore_ == nullptr) return;
-    std::lock_guard<std::mutex> lock(generator_.mutex());
+std::function<void()> generator_restorer(const Problem& problem, const Device& device) {
+  // The generator of a stream cannot be read while the stream is captured.
+  bool random = operator_of(problem).is_random(problem) && !runtime_of(device).is_capturing(device);
+  if (!random) return [] {};
+  at::Generator generator = at::globalContext().defaultGenerator(device.torch_device());
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return [generator, restore = runtime_of(device).restorer_of(generator)]() mutable {
+    std::lock_guard<std::mutex> lock(generator.mutex());
     try {
-      restore_();
+      restore();
     } catch (const c10::Error& error) {  // the GPU was lost meanwhile
       TORCH_WARN("the generator's state could not be restored: ", error.what_without_backtrace());
     }
-  }
-  GeneratorGuard(const GeneratorGuard&) = delete;
-  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
-
- private:
-  at::Generator generator_;
-  std::function<void()> restore_;
-};
+  };
+}
 
 }  // namespace
 
-struct ScratchGuard::Guards {
-  Guards(const Problem& problem, const Device& device)
-      : device_guard(device.torch_device()), generator(problem, device) {}
+void on_scratch(const Problem& problem, const Device& device, c10::function_ref<void()> work) {
   OverrideGuard no_overrides;
   NoSavedTensorHooks no_hooks;
-  c10::InferenceMode no_inference{false};  // its tensors have no gradients
+  c10::InferenceMode no_inference(false);  // its tensors have no gradients
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  c10::impl::ExcludeDispatchKeyGuard no_vmap{
-      c10::DispatchKeySet({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode})};
-  c10::DeviceGuard device_guard;
-  GeneratorGuard generator;
-};
-ScratchGuard::ScratchGuard(const Problem& problem, const Device& device)
-    : guards_(std::make_unique<Guards>(problem, device)) {}
-ScratchGuard::~ScratchGuard() = default;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  c10::impl::ExcludeDispatchKeyGuard no_vmap(
+      c10::DispatchKeySet({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode}));
+  c10::DeviceGuard device_guard(device.torch_device());
+  auto restore = c10::make_scope_exit(generator_restorer(problem, device));
+  work();
+}
 
 bool holds_input(const Operator& op, const Problem& problem, const SlotSpec& slot) {
   return !slot.is_output || op.accumulates(problem);

@@ -1,11 +1,11 @@
-// Scratch tensors to measure on, and the guard under which plans run on them and the user's thread
-// notices nothing. Knows nothing of candidates and of time.
+// Scratch tensors to measure on, and how plans run on them without a trace in the user's thread.
+// Knows nothing of candidates and of time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
-#include <memory>
 
 #include "core/operator.h"
 #include "core/plan.h"
@@ -21,22 +21,12 @@ at::Tensor empty_for_slot(const SlotSpec& slot, const Problem& problem, const De
 // Random inputs by role. An output is there only if it is accumulated into.
 Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed);
 
-// Scratch work is not recorded, cast or traced, and runs on the problem's device. Restores the
-// user's generator if the problem is random.
-class ScratchGuard {
- public:
-  ScratchGuard(const Problem& problem, const Device& device);
-  ~ScratchGuard();
-  ScratchGuard(const ScratchGuard&) = delete;
-  ScratchGuard& operator=(const ScratchGuard&) = delete;
-
- private:
-  struct Guards;
-  const std::unique_ptr<Guards> guards_;
-};
+// Calls `work` on the problem's device. What it does is not recorded, cast or traced, and if the
+// problem is random, the user's generator is restored.
+void on_scratch(const Problem& problem, const Device& device, c10::function_ref<void()> work);
 
 // The allocator's peak during a run on these inputs, without the outputs. This is the workspace of
-// a plan that does not state it. The caller holds a ScratchGuard.
+// a plan that does not state it. Called by on_scratch().
 int64_t measured_workspace(const Problem& problem, Plan& plan, Bindings bindings,
                            const Device& device);
 

@@ -1,4 +1,4 @@
-#include "library.h"
+#include "torch/library.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
