@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-// Schemas are defined beside the code, in ops/<family>/schema.cpp.
+// Each family defines its schemas, as fragments of this library, next to its code.
 TORCH_LIBRARY(torch_cudnn_ext, m) {}
 
 namespace torch_cudnn_ext {
