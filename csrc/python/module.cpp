@@ -11,7 +11,7 @@
 #include "python/bindings.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"
-#include "torch/library.h"
+#include "torch/registration.h"
 #include "torch/overrides.h"
 
 namespace py = pybind11;

@@ -162,7 +162,7 @@ ForwardArgs::Result forward_autograd(c10::DispatchKeySet keys, const ForwardArgs
       [&](auto& node, const auto& out) {
         node.gradient.settings = args.s;
         node.gradient.batch_sizes = args.in.batch_sizes.vec();
-        for (size_t i = 0; i < 3; ++i) save_input(node, inputs[i]);
+        for (size_t i = 0; i < 3; ++i) save_input(node, inputs[i].get());
         save_input(node, out[3]);
         save_writer(node, "_rnn", RnnProblem::kFamily, args.policy, out[4]);
         for (const Tensor& t : args.in.params) save_input(node, t);

@@ -1,4 +1,4 @@
-#include "torch/library.h"
+#include "torch/registration.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
