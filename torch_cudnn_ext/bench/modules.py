@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._torch_internals import keep_gradient_buffers
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._timing import current
+from torch_cudnn_ext._torch_internals import keep_gradient_buffers
 from torch_cudnn_ext._workload.models import in_channels_last
 from torch_cudnn_ext._workload.problems import DTYPES
 from torch_cudnn_ext.analysis.html import formatted

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._torch_internals import occupy_gpu
 from torch_cudnn_ext._timing import event_ms, host_ms
+from torch_cudnn_ext._torch_internals import occupy_gpu
 from torch_cudnn_ext.analysis.tables import Column, milliseconds
 
 DEFAULT_POLICY = "autotune;prefer=gpu_time"  # GPU times are compared
