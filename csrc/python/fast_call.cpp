@@ -154,11 +154,13 @@ PyObject* fast_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     Results results = fast.call(fast.op, reader);
     reader.take_gil();
     return to_python(std::move(results), fast.op.schema());
-  } catch (const torch::TypeError&) {
+  } catch (const c10::Error&) {
     if (is_read) throw;
-    // The generic call takes more, such as NumPy's booleans, or says what is wrong.
-    return PyObject_Call(fast.generic, args, kwargs);
+  } catch (const torch::PyTorchError&) {
+    if (is_read) throw;
   }
+  // The generic call takes more, such as NumPy's booleans, or says what is wrong.
+  return PyObject_Call(fast.generic, args, kwargs);
   END_HANDLE_TH_ERRORS
 }
 
