@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext.tuning.measure import fp32_switches
 
+ROOT = Path(__file__).resolve().parents[1]  # of the repository
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 CUDA_MARKS = (

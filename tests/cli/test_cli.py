@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from conftest import ROOT
 from rich.console import Console
 
 from torch_cudnn_ext import _C, __version__, is_enabled, nn, trace, tuning
@@ -340,7 +341,7 @@ def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["info", "--operators"]) == 0
     table = capsys.readouterr().out
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     shown = readme.partition("<!-- operators -->\n")[2].partition("<!-- end of operators -->")[0]
     if torch.cuda.is_available():  # a driver tells more of the engines that want one
         shown, table = (re.sub(r"graph \d+", "graph", text) for text in (shown, table))
@@ -1304,7 +1305,7 @@ def test_the_version_is_an_option(capsys: Capture) -> None:
 
 
 def test_the_command_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert resolve_name(project["project"]["scripts"]["torch_cudnn_ext"]) is script
     monkeypatch.setattr(sys, "argv", ["torch_cudnn_ext", "nonsense"])
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -1321,7 +1322,7 @@ def test_the_command_that_is_installed_finds_networks_of_the_folder(
     process = subprocess.run(
         [*command, "--passes", "fwd", "--time-budget", "0.01", "--model", f"{networks}:conv"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

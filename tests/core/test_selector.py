@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import newest
+from conftest import ROOT, newest
 from torch import Tensor
 from torch.utils import cpp_extension
 
 from torch_cudnn_ext import _C, enabled, knobs, ops, tuning, when
 from torch_cudnn_ext.knobs import pushed
 
-ROOT = Path(__file__).parent.parent
 OPS = torch.ops.torch_cudnn_ext
 TUNE = "autotune;backends=fake"
 THREADS = 8
