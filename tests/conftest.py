@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from helpers import LINE, PASSES
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cudnn_ext import _C, knobs, ops
+from torch_cudnn_ext import _C, knobs, ops, profile
+from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.tuning.measure import fp32_switches
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository
@@ -212,3 +214,8 @@ def newest(op: str | None = None) -> ops.Decision:
     choice = ops.last_decision(op)
     assert choice is not None
     return choice
+
+
+@pytest.fixture(scope="module", params=PASSES)
+def measured(request: pytest.FixtureRequest) -> Profile:
+    return profile(LINE.replace("conv_fwd", request.param), device="cpu")
