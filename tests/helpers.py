@@ -12,11 +12,10 @@ from torch_cudnn_ext._workload.network import network_layers
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 
-LINE = (
-    "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1 "
-    "compute=f32"
-)
+PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilation=1 groups=1"
+LINE = f"{PROBLEM} compute=f32"
 OTHER = LINE.replace("pad=1", "pad=0")
+ACTIVATION = "activation_fwd x=f32[100]:nchw kind=relu"
 PASSES = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
 
 
