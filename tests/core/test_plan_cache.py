@@ -197,12 +197,12 @@ def test_plans_of_all_threads_are_forgotten(fake: Any, x: Tensor, w: Tensor) -> 
     fake.script("fake:a")
     with ThreadPoolExecutor(1) as elsewhere:
 
-        def convolve() -> int:
+        def again() -> int:
             convolve(x, w, "fwd=fake:a")
             return int(fake.counts("fake:a")[0])
 
-        assert convolve() == 1 and elsewhere.submit(convolve).result() == 2
-        assert elsewhere.submit(convolve).result() == 2
+        assert again() == 1 and elsewhere.submit(again).result() == 2
+        assert elsewhere.submit(again).result() == 2
         tuning.reset()
-        assert elsewhere.submit(convolve).result() == 3
-        assert elsewhere.submit(convolve).result() == 3 and convolve() == 4
+        assert elsewhere.submit(again).result() == 3
+        assert elsewhere.submit(again).result() == 3 and again() == 4
