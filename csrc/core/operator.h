@@ -68,7 +68,7 @@ class Operator {
   // What is wrong with random results, which have no reference; empty if nothing is. The bindings
   // hold the inputs and results of all passes so far.
   virtual std::string fault(const Problem& problem, const Bindings& bindings) const = 0;
-  // Relative error (see measure.h) above which a result is wrong.
+  // Relative error (see core/tune/correctness.h) above which a result is wrong.
   virtual double tolerance(const Problem& problem, const Notes& notes) const = 0;
   // Backends (`graph`) or algorithms (`legacy:max`) in the order in which a GPU tries them without
   // measuring: the first plan that builds runs.

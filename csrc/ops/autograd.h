@@ -27,6 +27,7 @@
 #include "core/autograd_guard.h"
 #include "core/writer.h"
 #include "ops/arguments.h"
+#include "torch/compat.h"
 
 namespace torch_cudnn_ext {
 
@@ -169,14 +170,14 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   Tensor unpack(size_t i, TensorList before) {
     if constexpr (has_member<Gradient, Remade>) {
       try {
-        return saved[i].unpack(shared_from_this());
+        return saved[i].unpack(pointer_to(*this));
       } catch (const c10::Error&) {
         Tensor again = is_result[i] ? gradient.remade(before) : Tensor();
         if (!again.defined()) throw;
         return again;
       }
     }
-    return saved[i].unpack(shared_from_this());
+    return saved[i].unpack(pointer_to(*this));
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
@@ -268,9 +269,9 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
     }
   }
   wanted = wanted && at::GradMode::is_enabled();
-  std::shared_ptr<Node> node;
+  NodePtr<Node> node;
   if (wanted) {
-    node = std::shared_ptr<Node>(new Node(), deleteNode);
+    node = make_node<Node>();
     edge_list edges;
     edges.reserve(inputs.size());
     for (const Tensor& t : inputs) edges.push_back(t.defined() ? impl::gradient_edge(t) : Edge());

@@ -65,7 +65,7 @@ std::string parser_signature(const c10::FunctionSchema& schema) {
 
 class ParsedReader : public ArgumentReader {
  public:
-  explicit ParsedReader(torch::PythonArgs& parsed) : parsed_(parsed) {}
+  ParsedReader(torch::PythonArgs& parsed, bool& is_read) : parsed_(parsed), is_read_(is_read) {}
 
   void read(int i, at::Tensor& value) override { value = parsed_.tensor(i); }
   void read(int i, std::optional<at::Tensor>& value) override { value = parsed_.optionalTensor(i); }
@@ -88,12 +88,16 @@ class ParsedReader : public ArgumentReader {
   void read(int i, std::optional<c10::ScalarType>& value) override {
     value = parsed_.scalartypeOptional(i);
   }
-  void end() override { no_gil_.emplace(); }
+  void end() override {
+    is_read_ = true;
+    no_gil_.emplace();
+  }
 
   void take_gil() { no_gil_.reset(); }
 
  private:
   torch::PythonArgs& parsed_;
+  bool& is_read_;
   std::optional<py::gil_scoped_release> no_gil_;
 };
 
@@ -139,15 +143,22 @@ PyObject* to_python(Results results, const c10::FunctionSchema& schema) {
 PyObject* fast_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   auto& fast = *static_cast<FastCall*>(PyCapsule_GetPointer(self, nullptr));
-  torch::ParsedArgs<kMaxArguments> parsed;
-  torch::PythonArgs r = fast.parser.parse(args, kwargs, parsed);
-  bool plain = std::all_of(fast.symint_lists.begin(), fast.symint_lists.end(),
-                           [&](int i) { return can_unpack(r.args[i]); });
-  if (!plain || r.has_torch_function()) return PyObject_Call(fast.generic, args, kwargs);
-  ParsedReader reader(r);
-  Results results = fast.call(fast.op, reader);
-  reader.take_gil();
-  return to_python(std::move(results), fast.op.schema());
+  bool is_read = false;
+  try {
+    torch::ParsedArgs<kMaxArguments> parsed;
+    torch::PythonArgs r = fast.parser.parse(args, kwargs, parsed);
+    bool plain = std::all_of(fast.symint_lists.begin(), fast.symint_lists.end(),
+                             [&](int i) { return can_unpack(r.args[i]); });
+    if (!plain || r.has_torch_function()) return PyObject_Call(fast.generic, args, kwargs);
+    ParsedReader reader(r, is_read);
+    Results results = fast.call(fast.op, reader);
+    reader.take_gil();
+    return to_python(std::move(results), fast.op.schema());
+  } catch (const torch::TypeError&) {
+    if (is_read) throw;
+    // The generic call takes more, such as NumPy's booleans, or says what is wrong.
+    return PyObject_Call(fast.generic, args, kwargs);
+  }
   END_HANDLE_TH_ERRORS
 }
 

@@ -7,7 +7,7 @@
 namespace torch_cudnn_ext {
 
 // Takes over torch.ops.torch_cudnn_ext.<name>.default of every operator. Arguments with
-// __torch_function__, and lists that the parser cannot unpack, still go the generic way.
+// __torch_function__, and those that the parser does not take, still go the generic way.
 void install_fast_calls();
 
 }  // namespace torch_cudnn_ext

@@ -11,8 +11,8 @@
 #include "python/bindings.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"
-#include "torch/registration.h"
 #include "torch/overrides.h"
+#include "torch/registration.h"
 
 namespace py = pybind11;
 

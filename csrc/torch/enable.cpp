@@ -11,6 +11,7 @@
 #include "core/errors.h"
 #include "core/select/recording.h"
 #include "problems/problem.h"
+#include "torch/compat.h"
 #include "torch/overrides.h"
 #include "torch/tracing.h"
 
@@ -123,7 +124,7 @@ std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name
   if (!t.defined()) return std::nullopt;
   if (torch::jit::tracer::isTracing()) warn_of_trace();
   if (t.layout() != at::kStrided) return c10::str(name, " has the layout ", t.layout());
-  if (t.has_names()) return c10::str(name, " has named dimensions");
+  if (has_names(t)) return c10::str(name, " has named dimensions");
   switch (t.scalar_type()) {
     case at::kFloat:
     case at::kHalf:

@@ -1,5 +1,5 @@
-// PyTorch's operators that ours stand in for while enable() is on: a table, to which ops/<op>.cpp
-// adds its own. Nothing here knows which they are.
+// PyTorch's operators that ours replace while enable() is on: a table, to which ops/<family>/ adds
+// its own. Nothing here knows which they are.
 #pragma once
 
 #include <ATen/core/boxing/impl/boxing.h>

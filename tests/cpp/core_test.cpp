@@ -21,6 +21,7 @@
 #include "core/base/lru_cache.h"
 #include "core/base/thread_state.h"
 #include "core/operator.h"
+#include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
 #include "core/select/decide.h"
 #include "core/select/execute.h"

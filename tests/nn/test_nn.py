@@ -559,7 +559,7 @@ def test_a_layer_with_relu(dims: int, choice: str, device: str) -> None:
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), wanted)
 
 
-def test_a_layer_with_relu_stays_when_others_go_back() -> None:
+def test_a_layer_with_relu_stays_when_others_are_converted_back() -> None:
     model = nn.Sequential(ours.Conv2d(3, 4, 3, activation="relu"), ours.Conv2d(4, 4, 3))
     assert str(model[0]).endswith("activation='relu')") and "activation" not in str(model[1])
     first, second = conversion_steps(model, to="torch")

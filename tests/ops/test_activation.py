@@ -268,7 +268,7 @@ def test_compiles_whole(name: str, inplace: bool, device: str) -> None:
         ),
         (
             lambda: OPS.activation_backward(torch.zeros(2), None, torch.zeros(2), "swish"),
-            "cannot be told from its output",
+            "cannot be computed from its output",
         ),
         (
             lambda: OPS.activation_backward(torch.zeros(2), None, torch.zeros(3), "tanh"),

@@ -394,7 +394,7 @@ def test_every_function_honours_its_policy(device: str) -> None:
     assert newest("conv_bwd_data").why == "pinned"
 
 
-def test_last_choice(device: str) -> None:
+def test_last_decision(device: str) -> None:
     x, w = operands(2, device)
     ops.conv2d(x, w, policy={"fwd": PIN[device]})
     choice = newest()

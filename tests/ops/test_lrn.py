@@ -307,7 +307,7 @@ def test_the_module_of_divisive_norm_has_the_function_s_defaults() -> None:
 def test_a_backward_gets_the_output_as_it_was(function: Any, device: str) -> None:
     seen: list[Tensor] = []
 
-    class Watch(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -319,7 +319,7 @@ def test_a_backward_gets_the_output_as_it_was(function: Any, device: str) -> Non
     y = function(x, 3)
     wanted = y.detach().clone()
     y.zero_()
-    with Watch():
+    with Recorder():
         y.sum().backward()
     (output,) = seen
     torch.testing.assert_close(output.view_as(wanted), wanted)

@@ -57,7 +57,7 @@ def test_measuring_takes_turns(tmp_path: Path) -> None:
             assert ("timing:round", False) not in seen and ("timing:round", True) in seen
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
         _C.set_measurement_lock(str(tmp_path / "no folder" / "turns"))
-        with pytest.raises(RuntimeError, match="cannot open the turn file .*: No such file"):
+        with pytest.raises(RuntimeError, match="cannot open the lock file .*: No such file"):
             _C.measure(LINE, "cpu")
     finally:
         _C.set_measurement_lock("")

@@ -95,14 +95,14 @@ def test_what_lacked_memory_is_not_kept_without_another_try(
 ) -> None:
     monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
     monkeypatch.setattr(measure, "_measure_elsewhere", _short_of_memory_once)
-    turns = measure._taking_turns
+    turns = measure._locked_workers
 
     def interrupted(count: int) -> Any:
         if count == 1:
             raise KeyboardInterrupt
         return turns(count)
 
-    monkeypatch.setattr(measure, "_taking_turns", interrupted)
+    monkeypatch.setattr(measure, "_locked_workers", interrupted)
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (LINE, OTHER)]
     with pytest.raises(KeyboardInterrupt):
         list(measure.measure_tasks(tasks, jobs=2))
@@ -134,7 +134,7 @@ def test_jobs_measure_under_the_same_switches() -> None:
     mkldnn.enabled = False
     products.allow_bf16_reduced_precision_reduction = not before
     try:
-        with measure._taking_turns(1) as pool:
+        with measure._locked_workers(1) as pool:
             assert pool.submit(measure._switches).result() == measure._switches()
     finally:
         mkldnn.enabled = True

@@ -25,7 +25,7 @@ def test_proxies_are_of_the_same_calls() -> None:
 
     layers = network_layers(Net(), torch.randn(4, 4, 16, 16), proxies=True).layers
     sizes = {
-        layer.problem: layer.stand_in for layer in layers if layer.problem.startswith("activation")
+        layer.problem: layer.proxy for layer in layers if layer.problem.startswith("activation")
     }
     numbers = [
         [int(n) for n in re.findall(r"x=f32\[(\d+)", f"{line} {other}")]
@@ -85,10 +85,10 @@ def test_proxies_of_a_network_with_a_recurrent_layer() -> None:
         x = torch.randn(batch, 3, 8, 8)
         return network_layers(Reads(), x, proxies=True).layers
 
-    assert [layer.stand_in for layer in lines(4)] == [layer.problem for layer in lines(1)]
+    assert [layer.proxy for layer in lines(4)] == [layer.problem for layer in lines(1)]
 
     one_step = network_layers(nn.LSTM(5, 6), torch.randn(1, 4, 5), ["fwd"], proxies=True)
-    assert "x=f32[1,1,5]" in one_step.layers[0].stand_in
+    assert "x=f32[1,1,5]" in one_step.layers[0].proxy
 
     class Packs(nn.Module):
         def __init__(self) -> None:
@@ -101,7 +101,7 @@ def test_proxies_of_a_network_with_a_recurrent_layer() -> None:
 
     inputs = torch.randn(4, 7, 5), torch.tensor([7, 5, 3, 2])
     packed = network_layers(Packs(), inputs, ["fwd"], proxies=True).layers
-    assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in packed] == ["7,1,5", "6"]
+    assert [re.findall(r"x=f32\[([\d,]+)", layer.proxy)[0] for layer in packed] == ["7,1,5", "6"]
 
     class Rows(nn.Module):  # of images, of which each is a sequence
         def __init__(self) -> None:
@@ -112,7 +112,7 @@ def test_proxies_of_a_network_with_a_recurrent_layer() -> None:
             return F.relu(self.lstm(x.permute(0, 2, 3, 1).flatten(0, 1))[0])
 
     rows = network_layers(Rows(), torch.randn(4, 3, 8, 5), ["fwd"], proxies=True).layers
-    assert [re.findall(r"x=f32\[([\d,]+)", layer.stand_in)[0] for layer in rows] == ["5,8,3", "240"]
+    assert [re.findall(r"x=f32\[([\d,]+)", layer.proxy)[0] for layer in rows] == ["5,8,3", "240"]
 
 
 def test_proxies_that_are_equal_over_one_of_the_batch() -> None:
@@ -123,7 +123,7 @@ def test_proxies_that_are_equal_over_one_of_the_batch() -> None:
     model = network_with(lambda y: torch.cat([torch.tanh(y), torch.tanh(weight)[None]]).tanh())
     layers = network_layers(model, torch.randn(32, 4), ["fwd"], proxies=True).layers
     sizes = {
-        elements(layer.problem): elements(layer.stand_in)
+        elements(layer.problem): elements(layer.proxy)
         for layer in layers
         if layer.problem.startswith("activation")
     }

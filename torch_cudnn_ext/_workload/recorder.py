@@ -1,9 +1,9 @@
 """What a model runs as it is: each recorded call with its layer, and the problems alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -42,6 +42,8 @@ from torch_cudnn_ext.ops._arguments import check_flag
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Decision
 
+T = TypeVar("T")
+
 _NODE = "TorchCudnnExt"  # the beginning of the names of our autograd nodes
 
 
@@ -59,8 +61,10 @@ class RecordedCall(NamedTuple):
     event: "Decision | str"
 
 
-def recorded_run(model: nn.Module, inputs: Any, train: bool) -> list[RecordedCall]:
-    """The calls of one run of a model under `enable`.
+def described_calls(
+    model: nn.Module, inputs: Any, train: bool, describe: Callable[[RecordedCall], T]
+) -> list[T]:
+    """What ``describe`` gives for each call of one run of a model under `enable`.
 
     What the run changed is restored (see `preserve_model_state`), with ``train`` also parameters.
 
@@ -68,6 +72,7 @@ def recorded_run(model: nn.Module, inputs: Any, train: bool) -> list[RecordedCal
         model: A module that is not compiled.
         inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         train: Run the backward of the sum of the outputs, too, in training mode.
+        describe: Called before the model is restored.
 
     Raises:
         ValueError: With ``train``, no output of the model has a gradient; or the model or its
@@ -96,7 +101,7 @@ def recorded_run(model: nn.Module, inputs: Any, train: bool) -> list[RecordedCal
                 loss = sum_of_outputs(output)
                 with preserve_gradients(leaves_of([loss])):
                     torch.autograd.backward(loss)
-        return list(recorder.calls())
+        return [describe(call) for call in recorder.calls()]
 
 
 def trace(
@@ -123,11 +128,11 @@ def trace(
     check_flag("trace", "train", train)
     model = eager_model("trace", model)
     with dry_run():
-        calls = recorded_run(model, inputs, train)
+        calls = described_calls(model, inputs, train, lambda call: (call.event, call.layer))
     layers = merge(
-        Layer(call.event["problem"], (call.layer or "model",))
-        for call in calls
-        if not isinstance(call.event, str)
+        Layer(event["problem"], (layer or "model",))
+        for event, layer in calls
+        if not isinstance(event, str)
     )
     lines = []
     for one in layers:

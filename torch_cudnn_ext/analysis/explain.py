@@ -15,7 +15,7 @@ from torch_cudnn_ext._policy_text import value_of
 from torch_cudnn_ext._timing import kernel_names
 from torch_cudnn_ext._torch_internals import profiler_is_on
 from torch_cudnn_ext._workload.problems import coupled_problems
-from torch_cudnn_ext._workload.recorder import RecordedCall, recorded_run
+from torch_cudnn_ext._workload.recorder import RecordedCall, described_calls
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.records import csv_text, field_names
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds
@@ -142,7 +142,7 @@ def explain(
     """
     check_flag("explain", "train", train)
     model = eager_model("explain", model)
-    calls = [_layer_call(call) for call in recorded_run(model, inputs, train)]
+    calls = described_calls(model, inputs, train, _layer_call)
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)

@@ -16,11 +16,11 @@ from operator import call
 from typing import Any
 
 import torch
-import torch._functorch.config
 from torch import Tensor
 
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._timing import current
+from torch_cudnn_ext._torch_internals import keep_gradient_buffers
 from torch_cudnn_ext._workload.models import in_channels_last
 from torch_cudnn_ext._workload.problems import DTYPES
 from torch_cudnn_ext.analysis.html import formatted
@@ -270,7 +270,7 @@ def _compare(
         sides.append(make(theirs, x))
         # Gradients are taken more than once, so a compiled backward must keep its buffers. PyTorch
         # reads this switch when it compiles, and again in each run.
-        with torch._functorch.config.patch(donated_buffer=False):
+        with keep_gradient_buffers():
             if compiled:
                 # A copy has statistics of its own: PyTorch's backward raises if another forward
                 # updated them. The compiler takes all modules for one function, and gives up on

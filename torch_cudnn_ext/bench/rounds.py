@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_cudnn_ext._timing import event_ms, host_ms
+from torch_cudnn_ext._torch_internals import occupy_gpu
 from torch_cudnn_ext.analysis.tables import Column, milliseconds
 
 DEFAULT_POLICY = "autotune;prefer=gpu_time"  # GPU times are compared
@@ -65,7 +66,7 @@ def _cold_ms(work: Callable[[], object], flush: Tensor, repetitions: int) -> flo
     reaches it. If the host is too late, all runs are repeated with a longer head start.
     """
     for attempt in range(4):
-        torch.cuda._sleep(HEAD_START_CYCLES * 4**attempt)  # type: ignore[no-untyped-call]
+        occupy_gpu(HEAD_START_CYCLES * 4**attempt)
         times, in_time = [], True
         for _ in range(repetitions):
             start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -118,7 +118,7 @@ OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& dev
 class NormPlan : public Plan {
  public:
   NormPlan(const LayerNormProblem& p, const LayerNormProblem& q, std::unique_ptr<EnginePlan> engine)
-      : Plan(engine->algorithm, engine->notes, *engine->workspace_bytes + stand_in_bytes(p, q)),
+      : Plan(engine->algorithm, engine->notes, *engine->workspace_bytes + synthetic_bytes(p, q)),
         p_(p),
         q_(q),
         slots_(operator_of(p).slots(p)),
@@ -136,7 +136,7 @@ class NormPlan : public Plan {
 
  private:
   // For parameters that the problem does not have and, in a backward, for their gradients.
-  static int64_t stand_in_bytes(const LayerNormProblem& p, const LayerNormProblem& q) {
+  static int64_t synthetic_bytes(const LayerNormProblem& p, const LayerNormProblem& q) {
     bool forward = p.pass == Pass::fwd;
     int64_t count = (p.w ? 0 : forward ? 1 : 2) + (q.bias && !p.bias ? 1 : 0);
     return count * p.view().channels * static_cast<int64_t>(c10::elementSize(*q.w));

@@ -45,12 +45,6 @@ using PlanConsumer =
 std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
                                          const Device& device, const PlanConsumer& admitted = {});
 
-// Another name of exclusion_by_plan.
-inline std::string refusal(const Plan& plan, int64_t workspace_bytes, const ResolvedPolicy& policy,
-                           const Device& device) {
-  return exclusion_by_plan(plan, workspace_bytes, policy, device);
-}
-
 // Whether the tuning table holds rankings under a policy. It holds none for a GPU while PyTorch's
 // switch turns cuDNN off, which is no part of its keys.
 bool are_rankings_kept(const ResolvedPolicy& policy, const Device& device);

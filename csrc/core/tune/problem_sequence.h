@@ -75,7 +75,8 @@ class ProblemSequence {
     for (const SlotSpec& slot : step.slots) {
       at::Tensor& tensor = bindings[slot.role];
       bool moves = tensor.defined() && !slot.on_host && is_input(step, slot) &&
-                   tensor.sizes() == slot.spec.sizes && tensor.strides() == slot.spec.strides;
+                   tensor.sizes() == c10::IntArrayRef(slot.spec.sizes) &&
+                   tensor.strides() == c10::IntArrayRef(slot.spec.strides);
       if (moves) tensor = empty_for(step, slot).copy_(tensor);
     }
   }

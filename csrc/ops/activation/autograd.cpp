@@ -79,7 +79,7 @@ void forward_inplace_autograd(c10::DispatchKeySet keys, const ForwardArgs<true>&
   check_inplace(a.input, wanted);
   TORCH_CHECK_NOT_IMPLEMENTED(!isFwGradDefined(a.input), ActivationGradient::kName,
                               ": forward-mode AD is not supported by this operator");
-  std::shared_ptr<Node> node;
+  NodePtr<Node> node;
   Tensor before;
   if (wanted) {
     auto p = problem_of(a.kName, a.input, a.kind, a.coefficient);
@@ -88,7 +88,7 @@ void forward_inplace_autograd(c10::DispatchKeySet keys, const ForwardArgs<true>&
                       ", wanted an alpha of at least 0: elu's gradient in place is computed from "
                       "its output");
     if (p.kind == ActivationKind::swish) before = a.input.clone();  // with its own history
-    node = std::shared_ptr<Node>(new Node(), deleteNode);
+    node = make_node<Node>();
     node->set_next_edges(collect_next_edges(a.input));
   }
   redispatch_inplace(keys, a);

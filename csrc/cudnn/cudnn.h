@@ -1,4 +1,0 @@
-// Another name of cudnn/handle.h, for python/.
-#pragma once
-
-#include "cudnn/handle.h"
