@@ -436,20 +436,20 @@ def _samples(device: str) -> dict[str, Call]:
 SAMPLES = tuple(_samples("cpu"))
 # Beginnings of the names of operators whose forward leaves a reserve and its writer.
 COUPLED = ("max_pool", "lstm", "gru", "rnn_")
-RANDOM = {"dropout"}  # opcheck compares two runs; tests/test_dropout.py checks what can be
+RANDOM = {"dropout"}  # opcheck compares two runs; test_dropout.py checks what can be
 # Operators that public ones are made of, and where opcheck runs.
 INNER = {
-    "_batch_norm_infer": "inside batch_norm, in tests/test_batch_norm.py",
-    "_batch_norm_train": "inside batch_norm, in tests/test_batch_norm.py; its reserve is coupled",
-    "_batch_norm_train_alone": "inside batch_norm_train, in tests/test_batch_norm.py",
-    "_ctc_loss": "inside ctc_loss, in tests/test_ctc.py; what it leaves is coupled",
-    "_dropout": "inside dropout, in tests/test_dropout.py; random",
-    "_lrn": "by itself, in tests/test_lrn.py",
-    "_lrn_backward": "by itself, in tests/test_lrn.py",
+    "_batch_norm_infer": "inside batch_norm, in test_batch_norm.py",
+    "_batch_norm_train": "inside batch_norm, in test_batch_norm.py; its reserve is coupled",
+    "_batch_norm_train_alone": "inside batch_norm_train, in test_batch_norm.py",
+    "_ctc_loss": "inside ctc_loss, in test_ctc.py; what it leaves is coupled",
+    "_dropout": "inside dropout, in test_dropout.py; random",
+    "_lrn": "by itself, in test_lrn.py",
+    "_lrn_backward": "by itself, in test_lrn.py",
     "_max_pool_train": "inside max_pool, here; its reserve is coupled",
     "_max_pool_backward": "inside max_pool, here; its reserve is coupled",
-    "_normalize": "by itself, in tests/test_layer_norm.py",
-    "_normalize_backward": "by itself, in tests/test_layer_norm.py",
+    "_normalize": "by itself, in test_layer_norm.py",
+    "_normalize_backward": "by itself, in test_layer_norm.py",
     "_rnn": "inside lstm and others, here; its reserve is coupled",
     "_rnn_backward": "inside lstm and others, here; its reserve is coupled",
 }
@@ -461,7 +461,7 @@ def test_every_operator_has_a_sample() -> None:
     registered = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
     assert registered == SCHEMAS.keys() | INNER.keys()
     sampled = {call[0] for call in _samples("cpu").values()}
-    # Those of batch norm change tensors; tests/test_batch_norm.py checks them.
+    # Those of batch norm change tensors; test_batch_norm.py checks them.
     elsewhere = {"batch_norm", "batch_norm_train", "batch_norm_backward"}
     assert sampled == set(SCHEMAS) - RANDOM - elsewhere
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "check_layers"
 
 

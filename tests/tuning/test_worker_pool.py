@@ -15,7 +15,7 @@ from torch_cudnn_ext.tuning.worker_pool import worker_pool
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from test_processes import until_begun, work
+from test_worker_pool import until_begun, work
 from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 if __name__ == "__main__":

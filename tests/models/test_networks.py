@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from conftest import BIG_CUDA_MARKS
+from conftest import BIG_CUDA_MARKS, EVERY_NUMERICS
 from networks import FAMILIES, MODELS, SMALL, WANTED, LanguageModel, Tagger, images, vision_model
-from test_algorithms import EVERY_NUMERICS
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 # An extension that compiles in a moment stands for the real one.
 MODULE = """
 #include <Python.h>

@@ -4,9 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 
 def _run(*arguments: str) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from torch.utils import cpp_extension
 
-ROOT = Path(__file__).parent.parent
 TEST = ROOT / "tests" / "cpp" / "core_test.cpp"
 FOLDER = ROOT / "build" / "core_test" / str(sysconfig.get_config_var("SOABI"))
 LIBRARIES = Path(torch.__file__).parent / "lib"

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 from torch import nn
 
 from torch_cudnn_ext import disable, is_enabled, knobs
 from torch_cudnn_ext.tuning.store import read_table
 
-README = Path(__file__).parent.parent / "README.md"
+README = ROOT / "README.md"
 # What a CPU has otherwise, and a short test.
 ON_CPU = {'device="cuda", ': "", ".cuda()": "", "(32, 64, 56, 56": "(2, 64, 8, 8"}
 SMALLER = {
