@@ -44,9 +44,9 @@ class Backend {
 Backend& backend(const std::string& name);  // makes it on first use
 const Backend* find_backend(const std::string& name);
 
-// An algorithm that cannot be built gives Unsupported with the reason, and no exception.
+// Returns Unsupported with the reason if the algorithm cannot be built, and does not throw then.
 BuildResult build(const Problem& problem, const Algorithm& algorithm, const Device& device);
-// Those of its notes that are known without building it.
+// The notes of an algorithm's plan that are known without building it.
 std::optional<Notes> notes_before_building(const Problem& problem, const Algorithm& algorithm,
                                            const Device& device);
 

@@ -1,5 +1,6 @@
-// Where a problem runs: the CPU, a CUDA device, or a target, which is the properties of a GPU that
-// is absent. DeviceRuntime does what differs between them at run time. Knows nothing of CUDA.
+// The device that a problem is for: the CPU, a CUDA device, or a target. A target is the properties
+// of a GPU that is absent. DeviceRuntime does what differs between them at run time. Knows nothing
+// of CUDA.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -55,7 +56,7 @@ class DeviceRuntime {
   virtual std::string fingerprint(const Device& device) const = 0;
   virtual int64_t total_memory_bytes(const Device& device) const = 0;
   virtual bool is_capturing(const Device& device) const = 0;
-  // Runs `calls`, which may make any call to the device, also while this thread's stream is
+  // Runs `calls`, which may make any call to the device, even while this thread's stream is
   // captured.
   virtual void call_freely(c10::function_ref<void()> calls) const { calls(); }
   // Waits until the device is done or the user interrupts. Warns if `what` may never end.

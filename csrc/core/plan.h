@@ -41,7 +41,7 @@ enum class Replay : uint8_t { never, graphs, kernels, graphs_at_once, kernels_at
 struct Bindings {
   std::array<at::Tensor, static_cast<size_t>(Role::kCount)> tensors;
   double alpha = 1, beta = 0;
-  // Of normalisation; momentum is the weight of the new value.
+  // For normalisation; momentum is the weight of the new value.
   double epsilon = 1e-5, momentum = 0.1;
   Replay replay = Replay::never;
 

@@ -18,9 +18,10 @@ c10::DataPtr allocate_workspace(size_t bytes);
 // is no longer needed, returns to PyTorch's allocator once no call uses it.
 //
 // One call at a time holds the block while it enqueues its work. A call gets the block if the
-// block's last user enqueued on the same stream, whose order keeps the two apart, or if the GPU has
-// finished that user's work. All other calls, those that do not fit, and those under stream capture
-// take their workspace from the allocator, as without a reserve.
+// block's last user enqueued on the same stream, since the stream's order keeps the two apart. It
+// also gets the block if the GPU has finished that user's work. All other calls, those that do not
+// fit, and those under stream capture take their workspace from the allocator, as without a
+// reserve.
 void set_workspace_reserve(const std::vector<int64_t>& bytes_by_device);
 
 struct WorkspaceReserveInfo {

@@ -1,6 +1,6 @@
 // The autograd node of every operator: saved tensors, attributes, and a function that computes
-// gradients from them. Knows no family. The nodes are raw ones: functorch refuses
-// torch::autograd::Function, which is also slower.
+// gradients from them. Knows no family. The nodes do not use torch::autograd::Function, which
+// functorch does not support and which is slower.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -54,7 +54,7 @@ using Needed = c10::SmallVector<bool, 8>;
 //   static bool reads(size_t saved, const Needed& needed)
 //                                       whether `apply` reads this saved tensor; it is undefined if
 //                                       not
-//   Tensor remade(TensorList before)    computes a saved result that was changed in place again,
+//   Tensor remade(TensorList before)    computes again a saved result that was changed in place,
 //                                       from the tensors saved before it; undefined if impossible
 constexpr size_t kAny = 0;
 
@@ -113,8 +113,8 @@ variable_list call_in_graph(const torch::autograd::Node& node, SwapSavedVariable
                             torch::dynamo::autograd::functional_apply_t gradient,
                             const variable_list& grads, const PackedArgs& args);
 
-// A gradient has the dtype of its input, also if backward() is called under autocast, as in
-// PyTorch.
+// Turns autocast off. As in PyTorch, a gradient has the dtype of its input even if backward() is
+// called under autocast.
 struct NoAutocastGuard : c10::impl::ExcludeDispatchKeyGuard {
   NoAutocastGuard() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
 };
@@ -248,7 +248,7 @@ Results from_list(std::array<Tensor, count> list) {
 //   differentiable  how many of the leading results have gradients
 //   save_first      (node) -> void: saves inputs before `run`, as PyTorch's operators do. A hook
 //                   that raises then leaves nothing changed, and torch.utils.checkpoint need not
-//                   run an operator again that saves inputs alone.
+//                   rerun an operator that saves only inputs.
 struct SaveNothingFirst {
   template <class Node>
   void operator()(Node&) const {}
@@ -302,8 +302,9 @@ void save_result(Node& node, const Tensor& t) {
   node.is_result.push_back(true);
 }
 
-// Stores what ran in the node of a coupled operator's forward: its policy, or the writer if that
-// says nothing yet, as in a graph being traced. `writer` may be undefined.
+// Stores in the node of a coupled operator's forward what ran. That is the policy that the writer
+// names, or the writer itself if it names none yet, as in a graph being traced. `writer` may be
+// undefined.
 template <class Node>
 void save_writer(Node& node, std::string_view op, std::string_view family, OptionalPolicy policy,
                  const Tensor& writer) {
@@ -313,8 +314,7 @@ void save_writer(Node& node, std::string_view op, std::string_view family, Optio
   save_input(node, ran ? Tensor() : writer);
 }
 
-// Whether a transform of torch.func wraps the tensor, which then shows the strides of a contiguous
-// one.
+// Whether a transform of torch.func wraps the tensor. A wrapped tensor shows contiguous strides.
 inline bool is_transformed(const Tensor& t) {
   constexpr c10::DispatchKeySet kTransformed({c10::DispatchKey::Batched,
                                               c10::DispatchKey::FuncTorchBatched,
@@ -322,12 +322,12 @@ inline bool is_transformed(const Tensor& t) {
   return t.key_set().has_any(kTransformed);
 }
 
-// A parameter's gradient with the strides of the parameter, if they differ in dimensions of size 1
-// alone. DistributedDataParallel warns and copies at each step unless they are equal.
+// A parameter's gradient. It gets the parameter's strides if the two differ only in dimensions of
+// size 1: DistributedDataParallel warns and copies at each step unless the strides are equal.
 Tensor with_strides_of_parameter(Tensor gradient, SymIntArrayRef strides);
 
-// A variable of this value to differentiate by. A history that other tensors share with it does not
-// count, unless the gradient is itself to be differentiated.
+// A variable of this value to differentiate by. It is detached from the history of `t`, unless the
+// gradient is itself to be differentiated.
 Tensor variable_of(const Tensor& t, bool create_graph);
 
 // The gradients of a backward operator, found by differentiating a formula of it in ATen operators.

@@ -4,8 +4,8 @@
 //   using Result = ...                    what the operator returns
 //   (members in the order of the schema; tensors and optional tensors are references)
 //   auto tied() const                     std::tie of all parameters, in the order of the schema
-// A kernel is a function `Result kernel(const Args&)`; one that calls the next kernel below it is
-// `Result kernel(c10::DispatchKeySet, const Args&)`.
+// A kernel is a function `Result kernel(const Args&)`. A kernel that calls the next kernel below it
+// is a function `Result kernel(c10::DispatchKeySet, const Args&)`.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -22,7 +22,7 @@
 
 namespace torch_cudnn_ext {
 
-// How the dispatcher passes a member: a reference to a tensor stays one, all else is copied.
+// The type in which the dispatcher passes a member: tensors by reference, all else by value.
 template <class T>
 constexpr bool kIsTensor =
     std::is_same_v<std::decay_t<T>, Tensor> || std::is_same_v<std::decay_t<T>, OptionalTensor>;
@@ -69,7 +69,7 @@ void register_kernels(torch::Library& m) {
   (FlatOf<decltype(kernels)>::template add<kernels>(m), ...);
 }
 
-// The operator through the dispatcher.
+// The operator's handle in the dispatcher, and a call through it.
 template <class Args>
 const auto& op_of() {
   static auto op =
@@ -81,7 +81,7 @@ typename Args::Result call_op(const Args& args) {
   return std::apply([](auto&... a) { return op_of<Args>().call(a...); }, args.tied());
 }
 
-// The operator's kernel below autograd, or below what `after` leaves out.
+// Calls the operator's kernel below autograd, or below the keys that `after` leaves out.
 template <class Args>
 typename Args::Result redispatch(c10::DispatchKeySet keys, const Args& args,
                                  c10::DispatchKeySet after = c10::after_autograd_keyset) {
@@ -89,7 +89,7 @@ typename Args::Result redispatch(c10::DispatchKeySet keys, const Args& args,
                     args.tied());
 }
 
-// The operator's kernel, called without the dispatcher if that makes no difference. `tensors` are
+// Calls the operator's kernel, without the dispatcher if that makes no difference. `tensors` are
 // all tensors among the arguments.
 template <class Args>
 typename Args::Result call_kernel(std::initializer_list<const Tensor*> tensors,

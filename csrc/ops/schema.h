@@ -13,7 +13,7 @@ namespace torch_cudnn_ext {
 
 inline std::vector<at::Tag> tags() { return {at::Tag::pt2_compliant_tag}; }
 
-// Of operators whose results are drawn from a random generator.
+// The tags of operators that draw their results from a random generator.
 inline std::vector<at::Tag> random_tags() {
   return {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded};
 }

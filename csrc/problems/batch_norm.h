@@ -11,9 +11,9 @@ inline constexpr EnumName<BatchNormPass> kBatchNormPasses[] = {
     {BatchNormPass::fwd, "fwd"}, {BatchNormPass::infer, "infer"}, {BatchNormPass::bwd, "bwd"}};
 inline const auto& enum_names(BatchNormPass) { return kBatchNormPasses; }
 
-// x is [N, C, S], where S is space of any rank, and the statistics are those over N and S.
-// Statistics of each activation are the same problem of [N, C * S, 1], so that cuDNN's modes are
-// algorithms. Statistics and parameters are float32, or float64 for float64 data.
+// x is [N, C, S]. S is space of any rank. The statistics are those over N and S. Statistics of each
+// activation are the same problem of [N, C * S, 1], so that cuDNN's modes are algorithms.
+// Statistics and parameters are float32, or float64 for float64 data.
 struct BatchNormProblem {
   static constexpr const char* kFamily = "batch_norm";
 
@@ -27,7 +27,7 @@ struct BatchNormProblem {
 
   c10::ScalarType statistic_dtype() const { return compute_dtype(x.dtype); }
   TensorSpec statistic() const { return {statistic_dtype(), {x.sizes[1]}, {1}}; }
-  // x as [N, C, S, 1], whose strides tell the layout.
+  // x as [N, C, S, 1], with strides that tell the layout.
   TensorSpec image(c10::ScalarType dtype) const {
     int64_t last = is_channels_last() ? x.sizes[1] : 1;
     return {dtype,

@@ -16,7 +16,7 @@ inline LrnKind lrn_kind_from_text(std::string_view what, std::string_view text) 
   return enum_value(kLrnKinds, what, text);
 }
 
-// Whose rule tells the middle of a window of even size.
+// The library whose rule sets the middle of a window of even size.
 enum class LrnWindow : uint8_t { torch, cudnn };
 inline constexpr EnumName<LrnWindow> kLrnWindows[] = {{LrnWindow::torch, "torch"},
                                                       {LrnWindow::cudnn, "cudnn"}};
@@ -38,7 +38,7 @@ struct LrnProblem {
   int64_t size = 5;  // of the window
   double alpha = 1e-4, beta = 0.75, k = 1;
   LrnWindow window = LrnWindow::torch;
-  bool means = false;  // whether there are any
+  bool means = false;  // whether the problem has means
   int64_t alignment = 16;
 
   // Elements of the window before and after its middle.

@@ -53,7 +53,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
                     ", wanted at least 0 (0: no limit)");
   Problem problem = parse_problem(text);
   Device device = parse_device(device_text);
-  device.torch_device();  // refuses a target
+  device.torch_device();  // throws for a target
   // Rules say nothing of algorithms that are asked for by their names.
   bool all = !algorithms || algorithms->empty();
   const ResolvedPolicy& policy = !levels ? resolve_alone(family_of(problem), policy_text)

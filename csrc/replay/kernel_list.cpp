@@ -373,7 +373,7 @@ bool KernelList::give_memory(const Step& step) {
   const Driver& d = driver();
   auto bytes = static_cast<int>(step.shared_bytes);
   // A limit of a kernel's function overrides the kernel's own from then on, so that cuDNN's own
-  // launches with more memory would be refused.
+  // launches with more memory would fail.
   bool of_kernel = step.kernel != nullptr;
   CUdevice device = c10::cuda::current_device();
   int has = 0;

@@ -1,6 +1,6 @@
 // The kernels that a cuDNN call puts on its stream, to be launched again with tensors at other
-// addresses. Which bytes of their parameters are addresses is learnt from recordings of the same
-// call at synthetic addresses. Nothing reads these, since a capture runs no kernel.
+// addresses. Recordings of the same call at synthetic addresses show which bytes of the parameters
+// are addresses. Nothing reads memory at synthetic addresses, since a capture runs no kernel.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -16,7 +16,8 @@ namespace torch_cudnn_ext {
 
 constexpr uint64_t kAlignment = 512;  // bytes, as PyTorch's allocator aligns
 
-// In the order of recording. Empty if there are more than `most`, or if CUDA does not list them.
+// The nodes in the order of recording. Empty if there are more than `most`, or if CUDA does not
+// list them.
 std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph, size_t most);
 
 // A call recorded with its tensors at these addresses.
@@ -27,25 +28,26 @@ struct RecordedAt {
 
 class KernelList {
  public:
-  // Whether the GPU and cuDNN are those whose engines were seen to do all of their work on the
-  // current stream. Work that a capture does not hold back would run at synthetic addresses.
+  // Whether this cuDNN on this GPU was tested, and its engines do all of their work on the current
+  // stream. Work that a capture does not hold back would run at synthetic addresses.
   static bool can_learn();
 
-  // From three recordings at synthetic addresses, which differ in every address and by different
-  // amounts, and one at real addresses, which the list must reproduce. nullopt if anything but the
-  // addresses differs, if an address is found nowhere or could be another's, if there is work other
-  // than a chain of kernels and memsets, or if the chain is longer than `most`. An offset from an
-  // address is less than half of the distance between two addresses.
+  // Learns from three recordings at synthetic addresses and one at real addresses. The synthetic
+  // addresses differ in every address and by different amounts. The list must reproduce the
+  // recording at real addresses. Returns nullopt if anything but the addresses differs, if an
+  // address is found nowhere or could be another's, if there is work other than a chain of kernels
+  // and memsets, or if the chain is longer than `most`. An offset from an address is less than half
+  // of the distance between two addresses.
   static std::optional<KernelList> learn(const std::array<RecordedAt, 3>& synthetic_addresses,
                                          const RecordedAt& real, size_t most);
 
   // Whether the kernels of a call get all of its addresses. If not, cuDNN does work that a capture
-  // does not show, which would run at synthetic addresses, or not at all.
+  // does not show. That work would run at synthetic addresses, or not at all.
   static bool covers_all(const RecordedAt& call, size_t most);
 
-  // Launches the kernels on a stream with the tensors at these addresses, in the order of those
-  // that the list was learnt from. False if CUDA refuses the first kernel, so that nothing was
-  // launched. Throws if it refuses a later one.
+  // Launches the kernels on a stream with the tensors at these addresses. The addresses are in the
+  // same order as those that the list was learnt from. Returns false if CUDA does not launch the
+  // first kernel; then nothing was launched. Throws if CUDA does not launch a later one.
   bool launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream);
 
  private:
@@ -56,7 +58,7 @@ class KernelList {
   // A kernel, or a memset at words[0] if there is no function.
   struct Step {
     CUfunction function = nullptr;
-    CUkernel kernel = nullptr;        // whose function it is; null for a module's function
+    CUkernel kernel = nullptr;        // owns `function`; null for a module's function
     std::array<unsigned, 6> shape{};  // of the grid and of a block
     unsigned shared_bytes = 0;
     std::vector<CUlaunchAttribute> attributes;
@@ -67,7 +69,7 @@ class KernelList {
     unsigned value = 0, element_bytes = 0;  // of a memset
     size_t elements = 0;
   };
-  // nullopt if there are no nodes, or one of another kind.
+  // The nodes as steps; nullopt if there are no nodes, or one is neither a kernel nor a memset.
   static std::optional<std::vector<Step>> read(const std::vector<cudaGraphNode_t>& nodes);
   // The same for a graph in which each node waits for the one before.
   static std::optional<std::vector<Step>> read_chain(cudaGraph_t graph, size_t most);

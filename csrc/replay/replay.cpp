@@ -94,7 +94,7 @@ class Capture {
   bool goes_on_;
 };
 
-// Null if cuDNN or CUDA refuses. The caller then calls cuDNN, which says what is wrong.
+// Null if cuDNN or CUDA reports an error. The caller then calls cuDNN, which says what is wrong.
 Graph recorded(c10::function_ref<void()> call) {
   OwnErrors errors;
   Capture capture;
@@ -278,7 +278,7 @@ std::optional<KernelList>* Replays::list_of(const ReplayKey& key, bool at_once, 
 std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
   if (!KernelList::can_learn()) return std::nullopt;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
-  OwnErrors errors;  // of questions about a node that CUDA refuses
+  OwnErrors errors;  // of queries about a node that CUDA does not answer
   std::optional<KernelList> list;
   recording_alone()([&] {
     auto record_at = [&](const ReplayKey& at) { return recorded([&] { call(at); }); };
@@ -348,7 +348,7 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
       entry.graph = LaunchableGraph::record(key, call);
     }
     if (entry.graph && entry.graph.launch()) return;
-    entry.graph = {};  // refused: cuDNN is called below
+    entry.graph = {};  // the launch failed: cuDNN is called below
   }
   call(key);
   has_run_ = true;

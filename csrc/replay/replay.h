@@ -1,8 +1,8 @@
-// Repeating the work of a cuDNN call without calling cuDNN. A few kernels are launched one by one,
-// wherever the tensors lie (kernel_list.h). Any other work is kept as a CUDA graph, for calls with
-// the same addresses. For a few kernels, both take the host 5 to 15 us less than cuDNN's graph API
-// and 70 to 230 us less than its classic convolutions. For a recurrent network they save thousands
-// of microseconds (measured on an H200 with cuDNN 9.19). Knows nothing of operators.
+// Repeats the work of a cuDNN call without calling cuDNN. A few kernels are launched one by one,
+// with tensors at any addresses (kernel_list.h). Any other work is kept as a CUDA graph, for calls
+// with the same addresses. For a few kernels, both ways take the host 5 to 15 us less than cuDNN's
+// graph API and 70 to 230 us less than its classic convolutions. For a recurrent network they save
+// thousands of microseconds (measured on an H200 with cuDNN 9.19). Knows nothing of operators.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -36,8 +36,8 @@ struct ReplayInfo {
 };
 ReplayInfo replay_info();
 
-// Calls its argument, a recording, while no other thread begins to wait for the whole device: such
-// a wait fails while a stream is captured. May not call it at all.
+// Calls its argument, which makes a recording, at a time when no other thread begins to wait for
+// the whole device. Such a wait fails while a stream is captured. It may also make no call.
 using RunAlone = std::function<void(c10::function_ref<void()>)>;
 void set_recording_alone(RunAlone alone);
 
@@ -69,8 +69,8 @@ class ReplayKey {
     for (size_t i = 0; i < n; ++i) first[i] = reinterpret_cast<void*>(words_[i]);
     return first;
   }
-  // Equal for calls that differ only in where their tensors lie: the numbers, which addresses are
-  // null or equal, and how they are aligned.
+  // A key that is equal for calls that differ only in the addresses of their tensors. It holds the
+  // numbers, which addresses are null or equal, and how they are aligned.
   ReplayKey kind() const;
   // A key of the same kind at addresses that nothing uses. `draw` is 0, 1 or 2.
   ReplayKey synthetic_addresses(int draw) const;
@@ -93,18 +93,18 @@ class LaunchableGraph {
   LaunchableGraph(LaunchableGraph&& other) noexcept { *this = std::move(other); }
   LaunchableGraph& operator=(LaunchableGraph&& other) noexcept;
   explicit operator bool() const { return graph_ != nullptr; }
-  bool launch() const;  // on the current stream; false if CUDA refuses
+  bool launch() const;  // on the current stream; false if CUDA reports an error
 
  private:
   cudaGraphExec_t graph_ = nullptr;
   int64_t kernels_ = 0;
 };
 
-// The calls of one plan, which belongs to one thread and one device.
+// The calls of one plan. A plan belongs to one thread and one device.
 class Replays {
  public:
-  // Puts the work of `call` on the current stream. The work is cuDNN's alone, on memory that the
-  // key names.
+  // Puts the work of `call` on the current stream. The work must be cuDNN's alone, and use only
+  // memory that the key names.
   void run(const ReplayKey& key, Replay replay, CallAt call);
   void forget();
 
@@ -128,7 +128,7 @@ class Replays {
   bool relaunch(const ReplayKey& key, bool at_once, CallAt call);
 
   std::vector<Learnt> lists_;
-  uint64_t calls_ = 0;  // of list_of
+  uint64_t calls_ = 0;  // calls of list_of
 
   std::vector<Entry> entries_;
   // Hashes of the entries' keys. A lookup scans all of them if no address repeats.

@@ -25,7 +25,7 @@ auto& table() {
   static auto* overrides = new std::vector<Override>();
   return *overrides;
 }
-// The registrations, while enabled. Never destroyed at exit, where the dispatcher may be gone.
+// The registrations, while enabled. Never destroyed at exit, when the dispatcher may be gone.
 auto& libraries() {
   static auto* list = new std::vector<std::unique_ptr<torch::Library>>();
   return *list;

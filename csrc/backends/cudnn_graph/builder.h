@@ -83,7 +83,7 @@ class Chain : public Builder {
     return keep(make_tensor(spec, role, alignment_));
   }
   size_t scalar(Scalar which) { return keep(make_scalar(scalars_, which, y_.sizes.size())); }
-  // Where the next operation writes.
+  // The tensor that the next operation writes.
   size_t result() {
     if (++made_ == steps_) return tensor(y_, Role::y);
     return keep(make_intermediate({compute_, y_.sizes, y_.strides}, made_));

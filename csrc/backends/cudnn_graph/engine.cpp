@@ -168,7 +168,7 @@ std::set<int64_t> values_to_try(const Knob& knob, std::optional<int64_t> current
   return values;
 }
 
-// `flag` is an attribute to set; `invalid` says what is wrong if cuDNN refuses.
+// `flag` is an attribute to set; `invalid` says what is wrong if cuDNN reports an error.
 Descriptor make_tensor_with_id(const TensorSpec& spec, int64_t id, int64_t alignment,
                                std::optional<cudnnBackendAttributeName_t> flag = std::nullopt,
                                const char* invalid = "the tensor is not valid") {

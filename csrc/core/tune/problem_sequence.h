@@ -189,8 +189,8 @@ class ProblemSequence {
     }
   }
 
-  // Some of PyTorch's CUDA kernels refuse to run under use_deterministic_algorithms. The reference
-  // is then computed on the CPU.
+  // Some of PyTorch's CUDA kernels raise under use_deterministic_algorithms. The reference is then
+  // computed on the CPU.
   Bindings reference_of(const Step& step) const {
     try {
       return op_.reference(step.problem, scratch);

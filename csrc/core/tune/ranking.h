@@ -1,4 +1,4 @@
-// Which of several measured algorithms is best: what their times are worth, and how ties break.
+// Ranks measured algorithms by the cost of their times, and breaks ties.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class Ranking {
     return prefer_ == Prefer::gpu_time ? device_ms : std::max(device_ms, host_ms);
   }
 
-  // Up to this limit the device takes no longer than for the baseline. A difference of half a
+  // A device time up to this limit counts as no longer than the baseline's. A difference of half a
   // microsecond counts if it is more than 3 %.
   double limit_of_baseline(double ms) const {
     double equal = limit_of_equal(ms);
@@ -66,7 +66,7 @@ class Ranking {
     return std::min(equal, std::max(ms * 1.03, ms + 0.0001));
   }
 
-  // By cost. What takes the device longer than the baseline comes after all others.
+  // Sorts by cost. Contenders that take the device longer than the baseline come after all others.
   std::vector<Contender*> best_first(std::vector<Contender>& contenders) const {
     const Contender* found = find_baseline(contenders);
     double baseline = found != nullptr ? found->median_ms() : kInfinity;
@@ -93,9 +93,9 @@ class Ranking {
     bool above_baseline;
   };
 
-  // Up to this limit a time is equal: 1 % more, 5 % if memory is preferred, 0.5 % if only the
-  // device's time counts. For short times it is what events resolve, or half a microsecond if the
-  // host's time counts too.
+  // A time up to this limit counts as equal. The limit is 1 % above `ms`. It is 5 % above if memory
+  // is preferred, and 0.5 % above if only the device's time counts. For short times it is the
+  // resolution of events above, or half a microsecond if the host's time counts too.
   double limit_of_equal(double ms) const {
     if (prefer_ == Prefer::gpu_time) return std::max(ms * 1.005, ms + 0.0001);
     return std::max(ms * (prefer_ == Prefer::memory ? 1.05 : 1.01), ms + 0.0005);

@@ -1,5 +1,5 @@
-// Where the tensors of a measured sequence lie. The time of a kernel may swing by a tenth with
-// that: cuDNN's split sums do. Knows nothing of plans and of time.
+// The addresses of the tensors of a measured sequence. The time of a kernel may swing by a tenth
+// with them, as for cuDNN's split sums. Knows nothing of plans and of time.
 #pragma once
 
 #include <vector>

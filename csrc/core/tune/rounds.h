@@ -1,4 +1,5 @@
-// Timing contenders in interleaved rounds. What is clearly slower than the best is dropped early.
+// Times contenders in interleaved rounds. Contenders that are clearly slower than the best are
+// dropped early.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,8 @@ class Rounds {
         runtime_(runtime_of(sequence.device)),
         timer_(runtime_.make_timer(sequence.device)) {}
 
-  // Times a contender once. Throws what its run throws, and then does not add it.
+  // Times a contender once and adds it. If its run throws, this throws the same and does not add
+  // it.
   void add(Contender contender) {
     sample(contender);
     contenders_.push_back(std::move(contender));
@@ -42,7 +44,7 @@ class Rounds {
     }
   }
 
-  // Times the few that may yet be the best, for longer.
+  // Times the few contenders that may still be the best for more rounds.
   void time_finalists() {
     constexpr size_t kFinalists = 6;
     std::vector<Contender*> order = best_first();
@@ -58,15 +60,16 @@ class Rounds {
   void free_buffers() { buffers_.free(); }
 
  private:
-  static constexpr double kLongest = 2;  // times the budget, after which no round goes on
+  static constexpr double kLongest = 2;  // times the budget; then even a round that has begun stops
 
-  // Drops what takes twice the best time, and from the third round on 1.25 times that. The baseline
-  // stays, since every other row is compared with it.
+  // Drops contenders that take more than twice the best time, and from the third round on those
+  // that take more than 1.25 times the best time. The baseline stays, since all others are compared
+  // with it.
   void time_one(int round) {
     buffers_.advance();
     const Contender* found = find_baseline(contenders_);
     double baseline = found != nullptr ? found->best : kInfinity;
-    double best = kInfinity;  // of those that may win
+    double best = kInfinity;  // of the contenders that may win
     for (const Contender& c : contenders_) {
       if (c.best <= ranking_.limit_of_baseline(baseline)) best = std::min(best, best_cost(c));
     }
@@ -74,9 +77,10 @@ class Rounds {
     // A launch-bound time has an absolute noise of a few microseconds.
     auto limit = [&](double ms) { return ms * (early ? 2.0 : 1.25) + 0.002; };
     for (Contender& c : contenders_) {
-      // The host's first calls may take many times as long as later ones, so they drop nothing.
+      // An algorithm's first calls may take the host many times as long as later ones, so the
+      // host's time does not count in early rounds.
       double own = early ? c.best : best_cost(c);
-      // A single short time may hold a slice that the scheduler gave to others.
+      // A single short sample may include a time slice that the scheduler gave to others.
       constexpr double kSliceMs = 50;
       bool is_sure = c.samples.size() > 1 || c.best > kSliceMs;
       bool hopeless = is_sure && (own > limit(best) || c.best > limit(baseline));
@@ -95,12 +99,13 @@ class Rounds {
                       contenders_.end());
   }
 
-  // The sample is taken again, with a longer head start, while the device may have waited for the
-  // host: an algorithm's first call may take the host many times as long as later ones.
+  // Takes one sample. If the device may have waited for the host, the sample is taken again with a
+  // longer head start: an algorithm's first call may take the host many times as long as later
+  // ones.
   void sample(Contender& contender) {
     constexpr int kLongestHeadStart = 64;
     constexpr double kShortMs = 1;
-    // The data are to be cold and the code is not: fetching that of a large tile takes 5 us.
+    // A sample is to find cold data but warm code. Fetching the code of a large tile takes 5 us.
     if (sequence_.device.is_cuda() && contender.best < kShortMs) {
       sequence_.run(contender.plans, [] {});
     }
