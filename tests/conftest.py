@@ -5,16 +5,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import torch
+from helpers import LINE, PASSES
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cudnn_ext import _C, knobs, ops
+from torch_cudnn_ext import _C, knobs, ops, profile
+from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.tuning.measure import fp32_switches
 
+ROOT = Path(__file__).resolve().parents[1]  # of the repository
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 CUDA_MARKS = (
@@ -61,19 +65,18 @@ def learnt() -> int:
 
 @pytest.fixture
 def graphs() -> Iterator[None]:
-    """Calls of cuDNN are made again by graphs alone."""
-    _C.set_relaunch(False)
+    """Calls of cuDNN are repeated by graphs alone."""
+    knobs.replay = "graphs"
     yield
-    _C.set_relaunch(True)
+    knobs.replay = None
 
 
 @pytest.fixture(params=["kernels", "graphs"])
-def each_way(request: pytest.FixtureRequest) -> str:
-    """How calls of cuDNN are made again: "kernels", or "graphs" alone."""
-    way: str = request.param
-    if way == "graphs":
-        request.getfixturevalue("graphs")
-    return way
+def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How calls of cuDNN are repeated: by "kernels" if possible, or by "graphs" alone."""
+    knobs.replay = request.param
+    yield request.param
+    knobs.replay = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -211,3 +214,94 @@ def newest(op: str | None = None) -> ops.Decision:
     choice = ops.last_decision(op)
     assert choice is not None
     return choice
+
+
+@pytest.fixture(scope="module", params=PASSES)
+def measured(request: pytest.FixtureRequest) -> Profile:
+    """A profile of one problem of each pass."""
+    return profile(LINE.replace("conv_fwd", request.param), device="cpu")
+
+
+@pytest.fixture
+def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of networks that give trouble."""
+    name = f"networks_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\n\n"
+        "class Ending(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x.to(next(self.parameters()).dtype)\n\n"
+        "def ending():\n"
+        "    return Ending(), torch.randn(2, 3)\n\n"
+        "class Failing(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        raise KeyError('inside')\n\n"
+        "def without_attribute():\n"
+        "    return torch.nn.Nothing()\n\n"
+        "def without_module():\n"
+        "    import nothing_of_this_name\n\n"
+        "number = 3\n\n"
+        "def unmade():\n"
+        "    raise KeyError('made')\n\n"
+        "def failing():\n"
+        "    return Failing(), torch.randn(2, 3)\n\n"
+        "def foreign():\n"
+        "    return torch.nn.Hardsigmoid(), torch.randn(2, 3)\n\n"
+        "def conv():\n"
+        "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)\n\n"
+        "def followed():\n"
+        "    return torch.nn.Sequential(conv()[0], torch.nn.Hardsigmoid()), conv()[1]\n\n"
+        "def unfit():\n"
+        "    return torch.nn.Conv2d(3, 4, 3), torch.randn(2, 5, 5, 5)\n\n"
+        "def converted():\n"
+        "    import torch_cudnn_ext\n"
+        "    return torch_cudnn_ext.convert(conv()[0], policy='autotune'), conv()[1]\n\n"
+        "def scripted():\n"
+        "    return torch.jit.script(conv()[0]), conv()[1]\n\n"
+        "def double():\n"
+        "    return torch.nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 5, 5).double()\n\n"
+        "def double_of_images():\n"
+        "    return double()[0]\n\n"
+        "def conv3d():\n"
+        "    return torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 5, 5, 5)\n\n"
+        "def norm():\n"
+        "    return torch.nn.BatchNorm2d(3), torch.randn(2, 3, 5, 5)\n\n"
+        "def softmax():\n"
+        "    return torch.nn.Softmax(1), torch.randn(2, 3)\n\n"
+        "class Autocast(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        with torch.autocast('cpu', torch.bfloat16):\n"
+        "            return super().forward(x)\n\n"
+        "def autocast():\n"
+        "    return Autocast(conv()[0]), conv()[1]\n\n"
+        "class Pairs(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        assert len(x) % 2 == 0\n"
+        "        return super().forward(x)\n\n"
+        "def pairs():\n"
+        "    return Pairs(conv()[0]), conv()[1]\n\n"
+        "def of_8_and_4():\n"
+        "    return torch.nn.Linear(5, 5), torch.randn(8, 4, 5)\n\n"
+        "def of_4_and_8():\n"
+        "    return torch.nn.Linear(5, 5), torch.randn(4, 8, 5)\n\n"
+        "class Functions(torch.nn.Conv2d):\n"
+        "    def forward(self, x):\n"
+        "        x = torch.nn.functional.conv2d(x, self.weight)\n"
+        "        return torch.softmax(torch.nn.functional.max_pool2d(x, 2), 1)\n\n"
+        "def functions():\n"
+        "    return Functions(3, 4, 2, bias=False), torch.randn(2, 3, 5, 5)\n\n"
+        "class Branching(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x if x.sum() > 0 else -x)\n\n"
+        "def branching():\n"
+        "    return Branching(torch.nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 5, 5)\n\n"
+        "def lazy():\n"
+        "    return torch.nn.LazyConv2d(4, 3), torch.randn(2, 3, 5, 5)\n\n"
+        "class Picky(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        raise ValueError(x.device.type)\n\n"
+        "def picky():\n"
+        "    return Picky(), torch.randn(2, 3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return name

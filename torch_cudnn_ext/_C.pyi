@@ -189,9 +189,8 @@ def run(
 ) -> dict[str, Tensor]:
     """Run one algorithm on given tensors by role ("x", "w", "y"); outputs may be absent.
 
-    Gives the tensors that it computed or changed. ``replay`` is "where_it_pays", as in an
-    operator's call; or where the plan ran before, "at_once" by a graph, or "kernels_at_once" by
-    launching cuDNN's kernels.
+    Returns the tensors that it computed or changed. ``replay`` is "never", "graphs" or "kernels" as
+    in an operator's call; or, if the plan ran before, "graphs_at_once" or "kernels_at_once".
     """
 
 def execute_loop(
@@ -225,11 +224,11 @@ def set_workspace_reserve(bytes_by_device: list[int]) -> None:
 def workspace_reserve_info() -> dict[str, int]:
     """``held_bytes`` of the current device, and workspaces ``served`` in all."""
 
-def set_knobs(policy_text: str, verbose: bool, replay: bool = True) -> None:
+def set_knobs(policy_text: str, verbose: bool) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
 
-def set_relaunch(on: bool) -> None:
-    """Off, calls are made again as CUDA graphs alone, and no kernels are launched one by one."""
+def replay_obstacle(policy: str, device: str) -> str:
+    """Why calls cannot be repeated as the policy's ``replay`` asks; empty if they can."""
 
 def replay_info() -> dict[str, int]:
     """How often calls of cuDNN were made again without it.

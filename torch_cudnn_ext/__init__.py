@@ -1,16 +1,17 @@
 """Pin, autotune and profile the cuDNN algorithms behind PyTorch's operators.
 
 * `ops`: the operators as functions, with PyTorch's own arguments, plus ``policy=``
-* `nn`: the modules; subclasses of PyTorch's
-* `Policy`, `knobs`: how an algorithm is chosen, for a call, a thread or the process
-* `enable`, `disable`, `enabled`: run PyTorch's own operators, in models that stay as they are
-* `pinned`, `apply_pins`, `when`, `apply_rules`: choices by a layer's name, or by the problem
+* `nn`: the modules, which are subclasses of PyTorch's
+* `Policy`, `knobs`: how algorithms are selected, for a call, a thread or the process
+* `enable`, `disable`, `enabled`: PyTorch's own operators run by ours, in unchanged models
+* `pinned`, `apply_pins`, `when`, `apply_rules`: policies by a layer's name, or by the problem
 * `save_pins`, `load_pins`, `load_rules`: the same as files
 * `last_decision`, `explain`, `declined`: what ran, and why
-* `trace`: the problems that a model meets
-* `profile`, `profile_model`, `profiling`: what every algorithm would cost
+* `trace`: the problems of a model's calls
+* `profile`, `profile_model`: what every algorithm costs
 * `convert`: a network's layers exchanged for those of `nn`, and back
-* `tuning`: choices that were measured, exported and imported
+* `tuning`: measured rankings, tuned, exported and imported
+* `models`, `analysis`: what else there is for whole models, and the reports
 """
 
 from pathlib import Path
@@ -31,11 +32,10 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
     _C.add_target(_device.stem, _device.read_text())
 
 # isort: split
-from torch_cudnn_ext import knobs, nn, ops, tuning
-from torch_cudnn_ext.analysis import profile as profiling
-from torch_cudnn_ext.analysis.explain import explain, trace
+from torch_cudnn_ext import analysis, knobs, models, nn, ops, tuning
+from torch_cudnn_ext._workload.recorder import trace
+from torch_cudnn_ext.analysis.explain import explain
 from torch_cudnn_ext.analysis.profile import profile, profile_model
-from torch_cudnn_ext.models import convert as conversion
 from torch_cudnn_ext.models.convert import convert
 from torch_cudnn_ext.models.enable import (
     apply_rules,
@@ -46,46 +46,16 @@ from torch_cudnn_ext.models.enable import (
     is_enabled,
     when,
 )
-from torch_cudnn_ext.models.pins import (
-    Pins,
-    apply_pins,
-    clear_pins,
-    load_pins,
-    load_rules,
-    pinned,
-    save_pins,
-)
+from torch_cudnn_ext.models.pin_files import load_pins, load_rules, save_pins
+from torch_cudnn_ext.models.pins import Pins, apply_pins, clear_pins, pinned
 from torch_cudnn_ext.ops import last_decision
 from torch_cudnn_ext.policy import Policy
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Pins",
-    "Policy",
-    "conversion",
-    "convert",
-    "apply_pins",
-    "apply_rules",
-    "clear_pins",
-    "declined",
-    "disable",
-    "enable",
-    "enabled",
-    "explain",
-    "is_enabled",
-    "knobs",
-    "last_decision",
-    "load_pins",
-    "load_rules",
-    "nn",
-    "ops",
-    "pinned",
-    "profile",
-    "profile_model",
-    "profiling",
-    "save_pins",
-    "trace",
-    "tuning",
-    "when",
-]
+    "Pins", "Policy", "analysis", "apply_pins", "apply_rules", "clear_pins", "convert",
+    "declined", "disable", "enable", "enabled", "explain", "is_enabled", "knobs",
+    "last_decision", "load_pins", "load_rules", "models", "nn", "ops", "pinned", "profile",
+    "profile_model", "save_pins", "trace", "tuning", "when",
+]  # fmt: skip

@@ -1,12 +1,15 @@
 """``torch.backends.cudnn.conv_fwd_algo`` and its like, which `enable` installs.
 
-Each is cuDNN's integer or name of an algorithm of its pass; -1 is off. They pin what nothing
-stronger pins, on GPUs alone, and a pin that cannot run is an error. Like PyTorch's other switches
-they are of the whole process and read when a pass runs. ``torch.backends.cudnn.flags`` takes them
-by keyword: then it leaves every flag that is not named as it is, while PyTorch's own resets it. A
-value that was assigned before `enable` is adopted, with a warning. A name that is nearly one of
-these is refused, or warned of if it was assigned before. A ``flags`` that was imported by its name
-before is PyTorch's own and takes none of them.
+Each is cuDNN's integer or name of an algorithm of its pass; -1 is off. On GPUs, such an attribute
+pins its pass unless a stronger level pins it; a pin that cannot run is an error. Like PyTorch's
+other switches these attributes belong to the process and are read when a pass runs.
+
+``torch.backends.cudnn.flags`` takes them by keyword. It then leaves every flag that is not named as
+it is, whereas PyTorch's own resets it. A ``flags`` that was imported by name before `enable` is
+PyTorch's own and does not take them.
+
+A value that was assigned before `enable` is adopted, with a warning. Assigning to a name that is
+nearly one of these raises AttributeError, or warns if it happened before `enable`.
 """
 
 import inspect
@@ -19,15 +22,16 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._warning import warn
-from torch_cudnn_ext.policy import (
+from torch_cudnn_ext._policy_text import (
     FALLING_BACK,
-    Policy,
+    check_not_once,
     check_pins,
     field_text,
     not_pinned,
-    refuse_once,
+    value_of,
 )
+from torch_cudnn_ext._torch_internals import backends_may_change
+from torch_cudnn_ext._warning import warn
 
 _PASSES = {
     "conv_fwd_algo": "conv_fwd",
@@ -40,16 +44,16 @@ _ANY_PROBLEM = "conv_fwd x=f32[1,1,1,1]:nchw w=f32[1,1,1,1]:nchw"
 _lock = threading.RLock()  # one change of the pins at a time
 _pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
 _deleted: set[str] = set()
-_left: dict[str, object] = {}  # what `uninstall` left for `install`
+_left: dict[str, object] = {}  # the values that `uninstall` left for `install`
 _plain_flags: Callable[..., AbstractContextManager[None]] | None = None
 
 
 def install() -> None:
-    """Give ``torch.backends.cudnn`` the attributes, adopting what was assigned to their names.
+    """Give ``torch.backends.cudnn`` the attributes; adopt values that were assigned before.
 
     Raises:
-        TypeError: What was assigned has a type that names no algorithm.
-        ValueError: What was assigned names no algorithm.
+        TypeError: A value that was assigned before has a type that names no algorithm.
+        ValueError: A value that was assigned before names no algorithm.
     """
     global _plain_flags
     with _lock:
@@ -67,9 +71,9 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take the attributes back. What they were set to is kept as plain values, for `install`.
+    """Remove the attributes, also after an interrupted `install` or `uninstall`.
 
-    Also where `install` or this was interrupted.
+    Their values stay as plain attributes, for the next `install`.
     """
     with _lock:
         cudnn: Any = torch.backends.cudnn
@@ -85,7 +89,7 @@ def uninstall() -> None:
 
 
 def _warn_of_values(before: Mapping[str, object], assigned: Mapping[str, object]) -> None:
-    """Tell of what was assigned before `enable`, since PyTorch said nothing of it then."""
+    """Warn of assignments before `enable`, which PyTorch accepted without a word."""
     held = [
         f"{name}={value!r}"
         for name, value in before.items()
@@ -106,7 +110,7 @@ def _is_off(value: object) -> bool:
 
 
 def _meant_by(name: str) -> str:
-    """Those of our attributes that a name of none is near to; empty for any other."""
+    """Our attributes that a misspelt name is near to; empty for other names."""
     if name in _PASSES or name.startswith("__"):
         return ""
     is_like_ours = name.startswith("conv_") or name.endswith(("_algo", "_algorithm"))
@@ -114,7 +118,7 @@ def _meant_by(name: str) -> str:
 
 
 def _set_attribute(module: Any, name: str, value: object) -> None:
-    """Refuse what would be a new attribute that nobody reads, where it is nearly one of ours."""
+    """Raise for a new attribute with nearly one of our names, which nobody would read."""
     if name not in vars(module) and name not in vars(type(module)) and (near := _meant_by(name)):
         raise AttributeError(
             f"torch.backends.cudnn has no attribute {name!r}, the nearest: {near}; all: "
@@ -150,23 +154,22 @@ class _Pin:
     def __delete__(self, module: object) -> None:
         with _lock:
             _set({**_pins, self._name: _OFF})
-            # Or unittest.mock.patch would not set again what was there before.
-            _deleted.add(self._name)
+            _deleted.add(self._name)  # so that unittest.mock.patch restores the value it replaced
 
 
 def _set(values: Mapping[str, object]) -> None:
-    """Make these the pins, all others off; raises before anything is changed."""
+    """Make these the pins and turn all others off; on an error nothing is changed."""
     parts = []
     pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
     for name, value in values.items():
         if _is_off(value):
             continue
         label = f"torch.backends.cudnn.{name}"
-        refuse_once(label, value)
+        check_not_once(label, value)
         parts.append(field_text(label, _PASSES[name], value))
-        here = Policy._unchecked(_C.policy_for(_ANY_PROBLEM, ""))
-        if here.get("on_unsupported") not in FALLING_BACK:
-            check_pins(Policy._unchecked(parts[-1]), label)
+        action = value_of(_C.policy_for(_ANY_PROBLEM, ""), "on_unsupported")
+        if action not in FALLING_BACK:
+            check_pins(_C.canonical_policy(parts[-1]), "conv", label)
         assert isinstance(value, str | int)
         pins[name] = value
     _C.set_cudnn_pins(";".join(parts))
@@ -174,7 +177,7 @@ def _set(values: Mapping[str, object]) -> None:
 
 
 def _flags(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-    """PyTorch's ``flags``, and ours by keyword."""
+    """PyTorch's ``flags``, which also takes our attributes by keyword."""
     ours = {name: kwargs.pop(name) for name in _PASSES if name in kwargs}
     assert _plain_flags is not None
     if not ours:
@@ -213,7 +216,7 @@ def _installed() -> bool:
 
 
 def _set_or_keep(pins: Mapping[str, Any]) -> None:
-    """Set these pins; uninstalled, as the plain values that `install` adopts."""
+    """Set these pins; while uninstalled, as plain values that `install` adopts."""
     with _lock:
         if _installed():
             _set({**_pins, **pins})
@@ -223,8 +226,7 @@ def _set_or_keep(pins: Mapping[str, Any]) -> None:
 
 
 def _change_settings(values: Mapping[str, Any]) -> None:
-    """Set PyTorch's own flags that are named."""
-    # As PyTorch's own flags(), also where bare assignment was forbidden.
-    with getattr(torch.backends, "__allow_nonbracketed_mutation")():  # noqa: B009
+    """Set some of PyTorch's own flags, even after it was told to forbid assignments."""
+    with backends_may_change():
         for name, value in values.items():
             setattr(torch.backends.cudnn, name, value)

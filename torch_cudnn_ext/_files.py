@@ -1,4 +1,4 @@
-"""Text files, read and written whole."""
+"""Text files, read and written as a whole."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # links to what somebody has opened
+_OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # links to files that are open
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
@@ -22,7 +22,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     Raises:
         TypeError: ``path`` is no path.
         OSError: The file cannot be read, or is a device, which may never end.
-        ValueError: It holds other than UTF-8.
+        ValueError: It is not UTF-8.
     """
     check_path(path)
     try:
@@ -37,20 +37,20 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def check_path(path: object) -> None:
-    """Raise ``TypeError`` where it is none."""
+    """Raise ``TypeError`` if it is no path."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path: got {path!r:.60} ({type(path).__name__}), wanted a path")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Put a text in place of a file; it is whole or, on an error, as before.
+    """Replace a file by a text; the file is whole or, on an error, as before.
 
-    What is there and is no regular file, such as a pipe, is written to, and so is ``/dev/stdout``.
+    What is no regular file, such as a pipe, is written to instead, and so is ``/dev/stdout``.
 
     Raises:
         TypeError: ``path`` is no path.
         OSError: The file cannot be written.
-        ValueError: The text is none that UTF-8 has.
+        ValueError: UTF-8 cannot encode the text.
     """
     check_path(path)
     data = text.encode()
@@ -59,8 +59,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         with naming(path):
             place.write_bytes(data)
         return
-    target = resolved(path)  # a link stays one
-    # Of this thread alone; with the permissions of what it replaces, else those of any new file.
+    target = resolved(path)  # so that a link stays one
+    # This thread's own file, with the permissions of the one that it replaces.
     temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}"
     try:
         with naming(path):
@@ -78,20 +78,20 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """Where links lead; OSError where in a circle."""
+    """Where links lead; OSError if they lead in a circle."""
     with suppress(FileNotFoundError):
         os.stat(path)
     return Path(path).resolve()
 
 
 def not_regular(path: str | os.PathLike[str]) -> OSError:
-    """What to raise for a device or a pipe where only a file will do."""
+    """The error for a device or a pipe if only a file will do."""
     return OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
 
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors name the path as it was given, not what was made beside it."""
+    """Let errors name the path as it was given, and not a temporary file."""
     try:
         yield
     except OSError as error:

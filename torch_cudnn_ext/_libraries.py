@@ -1,13 +1,13 @@
-"""Loads the one cuDNN that PyTorch uses, and refuses a process in which two are mixed.
+"""Loads the one cuDNN that PyTorch uses, and raises if the process holds files of two.
 
-cuDNN 9 is a small ``libcudnn.so.9`` that opens its sub-libraries (``libcudnn_graph.so.9``, ...)
-by name, when they are first needed. The dynamic loader looks for such a name in
-``LD_LIBRARY_PATH`` before it looks beside the file that asks, so a second cuDNN on the machine can
-supply some of the files. Both halves may even report the same version: only the folders tell.
-Therefore each sub-library is loaded here by its absolute path, before anything can ask for it by
-name, and the folders of all mapped files are compared.
+cuDNN 9 is a small ``libcudnn.so.9`` that opens its sub-libraries (``libcudnn_graph.so.9``, ...) by
+name when they are first needed. The dynamic loader searches ``LD_LIBRARY_PATH`` before the folder
+of the file that asks, so a second cuDNN on the machine can supply some of the files. Both may
+report the same version; only their folders differ. Therefore this module loads each sub-library by
+its absolute path before anything can ask for it by name, and compares the folders of all mapped
+files.
 
-This module uses the standard library alone: ``setup.py`` reads it before anything is built.
+It uses the standard library alone, since ``setup.py`` reads it before anything is built.
 """
 
 import ctypes
@@ -23,17 +23,17 @@ _CUDNN_FILE = re.compile(r"libcudnn(_\w+)?\.so(\.\d+)*")
 
 
 def find_in_wheels(pattern: str) -> Path | None:
-    """Finds a file that one of torch's wheels installed.
+    """Find a file that one of torch's wheels installed.
 
     Args:
-        pattern: Glob in a folder of installed packages, as ``nvidia/cudnn/lib/libcudnn.so.9``.
+        pattern: A glob in a folder of installed packages: ``nvidia/cudnn/lib/libcudnn.so.9``.
 
     Returns:
-        The first match beside the torch package, else along ``sys.path``; None without a match.
+        The first match in the folder that holds torch, else along ``sys.path``; None if none.
     """
     torch = importlib.util.find_spec("torch")
-    beside_torch = [Path(torch.origin).parents[1]] if torch and torch.origin else []
-    for folder in [*beside_torch, *(Path(entry) for entry in sys.path if entry)]:
+    of_torch = [Path(torch.origin).parents[1]] if torch and torch.origin else []
+    for folder in [*of_torch, *(Path(entry) for entry in sys.path if entry)]:
         for match in sorted(folder.glob(pattern)):
             return match
     return None
@@ -42,7 +42,7 @@ def find_in_wheels(pattern: str) -> Path | None:
 def mapped_files() -> list[Path]:
     """The libcudnn files in this process's memory, links resolved, in order of address."""
     files: dict[Path, None] = {}
-    for line in Path("/proc/self/maps").read_bytes().split(b"\n"):  # of names in any encoding
+    for line in Path("/proc/self/maps").read_bytes().split(b"\n"):  # names may have any encoding
         columns = line.split(maxsplit=5)
         if len(columns) == 6:
             path = Path(os.fsdecode(columns[5]).removesuffix(" (deleted)"))
@@ -52,9 +52,9 @@ def mapped_files() -> list[Path]:
 
 
 def check() -> None:
-    """Sees that all libcudnn files in this process come from one folder.
+    """Check that all libcudnn files in this process come from one folder.
 
-    Worth repeating later: another package may load its own cuDNN at any time.
+    A later call finds what other packages have loaded in the meantime.
 
     Raises:
         ImportError: They come from several folders; the message lists them and says what to do.
@@ -74,14 +74,14 @@ def check() -> None:
 
 
 def check_torch(version: str, cuda: str | None) -> None:
-    """Sees that torch is a CUDA build of the version whose C++ interface the extension uses.
+    """Check that torch is a CUDA build of the version whose C++ interface the extension uses.
 
     Args:
         version: ``torch.__version__``.
         cuda: ``torch.version.cuda``.
 
     Raises:
-        ImportError: It is another.
+        ImportError: The version or the build is another.
     """
     wanted = f"{TORCH_VERSION}.*"
     if not version.startswith(f"{TORCH_VERSION}."):
@@ -96,10 +96,10 @@ def check_torch(version: str, cuda: str | None) -> None:
 
 
 def check_built() -> None:
-    """Sees that this Python finds the extension.
+    """Check that this Python finds the extension.
 
     Raises:
-        ImportError: It is not built, or for another Python.
+        ImportError: The extension is not built, or built for another Python.
     """
     if importlib.util.find_spec("torch_cudnn_ext._C") is None:
         folder = Path(__file__).parent
@@ -111,7 +111,7 @@ def check_built() -> None:
 
 
 def load() -> Path:
-    """Loads every part of the cuDNN that torch has mapped. Call it after ``import torch``.
+    """Load every part of the cuDNN that torch has mapped. Call it after ``import torch``.
 
     Returns:
         The folder that all parts come from.
@@ -168,7 +168,7 @@ def check_versions(header: int, runtime: int) -> None:
 
 
 def _sub_libraries(folder: Path) -> list[Path]:
-    """In an order in which each finds those that it needs already loaded: graph, ops, the rest."""
+    """The sub-libraries, each after those that it needs: graph, ops, the rest."""
     first = ["libcudnn_graph.so.9", "libcudnn_ops.so.9"]
     found = {file.name: file for file in folder.glob("libcudnn_*.so.9")}
     ordered = [name for name in first if name in found]

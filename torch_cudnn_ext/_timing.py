@@ -8,12 +8,12 @@ import torch
 
 
 def current(device: str) -> AbstractContextManager[object]:
-    """Make a GPU the current one, whose streams events record on; nothing of the CPU."""
+    """Make a GPU the current one, so that events record on its streams; nothing on the CPU."""
     return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
 def event_ms(work: Callable[[], object]) -> float:
-    """GPU milliseconds of what ``work`` puts on the current GPU's current stream."""
+    """GPU milliseconds of what ``work`` puts on the current stream of the current GPU."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()
@@ -33,10 +33,10 @@ def host_ms(work: Callable[[], object]) -> float:
 def kernel_names(
     work: Callable[[], object], runner: Callable[[Callable[[], object]], object], device: str
 ) -> list[str]:
-    """What one call runs, longest first.
+    """What one call runs, the longest first.
 
-    On a GPU its kernels; on the CPU the operators that took a tenth of the time or more, at least
-    the longest.
+    On a GPU these are its kernels; on the CPU the operators that took a tenth of the time or more,
+    and at least one.
     """
     activity = torch.profiler.ProfilerActivity
     if not device.startswith("cuda"):

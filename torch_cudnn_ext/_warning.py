@@ -1,12 +1,13 @@
-"""Warnings that name the line of the user's code."""
+"""Warnings that point at a line of the user's code."""
 
 import contextlib
-import sys
 import warnings
 from pathlib import Path
 from types import FrameType
 
 import torch
+
+from torch_cudnn_ext._torch_internals import current_frame
 
 _NOT_THE_USERS = (
     *(str(Path(file).parent) + "/" for file in (__file__, torch.__file__)),
@@ -17,11 +18,11 @@ _NOT_THE_USERS = (
 
 
 def warn(message: str) -> None:
-    """Warn of what the innermost line that is neither this package's nor PyTorch's led to."""
-    frame: FrameType | None = sys._getframe()
+    """Warn at the innermost line that belongs neither to this package nor to PyTorch."""
+    frame: FrameType | None = current_frame()
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
-    if frame is None:  # of autograd's threads, and of the command line
+    if frame is None:  # on autograd's threads and in the command line
         warnings.warn(message, stacklevel=2)
         return
     warnings.warn_explicit(

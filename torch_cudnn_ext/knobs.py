@@ -7,36 +7,32 @@
     ...     loss = network(images).sum()
     >>> loss.backward()  # keeps to what held at its forward
 
-Knobs; those of the first two groups are ``None`` where they say nothing:
+Knobs of the first two groups are ``None`` if they are not set:
 
 - ``conv_fwd_algo``, ``conv_bwd_data_algo``, ``conv_bwd_filter_algo``, and so on for every operator:
   ``autotune``, ``heuristic``, or an algorithm in any of the spellings of `Policy`.
-- ``max_workspace``, ``prefer``, ``deterministic``, ``allow_tf32``, ``allow_down_convert``,
-  ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``, ``backends``,
-  ``compute``: as in `Policy`. What is not set is as ``torch.backends`` says.
-- ``enabled``: ``True`` keeps to cuDNN's backends; ``False`` excludes them; ``"auto"`` does neither,
-  whatever weaker levels say of it and of ``backends``.
+- ``max_workspace``, ``prefer``, ``replay``, ``deterministic``, ``allow_tf32``,
+  ``allow_down_convert``, ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``,
+  ``backends``, ``compute``: as in `Policy`. ``torch.backends`` decides what is not set.
+- ``enabled``: ``True`` admits cuDNN's backends alone; ``False`` excludes them; ``"auto"`` does
+  neither, and overrides what weaker levels say of it and of ``backends``.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
-- ``replay``: what a call of cuDNN put on the GPU's stream is put there again without cuDNN when its
-  plan is called again, by its kernels or as one CUDA graph, which takes a fraction of the host
-  time. On unless it is ``False``.
+- ``reserve_workspace``: memory that each GPU reserves for the workspaces of cuDNN calls, so that a
+  workspace does not depend on other allocations: bytes, a text such as ``256MiB`` or ``20%`` (of
+  the GPU's memory). 0, the default, gives it back to PyTorch's allocator. A GPU's block is
+  allocated at the first call that needs a workspace. One call uses it at a time; a call on another
+  stream uses it after the GPU has finished the call before. All other calls, larger workspaces, and
+  calls under stream capture allocate their own. ``max_workspace`` bounds a workspace in either
+  case.
 
-- ``reserve_workspace``: memory of each GPU that is kept for workspaces of cuDNN's calls, so that
-  these do not depend on what else takes memory: bytes, a text such as ``256MiB`` or ``20%`` (of the
-  GPU's memory), or 0, as at first, which gives it back to PyTorch's allocator. A GPU's block is
-  allocated when a call there first wants a workspace. One call has it at a time, and calls on
-  another stream than the last have it once the GPU has finished that one's work; all other
-  calls, larger workspaces, and calls under stream capture allocate theirs as without it.
-  ``max_workspace`` bounds a workspace, wherever it lies.
+Stronger levels are `flags` (of one thread), the policy of `enable`, rules of `when`, and an
+operator's ``policy=``, a module's policy or a layer's pin. The smallest ``max_workspace`` and a
+demand for determinism hold from any level. Each knob can also be set by an environment variable,
+``TORCH_CUDNN_EXT_CONV_FWD_ALGO`` and so on, which is read once when the package is imported. These
+variables are a level of their own, weaker than the knobs.
 
-Stronger than these are `flags` (of one thread), the policy of `enable`, rules of `when`, and an
-operator's ``policy=``, a module's policy or a layer's pin; but the smallest ``max_workspace`` and a
-demand for determinism hold from whatever level. Each knob can also be set by an environment
-variable, ``TORCH_CUDNN_EXT_CONV_FWD_ALGO`` and so on, read once when the package is imported: these
-are a level of their own, weaker than the knobs.
-
-Setting a knob takes effect on the next call of an operator. A bad value raises ``ValueError`` or
-``TypeError``, and leaves all as it was.
+Setting a knob takes effect at the next call of an operator. A bad value raises ``ValueError`` or
+``TypeError`` and changes nothing.
 """
 
 import os
@@ -51,25 +47,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._warning import warn
-from torch_cudnn_ext.policy import (
+from torch_cudnn_ext._policy_text import (
     CONSTRAINTS,
     FALLING_BACK,
-    Policy,
+    check_not_once,
     check_pins,
     field_text,
     not_pinned,
-    refuse_once,
+    value_of,
 )
+from torch_cudnn_ext._warning import warn
 
 __all__ = ["flags", "reset"]
 
-if TYPE_CHECKING:  # the attributes live in `_Knobs`; these are for type checkers
+if TYPE_CHECKING:  # `_Knobs` implements the attributes
     conv_fwd_algo: str | int | None
     conv_bwd_data_algo: str | int | None
     conv_bwd_filter_algo: str | int | None
     max_workspace: int | str | None
     prefer: str | None
+    replay: str | None
     deterministic: bool | None
     allow_tf32: bool | None
     allow_down_convert: bool | None
@@ -81,7 +78,6 @@ if TYPE_CHECKING:  # the attributes live in `_Knobs`; these are for type checker
     compute: str | None
     enabled: str | bool
     verbose: bool
-    replay: bool
     reserve_workspace: int | str
 
     def __getattr__(name: str) -> Any:
@@ -92,14 +88,14 @@ _ALGORITHMS = {  # knob -> operator family
     f"{name}_algo": op["family"]
     for op in _C.operators()
     for name in (
-        [op["family"]]  # one choice for all passes
+        [op["family"]]  # one algorithm for all passes
         if op["has_one_choice"]
         else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
     )
 }
-_SWITCHES = {"verbose": False, "replay": True}  # of the process alone
+_SWITCHES = {"verbose": False}
 _RESERVE = "reserve_workspace"
-_OF_PROCESS = (*_SWITCHES, _RESERVE)  # which no flag sets
+_OF_PROCESS = (*_SWITCHES, _RESERVE)  # no flag sets these
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_OF_PROCESS)
 _ALL_NAMES = "dir(torch_cudnn_ext.knobs)"
 _DEFAULTS = {"enabled": "auto", **_SWITCHES, _RESERVE: 0}
@@ -114,11 +110,11 @@ _lock = threading.Lock()  # guards _process
 _process: dict[str, Any] = {}
 _deleted: set[str] = set()
 _environment: dict[str, Any] = {}
-_reserved: list[int] = []  # bytes by GPU
+_reserved: list[int] = []  # bytes of each GPU
 
 
 def reset() -> None:
-    """Unset every knob; those of the environment hold again."""
+    """Unset every knob; the environment variables hold again."""
     with _lock:
         _install({})
         _deleted.clear()
@@ -128,19 +124,19 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
-    demand for determinism hold. ``verbose``, ``replay`` and ``reserve_workspace`` are process-wide
+    demand for determinism hold. ``verbose`` and ``reserve_workspace`` are process-wide
     and cannot be set here.
 
-    A backward keeps to the flags of its forward. Of those around ``backward()`` it obeys what is
-    stricter, and what a checkpoint computes again there obeys all; they hold on autograd's threads
-    too. Threads of the program's own begin without flags.
+    A backward keeps to the flags of its forward. Of the flags around ``backward()`` it obeys what
+    is stricter; what a checkpoint computes again there obeys all of them. Autograd's threads obey
+    both as well. The program's own threads start without flags.
 
-    Blocks of one thread may end in any order. One that is closed on another thread than it was
-    opened on raises RuntimeError there, and holds where it was opened.
+    Blocks of one thread may end in any order. Closing a block on a thread that did not open it
+    raises RuntimeError, and the block stays in force on the thread that opened it.
 
     Raises:
         TypeError: A keyword is no knob, or its value has a type that the knob does not take.
-        ValueError: A value is none that the knob takes.
+        ValueError: A knob does not take its value.
     """
     known = [name for name in _NAMES if name not in _OF_PROCESS]
     for name in values:
@@ -151,13 +147,13 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     falls_back = action in FALLING_BACK
     level = {name: _checked(name, value, name, falls_back) for name, value in values.items()}
     if level.get("enabled") == "auto" and level.get("backends") is None:
-        level["backends"] = "cudnn,aten,cpu"  # over what weaker levels say, now or later
+        level["backends"] = "cudnn,aten,cpu"  # overrides weaker levels, also those set later
     return pushed(_level_text(level))
 
 
 @contextmanager
 def pushed(text: str) -> Iterator[None]:
-    """`flags` of a policy text."""
+    """`flags` as a policy text."""
     level = _C.push_flags(text)
     try:
         yield
@@ -166,23 +162,24 @@ def pushed(text: str) -> Iterator[None]:
 
 
 def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
-    """The value as it is kept, ``None`` for "not set".
+    """The value in the form that is kept, ``None`` for "not set".
 
     Args:
-        name: Of the knob.
-        value: As it came.
+        name: The knob.
+        value: The value that was given.
         label: What an error calls the knob.
-        falls_back: Whether the knobs beside it let an algorithm that there is not be replaced.
+        falls_back: Whether ``on_unsupported`` of the same level lets another algorithm run.
     """
     if value is None:
         return None
     if name in _ALGORITHMS:
         if not_pinned(value):
             return None
-        refuse_once(label, value)
-        policy = Policy._unchecked(_text(name, value, label), _ALGORITHMS[name])
+        check_not_once(label, value)
+        family = _ALGORITHMS[name]
+        text = _C.canonical_policy(_text(name, value, label), family)
         if not falls_back:
-            check_pins(policy, label)
+            check_pins(text, family, label)
     elif name in CONSTRAINTS:
         field_text(label, name, value)
     elif name == _RESERVE:
@@ -198,11 +195,11 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
 
 
 def _reserved_bytes(value: object, label: str) -> list[int]:
-    """What each GPU is to keep.
+    """The bytes that each GPU reserves.
 
     Raises:
         TypeError: The value is neither an integer nor a text.
-        ValueError: It is no amount of memory, more than a GPU has, or there is no GPU.
+        ValueError: The value is no amount of memory, exceeds a GPU's memory, or there is no GPU.
     """
     wanted = "bytes as an integer, or a text such as '256MiB' or '20%', or 0"
     if isinstance(value, bool) or not isinstance(value, int | str):
@@ -215,7 +212,7 @@ def _reserved_bytes(value: object, label: str) -> list[int]:
         return []
     if not torch.cuda.is_available():
         raise ValueError(f"{label}: got {value!r}, but PyTorch finds no CUDA device, wanted 0")
-    kept = []
+    reserved = []
     for index in range(torch.cuda.device_count()):
         bytes_wanted = _C.workspace_cap(cap, f"cuda:{index}") or 0
         most = _C.workspace_cap("max_workspace=100%", f"cuda:{index}") or 0
@@ -223,8 +220,8 @@ def _reserved_bytes(value: object, label: str) -> list[int]:
             raise ValueError(
                 f"{label}: got {value!r}, which is more than the {most} bytes of cuda:{index}"
             )
-        kept.append(bytes_wanted)
-    return kept
+        reserved.append(bytes_wanted)
+    return reserved
 
 
 def _text(name: str, value: object, label: str) -> str:
@@ -232,7 +229,7 @@ def _text(name: str, value: object, label: str) -> str:
     key, family = name.removesuffix("_algo"), _ALGORITHMS.get(name, "conv")
     if key == family and str(value).isdecimal():  # the same algorithm in all passes
         forward = field_text(label, f"{family}_fwd", value, family)
-        value = Policy._unchecked(forward, family).get("fwd")
+        value = value_of(_C.canonical_policy(forward, family), "fwd")
     return field_text(label, key, value, family)
 
 
@@ -254,10 +251,10 @@ def _level_text(values: Mapping[str, Any]) -> str:
 
 
 def _install(process: dict[str, Any]) -> None:
-    """Make these the knobs of the process; raises before anything is changed."""
+    """Make these the knobs of the process; on an error nothing is changed."""
     environment = _environment
     if process.get("enabled") == "auto":
-        # Naming all backends would part the calls from what was tuned while none were named.
+        # Naming all backends instead would miss what was tuned while no backend was named.
         environment = {k: v for k, v in environment.items() if k not in ("enabled", "backends")}
     text = _C.policy_with_level(_level_text(process), _level_text(environment))
     switches = {
@@ -273,11 +270,11 @@ def _install(process: dict[str, Any]) -> None:
 
 
 def _read_environment() -> dict[str, Any]:
-    """Knobs set by environment variables; one that looks like it and is none is warned of.
+    """The knobs that environment variables set; warns of a variable that names no knob.
 
     Raises:
         TypeError: A value has a type that the knob does not take.
-        ValueError: A value is none that the knob takes.
+        ValueError: A knob does not take its value.
     """
     values = {}
     prefix = "TORCH_CUDNN_EXT_"
@@ -319,7 +316,7 @@ def _no_knob(name: str) -> AttributeError:
 
 
 class _Knobs(ModuleType):
-    """This module's class, so that assigning to its attributes sets knobs."""
+    """The class of this module: assigning to its attributes sets knobs."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in _NAMES:
@@ -345,7 +342,7 @@ class _Knobs(ModuleType):
     def __delattr__(self, name: str) -> None:
         if name in _NAMES:
             setattr(self, name, None)
-            with _lock:  # or unittest.mock.patch would not set again what was there before
+            with _lock:  # so that unittest.mock.patch restores the value that it replaced
                 _deleted.add(name)
         else:
             super().__delattr__(name)
@@ -364,7 +361,7 @@ class _Knobs(ModuleType):
 
 
 def _take_environment() -> None:
-    """What is wrong is one line of the command line, as its arguments are, or one ValueError."""
+    """Set the environment's knobs; the command line reports an error as it does for arguments."""
     together = ""
     try:
         _environment.update(_read_environment())
@@ -380,8 +377,8 @@ def _take_environment() -> None:
 
 
 def _is_command_line() -> bool:
-    """Whether Python was started as ``-m torch_cudnn_ext``, or by the command of that name."""
-    started = next(iter(sys.orig_argv[-len(sys.argv) :]), "")  # what runs, before its arguments
+    """Whether the process runs ``python -m torch_cudnn_ext`` or the command of that name."""
+    started = next(iter(sys.orig_argv[-len(sys.argv) :]), "")  # the program, before its arguments
     return Path(started.removeprefix("-m")).name == __package__
 
 

@@ -23,7 +23,8 @@ inline LayerNormProblem instances_of_groups(const LayerNormProblem& p) {
   return q;
 }
 
-// Of the steps of a gradient beside the plan's: the weighted dy, and what dw is summed from.
+// Bytes of the temporaries of a gradient in addition to the plan's: the weighted dy, and what dw is
+// summed from.
 inline int64_t group_norm_temporaries(const LayerNormProblem& p) {
   if (p.pass == Pass::fwd || !p.w) return 0;
   c10::ScalarType compute = compute_dtype(p.x.dtype);
@@ -75,8 +76,8 @@ class GroupNormPlan : public Plan {
     if (p_.w) {
       at::Tensor w = b[Role::w];
       if (p_.x.dtype == at::kHalf) {
-        // Float16's products may overflow where the gradient does not, so the largest weight of a
-        // group is left to the instance norm, as its scale.
+        // Float16 products may overflow though the gradient does not. So the instance norm scales
+        // by the largest weight of a group.
         w = w.view({v.groups, -1}).to(compute);
         at::Tensor largest = w.abs().amax(1, true);
         largest.masked_fill_(largest == 0, 1);
@@ -92,7 +93,7 @@ class GroupNormPlan : public Plan {
     instances_->run(inner);
     b[Role::dx] = inner[Role::dx].view(p_.x.sizes);
     if (!p_.w && !p_.bias) return;
-    // Both from sums over space: of dy, and of its products with x.
+    // Both are computed from sums over space, of dy and of its products with x.
     at::Tensor sums = dy.sum(2, false, compute);
     if (p_.bias) give(b, Role::dbias, p_.parameters(*p_.bias), sums.sum(0).to(*p_.bias));
     if (!p_.w) return;

@@ -6,12 +6,17 @@
 #include <algorithm>
 #include <cctype>
 
-#include "core/backend.h"
 #include "core/base/text.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
+
+// Filled while libraries load, read-only afterwards.
+std::vector<std::string>& names_of_backends() {
+  static auto* list = new std::vector<std::string>{"graph", "legacy", "aten", "cpu"};
+  return *list;
+}
 
 bool is_word(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -29,7 +34,7 @@ std::string names_text(const std::vector<LegacyName>& names) {
   std::string out;
   const LegacyName* before = nullptr;
   for (const LegacyName& name : names) {
-    // An algorithm of several names in Theano stands twice.
+    // An algorithm with several Theano names has several entries.
     if (before != nullptr && before->value == name.value) continue;
     out += c10::str(out.empty() ? "" : ", ", name.value, " (", name.name, ")");
     before = &name;
@@ -52,21 +57,21 @@ const LegacyName* find_legacy(std::string_view text, const std::vector<LegacyNam
   return nullptr;
 }
 
-// The number behind a letter or word, without leading zeros; empty where there is none.
-std::string number_behind(std::string_view prefix, std::string_view text) {
+// The number after a letter or word, without leading zeros; empty if there is none.
+std::string number_after(std::string_view prefix, std::string_view text) {
   std::string_view digits = text.substr(std::min(prefix.size(), text.size()));
   bool valid = text.substr(0, prefix.size()) == prefix && is_integer(digits) && digits[0] != '-';
   return valid ? std::to_string(std::stoi(std::string(digits))) : "";
 }
 
-// Numbers in one spelling and knobs in order, so that one choice has one text.
+// Spells numbers and orders engine knobs in one way, so that each algorithm has one text.
 void canonicalise_graph(Algorithm& algorithm) {
-  std::string whole = algorithm.text(), engine = number_behind("eng", algorithm.name);
+  std::string whole = algorithm.text(), engine = number_after("eng", algorithm.name);
   TORCH_CHECK_VALUE(!engine.empty(), "algorithm text: '", whole, "' names the engine '",
                     algorithm.name, "', wanted engNUMBER");
   algorithm.name = "eng" + engine;
   for (auto& [key, value] : algorithm.options) {
-    std::string knob = number_behind("k", key);
+    std::string knob = number_after("k", key);
     TORCH_CHECK_VALUE(!knob.empty() && is_integer(value), "algorithm text: '", key, "=", value,
                       "' in '", whole, "' is not a knob, wanted kNUMBER=INTEGER");
     key = "k" + knob;
@@ -83,6 +88,10 @@ void canonicalise_graph(Algorithm& algorithm) {
 }
 
 }  // namespace
+
+const std::vector<std::string>& backend_names() { return names_of_backends(); }
+
+void add_backend_name(const std::string& name) { names_of_backends().push_back(name); }
 
 const std::string* Algorithm::option(std::string_view key) const {
   for (const auto& item : options) {
@@ -119,9 +128,10 @@ Algorithm parse_algorithm(std::string_view text) {
   Algorithm algorithm;
   algorithm.backend = text.substr(0, colon);
   text.remove_prefix(colon + 1);
-  TORCH_CHECK_VALUE(find_backend(algorithm.backend) != nullptr, "algorithm text: '", whole,
-                    "' names the backend '", algorithm.backend, "', wanted one of ",
-                    c10::Join(", ", backend_names()));
+  const std::vector<std::string>& backends = backend_names();
+  bool is_known = std::find(backends.begin(), backends.end(), algorithm.backend) != backends.end();
+  TORCH_CHECK_VALUE(is_known, "algorithm text: '", whole, "' names the backend '",
+                    algorithm.backend, "', wanted one of ", c10::Join(", ", backends));
   bool first = true;
   while (true) {
     size_t slash = text.find('/');
@@ -173,7 +183,7 @@ Algorithm resolve_algorithm(std::string_view text, const std::string& op,
   }
   Algorithm algorithm = parse_algorithm(text);
   if (algorithm.backend != "legacy") return algorithm;
-  // Calls that the classic API offers without a choice.
+  // A call for which the classic API has no enumerated algorithms.
   if (legacy_names.empty() && algorithm.name == "default") return algorithm;
   const LegacyName* found = find_legacy(algorithm.name, legacy_names);
   TORCH_CHECK_VALUE(found != nullptr, "algorithm '", text, "' is not one of ", op,

@@ -1,4 +1,5 @@
-// HOW a problem is computed: a value that prints, parses and compares. Never a position in a list.
+// HOW a problem is computed: a value that prints, parses and compares, and never a position in a
+// list. Knows which backends have a name, and nothing else of them.
 #pragma once
 
 #include <string>
@@ -29,12 +30,16 @@ inline const Algorithm kBaseline{"aten", "default", {}};
 
 Algorithm parse_algorithm(std::string_view text);  // throws ValueError
 
-// An algorithm of cuDNN's classic API: what the enumeration of one pass calls it, and what we do.
+// The backends that a text may name, in the order of tables and listings.
+const std::vector<std::string>& backend_names();
+void add_backend_name(const std::string& name);
+
+// An enumerated algorithm of cuDNN's classic API, and our name for it.
 struct LegacyName {
   int value;
   const char* enumerator;   // CUDNN_CONVOLUTION_FWD_ALGO_FFT
   const char* name;         // fft
-  const char* theano_name;  // nullptr where Theano had none
+  const char* theano_name;  // nullptr if Theano had none
 };
 
 // A math type of the classic API; the value is cudnnMathType_t's.
@@ -44,10 +49,11 @@ struct MathType {
 };
 inline constexpr MathType kMathTypes[] = {
     {0, "default"}, {1, "tensor_op"}, {2, "tensor_op_allow_conversion"}, {3, "fma"}};
-const MathType* find_math_type(std::string_view text);  // nullptr where there is none
+const MathType* find_math_type(std::string_view text);  // nullptr if there is none
 
-// The algorithm that a user's text means for one operator: its text, or an integer, enumerator,
-// short or Theano name of the classic API. Throws ValueError. `op` is for the message: "conv_fwd".
+// The algorithm that a user's text means for one operator and pass, which `op` names in messages.
+// The text may be the algorithm's own, or an integer, enumerator, short name or Theano name of the
+// classic API. Throws ValueError.
 Algorithm resolve_algorithm(std::string_view text, const std::string& op,
                             const std::vector<LegacyName>& legacy_names);
 

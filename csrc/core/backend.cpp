@@ -12,11 +12,11 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-// In the order of tables and listings. Filled while the library loads, read-only afterwards.
+// In the order of backend_names(). Filled while libraries load, read-only afterwards.
 std::vector<std::unique_ptr<Backend>>& backends() {
   static auto* list = [] {
     auto* made = new std::vector<std::unique_ptr<Backend>>();
-    for (const char* name : {"graph", "legacy", "aten", "cpu"}) {
+    for (const std::string& name : backend_names()) {
       made->push_back(std::make_unique<Backend>(name));
     }
     return made;
@@ -41,6 +41,7 @@ Backend& backend(const std::string& name) {
   for (auto& item : backends()) {
     if (item->name == name) return *item;
   }
+  add_backend_name(name);
   backends().push_back(std::make_unique<Backend>(name));
   return *backends().back();
 }
@@ -52,20 +53,10 @@ const Backend* find_backend(const std::string& name) {
   return nullptr;
 }
 
-std::vector<std::string> backend_names() {
-  std::vector<std::string> names;
-  for (const auto& item : backends()) names.push_back(item->name);
-  return names;
-}
-
-namespace {
-
-const BackendOperator* backend_operator(const Problem& problem, const Algorithm& algorithm) {
+static const BackendOperator* backend_operator(const Problem& problem, const Algorithm& algorithm) {
   const Backend* found = find_backend(algorithm.backend);
   return found == nullptr ? nullptr : found->find(family_of(problem));
 }
-
-}  // namespace
 
 std::optional<Notes> notes_before_building(const Problem& problem, const Algorithm& algorithm,
                                            const Device& device) {
@@ -90,10 +81,11 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
     return result;
   } catch (const c10::Error& error) {
     constexpr bool kDriver = false, kTransient = true;
-    // Without the numbers of the moment: such a reason comes anew at each call.
-    if (is_out_of_memory(error))
+    // Numbers of bytes would make another reason at each call.
+    if (is_out_of_memory(error)) {
       return Unsupported{"out of memory while building", kDriver, kTransient};
-    // What a stream that is captured does not admit says nothing of other calls.
+    }
+    // A failure while the stream is captured says nothing about other calls.
     return Unsupported{c10::str("failed to build: ", error.what_without_backtrace()), kDriver,
                        runtime.is_capturing(device)};
   }

@@ -1,13 +1,16 @@
-// A backend turns algorithms into plans. It keeps no state. Each operator it can do is one entry,
-// registered by the file that implements it.
+// Backends, which turn algorithms into plans and have no state. The file that implements an
+// operator for a backend registers one entry. Names no backend.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/plan.h"
+#include "problems/problem.h"
 
 namespace torch_cudnn_ext {
 
@@ -17,12 +20,12 @@ struct Candidate {
 };
 
 struct BackendOperator {
-  // In the order in which they are to be tried without measuring.
+  // In the order in which they are tried without measuring.
   std::function<std::vector<Candidate>(const Problem&, const Device&)> candidates;
   std::function<BuildResult(const Problem&, const Algorithm&, const Device&)> build;
-  // Variations of an algorithm worth trying when it is among the best; may be empty.
+  // Variations to try of an algorithm that is among the best; may be empty.
   std::function<std::vector<Algorithm>(const Problem&, const Algorithm&, const Device&)> neighbours;
-  // Some of a plan's notes without building it, where they can be had; may be empty.
+  // Those notes of a plan that are known without building it; may be empty.
   std::function<std::optional<Notes>(const Problem&, const Algorithm&, const Device&)> notes;
 };
 
@@ -40,19 +43,18 @@ class Backend {
 
 Backend& backend(const std::string& name);  // makes it on first use
 const Backend* find_backend(const std::string& name);
-std::vector<std::string> backend_names();
 
-// Never throws for an algorithm that cannot be had: that is Unsupported, with the reason.
+// Returns Unsupported with the reason if the algorithm cannot be built, and does not throw then.
 BuildResult build(const Problem& problem, const Algorithm& algorithm, const Device& device);
-// What is known of its notes before that; they may be more.
+// The notes of an algorithm's plan that are known without building it.
 std::optional<Notes> notes_before_building(const Problem& problem, const Algorithm& algorithm,
                                            const Device& device);
 
-// The families whose common problems have an algorithm ("aten:window"); of cuDNN's graph engines,
-// which only a GPU can tell, none.
+// The families whose common problems have an algorithm such as "aten:window". None for the engines
+// of `graph`, which only a GPU can list.
 std::vector<std::string> families_with(const std::string& algorithm);
 
-// Typed registration: functions of the operator's own problem struct.
+// A constant of this type at namespace scope registers functions of the family's struct.
 template <class P>
 struct RegisterBackendOperator {
   using Candidates = std::vector<Candidate> (*)(const P&, const Device&);

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -74,11 +75,11 @@ class CpuRuntime : public DeviceRuntime {
   std::unique_ptr<Timer> make_timer(const Device&) const override {
     return std::make_unique<CpuTimer>();
   }
-  // Of a CPU that would take the code away as well.
+  // The CPU's cache also holds the code, so it stays.
   void flush_cache(const Device&) const override {}
 };
 
-// The properties of a GPU that is not there: enough to list for, and nothing more.
+// The properties of an absent GPU are enough to list algorithms, and to do nothing else.
 class TargetRuntime : public DeviceRuntime {
  public:
   std::string fingerprint(const Device& device) const override { return device.text(); }

@@ -1,5 +1,6 @@
-// Where a problem runs: the CPU, a CUDA device, or a target (the properties of a GPU that is not
-// there). What differs between them at run time is behind DeviceRuntime. Knows nothing of CUDA.
+// The device that a problem is for: the CPU, a CUDA device, or a target. A target is the properties
+// of a GPU that is absent. DeviceRuntime does what differs between them at run time. Knows nothing
+// of CUDA.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -33,18 +34,19 @@ Device parse_device(const std::string& text);  // throws ValueError
 void add_target(const std::string& name, const std::string& device_properties_json);
 std::string target_properties(const Device& target);  // JSON
 
-// Time between two points of the device's work, and of the host's where that runs ahead.
+// Time between two points of the device's work, and of the host's if the host runs ahead.
 class Timer {
  public:
   virtual ~Timer() = default;
-  // First keeps the device busy, `head_starts` times as long as hosts usually need to get ahead.
+  // First keeps the device busy for `head_starts` times as long as a host usually needs to get
+  // ahead.
   virtual void start(int head_starts) = 0;
   virtual void stop() = 0;
-  // False where the device came to the work before the host had enqueued it all: it may have
-  // waited then, and its time holds the host's.
+  // False if the device reached the work before the host had enqueued all of it: the device may
+  // have waited, and then its time includes the host's.
   virtual bool host_was_ahead() const { return true; }
   virtual float milliseconds() = 0;  // waits for the device
-  // What the host took to enqueue the work; none where it does the work itself.
+  // The host's time to enqueue the work; none if the host does the work itself.
   virtual std::optional<double> host_milliseconds() const { return std::nullopt; }
 };
 
@@ -54,22 +56,23 @@ class DeviceRuntime {
   virtual std::string fingerprint(const Device& device) const = 0;
   virtual int64_t total_memory_bytes(const Device& device) const = 0;
   virtual bool is_capturing(const Device& device) const = 0;
-  // Runs what may call anything of the device, also while this thread's stream is captured.
+  // Runs `calls`, which may make any call to the device, even while this thread's stream is
+  // captured.
   virtual void call_freely(c10::function_ref<void()> calls) const { calls(); }
-  // Waits for the device, until it is done or the user stops it. Warns where `what` may never end.
+  // Waits until the device is done or the user interrupts. Warns if `what` may never end.
   virtual void synchronize(const Device& device, const std::string& what) const = 0;
   virtual std::unique_ptr<Timer> make_timer(const Device& device) const = 0;
   // Evicts the last-level cache.
   virtual void flush_cache(const Device& device) const = 0;
-  // Puts a generator back to where it is now.
+  // A function that resets a generator to its present state.
   virtual std::function<void()> restorer_of(at::Generator generator) const;
-  // Gives the device what the allocator keeps of freed memory, for other processes.
+  // Returns the freed memory that the allocator keeps to the device, for other processes.
   virtual void release_cached_memory(const Device&) const {}
 };
 
 const DeviceRuntime& runtime_of(const Device& device);
 std::string fingerprint_of(const Device& device);
-// Gives the one before.
+// Returns the runtime that was registered before.
 std::unique_ptr<DeviceRuntime> register_runtime(Device::Kind kind,
                                                 std::unique_ptr<DeviceRuntime> runtime);
 

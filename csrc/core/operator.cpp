@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 #include "core/base/text.h"
 
 namespace torch_cudnn_ext {
@@ -10,7 +12,7 @@ namespace torch_cudnn_ext {
 namespace {
 
 struct Entry {
-  std::string_view family;  // op's own: every call searches for it
+  std::string_view family;  // points into `op`; every call compares it
   std::unique_ptr<Operator> op;
 };
 std::vector<Entry>& operators() {
@@ -53,6 +55,9 @@ const Operator& operator_of(const Problem& problem) { return find_operator(famil
 std::vector<const Operator*> all_operators() {
   std::vector<const Operator*> list;
   for (const auto& entry : operators()) list.push_back(entry.op.get());
+  std::sort(list.begin(), list.end(), [](const Operator* a, const Operator* b) {
+    return std::string_view(a->family()) < b->family();
+  });
   return list;
 }
 

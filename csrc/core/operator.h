@@ -1,4 +1,5 @@
-// What the core must know of one operator family beyond its Problem: registered by ops/<op>.cpp.
+// What the core must know of one operator family in addition to its Problem. The family registers
+// it. Names no family.
 #pragma once
 
 #include <ATen/Context.h>
@@ -7,9 +8,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/plan.h"
+#include "problems/problem.h"
 
 namespace torch_cudnn_ext {
 
@@ -19,19 +22,19 @@ struct Cost {
   double reduction_length;  // terms summed into one output element
 };
 
-// Of all slots together: Cost's bytes, where nothing is read twice.
+// The bytes of all slots together. Cost's bytes are these if nothing is read twice.
 double bytes_of(const std::vector<SlotSpec>& slots);
 
-// What the table of operators says of a family, beyond what can be asked.
+// The columns of the table of operators that are not computed.
 struct OperatorDescription {
   std::string entry_points;  // of cuDNN
   std::string layouts;
   std::string limits;
-  std::vector<std::string> examples;  // problem lines of common forwards
+  std::vector<std::string> examples;  // problem texts of common forwards
   std::string dtypes = "f64, f32, f16, bf16";
 };
 
-// A tensor field of a problem line, and which of its sizes is the batch.
+// A tensor field of a problem text, and the dimension that is the batch.
 struct BatchSize {
   std::string field;
   int dim;
@@ -44,44 +47,44 @@ class Operator {
   virtual std::vector<std::string> passes() const = 0;
   virtual OperatorDescription description() const { return {}; }
   virtual std::vector<BatchSize> batch_sizes() const { return {{"x", 0}}; }
-  // Which of PyTorch's switches of float32 precision speaks of this operator; none where no
-  // products are summed, so that TF32 does not come up.
+  // The switch of PyTorch's that sets this operator's float32 precision. An operator that sums no
+  // products has none, since TF32 does not concern it.
   virtual std::optional<at::Float32Op> float32_op() const { return std::nullopt; }
-  // The classic API's algorithms of a pass, and whether each comes with a math type.
+  // The algorithms of cuDNN's classic API for a pass, and whether each has a math type.
   virtual std::vector<LegacyName> legacy_names(const std::string&) const { return {}; }
   virtual bool has_math_types() const { return false; }
   virtual std::vector<SlotSpec> slots(const Problem& problem) const = 0;
   virtual Cost cost(const Problem& problem) const = 0;
-  // Accumulates into the output, so its content before the call matters.
+  // Whether the problem adds to its output, so that the content before the call matters.
   virtual bool accumulates(const Problem& problem) const = 0;
-  // Sets alpha and beta of scratch bindings, where the problem leaves them open.
+  // Sets alpha and beta of scratch bindings, if the problem does not fix them.
   virtual void set_scalars(const Problem& problem, Bindings& bindings) const = 0;
-  // Completes scratch inputs, which are normally distributed (and zero where they hold integers):
-  // some must be what a forward would have left, or keep to a range.
+  // Completes scratch inputs, which hold normally distributed numbers, or zeros if they are
+  // integers. Some inputs must lie in a range, or be what a forward saves.
   virtual void prepare_scratch(const Problem& problem, Bindings& bindings) const = 0;
-  // The results in float64 by role, on the device of the bindings. An output that is left out is
-  // of an algorithm's own format, and not compared.
+  // The results in float64 by role, on the device of the bindings. An output that is missing has a
+  // format of its algorithm's own and is not compared.
   virtual Bindings reference(const Problem& problem, const Bindings& bindings) const = 0;
-  // What is wrong with random results, which no reference foretells; empty when nothing is. The
-  // bindings hold all that the passes so far were given and made.
+  // What is wrong with random results, which have no reference; empty if nothing is. The bindings
+  // hold the inputs and results of all passes so far.
   virtual std::string fault(const Problem& problem, const Bindings& bindings) const = 0;
-  // Relative error (see measure.h) above which a result is wrong.
+  // Relative error (see core/tune/correctness.h) above which a result is wrong.
   virtual double tolerance(const Problem& problem, const Notes& notes) const = 0;
-  // Backends (`graph`) or algorithms (`legacy:max`) in the order in which they are asked on a GPU
-  // without measuring: the first plan that builds runs.
+  // Backends (`graph`) or algorithms (`legacy:max`) in the order in which a GPU tries them without
+  // measuring: the first plan that builds runs.
   virtual std::vector<std::string> heuristic_order(const Problem& problem) const = 0;
-  // Coupled passes share one algorithm, since a backward reads what only its forward's algorithm
-  // understands. Of a forward: the problems that follow it, in the order in which they run, over
-  // the same bindings. Of one of those: its forward.
+  // Coupled passes share one algorithm, since the backward reads a reserve that only the algorithm
+  // of its forward understands. `coupled` gives the problems that follow a forward over the same
+  // bindings, in the order in which they run; `forward_of` gives the forward of one of those.
   virtual std::vector<Problem> coupled(const Problem& problem) const = 0;
   virtual std::optional<Problem> forward_of(const Problem& problem) const = 0;
   // Whether algorithms may draw from PyTorch's generator.
   virtual bool is_random(const Problem& problem) const = 0;
-  // Whether the passes of the family are always coupled, so that one choice is all there is.
+  // Whether the passes of the family are always coupled, so that one algorithm is chosen for all.
   virtual bool has_one_choice() const { return false; }
 };
 
-// The same in terms of the family's own struct, which tells the family and its passes.
+// An operator in terms of its family's struct, which tells the family and its passes.
 template <class P>
 class OperatorOf : public Operator {
  public:
@@ -127,7 +130,8 @@ class OperatorOf : public Operator {
   bool is_random(const Problem& p) const final { return is_random(std::get<P>(p)); }
 };
 
-// Of one whose forward, where it trains, leaves what only its own algorithm's backward reads.
+// An operator whose training forward saves a reserve that only the same algorithm's backward can
+// read.
 template <class P>
 class CoupledOperatorOf : public OperatorOf<P> {
  public:
@@ -149,12 +153,12 @@ class CoupledOperatorOf : public OperatorOf<P> {
 
 const Operator& operator_of(const Problem& problem);
 const Operator& find_operator(std::string_view family);  // throws ValueError
-// "conv_fwd": its family and pass; throws ValueError.
+// The operator and the pass of a name such as "conv_fwd"; throws ValueError.
 std::pair<const Operator*, std::string> find_pass(const std::string& op);
 std::vector<const Operator*> all_operators();
 void register_operator(std::unique_ptr<Operator> op);
 
-// Registers by being made, at namespace scope.
+// A constant of this type at namespace scope registers the operator.
 template <class Op>
 struct RegisterOperator {
   RegisterOperator() { register_operator(std::make_unique<Op>()); }

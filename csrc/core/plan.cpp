@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/StringUtil.h>
 
+#include <iterator>
 #include <mutex>
 #include <set>
 
@@ -13,37 +14,6 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr EnumName<Role> kRoles[] = {{Role::x, "x"},
-                                     {Role::w, "w"},
-                                     {Role::y, "y"},
-                                     {Role::bias, "bias"},
-                                     {Role::z, "z"},
-                                     {Role::dx, "dx"},
-                                     {Role::dw, "dw"},
-                                     {Role::dy, "dy"},
-                                     {Role::dbias, "dbias"},
-                                     {Role::dz, "dz"},
-                                     {Role::mean, "mean"},
-                                     {Role::invstd, "invstd"},
-                                     {Role::running_mean, "running_mean"},
-                                     {Role::running_var, "running_var"},
-                                     {Role::hx, "hx"},
-                                     {Role::cx, "cx"},
-                                     {Role::hy, "hy"},
-                                     {Role::cy, "cy"},
-                                     {Role::dhx, "dhx"},
-                                     {Role::dcx, "dcx"},
-                                     {Role::dhy, "dhy"},
-                                     {Role::dcy, "dcy"},
-                                     {Role::batch_sizes, "batch_sizes"},
-                                     {Role::reserve, "reserve"},
-                                     {Role::indices, "indices"},
-                                     {Role::grid, "grid"},
-                                     {Role::dgrid, "dgrid"},
-                                     {Role::targets, "targets"},
-                                     {Role::input_lengths, "input_lengths"},
-                                     {Role::target_lengths, "target_lengths"}};
-static_assert(std::size(kRoles) == static_cast<size_t>(Role::kCount));
 constexpr EnumName<Note> kNotes[] = {{Note::tensor_core, "tensor_core"},
                                      {Note::tf32, "tf32"},
                                      {Note::down_convert, "down_convert"},
@@ -80,11 +50,11 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
   for (int i = 0; i < spec.sizes.size(); ++i) {
     as_specified &= spec.sizes[i] <= 1 || strides[i] == spec.strides[i];
   }
-  // Sizes are the result's: of packed sequences there are fewer rows than specified.
+  // The sizes are those of the result: packed sequences have fewer rows than specified.
   if (!as_specified) {
     out = at::empty_strided(result.sizes(), spec.strides, result.options().dtype(spec.dtype))
               .copy_(result);
-  } else {  // but for strides that lead nowhere
+  } else {  // the strides of dimensions of size 1 may differ
     out = strides == spec.strides ? result : strided_view(result, result.sizes(), spec.strides);
   }
 }
@@ -98,29 +68,10 @@ at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,
   return out;
 }
 
-void add_bias(at::Tensor& result, const at::Tensor& bias) {
-  Dims shape(static_cast<int>(result.dim()), 1);
-  shape[1] = bias.size(0);
-  result.add_(bias.view(shape));
-}
-
-void add_z_and_clamp(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings) {
-  if (p.z) result.add_(bindings[Role::z]);
-  if (p.activation == Activation::relu) result.relu_();
-}
-
-void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings) {
-  if (p.bias) add_bias(result, bindings[Role::bias]);
-  add_z_and_clamp(p, result, bindings);
-}
-
-const char* role_text(Role role) { return enum_text(kRoles, role); }
-Role role_from_text(const std::string& text) { return enum_value(kRoles, "role", text); }
-
 std::vector<std::string> Notes::texts() const {
   std::vector<std::string> out;
-  for (const auto& word : kNotes) {
-    if (has(word.value)) out.emplace_back(word.text);
+  for (const auto& name : kNotes) {
+    if (has(name.value)) out.emplace_back(name.text);
   }
   return out;
 }

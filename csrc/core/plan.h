@@ -1,4 +1,5 @@
-// An algorithm made ready for one problem, what is known about it, and the tensors it runs on.
+// An algorithm made ready for one problem, what is known about it, and the tensors that it runs on.
+// Knows neither backends nor how a plan is selected.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,98 +7,60 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "core/algorithm.h"
+#include "core/base/tensor_spec.h"
 #include "core/device.h"
 #include "problems/problem.h"
+#include "problems/role.h"
 
 namespace torch_cudnn_ext {
-
-// A gradient's role is that of its tensor with a d before it; convolution, whose passes are made of
-// the same three tensors, has no need of them.
-enum class Role : uint8_t {
-  x,
-  w,
-  y,
-  bias,
-  z,  // added to the result
-  dx,
-  dw,
-  dy,
-  dbias,
-  dz,
-  mean,
-  invstd,
-  running_mean,
-  running_var,
-  hx,
-  cx,
-  hy,
-  cy,
-  dhx,
-  dcx,
-  dhy,
-  dcy,
-  batch_sizes,  // int64 on the host: of each time step, as in PyTorch's PackedSequence
-  reserve,      // what a forward leaves for its backward, in a format of the algorithm's own
-  indices,
-  grid,
-  dgrid,
-  targets,
-  input_lengths,   // in host memory
-  target_lengths,  // in host memory
-  kCount
-};
-const char* role_text(Role role);
-Role role_from_text(const std::string& text);  // throws ValueError
-
-// What a pass of convolution computes.
-inline Role result_role(ConvolutionPass pass) {
-  if (pass == ConvolutionPass::fwd) return Role::y;
-  return pass == ConvolutionPass::bwd_data ? Role::x : Role::w;
-}
 
 struct SlotSpec {
   Role role;
   TensorSpec spec;
   bool is_output;
   bool is_mutated = false;  // an input that the run changes, such as running statistics
-  bool on_host = false;     // wherever the others are: lengths
+  bool on_host = false;     // in host memory on every device, such as lengths
 };
 
-// Whether a plan may do what it did before, rather than call its library (replay/replay.h): where
-// it was called often enough to pay for recording that; or from the second time on, on the same
-// addresses as a network's next steps would, or on any by its kernels.
-enum class Replay : uint8_t { never, where_it_pays, at_once, kernels_at_once };
+// Whether a plan may repeat what it recorded instead of calling its library.
+// graphs: as a CUDA graph, for tensors at the same addresses, after enough calls to pay for the
+// recording. kernels: kernel by kernel, for tensors at any addresses; as a graph if that is not
+// possible. graphs_at_once and kernels_at_once: in that way alone, from the second call on.
+enum class Replay : uint8_t { never, graphs, kernels, graphs_at_once, kernels_at_once };
 
-// Tensors by role. An output may be undefined: then the plan fills it.
+// Tensors by role. A plan allocates an output that is undefined.
 struct Bindings {
   std::array<at::Tensor, static_cast<size_t>(Role::kCount)> tensors;
   double alpha = 1, beta = 0;
-  double epsilon = 1e-5, momentum = 0.1;  // of normalisation; momentum is the new value's share
+  // For normalisation; momentum is the weight of the new value.
+  double epsilon = 1e-5, momentum = 0.1;
   Replay replay = Replay::never;
 
   at::Tensor& operator[](Role role) { return tensors[static_cast<size_t>(role)]; }
   const at::Tensor& operator[](Role role) const { return tensors[static_cast<size_t>(role)]; }
 };
 
-// What cuDNN, or our own table where cuDNN is silent, says about an algorithm on a problem.
+// What cuDNN says about an algorithm on a problem, or our own table if cuDNN says nothing.
 enum class Note : uint8_t {
   tensor_core,
   tf32,          // lowers float32 numerics
   down_convert,  // inputs or partial sums in a smaller type
   reduced_range,
-  low_accuracy,  // float32 products, but a result no better than TF32's
+  low_accuracy,  // float32 products, but a result as inexact as with TF32
   fft,
   winograd,
   nondeterministic,
   runtime_compilation,
-  fused,  // one engine computes the convolution and what follows it: bias, z, relu
+  fused,  // one engine computes the operation and its epilogue
   kCount
 };
 
@@ -125,15 +88,16 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  // On the current stream. The workspace comes from PyTorch's allocator and is given back at once.
+  // Runs on the current stream. The workspace comes from PyTorch's allocator and is freed at the
+  // end.
   virtual void run(Bindings& bindings) = 0;
 
   const Algorithm algorithm;
   const Notes notes;
-  const std::optional<int64_t> workspace_bytes;  // nullopt: not known before a run
+  const std::optional<int64_t> workspace_bytes;  // nullopt: unknown before a run
 };
 
-// A plan that is one function, for algorithms that need no state of their own.
+// A plan that is one function, for algorithms without state.
 class FunctionPlan : public Plan {
  public:
   using Body = std::function<void(Bindings&)>;
@@ -145,38 +109,31 @@ class FunctionPlan : public Plan {
   const Body body_;
 };
 
-// A plan whose workspace is not known before a run.
+// A function as a plan whose workspace is unknown before a run.
 inline std::shared_ptr<Plan> make_plan(const Algorithm& algorithm, Notes notes,
                                        FunctionPlan::Body body) {
   return std::make_shared<FunctionPlan>(algorithm, notes, std::nullopt, std::move(body));
 }
 
-// Makes a computed tensor the output of a role: copied into the tensor that is bound there, or
-// bound itself, in the layout that the problem says.
+// Makes a computed tensor the output of a role. It is copied into the tensor that is bound to the
+// role; if there is none, it is bound itself, in the type and layout of `spec`.
 void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result);
 
-// "1024 bytes", or "unknown".
-std::string memory_text(const std::optional<int64_t>& bytes);
+std::string memory_text(const std::optional<int64_t>& bytes);  // "1024 bytes", or "unknown"
 
-// Until the process ends: what a captured graph reads when it is replayed.
+// Keeps what a captured graph reads when it is replayed.
 void retain_until_exit(std::shared_ptr<const void> object);
 
-// What a plan writes to: the tensor that is bound to a role, or a new one, placed as `like`.
+// The tensor that a plan writes to: the one that is bound to the role, or a new one on the device
+// of `like`.
 at::Tensor& output_tensor(Bindings& bindings, Role role, const TensorSpec& spec,
                           const at::Tensor& like);
 
-// Adds one number to each channel, which is dimension 1.
-void add_bias(at::Tensor& result, const at::Tensor& bias);
-// What follows a convolution, in place: z, relu.
-void add_z_and_clamp(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings);
-// The bias before them too.
-void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Bindings& bindings);
-
-// Why an algorithm cannot be had. `needs_driver` is set where only the missing driver is at fault.
+// Why there is no plan of an algorithm.
 struct Unsupported {
   std::string reason;
-  bool needs_driver = false;
-  bool transient = false;  // may be otherwise at another time, as where memory was short
+  bool needs_driver = false;  // only the missing driver is the reason
+  bool transient = false;     // a later attempt may succeed, such as when memory was short
 };
 
 using BuildResult = std::variant<std::shared_ptr<Plan>, Unsupported>;

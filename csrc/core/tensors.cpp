@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/DimVector.h>
+#include <c10/util/Exception.h>
 
 namespace torch_cudnn_ext {
 
@@ -34,13 +35,6 @@ at::Tensor without_unit_dim(const at::Tensor& t, int dim) {
   sizes.erase(sizes.begin() + dim);
   strides.erase(strides.begin() + dim);
   return strided_view(t, sizes, strides);
-}
-
-at::Tensor flip_for_mode(const ConvolutionProblem& p, const at::Tensor& w) {
-  if (p.mode == ConvolutionMode::cross) return w;
-  Dims axes;
-  for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);
-  return w.flip(axes);
 }
 
 }  // namespace torch_cudnn_ext

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <functional>
 #include <mutex>
 #include <unordered_map>
@@ -20,13 +21,13 @@ Known& known() {
   return *made;
 }
 
-// Strides and bytes that are computed from these sizes stay far from overflow.
+// Few enough that strides and bytes computed from these sizes do not overflow.
 constexpr int64_t kNumbers = INT64_C(1) << 48;
 
 }  // namespace
 
 int64_t writer_number(const std::string& policy) {
-  // The hash is the same in all processes. A number that another policy has is passed over.
+  // The hash is the same in all processes. If another policy has the number, the next one is tried.
   auto number = static_cast<int64_t>(std::hash<std::string>{}(policy) % kNumbers);
   std::lock_guard<std::mutex> lock(known().mutex);
   while (true) {

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
+#include <cudnn.h>
 
 #include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <chrono>
@@ -14,8 +15,7 @@
 
 #include "core/device.h"
 #include "core/errors.h"
-#include "cudnn/cudnn.h"
-#include "replay/capture_mode.h"
+#include "cuda/capture_mode.h"
 
 namespace torch_cudnn_ext {
 
@@ -63,8 +63,8 @@ class CudaRuntime : public DeviceRuntime {
         at::cuda::getDeviceProperties(static_cast<int8_t>(device.index))->totalGlobalMem);
   }
 
-  // As PyTorch's own kernels move it: set_state() makes PyTorch draw the random states of its own
-  // recurrent networks anew.
+  // Sets the offset as PyTorch's own kernels do: set_state() would make PyTorch draw the random
+  // states of its own recurrent networks anew.
   std::function<void()> restorer_of(at::Generator generator) const override {
     auto* own = at::check_generator<at::CUDAGeneratorImpl>(generator);
     return [generator, own, offset = own->philox_offset_per_thread()] {
@@ -105,7 +105,7 @@ class CudaRuntime : public DeviceRuntime {
     return std::make_unique<EventTimer>();
   }
 
-  // Four times the largest second-level cache of today.
+  // Overwrites four times the size of the largest L2 cache of today.
   void flush_cache(const Device& device) const override {
     constexpr int64_t kBytes = 256 << 20;
     at::empty({kBytes}, at::TensorOptions(at::kByte).device(device.torch_device())).zero_();

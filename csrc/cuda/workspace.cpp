@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "replay/capture_mode.h"
+#include "cuda/capture_mode.h"
 
 namespace torch_cudnn_ext {
 
@@ -28,7 +28,7 @@ std::atomic<int64_t> served_workspaces{0};
 
 class Block {
  public:
-  // On the current device.
+  // Allocates on the current device.
   Block(int64_t bytes, c10::cuda::CUDAStream stream)
       : bytes(bytes), allocated_for_(stream), last_stream_(stream) {
     C10_CUDA_CHECK(cudaEventCreateWithFlags(&last_use_, cudaEventDisableTiming));
@@ -39,7 +39,8 @@ class Block {
       throw;
     }
   }
-  // The allocator hands the memory to work on the stream that it was allocated for.
+  // Waits for work on other streams: the allocator reuses the memory on the stream that it was
+  // allocated for.
   ~Block() {
     CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
     if (last_stream_ != allocated_for_) cudaEventSynchronize(last_use_);
@@ -49,7 +50,7 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  // Null if another call has it, or if work on another stream may still use it.
+  // Null if another call holds the block, or if work on another stream may still use it.
   static c10::DataPtr take(const std::shared_ptr<Block>& block, c10::cuda::CUDAStream stream) {
     if (block->is_taken_.exchange(true, std::memory_order_acquire)) return {};
     if (stream != block->last_stream_ && !block->is_idle()) {
@@ -68,14 +69,14 @@ class Block {
   bool is_idle() const {
     CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
     cudaError_t status = is_recorded_ ? cudaEventQuery(last_use_) : cudaErrorNotReady;
-    if (status == cudaErrorNotReady) cudaGetLastError();  // it is no error
+    if (status == cudaErrorNotReady) cudaGetLastError();  // not an error
     return status == cudaSuccess;
   }
 
   static void give_back(void* context) {
     auto* block = static_cast<Block*>(context);
-    std::shared_ptr<Block> taken = std::move(block->taken_);  // the block may end with it
-    // An event outlives its stream, which the user may destroy.
+    std::shared_ptr<Block> taken = std::move(block->taken_);  // may be the last reference
+    // The event outlives its stream, which the user may destroy.
     block->is_recorded_ = cudaEventRecord(block->last_use_, block->last_stream_) == cudaSuccess;
     block->is_taken_.store(false, std::memory_order_release);
   }
@@ -83,28 +84,28 @@ class Block {
   const c10::cuda::CUDAStream allocated_for_;
   c10::DataPtr memory_;
   std::atomic<bool> is_taken_{false};
-  // Of whoever has taken it.
+  // The members below belong to the call that holds the block.
   c10::cuda::CUDAStream last_stream_;
   cudaEvent_t last_use_ = nullptr;
   bool is_recorded_ = false;
-  std::shared_ptr<Block> taken_;  // itself meanwhile
+  std::shared_ptr<Block> taken_;  // this block, while it is held
 };
 
 struct Reserve {
-  std::mutex mutex;  // guards what follows; nothing is allocated or freed under it
+  std::mutex mutex;  // guards the other members; nothing is allocated or freed under it
   int64_t bytes = 0;
-  uint64_t generation = 0;  // of `bytes`
-  bool is_made = false;     // or being made, or could not be
+  uint64_t generation = 0;  // grows when `bytes` changes
+  bool is_made = false;     // true also while the block is made, and if it could not be made
   std::shared_ptr<Block> block;
 };
 
-// Never destroyed: the driver ends first.
+// Never destroyed: the driver is gone before static objects are.
 std::array<Reserve, kMostDevices>& all_reserves() {
   static auto* all = new std::array<Reserve, kMostDevices>();
   return *all;
 }
 
-// For want of memory, calls go on without it, which is said.
+// Without memory for it, this warns and calls go on without a block.
 void make_block(Reserve& reserve, int64_t bytes, uint64_t generation,
                 c10::cuda::CUDAStream stream) {
   std::shared_ptr<Block> made;

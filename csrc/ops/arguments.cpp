@@ -3,12 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
 #include <limits>
 
-#include "core/select/execute.h"
 #include "core/tune/measure.h"
 #include "core/writer.h"
 
@@ -21,8 +20,6 @@ int64_t alignment_of(std::initializer_list<const Tensor*> tensors) {
   }
   return static_cast<int64_t>(bits & -bits);
 }
-
-Tensor aligned(const Tensor& t) { return is_aligned(t) ? t : copy_in_layout(t); }
 
 void align(Bindings& bindings, std::initializer_list<Role> roles) {
   for (Role role : roles) {
@@ -38,7 +35,7 @@ bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
                                    c10::autocast_dispatch_keyset |
                                    DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA});
   if (c10::GradMode::is_enabled()) return false;
-  // What a thread includes by itself, when nothing is switched on.
+  // The default set is what a thread includes while nothing is switched on.
   DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   if ((included.raw_repr() & ~c10::default_included_set.raw_repr()) != 0) return false;
   for (const Tensor* t : tensors) {
@@ -48,10 +45,6 @@ bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
   }
   return !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
-
-TensorSpec spec_of(const Tensor& t) { return {t.scalar_type(), t.sizes(), t.strides()}; }
-
-bool is_dense(const Tensor& t) { return t.is_non_overlapping_and_dense(); }
 
 void check_dtype(const char* op, const char* name, const Tensor& t) {
   auto dtype = t.scalar_type();
@@ -94,6 +87,14 @@ void check_spatial(const char* op, const char* name, SymIntArrayRef values, int6
   }
 }
 
+int64_t check_dim(const char* op, const Tensor& t, int64_t dim) {
+  int64_t dims = std::max<int64_t>(t.dim(), 1);
+  TORCH_CHECK_VALUE(dim >= -dims && dim < dims, "torch_cudnn_ext::", op, ": dim is ", dim,
+                    ", wanted at least ", -dims, " and less than ", dims, " for input of sizes ",
+                    t.sym_sizes());
+  return dim < 0 ? dim + dims : dim;
+}
+
 double epsilon_of(c10::ScalarType dtype) {
   if (dtype == at::kDouble) return 1.1e-16;
   if (dtype == at::kFloat) return 6e-8;
@@ -105,34 +106,16 @@ double conditioning_of_norm(int64_t length, int64_t removed) {
   return small_sample_tolerance(length - removed);
 }
 
-namespace {
-
-std::optional<std::string> argument_to_save(OptionalPolicy policy) {
-  if (!policy) return std::nullopt;
-  return std::string(*policy);
-}
-
-}  // namespace
-
-bool is_tracing() {
-  using c10::impl::TorchDispatchModeKey;
-  for (auto key : {TorchDispatchModeKey::FAKE, TorchDispatchModeKey::PROXY,
-                   TorchDispatchModeKey::FUNCTIONAL}) {
-    if (c10::impl::TorchDispatchModeTLS::get_mode(key)) return true;
-  }
-  return false;
-}
-
 std::optional<std::string> policy_to_save(std::string_view family, OptionalPolicy policy) {
-  return is_tracing() ? argument_to_save(policy)
-                      : std::optional<std::string>(resolve_policy(family, policy).saved);
+  if (!is_tracing()) return resolve_policy(family, policy).saved;
+  return policy ? std::optional<std::string>(*policy) : std::nullopt;
 }
 
 Tensor no_reserve(const Tensor& like) { return at::empty({0}, like.options().dtype(at::kByte)); }
 
 OptionalPolicy policy_of_backward(std::string_view family, std::string_view op,
                                   const OptionalTensor& writer, OptionalPolicy policy) {
-  resolve_policy(family, policy);  // raises where it is wrong
+  resolve_policy(family, policy);  // raises if it is wrong
   OptionalPolicy of_forward = has(writer) ? policy_of_writer(op, *writer) : std::nullopt;
   return of_forward ? of_forward : policy;
 }
@@ -140,10 +123,6 @@ OptionalPolicy policy_of_backward(std::string_view family, std::string_view op,
 const Tensor& or_undefined(const OptionalTensor& t) {
   static const Tensor none;
   return t ? *t : none;
-}
-
-Tensor contiguous_or_undefined(const OptionalTensor& t) {
-  return has(t) ? t->contiguous() : Tensor();
 }
 
 }  // namespace torch_cudnn_ext

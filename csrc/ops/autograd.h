@@ -1,6 +1,6 @@
 // The autograd node of every operator: saved tensors, attributes, and a function that computes
-// gradients from them. A raw node, since torch::autograd::Function is refused by functorch and
-// slower.
+// gradients from them. Knows no family. The nodes do not use torch::autograd::Function, which
+// functorch does not support and which is slower.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -17,105 +17,104 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "core/autograd_guard.h"
-#include "core/select/execute.h"
 #include "core/writer.h"
 #include "ops/arguments.h"
+#include "torch/compat.h"
 
 namespace torch_cudnn_ext {
 
 using at::TensorList;
 using torch::autograd::variable_list;
-// Tensors that stay where they are: every copy counts references, which costs time.
+// Tensors by reference: a copy counts references, which costs time.
 using TensorRef = std::reference_wrapper<const Tensor>;
-// Which gradients are wanted. Short lists that every call makes are inline: memory costs time.
+// Which gradients are wanted. Lists that every call makes are inline, since allocation costs time.
 using Needed = c10::SmallVector<bool, 8>;
 
 // `Gradient` describes one operator:
-//   static constexpr const char* kName;            the node's name
-//   static constexpr size_t kInputs;               how many inputs may need a gradient, or kAny
+//   static constexpr const char* kName  the node's name
+//   static constexpr size_t kInputs     how many inputs may need a gradient, or kAny
 //   (attributes, as members)
-//   template <class F> void attributes(F&& visit)  visits each member that is an attribute
+//   auto attributes()                   std::tie of them, or a template that visits each of them:
+//                                       void attributes(F&& visit)
 //   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
-//   (bool retain_variables, where it is a member: whether backward may be asked for once more)
-//   (static bool reads(size_t saved, const Needed& needed), where it is a member: whether `apply`
-//   reads the saved one; undefined where not)
-//   (static constexpr bool kForwardMode = true: the operator has forward-mode derivatives)
-//   (Tensor remade(TensorList before), where it is a member: the saved result, which was changed in
-//   place, computed anew from what was saved before it; undefined where it cannot be)
-// `apply` gives as many gradients, undefined where they are not needed; it calls operators through
-// the dispatcher, so that gradients have gradients.
+//                                       the gradients of the inputs, undefined if not needed; calls
+//                                       operators through the dispatcher, so that gradients have
+//                                       gradients
+// and may have
+//   static constexpr bool kForwardMode  present if the operator has forward-mode derivatives
+//   bool retain_variables               whether backward may run again
+//   static bool reads(size_t saved, const Needed& needed)
+//                                       whether `apply` reads this saved tensor; it is undefined if
+//                                       not
+//   Tensor remade(TensorList before)    computes again a saved result that was changed in place,
+//                                       from the tensors saved before it; undefined if impossible
 constexpr size_t kAny = 0;
 
-template <class Gradient, class = void>
-struct KnowsRetention : std::false_type {};
-template <class Gradient>
-struct KnowsRetention<Gradient, std::void_t<decltype(Gradient::retain_variables)>>
-    : std::true_type {};
+template <class Gradient, template <class> class Member, class = void>
+inline constexpr bool has_member = false;
+template <class Gradient, template <class> class Member>
+inline constexpr bool has_member<Gradient, Member, std::void_t<Member<Gradient>>> = true;
 
-template <class Gradient, class = void>
-struct Remakes : std::false_type {};
 template <class Gradient>
-struct Remakes<Gradient, std::void_t<decltype(&Gradient::remade)>> : std::true_type {};
+using TiedAttributes = decltype(std::declval<Gradient&>().attributes());
+template <class Gradient>
+using ForwardMode = decltype(Gradient::kForwardMode);
+template <class Gradient>
+using RetainVariables = decltype(Gradient::retain_variables);
+template <class Gradient>
+using Reads = decltype(&Gradient::reads);
+template <class Gradient>
+using Remade = decltype(&Gradient::remade);
 
-template <class Gradient, class = void>
-struct Selects : std::false_type {};
-template <class Gradient>
-struct Selects<Gradient, std::void_t<decltype(&Gradient::reads)>> : std::true_type {};
-
-template <class Gradient, class = void>
-struct HasForwardMode : std::false_type {};
-template <class Gradient>
-struct HasForwardMode<Gradient, std::void_t<decltype(Gradient::kForwardMode)>> : std::true_type {};
+template <class Gradient, class Visit>
+void each_attribute(Gradient& gradient, Visit&& visit) {
+  if constexpr (has_member<Gradient, TiedAttributes>) {
+    std::apply([&](auto&... items) { (visit(items), ...); }, gradient.attributes());
+  } else {
+    gradient.attributes(visit);
+  }
+}
 
 using torch::dynamo::autograd::PackedArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
 
-// An attribute in the key of a compiled graph; one among what a gradient reads, and back.
+// An attribute in a type that compiled autograd packs, and back.
 template <class T>
-void collect_attribute(torch::dynamo::autograd::CompiledNodeArgs& args, const T& attribute) {
+decltype(auto) packable(const T& attribute) {
   if constexpr (std::is_same_v<T, c10::SymDimVector>) {
-    args.collect(SymIntArrayRef(attribute));
+    return std::vector<SymInt>(attribute.begin(), attribute.end());
   } else if constexpr (std::is_enum_v<T>) {
-    args.collect(static_cast<int64_t>(attribute));
+    return static_cast<int64_t>(attribute);
   } else {
-    args.collect(attribute);
-  }
-}
-template <class T>
-void pack_attribute(PackedArgs& args, const T& attribute) {
-  if constexpr (std::is_same_v<T, c10::SymDimVector>) {
-    args.pack(std::vector<SymInt>(attribute.begin(), attribute.end()));
-  } else if constexpr (std::is_enum_v<T>) {
-    args.pack(static_cast<int64_t>(attribute));
-  } else {
-    args.pack(attribute);
+    return (attribute);  // a reference
   }
 }
 template <class T>
 void unpack_attribute(PackedArgs& args, T& attribute) {
+  auto value = args.unpack<std::decay_t<decltype(packable(attribute))>>();
   if constexpr (std::is_same_v<T, c10::SymDimVector>) {
-    auto values = args.unpack<std::vector<SymInt>>();
-    attribute.assign(values.begin(), values.end());
-  } else if constexpr (std::is_enum_v<T>) {
-    attribute = static_cast<T>(args.unpack<int64_t>());
+    attribute.assign(value.begin(), value.end());
   } else {
-    attribute = args.unpack<T>();
+    attribute = static_cast<T>(std::move(value));
   }
 }
 
-// Has compiled autograd call a node's gradient, as a function of what it reads, in the graph that
-// it makes: while it does, nobody knows the shapes of gradients.
+// Records a call of a node's gradient, as a function of what it reads, in the graph that compiled
+// autograd makes. The shapes of gradients are not known then.
 variable_list call_in_graph(const torch::autograd::Node& node, SwapSavedVariables& swap,
                             torch::dynamo::autograd::functional_apply_t gradient,
                             const variable_list& grads, const PackedArgs& args);
 
-// Gradients have the types of what they are of, wherever backward() is called, as PyTorch's have.
+// Turns autocast off. As in PyTorch, a gradient has the dtype of its input even if backward() is
+// called under autocast.
 struct NoAutocastGuard : c10::impl::ExcludeDispatchKeyGuard {
   NoAutocastGuard() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
 };
@@ -126,7 +125,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
 
   Gradient gradient;
   c10::SmallVector<torch::autograd::SavedVariable, 6> saved;
-  c10::SmallVector<bool, 6> is_result;  // of each saved one
+  c10::SmallVector<bool, 6> is_result;  // for each saved tensor
 
   std::string name() const override { return Gradient::kName; }
 
@@ -136,13 +135,13 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   }
 
   void will_release_variables() override {
-    if constexpr (KnowsRetention<Gradient>::value) gradient.retain_variables = false;
+    if constexpr (has_member<Gradient, RetainVariables>) gradient.retain_variables = false;
   }
 
   variable_list apply(variable_list&& grads) override {
     if (!any_defined(grads)) return variable_list(num_outputs());
     Needed wanted = needed();
-    auto tensors = unpacked(wanted);  // hooks of a user's hear of autocast
+    auto tensors = unpacked(wanted);  // a user's hooks run under the user's autocast
     NoAutocastGuard no_autocast;
     return gradient.apply(grads, tensors, wanted);
   }
@@ -162,35 +161,35 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     std::lock_guard<std::mutex> lock(mutex_);  // another thread may release what is read here
     for (size_t i = 0; i < saved.size(); ++i) {
       bool is_read = true;
-      if constexpr (Selects<Gradient>::value) is_read = Gradient::reads(i, wanted);
+      if constexpr (has_member<Gradient, Reads>) is_read = Gradient::reads(i, wanted);
       tensors.push_back(is_read ? unpack(i, tensors) : Tensor());
     }
     return tensors;
   }
 
   Tensor unpack(size_t i, TensorList before) {
-    if constexpr (Remakes<Gradient>::value) {
+    if constexpr (has_member<Gradient, Remade>) {
       try {
-        return saved[i].unpack(shared_from_this());
+        return saved[i].unpack(pointer_to(*this));
       } catch (const c10::Error&) {
         Tensor again = is_result[i] ? gradient.remade(before) : Tensor();
         if (!again.defined()) throw;
         return again;
       }
     }
-    return saved[i].unpack(shared_from_this());
+    return saved[i].unpack(pointer_to(*this));
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     for (size_t i = 0; i < saved.size(); ++i) args.collect(saved[i], is_result[i]);
-    const_cast<Gradient&>(gradient).attributes(
-        [&](const auto& item) { collect_attribute(args, item); });
+    each_attribute(const_cast<Gradient&>(gradient),
+                   [&](const auto& item) { args.collect(packable(item)); });
   }
 
-  // Attributes that are symbols while a graph is compiled.
+  // Visits the attributes that are symbols while a graph is compiled.
   template <class Visit>
   void each_symbolic(Visit&& visit) {
-    gradient.attributes([&](auto& item) {
+    each_attribute(gradient, [&](auto& item) {
       using T = std::decay_t<decltype(item)>;
       if constexpr (std::is_same_v<T, SymInt> || std::is_same_v<T, std::vector<SymInt>> ||
                     std::is_same_v<T, c10::SymDimVector>) {
@@ -203,7 +202,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     for (auto& variable : saved) swap.before(variable);
     each_symbolic([&](auto& item) { swap.before(item); });
     PackedArgs args;
-    gradient.attributes([&](auto& item) { pack_attribute(args, item); });
+    each_attribute(gradient, [&](auto& item) { args.pack(packable(item)); });
     Needed wanted = needed();
     args.pack(std::vector<bool>(wanted.begin(), wanted.end()));
     auto tensors = unpacked(wanted);
@@ -218,7 +217,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
                                     const std::vector<c10::IValue>& packed) {
     PackedArgs args(packed);
     Gradient gradient;
-    gradient.attributes([&](auto& item) { unpack_attribute(args, item); });
+    each_attribute(gradient, [&](auto& item) { unpack_attribute(args, item); });
     auto wanted = args.unpack<std::vector<bool>>();
     auto tensors = args.unpack<variable_list>();
     if (!any_defined(grads)) return variable_list(wanted.size());
@@ -227,7 +226,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
   }
 };
 
-// The results of an operator, one tensor or a tuple of them, as a list and back.
+// The results of an operator, a tensor or a tuple of tensors, as a list and back.
 inline std::array<Tensor, 1> as_list(Tensor result) { return {std::move(result)}; }
 template <class... T>
 std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
@@ -240,16 +239,16 @@ Results from_list(std::array<Tensor, count> list) {
 }
 
 // Runs an operator below autograd and records its node.
-//   inputs   tensors, in the order of the gradients; may be undefined
-//   run      () -> a Tensor or a tuple of them, which is the result: the kernels; called with
-//            autograd's keys excluded
-//   record   (node, results) -> void: fills node->gradient and node->saved (use save_input and
-//            save_result) from a list of the results; called only when a gradient is wanted,
-//            after `run`
+//   inputs          tensors, in the order of the gradients; may be undefined
+//   run             () -> a tensor or a tuple of tensors, which is the result; called with
+//                   autograd's keys excluded
+//   record          (node, results) -> void: fills node->gradient and node->saved (use save_input
+//                   and save_result) from a list of the results; called after `run` and only if a
+//                   gradient is wanted
 //   differentiable  how many of the leading results have gradients
 //   save_first      (node) -> void: saves inputs before `run`, as PyTorch's operators do. A hook
 //                   that raises then leaves nothing changed, and torch.utils.checkpoint need not
-//                   run once more what saves inputs alone.
+//                   rerun an operator that saves only inputs.
 struct SaveNothingFirst {
   template <class Node>
   void operator()(Node&) const {}
@@ -264,15 +263,15 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
   bool wanted = false;
   for (const Tensor& t : inputs) {
     wanted |= t.defined() && t.requires_grad();
-    if constexpr (!HasForwardMode<Gradient>::value) {
+    if constexpr (!has_member<Gradient, ForwardMode>) {
       TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !isFwGradDefined(t), Gradient::kName,
                                   ": forward-mode AD is not supported by this operator");
     }
   }
   wanted = wanted && at::GradMode::is_enabled();
-  std::shared_ptr<Node> node;
+  NodePtr<Node> node;
   if (wanted) {
-    node = std::shared_ptr<Node>(new Node(), deleteNode);
+    node = make_node<Node>();
     edge_list edges;
     edges.reserve(inputs.size());
     for (const Tensor& t : inputs) edges.push_back(t.defined() ? impl::gradient_edge(t) : Edge());
@@ -292,10 +291,10 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
   return from_list<Results>(std::move(results));
 }
 
-template <class Node>
-void save_input(Node& node, const Tensor& t) {
-  node.saved.emplace_back(t, false);
-  node.is_result.push_back(false);
+template <class Node, class... T>
+void save_input(Node& node, const T&... tensors) {
+  (node.saved.emplace_back(tensors, false), ...);
+  node.is_result.resize(node.saved.size(), false);
 }
 template <class Node>
 void save_result(Node& node, const Tensor& t) {
@@ -303,8 +302,9 @@ void save_result(Node& node, const Tensor& t) {
   node.is_result.push_back(true);
 }
 
-// Has the node of a coupled operator's forward remember what ran: by its policy, or by the writer
-// if that says nothing yet, as in a graph being traced. `writer` may be undefined.
+// Stores in the node of a coupled operator's forward what ran. That is the policy that the writer
+// names, or the writer itself if it names none yet, as in a graph being traced. `writer` may be
+// undefined.
 template <class Node>
 void save_writer(Node& node, std::string_view op, std::string_view family, OptionalPolicy policy,
                  const Tensor& writer) {
@@ -314,7 +314,7 @@ void save_writer(Node& node, std::string_view op, std::string_view family, Optio
   save_input(node, ran ? Tensor() : writer);
 }
 
-// Whether a transform of torch.func holds the tensor: it shows the strides of a contiguous one.
+// Whether a transform of torch.func wraps the tensor. A wrapped tensor shows contiguous strides.
 inline bool is_transformed(const Tensor& t) {
   constexpr c10::DispatchKeySet kTransformed({c10::DispatchKey::Batched,
                                               c10::DispatchKey::FuncTorchBatched,
@@ -322,62 +322,19 @@ inline bool is_transformed(const Tensor& t) {
   return t.key_set().has_any(kTransformed);
 }
 
-// A gradient with the strides of the parameter that it is of, where only those of dimensions of
-// size 1 differ. Unless they are equal, DistributedDataParallel warns and copies at each step.
+// A parameter's gradient. It gets the parameter's strides if the two differ only in dimensions of
+// size 1: DistributedDataParallel warns and copies at each step unless the strides are equal.
 Tensor with_strides_of_parameter(Tensor gradient, SymIntArrayRef strides);
 
-// A tensor to differentiate by, alone: what others have of its history does not count. Where the
-// gradient is itself to be differentiated, it goes on to that history. A transform of torch.func
-// that has ended leaves tensors that say they require gradients but have no history: only what is
-// made of them tells.
-inline Tensor variable_of(const Tensor& t, bool create_graph) {
-  if (create_graph && t.requires_grad()) {
-    Tensor variable = at::alias(t);
-    if (variable.requires_grad()) return variable;
-  }
-  return t.detach().requires_grad_();
-}
+// A variable of this value to differentiate by. It is detached from the history of `t`, unless the
+// gradient is itself to be differentiated.
+Tensor variable_of(const Tensor& t, bool create_graph);
 
-inline bool has_history(TensorList tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
-    return t.defined() && t.requires_grad() && at::alias(t).requires_grad();
-  });
-}
-
-// The gradients of a backward operator, by differentiating a formula of it in ATen operators:
-// `formula` takes `inputs` and gives the tensors whose gradients are `grads`. Undefined where not
-// needed.
-template <class Formula>
-variable_list gradients_of_formula(Formula&& formula, TensorList inputs, const variable_list& grads,
-                                   const Needed& needed) {
-  bool create_graph = c10::GradMode::is_enabled();
-  AutogradGuard on;
-  create_graph = create_graph && (has_history(inputs) || has_history(grads));
-  std::optional<NoSavedTensorHooks> no_hooks;
-  if (!create_graph) no_hooks.emplace();
-  std::vector<Tensor> arguments = inputs.vec();
-  variable_list wanted;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!needed[i]) continue;
-    arguments[i] = variable_of(inputs[i], create_graph);
-    wanted.push_back(arguments[i]);
-  }
-  variable_list outputs, weights;
-  std::vector<Tensor> results = formula(arguments);
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (i >= grads.size() || !grads[i].defined() || !results[i].requires_grad()) continue;
-    outputs.push_back(results[i]);
-    weights.push_back(grads[i]);
-  }
-  variable_list gradients(inputs.size());
-  if (wanted.empty() || outputs.empty()) return gradients;
-  variable_list found =
-      torch::autograd::grad(outputs, wanted, weights, std::nullopt, create_graph, true);
-  size_t next = 0;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (needed[i]) gradients[i] = found[next++];
-  }
-  return gradients;
-}
+// The gradients of a backward operator, found by differentiating a formula of it in ATen operators.
+// The formula takes `inputs` and gives the tensors whose gradients are `grads`. A gradient that is
+// not needed is undefined.
+using Formula = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+variable_list gradients_of_formula(const Formula& formula, TensorList inputs,
+                                   const variable_list& grads, const Needed& needed);
 
 }  // namespace torch_cudnn_ext

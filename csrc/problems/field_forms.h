@@ -1,5 +1,5 @@
-// The forms of the values that fields of problem lines have, by which a rule that can match none is
-// found when it is made.
+// The forms of the values that the fields of problem texts may have. A rule that matches none of
+// them raises when it is made.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace torch_cudnn_ext {
 
-// By field of an operator and pass ("conv_fwd"), in the order of the line: its forms as
-// glob_can_match() reads them.
+// The fields of an operator and pass ("conv_fwd") in the order of the text, each with its forms for
+// glob_can_match().
 std::vector<std::pair<std::string, std::vector<std::string>>> field_forms(std::string_view op);
 
 }  // namespace torch_cudnn_ext

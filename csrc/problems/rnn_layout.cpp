@@ -1,6 +1,7 @@
 #include "problems/rnn_layout.h"
 
 #include <ATen/ops/cat.h>
+#include <c10/util/Exception.h>
 
 namespace torch_cudnn_ext {
 
@@ -69,14 +70,14 @@ at::Tensor rnn_flatten(const std::vector<RnnParameter>& parameters,
                        const std::vector<at::Tensor>& tensors) {
   const at::Tensor& first = tensors[0];  // a matrix, so it is at offset 0
   int64_t count = 0;
-  bool side_by_side = true;
+  bool is_flat = true;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& t = tensors[i];
     count += t.numel();
-    side_by_side = side_by_side && t.is_contiguous() && t.is_alias_of(first) &&
-                   t.storage_offset() == first.storage_offset() + parameters[i].offset;
+    is_flat = is_flat && t.is_contiguous() && t.is_alias_of(first) &&
+              t.storage_offset() == first.storage_offset() + parameters[i].offset;
   }
-  if (side_by_side) return first.as_strided({count}, {1}, first.storage_offset());
+  if (is_flat) return first.as_strided({count}, {1}, first.storage_offset());
   std::vector<at::Tensor> parts;
   for (bool vectors : {false, true}) {
     for (size_t i = 0; i < parameters.size(); ++i) {

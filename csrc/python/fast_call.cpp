@@ -3,44 +3,126 @@
 #include "python/fast_call.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 
 #include <algorithm>
-#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/typed_call.h"
 
 namespace py = pybind11;
 
 namespace torch_cudnn_ext {
 namespace {
 
-using at::Tensor;
-using c10::SymInt;
-using c10::SymIntArrayRef;
-using OptionalPolicy = std::optional<std::string_view>;
-using Convolution = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&,
-                           SymIntArrayRef, SymIntArrayRef, SymIntArrayRef, SymInt, OptionalPolicy);
-using Transposed = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&,
-                          SymIntArrayRef, SymIntArrayRef, SymIntArrayRef, SymInt, SymIntArrayRef,
-                          OptionalPolicy);
+constexpr int kMaxArguments = 32;
 
-constexpr const char* kNames[] = {"conv1d",           "conv2d",           "conv3d",
-                                  "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"};
-
-// What torch.ops called before: immortal, like the operators.
-PyObject* generic_call[std::size(kNames)];
-
-std::string signature(int which) {
-  std::string n = std::to_string(which % 3 + 1);
-  std::string list = "SymIntArrayRef[" + n + "] ";
-  std::string head = std::string(kNames[which]) +
-                     "(Tensor input, Tensor weight, Tensor? bias=None, " + list + "stride=1, " +
-                     list + "padding=0, ";
-  std::string rest = which < 3 ? list + "dilation=1, SymInt groups=1"
-                               : list + "output_padding=0, SymInt groups=1, " + list + "dilation=1";
-  return head + rest + ", *, c10::string_view? policy=None)";
+// The parser's word for an element type of a schema.
+std::string parser_type(const std::string& schema_type) {
+  static const std::map<std::string, std::string> words = {
+      {"Tensor", "Tensor"},        {"Tensor[]", "TensorList"},
+      {"SymInt", "SymInt"},        {"SymInt[]", "SymIntArrayRef"},
+      {"int", "int64_t"},          {"int[]", "IntArrayRef"},
+      {"float", "double"},         {"bool", "bool"},
+      {"str", "c10::string_view"}, {"ScalarType", "ScalarType"}};
+  auto known = words.find(schema_type);
+  TORCH_INTERNAL_ASSERT(known != words.end(), "no argument parser for ", schema_type);
+  return known->second;
 }
+
+std::string default_text(const c10::IValue& value) {
+  if (value.isNone()) return "None";
+  if (value.isBool()) return value.toBool() ? "True" : "False";
+  if (value.isString()) return c10::str('"', value.toStringRef(), '"');
+  if (value.isIntList()) return std::to_string(value.toIntVector().at(0));  // one for all
+  return c10::str(value);
+}
+
+// A schema as PythonArgParser reads it: "conv2d(Tensor input, ..., *, c10::string_view? policy)".
+std::string parser_signature(const c10::FunctionSchema& schema) {
+  std::vector<std::string> parts;
+  bool is_keyword = false;
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.kwarg_only() && !std::exchange(is_keyword, true)) parts.emplace_back("*");
+    c10::TypePtr type = argument.real_type();
+    auto optional = type->cast<c10::OptionalType>();
+    if (optional) type = optional->getElementType();
+    std::string text = parser_type(type->str());
+    if (argument.N()) text += c10::str('[', *argument.N(), ']');
+    text += c10::str(optional ? "? " : " ", argument.name());
+    if (argument.default_value()) text += '=' + default_text(*argument.default_value());
+    parts.push_back(std::move(text));
+  }
+  return c10::str(schema.name().substr(schema.name().find(':') + 2), '(', c10::Join(", ", parts),
+                  ')');
+}
+
+class ParsedReader : public ArgumentReader {
+ public:
+  ParsedReader(torch::PythonArgs& parsed, bool& is_read) : parsed_(parsed), is_read_(is_read) {}
+
+  void read(int i, at::Tensor& value) override { value = parsed_.tensor(i); }
+  void read(int i, std::optional<at::Tensor>& value) override { value = parsed_.optionalTensor(i); }
+  void read(int i, std::vector<at::Tensor>& value) override { value = parsed_.tensorlist(i); }
+  void read(int i, c10::SymInt& value) override { value = parsed_.toSymInt(i); }
+  void read(int i, std::vector<c10::SymInt>& value) override { value = parsed_.symintlist(i); }
+  void read(int i, int64_t& value) override { value = parsed_.toInt64(i); }
+  void read(int i, std::optional<int64_t>& value) override { value = parsed_.toInt64Optional(i); }
+  void read(int i, std::vector<int64_t>& value) override { value = parsed_.intlist(i); }
+  void read(int i, std::optional<std::vector<int64_t>>& value) override {
+    if (parsed_.args[i] != nullptr) value = parsed_.intlist(i);
+  }
+  void read(int i, double& value) override { value = parsed_.toDouble(i); }
+  void read(int i, std::optional<double>& value) override { value = parsed_.toDoubleOptional(i); }
+  void read(int i, bool& value) override { value = parsed_.toBool(i); }
+  void read(int i, std::string_view& value) override { value = parsed_.stringView(i); }
+  void read(int i, std::optional<std::string_view>& value) override {
+    value = parsed_.stringViewOptional(i);
+  }
+  void read(int i, std::optional<c10::ScalarType>& value) override {
+    value = parsed_.scalartypeOptional(i);
+  }
+  void end() override {
+    is_read_ = true;
+    no_gil_.emplace();
+  }
+
+  void take_gil() { no_gil_.reset(); }
+
+ private:
+  torch::PythonArgs& parsed_;
+  bool& is_read_;
+  std::optional<py::gil_scoped_release> no_gil_;
+};
+
+// One operator as a function of Python's. Immortal, as the operators are.
+struct FastCall {
+  FastCall(const c10::OperatorHandle& op, TypedCall call, py::object generic)
+      : op(op),
+        call(call),
+        generic(generic.release().ptr()),
+        parser({parser_signature(op.schema())}, false) {
+    const auto& arguments = op.schema().arguments();
+    TORCH_INTERNAL_ASSERT(arguments.size() <= kMaxArguments);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      bool is_list = arguments[i].real_type()->str().rfind("SymInt[]", 0) == 0;
+      if (is_list) symint_lists.push_back(static_cast<int>(i));
+    }
+  }
+
+  const c10::OperatorHandle op;
+  const TypedCall call;
+  PyObject* const generic;  // what torch.ops called before
+  torch::PythonArgParser parser;
+  std::vector<int> symint_lists;
+  PyMethodDef method{};
+};
 
 // Whether PyTorch's parser, which takes more for a list of integers, can also unpack it.
 bool can_unpack(PyObject* list) {
@@ -48,67 +130,56 @@ bool can_unpack(PyObject* list) {
          THPVariable_Check(list) || torch::is_symint(py::handle(list));
 }
 
-template <int which>
-PyObject* fast_call(PyObject*, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
-  constexpr bool transposed = which >= 3;
-  static torch::PythonArgParser parser({signature(which)}, false);
-  static auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow(("torch_cudnn_ext::" + std::string(kNames[which])).c_str(), "")
-          .template typed<std::conditional_t<transposed, Transposed, Convolution>>();
-  torch::ParsedArgs<9> parsed;
-  torch::PythonArgs r = parser.parse(args, kwargs, parsed);
-  constexpr int lists[] = {3, 4, 5, transposed ? 7 : 5};
-  bool plain =
-      std::all_of(std::begin(lists), std::end(lists), [&](int i) { return can_unpack(r.args[i]); });
-  if (!plain || r.has_torch_function()) return PyObject_Call(generic_call[which], args, kwargs);
-  Tensor input = r.tensor(0), weight = r.tensor(1);
-  std::optional<Tensor> bias = r.optionalTensor(2);
-  std::vector<SymInt> stride = r.symintlist(3), padding = r.symintlist(4);
-  Tensor result;
-  if constexpr (transposed) {
-    std::vector<SymInt> output_padding = r.symintlist(5), dilation = r.symintlist(7);
-    SymInt groups = r.toSymInt(6);
-    OptionalPolicy policy = r.stringViewOptional(8);
-    py::gil_scoped_release no_gil;
-    result =
-        op.call(input, weight, bias, stride, padding, output_padding, groups, dilation, policy);
-  } else {
-    std::vector<SymInt> dilation = r.symintlist(5);
-    SymInt groups = r.toSymInt(6);
-    OptionalPolicy policy = r.stringViewOptional(7);
-    py::gil_scoped_release no_gil;
-    result = op.call(input, weight, bias, stride, padding, dilation, groups, policy);
+PyObject* to_python(Results results, const c10::FunctionSchema& schema) {
+  if (schema.returns().empty()) Py_RETURN_NONE;
+  if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]));
+  py::tuple tuple(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    tuple[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(results[i])));
   }
-  return THPVariable_Wrap(std::move(result));
+  return tuple.release().ptr();
+}
+
+PyObject* fast_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  auto& fast = *static_cast<FastCall*>(PyCapsule_GetPointer(self, nullptr));
+  bool is_read = false;
+  try {
+    torch::ParsedArgs<kMaxArguments> parsed;
+    torch::PythonArgs r = fast.parser.parse(args, kwargs, parsed);
+    bool plain = std::all_of(fast.symint_lists.begin(), fast.symint_lists.end(),
+                             [&](int i) { return can_unpack(r.args[i]); });
+    if (!plain || r.has_torch_function()) return PyObject_Call(fast.generic, args, kwargs);
+    ParsedReader reader(r, is_read);
+    Results results = fast.call(fast.op, reader);
+    reader.take_gil();
+    return to_python(std::move(results), fast.op.schema());
+  } catch (const c10::Error&) {
+    if (is_read) throw;
+  } catch (const torch::PyTorchError&) {
+    if (is_read) throw;
+  }
+  // The generic call takes more, such as NumPy's booleans, or says what is wrong.
+  return PyObject_Call(fast.generic, args, kwargs);
   END_HANDLE_TH_ERRORS
 }
 
-template <int which>
-PyCFunction function() {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fast_call<which>));
-}
-
-PyMethodDef methods[] = {{kNames[0], function<0>(), METH_VARARGS | METH_KEYWORDS, nullptr},
-                         {kNames[1], function<1>(), METH_VARARGS | METH_KEYWORDS, nullptr},
-                         {kNames[2], function<2>(), METH_VARARGS | METH_KEYWORDS, nullptr},
-                         {kNames[3], function<3>(), METH_VARARGS | METH_KEYWORDS, nullptr},
-                         {kNames[4], function<4>(), METH_VARARGS | METH_KEYWORDS, nullptr},
-                         {kNames[5], function<5>(), METH_VARARGS | METH_KEYWORDS, nullptr}};
-
 }  // namespace
 
-void install_fast_calls(py::module_& module) {
+void install_fast_calls() {
   py::object ops = py::module_::import("torch").attr("ops").attr("torch_cudnn_ext");
-  for (size_t i = 0; i < std::size(kNames); ++i) {
-    py::object overload = ops.attr(kNames[i]).attr("default");
-    generic_call[i] = py::object(overload.attr("_op")).release().ptr();
-    PyObject* name = PyUnicode_FromString("torch_cudnn_ext._C");
-    py::object fast =
-        py::reinterpret_steal<py::object>(PyCFunction_NewEx(&methods[i], module.ptr(), name));
-    Py_DECREF(name);
-    overload.attr("_op") = fast;
+  py::str module_name("torch_cudnn_ext._C");
+  for (const auto& [name, call] : typed_calls()) {
+    auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(("torch_cudnn_ext::" + name).c_str(), "");
+    py::object overload = ops.attr(name.c_str()).attr("default");
+    auto* fast = new FastCall(op, call, overload.attr("_op"));
+    fast->method = {name.c_str(),
+                    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fast_call)),
+                    METH_VARARGS | METH_KEYWORDS, nullptr};
+    py::capsule self(fast, static_cast<const char*>(nullptr));
+    overload.attr("_op") = py::reinterpret_steal<py::object>(
+        PyCFunction_NewEx(&fast->method, self.ptr(), module_name.ptr()));
   }
 }
 

@@ -8,13 +8,14 @@
 #include <cstring>
 #include <utility>
 
-#include "cudnn/cudnn.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-// The runtime's functions know kernels of its own only; cuDNN loads many by the driver's.
+// The runtime's functions know only kernels that the runtime loaded. cuDNN loads many through the
+// driver.
 struct Driver {
   PFN_cuGraphKernelNodeGetParams_v12000 kernel_params;
   PFN_cuGraphKernelNodeGetAttribute_v11000 node_attribute;
@@ -59,19 +60,19 @@ const Driver& driver() {
   return functions;
 }
 
-// What a launch takes over from a node, and what a node is not to have. The priority is the
-// stream's.
+// Attributes that a launch takes over from a node, and attributes that a node must not have. The
+// priority is the stream's.
 constexpr CUlaunchAttributeID kKept[] = {CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
                                          CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
 constexpr CUlaunchAttributeID kRefused[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
                                             CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN};
-// How fast it is, and not what it does: a driver may not know all of them.
+// Attributes that change only a kernel's speed. A driver may not know all of them.
 constexpr CUlaunchAttributeID kHints[] = {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
                                           CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
 
 constexpr size_t kWord = sizeof(uint64_t), kMostParameters = 64;
 
-// False where CUDA does not tell it. An attribute that is not set is all zeros.
+// False if CUDA does not tell. An attribute that is not set is all zeros.
 bool read_attribute(cudaGraphNode_t node, CUlaunchAttributeID id, CUlaunchAttribute& attribute) {
   attribute = {};
   attribute.id = id;
@@ -118,7 +119,7 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
       step.attributes.push_back(attribute);
     }
   }
-  constexpr unsigned kWholeCache = 100;  // per cent; more is the driver's own choice
+  constexpr unsigned kWholeCache = 100;  // per cent; a larger number leaves it to the driver
   if (read_attribute(node, CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, attribute) &&
       is_set(attribute) && attribute.value.sharedMemCarveout <= kWholeCache) {
     step.attributes.push_back(attribute);
@@ -127,7 +128,7 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
   for (size_t i = 0;; ++i) {
     size_t offset = 0, bytes = 0;
     CUresult status = driver().parameter_info(step.function, i, &offset, &bytes);
-    if (status == CUDA_ERROR_INVALID_VALUE) return i > 0;  // behind the last one
+    if (status == CUDA_ERROR_INVALID_VALUE) return i > 0;  // after the last one
     if (status != CUDA_SUCCESS || i == kMostParameters) return false;
     size_t begin = step.words.size();
     step.parameters.push_back(begin);
@@ -198,13 +199,13 @@ std::optional<std::vector<KernelList::Step>> KernelList::read_chain(cudaGraph_t 
       cudaGraphGetEdges(graph, from.data(), to.data(), edges.data(), &edge_count) != cudaSuccess) {
     return std::nullopt;
   }
-  // The order of the nodes is that of the chain, or they are none.
+  // The nodes are a chain only if their order is that of the chain.
   for (size_t i = 1; i < nodes.size(); ++i) {
     auto edge = static_cast<size_t>(std::find(to.begin(), to.end(), nodes[i]) - to.begin());
     if (edge == links || from[edge] != nodes[i - 1]) return std::nullopt;
     if (edges[edge].type != cudaGraphDependencyTypeProgrammatic) continue;
     if (edges[edge].from_port != cudaGraphKernelNodePortProgrammatic) return std::nullopt;
-    CUlaunchAttribute early{};  // it begins before the one in front of it has ended
+    CUlaunchAttribute early{};  // the kernel begins before the previous one has ended
     early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     early.value.programmaticStreamSerializationAllowed = 1;
     (*steps)[i].attributes.push_back(early);
@@ -228,7 +229,7 @@ bool KernelList::alike(const Step& a, const Step& b) {
 std::optional<KernelList::Patch> KernelList::patch_of(
     size_t word, const std::array<uint64_t, 3>& found,
     const std::array<RecordedAt, 3>& synthetic_addresses) {
-  constexpr int64_t kFarthest = int64_t{1} << 38;  // from where a tensor begins
+  constexpr int64_t kFarthest = int64_t{1} << 38;  // bytes from a tensor's address
   std::optional<Patch> patch;
   for (size_t a = 0; a < synthetic_addresses[0].addresses.size(); ++a) {
     auto offset = [&](size_t r) { return found[r] - synthetic_addresses[r].addresses[a]; };
@@ -270,7 +271,7 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& syn
       used.push_back(synthetic_addresses[0].addresses[patch->address]);
     }
   }
-  // What no kernel is given is somewhere else, such as in a table that cuDNN made beforehand.
+  // An address that no kernel gets is elsewhere, such as in a table that cuDNN made beforehand.
   auto addresses = synthetic_addresses[0].addresses;
   bool all_used = std::all_of(addresses.begin(), addresses.end(), [&](uint64_t address) {
     return address == 0 || std::find(used.begin(), used.end(), address) != used.end();
@@ -346,9 +347,9 @@ CUresult KernelList::launch_step(Step& step, cudaStream_t stream) {
 }
 
 CUresult KernelList::launch_with_memory(Step& step, cudaStream_t stream) {
-  // cuDNN sets the limit anew for each launch, perhaps below what this one needs, and on another
-  // thread perhaps behind our back. Which error that is depends on the kernel: a cooperative one is
-  // too large where none of its blocks has room.
+  // cuDNN sets the limit at each of its launches, perhaps below what this one needs, and perhaps on
+  // another thread between our calls. The error depends on the kernel: a cooperative one counts as
+  // too large if none of its blocks has room.
   constexpr int kMostAttempts = 8;
   CUresult status = launch_step(step, stream);
   for (int i = 1; status != CUDA_SUCCESS && i < kMostAttempts && give_memory(step); ++i) {
@@ -371,15 +372,15 @@ bool KernelList::give_memory(const Step& step) {
   constexpr auto kDynamic = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
   const Driver& d = driver();
   auto bytes = static_cast<int>(step.shared_bytes);
-  // What is set of a kernel's function overrides for good what is set of the kernel: cuDNN's own
-  // launches of more would be refused from then on.
+  // A limit of a kernel's function overrides the kernel's own from then on, so that cuDNN's own
+  // launches with more memory would fail.
   bool of_kernel = step.kernel != nullptr;
   CUdevice device = c10::cuda::current_device();
   int has = 0;
   CUresult status = of_kernel ? d.kernel_attribute(&has, kDynamic, step.kernel, device)
                               : d.function_attribute(&has, kDynamic, step.function);
   if (status != CUDA_SUCCESS || has >= bytes) return status == CUDA_SUCCESS;
-  // All that there is: less could take away what another thread has just set for its own launch.
+  // The most there is: less could undo what another thread has just set for its own launch.
   int most = most_memory(step);
   if (most < bytes) return false;
   status = of_kernel ? d.set_kernel_attribute(kDynamic, most, step.kernel, device)
@@ -389,7 +390,7 @@ bool KernelList::give_memory(const Step& step) {
 
 bool KernelList::launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream) {
   patch_addresses(addresses);
-  // Behind the first there is no way back to cuDNN.
+  // After the first launch cuDNN can no longer be called instead.
   bool all_have_memory = std::all_of(steps_.begin() + 1, steps_.end(), [](const Step& step) {
     return step.shared_bytes == 0 || give_memory(step);
   });
@@ -398,8 +399,8 @@ bool KernelList::launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream) 
     CUresult status = launch_with_memory(steps_[s], stream);
     if (status == CUDA_SUCCESS) continue;
     if (s == 0) return false;
-    TORCH_CHECK(false, "launching kernel ", s + 1, " of ", steps_.size(),
-                " of a call of cuDNN anew: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
+    TORCH_CHECK(false, "relaunching kernel ", s + 1, " of ", steps_.size(),
+                " of a cuDNN call: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
   }
   return true;
 }

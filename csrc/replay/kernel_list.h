@@ -1,6 +1,6 @@
-// The kernels that a call of cuDNN puts on its stream, to be launched again with tensors that lie
-// elsewhere. Which bytes of their parameters are addresses is found out from graphs of the same
-// call with tensors at made-up addresses, which nothing reads: capturing runs no kernel.
+// The kernels that a cuDNN call puts on its stream, to be launched again with tensors at other
+// addresses. Recordings of the same call at synthetic addresses show which bytes of the parameters
+// are addresses. Nothing reads memory at synthetic addresses, since a capture runs no kernel.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -16,7 +16,8 @@ namespace torch_cudnn_ext {
 
 constexpr uint64_t kAlignment = 512;  // bytes, as PyTorch's allocator aligns
 
-// In the order in which they were recorded; none where there are more, or CUDA does not tell them.
+// The nodes in the order of recording. Empty if there are more than `most`, or if CUDA does not
+// list them.
 std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph, size_t most);
 
 // A call recorded with its tensors at these addresses.
@@ -27,48 +28,50 @@ struct RecordedAt {
 
 class KernelList {
  public:
-  // On a GPU and with a cuDNN whose engines were seen to do all their work on the current stream.
-  // What one does behind a capture's back would be done at made-up addresses.
+  // Whether this cuDNN on this GPU was tested, and its engines do all of their work on the current
+  // stream. Work that a capture does not hold back would run at synthetic addresses.
   static bool can_learn();
 
-  // Of three recordings at made-up addresses, which differ in every address and by other amounts,
-  // and of one at real ones, which the list has to give. None where anything else differs, where
-  // an address is found nowhere or may be another's, where there is work but kernels and memsets
-  // one behind the other, and where there is more than `most` of it. An offset is less than half of
-  // what is between two addresses.
+  // Learns from three recordings at synthetic addresses and one at real addresses. The synthetic
+  // addresses differ in every address and by different amounts. The list must reproduce the
+  // recording at real addresses. Returns nullopt if anything but the addresses differs, if an
+  // address is found nowhere or could be another's, if there is work other than a chain of kernels
+  // and memsets, or if the chain is longer than `most`. An offset from an address is less than half
+  // of the distance between two addresses.
   static std::optional<KernelList> learn(const std::array<RecordedAt, 3>& synthetic_addresses,
                                          const RecordedAt& real, size_t most);
 
-  // Whether a call's kernels are given memory at all of its addresses. What cuDNN does behind a
-  // capture's back is not among them: it would be done at made-up ones, or never again.
+  // Whether the kernels of a call get all of its addresses. If not, cuDNN does work that a capture
+  // does not show. That work would run at synthetic addresses, or not at all.
   static bool covers_all(const RecordedAt& call, size_t most);
 
-  // On a stream, with the tensors at these addresses, in the order of those that it was learnt of.
-  // False where nothing was launched, since CUDA refuses it; throws where that is behind the first.
+  // Launches the kernels on a stream with the tensors at these addresses. The addresses are in the
+  // same order as those that the list was learnt from. Returns false if CUDA does not launch the
+  // first kernel; then nothing was launched. Throws if CUDA does not launch a later one.
   bool launch(c10::ArrayRef<uint64_t> addresses, cudaStream_t stream);
 
  private:
   struct Patch {
-    size_t word, address;  // places in words_ of a step, and of the addresses
+    size_t word, address;  // positions in the step's words and in the addresses
     uint64_t offset;
   };
-  // A kernel, or without one a memset of words_[0].
+  // A kernel, or a memset at words[0] if there is no function.
   struct Step {
     CUfunction function = nullptr;
-    CUkernel kernel = nullptr;        // that the function is of; null where a module's
+    CUkernel kernel = nullptr;        // owns `function`; null for a module's function
     std::array<unsigned, 6> shape{};  // of the grid and of a block
     unsigned shared_bytes = 0;
     std::vector<CUlaunchAttribute> attributes;
-    std::vector<size_t> parameters;  // where each begins in `words`, or
-    size_t buffer_bytes = 0;         // of all of them at once
+    std::vector<size_t> parameters;  // where each begins in `words`
+    size_t buffer_bytes = 0;         // not 0: `words` holds all parameters as one buffer
     std::vector<uint64_t> words;
     std::vector<Patch> patches;
     unsigned value = 0, element_bytes = 0;  // of a memset
     size_t elements = 0;
   };
-  // None where there is nothing to do, or something of another kind.
+  // The nodes as steps; nullopt if there are no nodes, or one is neither a kernel nor a memset.
   static std::optional<std::vector<Step>> read(const std::vector<cudaGraphNode_t>& nodes);
-  // Of steps that each wait for the one before.
+  // The same for a graph in which each node waits for the one before.
   static std::optional<std::vector<Step>> read_chain(cudaGraph_t graph, size_t most);
   static bool read_kernel(cudaGraphNode_t node, Step& step);
   static bool read_buffer(void* const* extra, Step& step);
@@ -77,10 +80,11 @@ class KernelList {
   static std::optional<Patch> patch_of(size_t word, const std::array<uint64_t, 3>& found,
                                        const std::array<RecordedAt, 3>& synthetic_addresses);
   static CUresult launch_step(Step& step, cudaStream_t stream);
-  // With as much shared memory as it needs, which is of the function and not of a launch.
+  // Gives the function the shared memory that it needs: the limit belongs to the function, not to
+  // the launch.
   static CUresult launch_with_memory(Step& step, cudaStream_t stream);
   static bool give_memory(const Step& step);
-  static int most_memory(const Step& step);  // in bytes; 0 where CUDA does not tell it
+  static int most_memory(const Step& step);  // in bytes; 0 if CUDA does not tell
   void patch_addresses(c10::ArrayRef<uint64_t> addresses);
 
   std::vector<Step> steps_;

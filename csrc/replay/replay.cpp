@@ -9,27 +9,26 @@
 #include <type_traits>
 #include <utility>
 
-#include "cudnn/cudnn.h"
-#include "replay/capture_mode.h"
+#include "cuda/capture_mode.h"
+#include "cudnn/handle.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-std::atomic<bool> replay_on{true}, relaunch_on{true};
 std::atomic<int64_t> recorded_calls{0}, replayed_calls{0}, kept_kernels{0};
 std::atomic<int64_t> learnt_calls{0}, relaunched_calls{0};
 
-// Layers of one problem share a plan; each has its own tensors.
+// Layers with the same problem share a plan, and each has its own tensors.
 constexpr size_t kEntries = 128;
-// Recording takes as long as some ten calls, so addresses must have come back before.
+// Recording takes as long as some ten calls, so the addresses must have repeated before.
 constexpr int kCallsBefore = 4, kCallsBeforeNextTry = 1000;
-// Graphs take the device's memory, which is not PyTorch's: some 12 to 50 KB a kernel (an H200).
-// Large ones, of recurrent networks, leave room for the rest.
+// Graphs take device memory outside PyTorch's allocator: 12 to 50 KB per kernel (on an H200). The
+// large graphs of recurrent networks get half of the room.
 constexpr int64_t kMostKernels = 32768, kLarge = 64;
-// More take the host longer one by one than as a graph, where its addresses come back.
+// More kernels take the host longer one by one than as a graph.
 constexpr int64_t kMostListed = 16;
-constexpr size_t kLists = 8;  // of other numbers, or tensors aligned otherwise
+constexpr size_t kLists = 8;  // one per kind of key
 int64_t most_kernels(int64_t added) { return added > kLarge ? kMostKernels / 2 : kMostKernels; }
 
 RunAlone& recording_alone() {
@@ -45,8 +44,8 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Leaves no error of ours behind, which the next call that looks at CUDA's last one would take for
-// its own. One that was there before is not ours to clear.
+// Clears the CUDA errors of replaying: a later call that reads CUDA's last error would take one for
+// its own. An error from before stays.
 class OwnErrors {
  public:
   OwnErrors() = default;
@@ -67,7 +66,7 @@ struct DestroyGraph {
 };
 using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
 
-// The capture of a stream of its own: PyTorch's pool hands each of its streams to several users.
+// Captures a new stream. A stream of PyTorch's pool may have several users.
 class Capture {
  public:
   Capture() {
@@ -83,7 +82,7 @@ class Capture {
 
   bool goes_on() const { return goes_on_; }
   cudaStream_t stream() const { return stream_; }
-  // Null where what was put on the stream cannot be a graph.
+  // Null if the work on the stream cannot be a graph.
   Graph end() {
     cudaGraph_t graph = nullptr;
     if (std::exchange(goes_on_, false)) cudaStreamEndCapture(stream_, &graph);
@@ -95,7 +94,7 @@ class Capture {
   bool goes_on_;
 };
 
-// Null where cuDNN or CUDA refuses: cuDNN itself is called then, and says what is wrong.
+// Null if cuDNN or CUDA reports an error. The caller then calls cuDNN, which says what is wrong.
 Graph recorded(c10::function_ref<void()> call) {
   OwnErrors errors;
   Capture capture;
@@ -103,7 +102,7 @@ Graph recorded(c10::function_ref<void()> call) {
   if (!refused) {
     c10::cuda::CUDAStreamGuard guard(
         c10::cuda::getStreamFromExternal(capture.stream(), c10::cuda::current_device()));
-    // What cuDNN does at once and not on the stream would be missing from the graph: it must fail.
+    // Work that cuDNN does outside the stream would be missing from the graph, so it must fail.
     CaptureMode strict(cudaStreamCaptureModeThreadLocal);
     try {
       call();
@@ -113,12 +112,12 @@ Graph recorded(c10::function_ref<void()> call) {
   }
   Graph graph = capture.end();
   errors.clear();
-  cudnn_handle();  // knows the current stream again, before that one is gone
+  cudnn_handle();  // sets the handle to the current stream before the captured one is destroyed
   return refused ? nullptr : std::move(graph);
 }
 
-// How many there are, with memory that is set; 0 where there is work of another kind, such as
-// copies of host memory, which is the caller's and may be gone when the graph is launched.
+// The number of kernels and memsets; 0 if there is work of another kind, such as a copy of host
+// memory, which belongs to the caller and may be freed before the graph is launched.
 int64_t kernels_of(cudaGraph_t graph) {
   std::vector<cudaGraphNode_t> nodes = nodes_of(graph, kMostKernels);
   bool no_other = std::all_of(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
@@ -131,9 +130,14 @@ int64_t kernels_of(cudaGraph_t graph) {
 
 }  // namespace
 
-void set_replay(bool on) { replay_on.store(on, std::memory_order_relaxed); }
-
-void set_relaunch(bool on) { relaunch_on.store(on, std::memory_order_relaxed); }
+std::string replay_obstacle(const Device& device, Replay replay) {
+  if (replay == Replay::never) return "";
+  if (!device.is_cuda()) return c10::str(device.text(), " makes no calls of cuDNN");
+  c10::cuda::CUDAGuard guard(device.torch_device());
+  if (replay != Replay::kernels || KernelList::can_learn()) return "";
+  return "kernels are repeated one by one with cuDNN 9.19 on GPUs of compute capability 9 alone; "
+         "CUDA graphs are used";
+}
 
 ReplayInfo replay_info() {
   return {recorded_calls, replayed_calls, kept_kernels, learnt_calls, relaunched_calls};
@@ -145,12 +149,12 @@ LaunchableGraph LaunchableGraph::record(const ReplayKey& key, CallAt call) {
   LaunchableGraph made;
   if (kept_kernels >= kMostKernels) return made;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
-  OwnErrors errors;  // such as of memory that is all PyTorch's: cuDNN's call needs none
+  OwnErrors errors;  // for example, no memory is left for a graph
   Graph graph;
   recording_alone()([&] { graph = recorded([&] { call(key); }); });
   made.kernels_ = graph == nullptr ? 0 : kernels_of(graph.get());
   if (made.kernels_ > 0 && !KernelList::can_learn()) {
-    // An engine that nobody has seen may do its work elsewhere.
+    // An engine that was never tested may do work outside the stream.
     bool all_given = KernelList::covers_all({graph.get(), key.addresses()}, kMostKernels);
     if (!all_given) return made;
   }
@@ -168,7 +172,7 @@ LaunchableGraph LaunchableGraph::record(const ReplayKey& key, CallAt call) {
 
 LaunchableGraph::~LaunchableGraph() {
   if (graph_ == nullptr) return;
-  OwnErrors errors;  // as at the process's end
+  OwnErrors errors;  // CUDA may be gone when the process ends
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
   cudaGraphExecDestroy(graph_);
   kept_kernels -= kernels_;
@@ -208,7 +212,7 @@ ReplayKey ReplayKey::kind() const {
 
 ReplayKey ReplayKey::synthetic_addresses(int draw) const {
   constexpr uint64_t kFirst = uint64_t{1} << 44, kApart = uint64_t{1} << 40;
-  constexpr uint64_t kPlaces = uint64_t{1} << 30;  // at each of which a tensor may begin
+  constexpr uint64_t kPlaces = uint64_t{1} << 30;  // where a tensor may begin
   ReplayKey key = kind();
   for (size_t i = 0; i < addresses_; ++i) {
     uint64_t& word = key.words_[i];
@@ -224,8 +228,8 @@ ReplayKey ReplayKey::synthetic_addresses(int draw) const {
 
 Replays::Entry& Replays::entry_of(const ReplayKey& key, size_t most) {
   uint64_t hash = key.hash();
-  // Layers call in the same order each time, so the search begins with the last one. What is full
-  // forgets whom it met longest ago.
+  // Layers call in the same order each time, so the search begins at the last entry. A full table
+  // replaces its oldest entry.
   auto middle = hashes_.begin() + static_cast<std::ptrdiff_t>(last_);
   auto found = std::find(middle, hashes_.end(), hash);
   if (found == hashes_.end()) found = std::find(hashes_.begin(), middle, hash);
@@ -253,13 +257,13 @@ std::optional<KernelList>* Replays::list_of(const ReplayKey& key, bool at_once, 
     if (lists_.size() < kLists) {
       known = lists_.insert(lists_.end(), Learnt{});
     } else {
-      // Kinds that take turns would else be learnt each time.
+      // A list that was used recently is not replaced: alternating kinds would be learnt each time.
       known = std::min_element(lists_.begin(), lists_.end(), [](const Learnt& a, const Learnt& b) {
         return a.last_call < b.last_call;
       });
       if (calls_ - known->last_call < kCallsBeforeNextTry) return nullptr;
     }
-    // A plan's first call does not come here.
+    // A plan's first call does not get here, so one call less is left.
     *known = {std::move(kind), calls_, kCallsBefore - 1, {}};
   }
   known->last_call = calls_;
@@ -274,13 +278,13 @@ std::optional<KernelList>* Replays::list_of(const ReplayKey& key, bool at_once, 
 std::optional<KernelList> Replays::learn(const ReplayKey& key, CallAt call) {
   if (!KernelList::can_learn()) return std::nullopt;
   CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
-  OwnErrors errors;  // of what was asked about a node, and is refused
+  OwnErrors errors;  // of queries about a node that CUDA does not answer
   std::optional<KernelList> list;
   recording_alone()([&] {
     auto record_at = [&](const ReplayKey& at) { return recorded([&] { call(at); }); };
     Graph first = record_at(key);
     if (!first || !KernelList::covers_all({first.get(), key.addresses()}, kMostListed)) return;
-    // Padding of parameters is what lay on the stack: alike where the same went before, which is a
+    // The padding of parameters is what lay on the stack. It is equal in recordings that follow a
     // recording, and not in the first one.
     std::array<ReplayKey, 4> keys{key.synthetic_addresses(0), key.synthetic_addresses(1),
                                   key.synthetic_addresses(2), key};
@@ -304,13 +308,13 @@ bool Replays::relaunch(const ReplayKey& key, bool at_once, CallAt call) {
   try {
     launched = (*list)->launch(key.addresses(), c10::cuda::getCurrentCUDAStream());
   } catch (const c10::Error&) {
-    list->reset();  // so that the next call is cuDNN's
+    list->reset();  // the next call goes to cuDNN
     throw;
   }
   if (launched) {
     relaunched_calls.fetch_add(1, std::memory_order_relaxed);
   } else {
-    list->reset();  // cuDNN says why, or does it otherwise
+    list->reset();  // the caller calls cuDNN
   }
   return launched;
 }
@@ -323,18 +327,20 @@ void Replays::forget() {
 }
 
 void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
-  bool may_replay = replay != Replay::never && replay_on.load(std::memory_order_relaxed);
+  bool may_replay = replay != Replay::never;
   if (may_replay) {
-    // What is captured is to hold cuDNN's kernels, not a graph of ours in a graph.
+    // A user's capture is to hold cuDNN's kernels, not a nested graph.
     auto status = c10::cuda::currentStreamCaptureStatusMayInitCtx();
     may_replay = status == c10::cuda::CaptureStatus::None;
   }
-  bool may_relaunch = may_replay && has_run_ && replay != Replay::at_once &&
-                      relaunch_on.load(std::memory_order_relaxed);
-  if (may_relaunch && relaunch(key, replay == Replay::kernels_at_once, call)) return;
+  bool by_kernels = replay == Replay::kernels || replay == Replay::kernels_at_once;
+  if (may_replay && by_kernels && has_run_ &&
+      relaunch(key, replay == Replay::kernels_at_once, call))
+    return;
   if (may_replay && replay != Replay::kernels_at_once) {
-    // Of the many plans that are timed each keeps one: they are large where networks recur.
-    bool at_once = replay == Replay::at_once;
+    // A plan that is measured keeps one graph: there are many such plans, and graphs of recurrent
+    // networks are large.
+    bool at_once = replay == Replay::graphs_at_once;
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
     int& left = entry.calls_until_recorded;
     if (!entry.graph && (at_once ? left <= kCallsBefore : --left < 0) && has_run_) {
@@ -342,7 +348,7 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
       entry.graph = LaunchableGraph::record(key, call);
     }
     if (entry.graph && entry.graph.launch()) return;
-    entry.graph = {};  // refused: cuDNN says why, or does it otherwise
+    entry.graph = {};  // the launch failed: cuDNN is called below
   }
   call(key);
   has_run_ = true;

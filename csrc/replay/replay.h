@@ -1,9 +1,8 @@
-// What calls of cuDNN put on their stream, to be put there again without cuDNN. Where it is a few
-// kernels, they are launched one by one, wherever the tensors lie (cuda/kernel_list.h). Else it is
-// kept as a CUDA graph, for a call that comes again with the same addresses. Of a few kernels,
-// either takes the host 5 to 15 us less than cuDNN's graph API, 70 to 230 less than its older entry
-// points for a convolution, and thousands less of a recurrent network's (an H200, cuDNN 9.19).
-// Knows nothing of the operators.
+// Repeats the work of a cuDNN call without calling cuDNN. A few kernels are launched one by one,
+// with tensors at any addresses (kernel_list.h). Any other work is kept as a CUDA graph, for calls
+// with the same addresses. For a few kernels, both ways take the host 5 to 15 us less than cuDNN's
+// graph API and 70 to 230 us less than its classic convolutions. For a recurrent network they save
+// thousands of microseconds (measured on an H200 with cuDNN 9.19). Knows nothing of operators.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -17,31 +16,32 @@
 #include <functional>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "core/plan.h"
 #include "replay/kernel_list.h"
 
 namespace torch_cudnn_ext {
 
-// Process-wide; off, every call is cuDNN's. What was recorded is kept.
-void set_replay(bool on);
-// Off, graphs alone are used, for tests of theirs.
-void set_relaunch(bool on);
+// Why calls of the process on this device cannot be repeated as asked, or are repeated as graphs
+// instead of kernels; empty if nothing is in the way.
+std::string replay_obstacle(const Device& device, Replay replay);
 
 struct ReplayInfo {
-  int64_t recorded, replayed;  // calls of the process
-  int64_t kernels;             // that its graphs hold now
-  int64_t learnt, relaunched;  // calls whose kernels were launched one by one
+  int64_t recorded, replayed;  // calls as graphs
+  int64_t kernels;             // in all graphs that are kept
+  int64_t learnt, relaunched;  // calls whose kernels are launched one by one
 };
 ReplayInfo replay_info();
 
-// While a stream is captured, no thread can begin to wait for the whole device: the call fails. So
-// this calls its argument, a recording, while other threads do not begin to, or does not call it.
+// Calls its argument, which makes a recording, at a time when no other thread begins to wait for
+// the whole device. Such a wait fails while a stream is captured. It may also make no call.
 using RunAlone = std::function<void(c10::function_ref<void()>)>;
 void set_recording_alone(RunAlone alone);
 
-// All that a call of a plan depends on: addresses, and behind them numbers.
+// Everything that a call of a plan depends on: addresses, then numbers.
 class ReplayKey {
  public:
   ReplayKey() = default;
@@ -49,7 +49,7 @@ class ReplayKey {
     for (const void* address : addresses) push(address);
   }
   void push(const void* address) {
-    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(addresses_ == words_.size(), "an address behind a number");
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(addresses_ == words_.size(), "an address after a number");
     words_.push_back(reinterpret_cast<uint64_t>(address));
     addresses_ = words_.size();
   }
@@ -62,49 +62,49 @@ class ReplayKey {
   uint64_t hash() const;
 
   c10::ArrayRef<uint64_t> addresses() const { return {words_.data(), addresses_}; }
-  // The first of them, to be bound to names.
+  // The first n addresses.
   template <size_t n>
   std::array<void*, n> addresses() const {
     std::array<void*, n> first;
     for (size_t i = 0; i < n; ++i) first[i] = reinterpret_cast<void*>(words_[i]);
     return first;
   }
-  // What calls have in common that differ in where their tensors lie: the numbers, which addresses
-  // are null or the same, and how they are aligned.
+  // A key that is equal for calls that differ only in the addresses of their tensors. It holds the
+  // numbers, which addresses are null or equal, and how they are aligned.
   ReplayKey kind() const;
-  // Of the same kind, at addresses that are nobody's: one of three such keys.
+  // A key of the same kind at addresses that nothing uses. `draw` is 0, 1 or 2.
   ReplayKey synthetic_addresses(int draw) const;
 
  private:
   c10::SmallVector<uint64_t, 12> words_;
-  size_t addresses_ = 0;  // which the words begin with
+  size_t addresses_ = 0;  // how many of the first words are addresses
 };
 
-// Calls cuDNN with the tensors where a key says, which its numbers do not tell.
+// Calls cuDNN with the tensors at a key's addresses. The call knows the numbers.
 using CallAt = c10::function_ref<void(const ReplayKey&)>;
 
 // A CUDA graph that can be launched; none by default.
 class LaunchableGraph {
  public:
   LaunchableGraph() = default;
-  // Of what `call` puts on the current stream; none where that cannot be had.
+  // The work that `call` puts on the current stream; empty if it cannot be recorded.
   static LaunchableGraph record(const ReplayKey& key, CallAt call);
   ~LaunchableGraph();
   LaunchableGraph(LaunchableGraph&& other) noexcept { *this = std::move(other); }
   LaunchableGraph& operator=(LaunchableGraph&& other) noexcept;
   explicit operator bool() const { return graph_ != nullptr; }
-  bool launch() const;  // on the current stream; false where CUDA refuses it
+  bool launch() const;  // on the current stream; false if CUDA reports an error
 
  private:
   cudaGraphExec_t graph_ = nullptr;
   int64_t kernels_ = 0;
 };
 
-// The calls of one plan: of one thread and one device.
+// The calls of one plan. A plan belongs to one thread and one device.
 class Replays {
  public:
-  // Does on the current stream what `call` does there: cuDNN's work alone, on memory that the key
-  // names.
+  // Puts the work of `call` on the current stream. The work must be cuDNN's alone, and use only
+  // memory that the key names.
   void run(const ReplayKey& key, Replay replay, CallAt call);
   void forget();
 
@@ -119,23 +119,23 @@ class Replays {
     ReplayKey kind;
     uint64_t last_call = 0;
     int calls_until_learnt = 0;
-    std::optional<KernelList> list;  // none where its kernels cannot be launched so
+    std::optional<KernelList> list;  // nullopt if the kernels cannot be launched one by one
   };
-  // Null of kinds that are too many.
+  // Null if there are too many kinds.
   std::optional<KernelList>* list_of(const ReplayKey& key, bool at_once, CallAt call);
   static std::optional<KernelList> learn(const ReplayKey& key, CallAt call);
-  // False where nothing was launched.
+  // False if nothing was launched.
   bool relaunch(const ReplayKey& key, bool at_once, CallAt call);
 
   std::vector<Learnt> lists_;
-  uint64_t calls_ = 0;  // that asked for a list
+  uint64_t calls_ = 0;  // calls of list_of
 
   std::vector<Entry> entries_;
-  // Of their keys. Where addresses never come back, all are searched.
+  // Hashes of the entries' keys. A lookup scans all of them if no address repeats.
   std::vector<uint64_t> hashes_;
-  size_t last_ = 0;    // found or made
-  size_t oldest_ = 0;  // of a full table, counted on
-  // cuDNN makes ready at a first call what could not be recorded.
+  size_t last_ = 0;    // the entry that was found or made last
+  size_t oldest_ = 0;  // the next entry to replace in a full table, modulo its size
+  // cuDNN's first call does preparations that cannot be recorded.
   bool has_run_ = false;
 };
 
@@ -145,8 +145,8 @@ class ReplayedPlan : public Plan {
   using Plan::Plan;
 
  protected:
-  // Called by the destructor of a plan that owns code, which `drop` drops. Graphs of it go before,
-  // and no capture of any thread is disturbed.
+  // For the destructor of a plan that owns code. Frees the graphs, which hold the code's kernels,
+  // and then calls `drop`, which frees the code. Disturbs no thread's capture.
   void unload(c10::function_ref<void()> drop);
 
   Replays replays_;

@@ -10,9 +10,10 @@
 
 #include "core/errors.h"
 #include "core/select/recording.h"
-#include "ops/arguments.h"
 #include "problems/problem.h"
+#include "torch/compat.h"
 #include "torch/overrides.h"
+#include "torch/tracing.h"
 
 namespace torch_cudnn_ext {
 
@@ -24,7 +25,7 @@ auto& table() {
   static auto* overrides = new std::vector<Override>();
   return *overrides;
 }
-// The registrations, while enabled. Never destroyed at exit, where the dispatcher may be gone.
+// The registrations, while enabled. Never destroyed at exit, when the dispatcher may be gone.
 auto& libraries() {
   static auto* list = new std::vector<std::unique_ptr<torch::Library>>();
   return *list;
@@ -123,7 +124,7 @@ std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name
   if (!t.defined()) return std::nullopt;
   if (torch::jit::tracer::isTracing()) warn_of_trace();
   if (t.layout() != at::kStrided) return c10::str(name, " has the layout ", t.layout());
-  if (t.has_names()) return c10::str(name, " has named dimensions");
+  if (has_names(t)) return c10::str(name, " has named dimensions");
   switch (t.scalar_type()) {
     case at::kFloat:
     case at::kHalf:

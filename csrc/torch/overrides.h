@@ -1,5 +1,5 @@
-// PyTorch's operators that ours stand in for while enable() is on: a table, to which ops/<op>.cpp
-// adds its own. Nothing here knows which they are.
+// The table of PyTorch's operators that ours replace while enable() is on. Each ops/<family>/ adds
+// its own operators. Names no operator.
 #pragma once
 
 #include <ATen/core/boxing/impl/boxing.h>
@@ -30,7 +30,8 @@ struct Override {
 };
 void add_override(Override override);
 
-// Registers all of them; throws when that was done before. Takes them out; throws when it was not.
+// enable_overrides registers all overrides, and throws if they are registered. disable_overrides
+// removes them, and throws if they are not registered.
 void enable_overrides();
 void disable_overrides();
 bool overrides_enabled();
@@ -41,33 +42,39 @@ void count_declined(const char* op, const std::string& reason);
 std::map<std::string, int64_t> declined();
 void reset_declined();
 
-// Why no operator of ours takes this tensor; nullopt where one may.
+// Why a call with this tensor is declined: no operator of ours takes it. nullopt if one may.
 std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
                                       const at::Tensor& t);
-// The same for several, of operators without forward-mode AD.
+// The same for several tensors, for operators that do not have forward-mode AD.
 struct NamedTensor {
   const char* name;
   const at::Tensor& t;
 };
 std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
                                           std::initializer_list<NamedTensor> tensors);
-// Of a norm's parameters and statistics: in its input's dtype, or the one that it computes in.
+// Why a norm with these parameters and statistics is declined; nullopt if each has the dtype of the
+// input, or the dtype that the norm computes in.
 std::optional<std::string> refusal_of_dtypes(const at::Tensor& input,
                                              std::initializer_list<NamedTensor> tensors);
 
-// The text of a ValueError; nullopt for all else. While a fake tensor mode is on (torch.compile)
-// ours come through Python, and what they refuse comes back as its exception.
+// The text of a ValueError; nullopt for any other error. While a fake tensor mode is on
+// (torch.compile), our operators are called through Python, and their ValueError arrives as a
+// Python exception.
 std::optional<std::string> value_error_text(std::exception& error);
 
-// `Ours` stands in for one operator of PyTorch's, of this signature without the keys:
+// `Ours` replaces one operator of PyTorch's. `Signature` is that operator's, without the keys.
+// `Ours` has
 //   static constexpr const char* kOp;
-//   static std::optional<std::string> refusal(keys, args...)   why PyTorch's own kernel must run
+//   static std::optional<std::string> refusal(keys, args...)   why the call is declined, so that
+//                                                              PyTorch's own kernel runs
 //   static R with_autograd(keys, args...)                      called at autograd's keys
-// and, where PyTorch has kernels of its own below them, which is where inference mode begins,
-//   static R run(args...)                                      called there
+// PyTorch has kernels of a basic operator below autograd's keys, at the backends' keys, where
+// inference mode begins. `Ours` then also has
+//   static R run(args...)                                      called at the backends' keys
 //   template <c10::DispatchKey key> static R plain(args...)    PyTorch's own kernel
-// A composite, an operator that is made of others, is called the same way everywhere.
-// What ours refuse goes to PyTorch as well, which may take it, or refuse it in its own words.
+// A composite is made of other operators. with_autograd is called at every key.
+// A call is also declined if ours raise a ValueError. PyTorch's own kernel then runs the call, or
+// raises an error of its own.
 enum class OpKind { basic, composite };
 
 template <class Ours, OpKind kind, c10::DispatchKey key, class Signature>
@@ -117,7 +124,8 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
   static torch::CppFunction kernel() { return torch::CppFunction(TORCH_FN(call)); }
 };
 
-// At autograd's keys, so that backward takes our way too, and at the backends' own.
+// Registers an override at autograd's keys, so that backward is ours too, and at the backends'
+// keys.
 template <class Ours, class Signature, OpKind kind = OpKind::basic>
 struct RegisterOverride {
   explicit RegisterOverride(const char* op) {

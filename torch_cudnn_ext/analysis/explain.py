@@ -1,51 +1,29 @@
-"""What every layer of a model runs, and why; and the problems that it meets.
+"""What every layer of a model runs, and why.
 
 >>> print(explain(model, images, train=True))
->>> trace(model, images, "model.txt")  # for: python -m torch_cudnn_ext profile --problems model.txt
 """
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudnn_ext import _C, knobs
-from torch_cudnn_ext._files import write_text
+from torch_cudnn_ext._policy_text import value_of
 from torch_cudnn_ext._timing import kernel_names
-from torch_cudnn_ext._workload import (
-    Layer,
-    call_model,
-    check_gradient_mode,
-    detached,
-    gradients_kept,
-    in_mode,
-    kept_as_it_was,
-    leaves_behind,
-    led_problems,
-    looking,
-    merge,
-    own_tensors,
-    recording,
-    sum_of_outputs,
-    tensors_in,
-    values_kept,
-)
-from torch_cudnn_ext.analysis import tables as report
-from torch_cudnn_ext.models.convert import eager_model
-from torch_cudnn_ext.models.enable import enabled, is_enabled
+from torch_cudnn_ext._torch_internals import profiler_is_on
+from torch_cudnn_ext._workload.problems import coupled_problems
+from torch_cudnn_ext._workload.recorder import RecordedCall, described_calls
+from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.records import csv_text, field_names
+from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds
+from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.pins import pin_of, standing_for
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.ops._arguments import check_flag
-from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning.measure import BASELINE
-
-_NODE = "TorchCudnnExt"  # what the names of our autograd nodes begin with
 
 
 @dataclass(frozen=True)
@@ -96,7 +74,7 @@ class Explanation:
         """How many of the calls took our way, from 0 to 1."""
         return sum(bool(call.op) for call in self.calls) / max(1, len(self.calls))
 
-    def table(self) -> report.Table:
+    def table(self) -> Table:
         """The calls as cells."""
         headings = "layer,kind,op,algorithm,why,ms,workspace,PyTorch runs,problem".split(",")
         rows = [
@@ -106,30 +84,32 @@ class Explanation:
                 call.op or "-",
                 call.algorithm or "PyTorch's own",
                 call.why,
-                report.milliseconds(call.ms) + ("*" if _with_backward(call) else ""),
-                report.bytes_text(call.workspace_bytes),
+                milliseconds(call.ms) + ("*" if _with_backward(call) else ""),
+                bytes_text(call.workspace_bytes),
                 ", ".join(map(_short, call.pytorch)),
                 call.problem.partition(" ")[2],
             ]
             for call in self.calls
         ]
         columns = [
-            report.Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm")
-            for h in headings
+            Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm") for h in headings
         ]
         ours = sum(bool(call.op) for call in self.calls)
         footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
         if any(map(_with_backward, self.calls)):
             footer += "; * with its backward"
-        return report.Table(self.title, columns, rows, footer)
+        asked = {(c.policy, c.device) for c in self.calls if "replay=" in c.policy}
+        for reason in sorted({_C.replay_obstacle(*one) for one in asked} - {""}):
+            footer += f"; replay was asked for: {reason}"
+        return Table(self.title, columns, rows, footer)
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
-        return report.csv_text(list(map(asdict, self.calls)), report.field_names(LayerCall))
+        return csv_text(list(map(asdict, self.calls)), field_names(LayerCall))
 
     def __str__(self) -> str:
         """The table as Markdown."""
-        return report.tables_markdown([self.table()])
+        return tables_markdown([self.table()])
 
 
 def explain(
@@ -161,194 +141,33 @@ def explain(
             which `profile_model` takes.
     """
     check_flag("explain", "train", train)
-    if train:
-        check_gradient_mode()
     model = eager_model("explain", model)
-    for t in tensors_in(([*model.parameters(), *model.buffers()], inputs)):
-        if t.is_meta or isinstance(t, FakeTensor):
-            raise ValueError(
-                "model: got one that has, or whose inputs have, no data (on the meta device, or "
-                "fake), wanted data to run on; profile_model takes the meta device"
-            )
-    with (
-        kept_as_it_was(model, inputs),
-        values_kept(t for t in own_tensors(model) if train and isinstance(t, nn.Parameter)),
-        enabled() if not is_enabled() else nullcontext(),
-        torch.compiler.set_stance("force_eager"),  # layers of it may be compiled
-    ):
-        calls = _record(model, detached(inputs) if train else inputs, train)
+    calls = described_calls(model, inputs, train, _layer_call)
     if measure:
         calls = _measured(calls)
     return Explanation(calls, type(model).__name__)
 
 
-def trace(
-    model: nn.Module, inputs: Any, path: str | Path | None = None, *, train: bool = True
-) -> list[str]:
-    """The problem lines that a model meets, each with its layers and how often it occurs.
-
-    Args:
-        model: As for `explain`, like all that follow.
-        inputs: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        path: A file to write them to, as ``profile --problems`` reads it.
-        train: Also the problems of the backward.
-
-    Returns:
-        The lines, each problem once, in the order in which they are first met.
-
-    Raises:
-        TypeError: ``model`` is no module, or ``train`` no bool.
-        ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
-            has a gradient.
-        RuntimeError: A pin cannot run, among other errors of the model.
-        OSError: The file cannot be written.
-    """
-    check_flag("trace", "train", train)
-    model = eager_model("trace", model)
-    with looking():
-        calls = explain(model, inputs, train=train, measure=False).calls
-    layers = merge(Layer(call.problem, (call.layer or "model",)) for call in calls if call.problem)
-    lines = []
-    for one in layers:
-        # They may hold lines' ends, and what parts them here.
-        names = ", ".join("_".join(name.replace(",", " ").split()) for name in one.names)
-        lines.append(f"{one.problem}  # {names} x{one.count}")
-    if path is not None:
-        write_text(path, "\n".join(lines) + "\n")
-    return lines
-
-
-class _Recorder:
-    """Which layer made which call.
-
-    Calls are recorded in order, so a layer's own are those between its pre-hook and its hook that
-    no inner layer had; those of a backward are between the hooks of the layer's autograd nodes.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
-        self._events: list[Any] = []
-        self._owners: dict[int, nn.Module] = {}
-        # Calls: the module, the first event, the sequence number of the first node.
-        self._open: list[tuple[nn.Module, int, int]] = []
-        self._nodes: dict[
-            Any, None
-        ] = {}  # also keeps them alive, so that none is taken for another
-        self._called: dict[nn.Module, list[int]] = {}  # where each of its calls would stand
-        self._idle: set[nn.Module] = set()  # had nothing to compute
-
-    def _count(self) -> int:
-        self._events += _C.recorded(len(self._events))
-        return len(self._events)
-
-    def _claim(self, begin: int, module: nn.Module) -> None:
-        for i in range(begin, self._count()):
-            self._owners.setdefault(i, module)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """See the calls of the model's modules.
-
-        The hooks are of all modules: one of a `torch.nn.TransformerEncoderLayer` of its own would
-        keep it off the fast path that it has without us.
-        """
-        of_all = torch.nn.modules.module
-        before = of_all.register_module_forward_pre_hook(self._before)
-        after = of_all.register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-            # Which remove() forgets.
-            of_all._global_forward_hooks_with_kwargs.pop(after.id, None)
-            of_all._global_forward_hooks_always_called.pop(after.id, None)
-            # Nodes hold their hooks and these hold us: the collector does not see that circle.
-            self._nodes.clear()
-            self._open.clear()
-
-    def _before(self, module: nn.Module, args: Any) -> None:
-        if module in self._names:
-            begin = self._count()
-            self._open.append((module, begin, torch._C._autograd._get_sequence_nr()))
-            self._called.setdefault(module, []).append(begin)
-
-    def _after(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if not self._open or self._open[-1][0] is not module:  # its call was not seen to begin
-            return
-        *kwargs, output = rest  # behind a forward that raised without the former
-        _, begin, first_node = self._open.pop()
-        self._claim(begin, module)
-        tensors = tensors_in((args, kwargs, output))
-        passes_on = isinstance(module, nn.Dropout) and not module.training
-        if passes_on or any(t.numel() == 0 for t in tensors):
-            self._idle.add(module)
-        waiting, seen = _nodes_of(output), set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen or node._sequence_nr() < first_node:
-                continue
-            seen.add(node)
-            if node not in self._nodes:  # else an inner layer's, behind which may be this one's own
-                self._nodes[node] = None
-                if node.name().startswith(_NODE):
-                    self._watch(node, module)
-            waiting += [following for following, _ in node.next_functions]
-
-    def _watch(self, node: Any, module: nn.Module) -> None:
-        begins: list[int] = []
-        node.register_prehook(lambda grads: begins.append(self._count()))
-        node.register_hook(lambda results, grads: self._claim(begins.pop(), module))
-
-    def calls(self) -> Iterator[LayerCall]:
-        """One for each event, and one for each call of a layer that should have had some."""
-        count = self._count()
-        busy = set(self._owners.values())
-        idle: dict[int, list[nn.Module]] = {}
-        for module, places in self._called.items():
-            if self._reason(module, module in busy):
-                for place in places:
-                    idle.setdefault(place, []).append(module)
-        for i in range(count + 1):
-            for module in idle.get(i, []):
-                kind, reason = type(module).__name__, self._reason(module, module in busy)
-                yield LayerCall(self._names[module], kind, "", "", "", reason)
-            if i < count:
-                yield self._call(self._events[i], self._owners.get(i))
-
-    def _reason(self, module: nn.Module, is_busy: bool) -> str:
-        """Why a module that was called made no call, or not those that were to be expected."""
-        if isinstance(module, nn.TransformerEncoderLayer):
-            called = any(child in self._called for child in module.children())
-            return "" if called else "PyTorch's fast path ran, which does not call its layers"
-        if is_busy or standing_for(module) is None:
-            return ""
-        if module in self._idle:
-            return "it had nothing to compute"
-        if getattr(module, "return_indices", False):
-            return "it gives indices, which PyTorch's kernels alone do"
-        return "no operator that enable() overrides was called for it in this thread"
-
-    def _call(self, event: Any, module: nn.Module | None) -> LayerCall:
-        layer = "" if module is None else self._names[module]
-        kind = "" if module is None else type(module).__name__
-        if isinstance(event, str):
-            return LayerCall(layer, kind, "", "", "", event)
-        why = event["why"]
-        if why == "pinned" and (source := _source_of_pin(event, module)):
-            why = f"pinned by {source}"
-        return LayerCall(
-            layer,
-            kind,
-            event["op"],
-            event["problem"],
-            event["algorithm"],
-            why,
-            event["workspace_bytes"],
-            None,
-            event["device"],
-            event["policy"],
-        )
+def _layer_call(call: RecordedCall) -> LayerCall:
+    kind = "" if call.module is None else type(call.module).__name__
+    event = call.event
+    if isinstance(event, str):
+        return LayerCall(call.layer, kind, "", "", "", event)
+    why = event["why"]
+    if why == "pinned" and (source := _source_of_pin(event, call.module)):
+        why = f"pinned by {source}"
+    return LayerCall(
+        call.layer,
+        kind,
+        event["op"],
+        event["problem"],
+        event["algorithm"],
+        why,
+        event["workspace_bytes"],
+        None,
+        event["device"],
+        event["policy"],
+    )
 
 
 def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
@@ -359,8 +178,8 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     passes = [one["pass_name"] for one in sharing]
 
     def said_by(policy: str) -> str | None:
-        parsed = Policy._unchecked(policy, family)
-        return next((text for name in passes if (text := parsed.get(name))), None)
+        said = _C.canonical_policy(policy, family)
+        return next((text for name in passes if (text := value_of(said, name))), None)
 
     ours = None if module is None else standing_for(module)
     if isinstance(module, Tunable) and ours is not None and ours.family == family:
@@ -379,28 +198,9 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     names = (f"{name}_algo" for name in (*(f"{family}_{name}" for name in passes), family))
     for name in names:
         value = getattr(knobs, name, None)
-        if (
-            value is not None
-            and Policy._unchecked(f"{passes[0]}={value}", family).get(passes[0]) == chosen
-        ):
+        if value is not None and said_by(f"{passes[0]}={value}") == chosen:
             return f"knobs.{name}"
     return "knobs.flags()"
-
-
-def _nodes_of(values: Any) -> list[Any]:
-    return [t.grad_fn for t in tensors_in(values)]
-
-
-def _record(model: nn.Module, inputs: Any, train: bool) -> list[LayerCall]:
-    recorder = _Recorder(model)
-    with recording():
-        with in_mode(model, train), recorder.watching(), torch.set_grad_enabled(train):
-            output = call_model(model, inputs)
-            if train:
-                loss = sum_of_outputs(output)
-                with gradients_kept(leaves_behind([loss])):
-                    torch.autograd.backward(loss)
-        return list(recorder.calls())
 
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:
@@ -428,7 +228,7 @@ def _measured(calls: list[LayerCall]) -> list[LayerCall]:
 
 
 def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
-    if torch._C._autograd._profiler_enabled():  # the user's, which a second one would end
+    if profiler_is_on():  # the user's, which a second one would end
         return ()
     rows = _C.candidates(problem, device, "backends=aten")
     if not any(row["status"] == "ok" for row in rows):
@@ -451,7 +251,7 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
 
 def _with_backward(call: LayerCall) -> bool:
     """Whether its time is that of its backward too."""
-    return call.ms is not None and bool(led_problems(call.problem))
+    return call.ms is not None and bool(coupled_problems(call.problem))
 
 
 def _short(kernel: str) -> str:

@@ -1,4 +1,4 @@
-"""What a device can do at best, measured with PyTorch: its arithmetic and its memory bandwidth."""
+"""A device's peaks, measured with PyTorch: its arithmetic and its memory bandwidth."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,10 +10,10 @@ import torch
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._timing import current, event_ms, host_ms
-from torch_cudnn_ext._workload import DTYPES
+from torch_cudnn_ext._workload.problems import DTYPES
 
 _REPEATS = 5
-_ENOUGH_S = 1.0  # no further repetition after so long: some dtypes are slow on a CPU
+_ENOUGH_S = 1.0  # no repetition starts later: some dtypes are slow on a CPU
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Peaks:
     def floor_ms(self, flops: float, bytes_moved: float) -> float:
         """The roofline's bound on a time: the longer of the arithmetic and the memory traffic.
 
-        From Williams, Waterman and Patterson, "Roofline: an insightful visual performance model",
-        2009. Algorithms that do less arithmetic than the direct one (FFT, Winograd) may beat it.
+        See Williams, Waterman and Patterson, "Roofline: an insightful visual performance model",
+        2009. Algorithms that do less arithmetic than the direct one (FFT, Winograd) may be faster.
         """
         return 1e3 * max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
 
@@ -53,7 +53,7 @@ def _measured_peaks(fingerprint: str, device: str, dtype: str, allow_tf32: bool)
     has_tf32 = on_gpu and dtype == "f32"
     with torch.no_grad(), _products_in_tf32(allow_tf32) if has_tf32 else nullcontext():
         product_s = _product_seconds(matrix)
-        if not on_gpu and dtype in ("f16", "bf16"):  # a CPU may have f32's units alone
+        if not on_gpu and dtype in ("f16", "bf16"):  # a CPU may have units for f32 only
             product_s = min(product_s, _product_seconds(matrix.float()))
     source = torch.zeros(2**28 if on_gpu else 2**25, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -75,7 +75,7 @@ def _products_in_tf32(allowed: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # What it was given by the switch for all goes on to follow that.
+        # "none" follows the switch for all backends.
         products.fp32_precision = "none" if before == backends.fp32_precision else before
 
 

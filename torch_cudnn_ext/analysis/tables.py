@@ -1,77 +1,40 @@
-"""How a profile is shown: one list of columns, for the terminal, Markdown and HTML."""
+"""Tables: their columns and cells, what they show of a profile, and how they are printed."""
 
 from __future__ import annotations
 
-import csv
-import html
-import io
-import json
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from types import TracebackType
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement as Width
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from torch_cudnn_ext import _C, nn
-from torch_cudnn_ext._workload import STAND_IN_BATCH
-from torch_cudnn_ext.policy import without_options
+from torch_cudnn_ext import _C
+from torch_cudnn_ext._policy_text import without_options
+from torch_cudnn_ext._workload.problems import PROXY_BATCH
+from torch_cudnn_ext.analysis.records import Record, listed_records, measured_records
 from torch_cudnn_ext.tuning.measure import BASELINE
 
 if TYPE_CHECKING:
-    from torch_cudnn_ext.analysis.profile import LayerProfile, Profile, Totals
+    from torch_cudnn_ext.analysis.results import LayerProfile, Profile, Totals
 
 # Wide enough for every table: a file or a pipe has no edge to wrap at.
 WIDTH_WITHOUT_TERMINAL = 1000
-DEFAULT_TARGET = "h200"  # a GPU that is not there
 LINE_LENGTH = 100  # of the lists below a table
-
-RECORD_FIELDS = (
-    "problem",
-    "names",
-    "count",
-    "device",
-    "measured",
-    "rank",
-    "algorithm",
-    "backend",
-    "current",
-    "median_ms",
-    "spread_ms",
-    "host_ms",
-    "samples",
-    "workspace_bytes",
-    "tflops",
-    "percent_of_peak",
-    "vs_pytorch",
-    "deterministic",
-    "notes",
-    "error",
-    "status",
-    "reason",
-    "source",
-    "build_ms",
-    "note",
-)
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how a record fills the cell below it; a table of ready cells needs none.
+    """A heading, and the function that makes a cell of a record.
 
-    Where a terminal is narrow, cells are folded, but for numbers, which stand to the right, and
-    what is to stay ``whole``.
+    A narrow terminal folds cells, but neither those of a ``right`` column, which are numbers, nor
+    those of a ``whole`` one.
     """
 
     heading: str
@@ -88,7 +51,7 @@ class Table:
     columns: Sequence[Column]
     rows: list[list[str]]
     footer: str = ""
-    # What has no cells of its own, such as a reason and the algorithms for which it holds.
+    # Headed lists below the rows, such as a reason and the algorithms for which it holds.
     lists: Sequence[tuple[str, Sequence[str]]] = ()
 
     def notes(self) -> list[str]:
@@ -103,9 +66,10 @@ class Extent:
 
     Attributes:
         show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
-        top: At most so many algorithms a table, beside PyTorch's and the current one; 0 is all.
-        ask_for_all: What shows the former.
-        ask_for_more: What shows all of the latter.
+        top: At most so many algorithms a table, in addition to PyTorch's and the current one; 0 is
+            all.
+        ask_for_all: The argument or option for ``show_all``.
+        ask_for_more: The argument or option that shows all algorithms.
     """
 
     show_all: bool = False
@@ -114,106 +78,14 @@ class Extent:
     ask_for_more: str = "top=0"
 
     def __post_init__(self) -> None:
-        """Raise TypeError or ValueError for what is no number of rows."""
+        """Raise TypeError or ValueError if ``top`` is no number of rows."""
         if not isinstance(self.top, SupportsIndex) or isinstance(self.top, bool):
             raise TypeError(f"top: got {self.top!r} ({type(self.top).__name__}), wanted an integer")
         if self.top < 0:
             raise ValueError(f"top: got {self.top}, wanted at least 0 (0: all)")
 
 
-# Records.
-
-
-def layer_records(profile: LayerProfile) -> list[Record]:
-    """A flat dict for every measurement and for every listed algorithm of a layer."""
-    return [*_measured_records(profile), *_listed_records(profile)]
-
-
-def _base_record(profile: LayerProfile, row: Any) -> Record:
-    record: Record = dict.fromkeys(RECORD_FIELDS)
-    record.update({key: row[key] for key in RECORD_FIELDS if key in row})
-    record.update(problem=profile.problem, names=list(profile.names), count=profile.count)
-    record["note"] = profile.note
-    return record
-
-
-def _measured_records(profile: LayerProfile) -> list[Record]:
-    baseline = profile.pytorch
-    baseline_ms = baseline["median_ms"] if baseline is not None else None
-    records = []
-    rank = 0
-    for row in profile.rows:
-        record = _base_record(profile, row)
-        record.update(device=profile.device, measured=profile.measured)
-        record["current"] = row["algorithm"] == profile.current
-        if row["status"] == "ok":
-            rank += 1
-            record["rank"] = rank
-        median_ms = row["median_ms"]
-        if median_ms:
-            record["tflops"] = profile.flops / median_ms / 1e9
-            if profile.floor_ms is not None:
-                record["percent_of_peak"] = 100 * profile.floor_ms / median_ms
-            if baseline_ms is not None:
-                record["vs_pytorch"] = baseline_ms / median_ms
-        records.append(record)
-    return records
-
-
-def _listed_records(profile: LayerProfile) -> list[Record]:
-    records = []
-    for row in profile.listed:
-        record = _base_record(profile, row)
-        record.update(device=profile.listed_for, measured=profile.problem, current=False)
-        records.append(record)
-    return records
-
-
-def field_names(kind: Any) -> list[str]:
-    """The names of a dataclass's fields."""
-    return [field.name for field in fields(kind)]
-
-
-def csv_text(records: Sequence[Record], names: Sequence[str]) -> str:
-    """Records as CSV, a line each below the names of their fields; lists are joined by "; "."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        cells = {k: "; ".join(v) if isinstance(v, list | tuple) else v for k, v in record.items()}
-        writer.writerow(cells)
-    return out.getvalue()
-
-
-def formatted(
-    format: str,
-    data: dict[str, Any],
-    title: str,
-    columns: Sequence[Column],
-    records: Sequence[Record],
-    names: Sequence[str],
-    footer: str,
-    lists: Sequence[tuple[str, Sequence[str]]] = (),
-) -> str | list[Table]:
-    """Records as one table, as CSV with fields of these names, Markdown, or ``data`` as JSON."""
-    if format == "json":
-        return json.dumps(data, indent=1)
-    if format == "csv":
-        return csv_text(records, names)
-    rows = [[column.cell(record) for column in columns] for record in records]
-    made = [Table(title, columns, rows, footer, lists)]
-    return tables_markdown(made) if format == "markdown" else made
-
-
 # Cells.
-
-
-def _tflops(record: Record) -> str:
-    return "" if record["tflops"] is None else f"{record['tflops']:#.3g}".removesuffix(".")
-
-
-def _percent(record: Record) -> str:
-    return "" if record["percent_of_peak"] is None else f"{record['percent_of_peak']:.1f}"
 
 
 def bytes_text(count: int | None) -> str:
@@ -233,25 +105,9 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
-def _time(record: Record) -> str:
-    return milliseconds(record["median_ms"])
-
-
 def _spread(record: Record) -> str:
     known = record["spread_ms"] is not None and record["samples"] > 1
     return f"± {record['spread_ms']:.2g}" if known else ""
-
-
-def _host(record: Record) -> str:
-    return "" if record["host_ms"] is None else f"{record['host_ms'] * 1e3:.1f}"
-
-
-def _ratio(record: Record) -> str:
-    return "" if record["vs_pytorch"] is None else f"{record['vs_pytorch']:.2f}x"
-
-
-def _yes_no(record: Record) -> str:
-    return {True: "yes", False: "no", None: "?"}[record["deterministic"]]
 
 
 def _status(record: Record) -> str:
@@ -262,15 +118,21 @@ def _status(record: Record) -> str:
     return f"{status}: {reason}"
 
 
-_HOST = Column("host us", _host, right=True)
+def _number(heading: str, name: str, shown: Callable[[float], str]) -> Column:
+    """A column of numbers; the cell of None is empty."""
+    return Column(heading, lambda r: "" if r[name] is None else shown(r[name]), right=True)
+
+
 _OUT_OF_TIME = "not tried, as the time budget was used up"
 _RANKED_BY = (
     "ranked by the longer of ms and host us (prefer=gpu_time: by ms), last what takes the GPU "
     "longer than PyTorch's own row"
 )
 ALGORITHM = Column("algorithm", lambda record: str(record["algorithm"]), whole=True)
+_HOST = _number("host us", "host_ms", lambda ms: f"{ms * 1e3:.1f}")
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
-_DETERMINISTIC = Column("determ.", _yes_no)
+_YES_NO = {True: "yes", False: "no", None: "?"}
+_DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"]])
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
 _STATUS = Column("status", _status)
 
@@ -278,16 +140,16 @@ MEASURED_COLUMNS = (
     Column("", lambda record: "*" if record["current"] else ""),
     Column("rank", lambda record: str(record["rank"] or ""), right=True),
     ALGORITHM,
-    Column("ms", _time, right=True),
+    Column("ms", lambda record: milliseconds(record["median_ms"]), right=True),
     Column("spread", _spread, right=True),
     _HOST,
     _WORKSPACE,
-    Column("TFLOP/s", _tflops, right=True),
-    Column("% peak", _percent, right=True),
-    Column("vs PyTorch", _ratio, right=True),
+    _number("TFLOP/s", "tflops", lambda value: f"{value:#.3g}".removesuffix(".")),
+    _number("% peak", "percent_of_peak", "{:.1f}".format),
+    _number("vs PyTorch", "vs_pytorch", "{:.2f}x".format),
     _DETERMINISTIC,
     _NOTES,
-    Column("error", lambda r: "" if r["error"] is None else f"{r['error']:.1e}", right=True),
+    _number("error", "error", "{:.1e}".format),
     _STATUS,
 )
 LISTED_COLUMNS = (
@@ -304,7 +166,7 @@ LISTED_COLUMNS = (
 
 
 def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
-    """The measured table of a layer and, where a target was listed, what that accepts."""
+    """The measured table of a layer and, if a target was listed, what that accepts."""
     title = profile.problem
     where = [" ".join(filter(None, profile.names))] if any(profile.names) else []
     where += [f"({profile.note})"] if profile.note else []
@@ -315,15 +177,15 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
     if profile.rows:
         place = f"measured on {profile.device}"
         if profile.measured != profile.problem:
-            place += f" at batch {STAND_IN_BATCH}"
-        records = _measured_records(profile)
+            place += f" at batch {PROXY_BATCH}"
+        records = measured_records(profile)
         table = _table(f"{title}\n{place}", MEASURED_COLUMNS, records, extent)
-        if profile.refusal:
-            lists = [("the current policy runs none of them", [profile.refusal]), *table.lists]
-            table = replace(table, lists=lists)
+        if profile.current_error:
+            error = ("the current policy runs none of them", [profile.current_error])
+            table = replace(table, lists=[error, *table.lists])
         tables.append(table)
     if profile.listed_for is not None:
-        records = _listed_records(profile)
+        records = listed_records(profile)
         head = f"{title}\n" if not profile.rows else ""
         head += f"{profile.listed_for} accepts {_accepted(records)}"
         tables.append(_table(head, LISTED_COLUMNS, records, extent))
@@ -331,7 +193,7 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
 
 
 def _accepted(records: Sequence[Record]) -> str:
-    """How many algorithms, and below it each name with its number of configurations."""
+    """The number of algorithms, and on the next lines each name with its number of variants."""
     names: dict[str, Counter[str]] = {}
     for record in records:
         if record["status"] == "ok":
@@ -345,15 +207,14 @@ def _accepted(records: Sequence[Record]) -> str:
 
 
 def _table(title: str, columns: Sequence[Column], records: list[Record], extent: Extent) -> Table:
-    """Good rows up to a number; PyTorch's and the current choice always; the rest on request."""
-    shown, hidden = [], 0
-    refused: dict[str, list[str]] = {}
+    """A table of the rows that ``extent`` admits, and always of PyTorch's and the current one."""
+    shown, good, hidden = [], 0, 0
+    by_reason: dict[str, list[str]] = {}
     not_shown: Counter[str] = Counter()
-    good = 0
     for record in records:
         ok = record["status"] == "ok"
         good += ok
-        # Nothing is known of it but why it was refused.
+        # Nothing is known of it but its status and the reason.
         empty = not ok and record["workspace_bytes"] is None and record["error"] is None
         if record["current"] or (record["algorithm"] == BASELINE and record["median_ms"]):
             shown.append(record)
@@ -362,7 +223,7 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
         elif ok:
             hidden += 1
         elif extent.show_all and empty:
-            refused.setdefault(_status(record), []).append(record["algorithm"])
+            by_reason.setdefault(_status(record), []).append(record["algorithm"])
         elif extent.show_all:
             shown.append(record)
         else:
@@ -380,8 +241,8 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
         counts = ", ".join(f"{count} {status}" for status, count in not_shown.items())
         footer.append(f"not shown: {counts} ({extent.ask_for_all} shows them)")
     cells = [[column.cell(record) for column in columns] for record in shown]
-    groups = [(reason, _named(names, records)) for reason, names in refused.items()]
-    return Table(title, columns, cells, "; ".join(footer), groups)
+    lists = [(reason, _named(names, records)) for reason, names in by_reason.items()]
+    return Table(title, columns, cells, "; ".join(footer), lists)
 
 
 def _is_out_of_time(row: Mapping[str, Any]) -> bool:
@@ -390,7 +251,7 @@ def _is_out_of_time(row: Mapping[str, Any]) -> bool:
 
 
 def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:
-    """The algorithms, or ``all 32 of legacy`` where a whole backend is among them."""
+    """The algorithms, and ``all 32 of legacy`` instead if a whole backend is among them."""
     everything = Counter(record["backend"] for record in records)
     here = Counter(name.partition(":")[0] for name in algorithms)
     whole = {b for b, count in here.items() if count == everything[b] and count > 1}
@@ -401,9 +262,9 @@ def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:
 def summary_table(profile: Profile) -> Table:
     """Totals over the layers, weighted by how often each occurs."""
     cap = profile.settings.max_workspace_bytes
-    # Rankings that were kept tell nothing of the heuristic.
-    untuned = any(layer.heuristic is not None for layer in profile.layers)
-    headings = ["", "PyTorch", *["heuristic's first"] * untuned, "best", "best vs PyTorch"]
+    # A tuning table does not tell what the heuristic would run.
+    has_heuristic = any(layer.heuristic is not None for layer in profile.layers)
+    headings = ["", "PyTorch", *["heuristic's first"] * has_heuristic, "best", "best vs PyTorch"]
     if cap is not None:
         headings.append(f"best within {bytes_text(cap)}")
 
@@ -411,28 +272,17 @@ def summary_table(profile: Profile) -> Table:
         ratio = ""
         if line.pytorch_ms is not None and line.best_ms:
             ratio = f"{line.pytorch_ms / line.best_ms:.2f}x"
-
-        def total(name: str, value: float | None) -> str:
-            if value is None:
-                return f"none for {line.missing[name]}"
-            share = f" ({line.shares[name]:.0%})" if name in line.shares else ""
-            return milliseconds(value) + share
-
-        row = [
-            line.label,
-            total("pytorch", line.pytorch_ms),
-            *([total("heuristic", line.heuristic_ms)] if untuned else []),
-            total("best", line.best_ms),
-            ratio,
-        ]
-        return row + ([total("capped", line.capped_ms)] if cap is not None else [])
+        row = [line.label, _total(line, "pytorch")]
+        row += [_total(line, "heuristic")] if has_heuristic else []
+        row += [_total(line, "best"), ratio]
+        return row + ([_total(line, "capped")] if cap is not None else [])
 
     notes = []
     if profile.is_mixed:
         notes.append("no totals: of several devices, or of one problem under several constraints")
     if any(layer.listed_for is not None and layer.rows for layer in profile.layers):
         smaller = any(layer.measured != layer.problem for layer in profile.layers)
-        batch = f" at batch {STAND_IN_BATCH}" if smaller else ""
+        batch = f" at batch {PROXY_BATCH}" if smaller else ""
         notes.append(f"measured on the CPU{batch}: not the target's times")
     untried = sum(_is_out_of_time(row) for layer in profile.layers for row in layer.rows)
     if untried:
@@ -448,13 +298,21 @@ def summary_table(profile: Profile) -> Table:
     return Table(title, columns, rows, "; ".join(notes), _not_profiled(profile))
 
 
+def _total(line: Totals, name: str) -> str:
+    value = getattr(line, f"{name}_ms")
+    if value is None:
+        return f"none for {line.missing[name]}"
+    share = f" ({line.shares[name]:.0%})" if name in line.shares else ""
+    return milliseconds(value) + share
+
+
 def plural(count: int, word: str) -> str:
     """A number of things, such as ``2 calls``."""
     return f"{count} {word}" + ("s" if count != 1 else "")
 
 
 def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
-    """Every table of a profile, the summary last where anything was measured."""
+    """Every table of a profile; if anything was measured, the summary is last."""
     tables = [t for layer in profile.layers for t in layer_tables(layer, extent)]
     if any(layer.rows for layer in profile.layers):
         tables.append(summary_table(profile))
@@ -477,11 +335,11 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables to standard output; what is no terminal gets lines as long as they need be."""
+    """Print tables to standard output; only a terminal limits the length of lines."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = None if terminal else WIDTH_WITHOUT_TERMINAL
     out = Console(width=width, highlight=False, markup=False, emoji=False)
-    if out.width < 1:  # as COLUMNS may say
+    if out.width < 1:  # COLUMNS may say so
         out.width = WIDTH_WITHOUT_TERMINAL
     for table in tables:
         out.print(table.title, style="bold", soft_wrap=True)
@@ -505,7 +363,7 @@ def _print_rows(table: Table, out: Console) -> None:
             justify="right" if column.right else "left",
             overflow="fold",
             no_wrap=whole,
-            # Rich itself keeps no more together than a word.
+            # By itself rich keeps only words together.
             min_width=max(map(cell_len, cells)) if whole else None,
         )
     for row in table.rows:
@@ -528,144 +386,3 @@ def _indented(words: Sequence[str]) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def tables_markdown(tables: Iterable[Table]) -> str:
-    """Tables as Markdown."""
-    parts = []
-    for table in tables:
-        lines = []
-        if table.columns:
-            sides = ("---:" if column.right else "---" for column in table.columns)
-            lines = [_markdown_line(c.heading for c in table.columns), _markdown_line(sides)]
-        lines.extend(_markdown_line(row) for row in table.rows)
-        title = "  \n".join(f"**{part}**" for part in table.title.split("\n") if part)
-        # No footer is a list.
-        below = ("\n" + (f"\\{note}" if note.startswith("*") else note) for note in table.notes())
-        parts.append("\n".join([*([title, ""] if title else []), *lines, *below]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown_line(cells: Iterable[str]) -> str:
-    return (
-        "| " + " | ".join(" ".join(cell.replace("|", "\\|").splitlines()) for cell in cells) + " |"
-    )
-
-
-def tables_html(tables: Iterable[Table]) -> str:
-    """Tables as HTML."""
-    parts = []
-    for table in tables:
-        head = "".join(f"<th>{html.escape(column.heading)}</th>" for column in table.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in table.rows
-        )
-        below = "<br>".join(html.escape(note) for note in table.notes())
-        title = html.escape(table.title).replace("\n", "<br>")
-        parts.append(
-            f"<p><b>{title}</b></p><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table><p>{below}</p>"
-        )
-    return "\n".join(parts)
-
-
-def operators_markdown() -> str:
-    """The table of operators of the README.
-
-    The graph API's engines are those that an H200 may run on some of the common problems, listed
-    without one; the classic API's algorithms those that it names.
-    """
-    headings = ["operator", "modules", "cuDNN's entry points", "cuDNN's algorithms"]
-    headings += ["on the CPU", "dtypes", "layouts", "limits"]
-    modules: dict[str, list[str]] = {}
-    for name in nn.__all__:
-        cls = getattr(nn, name)
-        if "replaces" in vars(cls):
-            modules.setdefault(cls.family, []).append(name)
-    lines = [_markdown_line(headings), _markdown_line("---" for _ in headings)]
-    target = f"target:{DEFAULT_TARGET}"
-    for op in _C.operators():
-        family = op["family"]
-        examples = [_C.canonical_problem(example) for example in op["examples"]]
-        by_pass = {}
-        on_cpu: set[str] = set()
-        for name in op["passes"]:
-            problems = [line.replace(f"{family}_fwd", f"{family}_{name}", 1) for line in examples]
-            counts = {b: _algorithms(problems, target, b) for b in ("graph", "legacy")}
-            by_pass[name] = ", ".join(f"{b} {len(names)}" for b, names in counts.items() if names)
-            on_cpu.update(_algorithms(problems, "cpu", "cpu"))
-        cells = [", ".join(modules.get(family, [])), op["entry_points"]]
-        cells += ["; ".join(f"{name}: {text or 'none'}" for name, text in by_pass.items())]
-        cells += [", ".join(sorted(on_cpu)), op["dtypes"], op["layouts"], op["limits"]]
-        lines.append(_markdown_line([f"`{family}`", *cells]))
-    return "\n".join(lines) + "\n"
-
-
-def _algorithms(problems: list[str], device: str, backend: str) -> set[str]:
-    """The names of a backend's algorithms but for those that refuse every one of the problems."""
-    return {
-        without_options(row["algorithm"]).partition(":")[2]
-        for problem in problems
-        for row in _C.candidates(problem, device)
-        if row["backend"] == backend and row["status"] != "unsupported"
-    }
-
-
-def algorithm_counts(op: str, problem: str, backends: list[str], gpu: str) -> list[list[str]]:
-    """How many algorithms each backend has, on the CPU and there, and how many take the problem."""
-    rows = []
-    for device in ("cpu", gpu):
-        found = _C.candidates(problem, device)
-        for backend in backends:
-            here = [c for c in found if c["backend"] == backend]
-            states = Counter(c["status"] for c in here)
-            if states["ok"] or states["needs a driver"]:
-                names = {without_options(c["algorithm"]) for c in here}
-                words = ", ".join(f"{count} {state}" for state, count in states.items())
-                rows.append([op, backend, device, str(len(names)), str(len(here)), words])
-    return rows
-
-
-class ProgressBar:
-    """A bar on standard error for problems and their algorithms; nothing where it is no terminal.
-
-    Use as a context manager.
-    """
-
-    def __init__(self) -> None:
-        """Make the bar; it is shown on entering."""
-        self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True, emoji=False),
-            transient=True,
-            redirect_stdout=False,
-            disable=sys.stderr is None or not sys.stderr.isatty(),
-        )
-        self._problems = self._bar.add_task("problems", total=None)
-        self._algorithms = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> ProgressBar:
-        """Show the bar."""
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Take the bar away."""
-        self._bar.stop()
-
-    def problem(self, done: int, total: int, text: str) -> None:
-        """``done`` of ``total`` problems are finished; ``text`` is next."""
-        self._bar.update(self._problems, completed=done, total=total, description=text[:70])
-
-    def algorithm(self, done: int, total: int, text: str) -> None:
-        """The same for the algorithms of one problem."""
-        self._bar.update(self._algorithms, completed=done, total=total, description=text[:70])

@@ -1,9 +1,8 @@
-"""Side by side with PyTorch's modules: what tuning gains beyond convolution.
+"""Modules of ``torch.nn`` compared with their drop-ins of `nn`, beyond convolution.
 
-Each row is a module of ``torch.nn`` with its drop-in, on the same input and parameters: the
-forward, without gradients, and the gradients alone; of recurrent networks, whose training passes
-are tuned as one, also both together. On a GPU it is the GPU's time that counts: the host is given a
-head start.
+Both sides have the same input and parameters. Compared are the forward without gradients and the
+gradients alone, and of recurrent networks, whose training passes are tuned as one, also both
+together. On a GPU the GPU's time counts: the host is given a head start.
 """
 
 from __future__ import annotations
@@ -12,26 +11,22 @@ import copy
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import call
 from typing import Any
 
 import torch
-import torch._functorch.config
 from torch import Tensor
 
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._timing import current
-from torch_cudnn_ext._workload import DTYPES, in_channels_last
-from torch_cudnn_ext.analysis import tables as report
-from torch_cudnn_ext.bench.layers import (
-    DEFAULT_POLICY,
-    LEAST_ROUNDS,
-    RATIO_COLUMNS,
-    TIME_COLUMNS,
-    judged,
-    samplers,
-)
+from torch_cudnn_ext._torch_internals import keep_gradient_buffers
+from torch_cudnn_ext._workload.models import in_channels_last
+from torch_cudnn_ext._workload.problems import DTYPES
+from torch_cudnn_ext.analysis.html import formatted
+from torch_cudnn_ext.analysis.records import field_names
+from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, Table, milliseconds
+from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.tuning.measure import Progress, check_progress
 
 _Window = int | tuple[int, ...]
@@ -42,10 +37,10 @@ class Case:
     """A module and the sizes of its input.
 
     Attributes:
-        family: What the geometric means are taken over.
+        family: The group of the geometric means.
         module: The class, in ``torch.nn`` and in `nn`.
-        arguments: Of both constructors.
-        sizes: Of the input.
+        arguments: The arguments of both constructors.
+        sizes: The sizes of the input.
         training: Whether the modules are in training mode.
     """
 
@@ -63,7 +58,7 @@ class Case:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """What is compared: ``fwd``, ``bwd``, and where both are tuned as one, ``fwd+bwd``."""
+        """What is compared: ``fwd``, ``bwd``, and ``fwd+bwd`` if both are tuned as one."""
         return ("fwd", "bwd", "fwd+bwd") if self.family == "rnn" else ("fwd", "bwd")
 
 
@@ -81,22 +76,25 @@ def _rnn(
     return Case("rnn", module, arguments, (steps, batch, inputs))
 
 
+def _norms(*inputs: tuple[int, ...]) -> list[Case]:
+    names = {sizes: f"BatchNorm{max(1, len(sizes) - 2)}d" for sizes in inputs}
+    return [Case("batch_norm", names[sizes], {"num_features": sizes[1]}, sizes) for sizes in inputs]
+
+
+def _softmaxes(dim: int, *inputs: tuple[int, ...]) -> list[Case]:
+    return [Case("softmax", "Softmax", {"dim": dim}, sizes) for sizes in inputs]
+
+
 CASES: tuple[Case, ...] = (
-    Case("batch_norm", "BatchNorm2d", {"num_features": 64}, (64, 64, 112, 112)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 64}, (32, 64, 56, 56)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 256}, (32, 256, 56, 56)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 512}, (64, 512, 14, 14)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 48}, (16, 48, 75, 91)),
-    Case("batch_norm", "BatchNorm3d", {"num_features": 32}, (4, 32, 16, 28, 28)),
+    *_norms((64, 64, 112, 112), (32, 64, 56, 56), (32, 256, 56, 56), (64, 512, 14, 14)),
+    *_norms((16, 48, 75, 91), (4, 32, 16, 28, 28)),
     _pool("MaxPool2d", 3, 2, 1, 64, 64, 112, 112),
     _pool("MaxPool2d", 2, 2, 0, 32, 128, 56, 56),
     _pool("MaxPool2d", 3, 1, 1, 32, 192, 28, 28),
     _pool("AvgPool2d", 3, 2, 1, 64, 64, 112, 112),
     _pool("AvgPool2d", 2, 2, 0, 32, 256, 28, 28),
     _pool("AvgPool2d", 7, 7, 0, 64, 512, 7, 7),
-    Case("softmax", "Softmax", {"dim": 1}, (64, 21, 256, 256)),
-    Case("softmax", "Softmax", {"dim": 1}, (64, 21, 512, 512)),
-    Case("softmax", "Softmax", {"dim": 1}, (8, 150, 128, 128)),
+    *_softmaxes(1, (64, 21, 256, 256), (64, 21, 512, 512), (8, 150, 128, 128)),
     Case("softmax", "LogSoftmax", {"dim": 1}, (16, 19, 128, 256)),
     Case("softmax rows", "Softmax", {"dim": 1}, (256, 1000)),
     Case("softmax rows", "Softmax", {"dim": -1}, (8, 12, 512, 512)),
@@ -111,7 +109,7 @@ CASES: tuple[Case, ...] = (
     Case("rnn", "GRU", {"input_size": 512, "hidden_size": 512}, (64, 32, 512)),
 )
 
-# Of many kinds of networks, and of odd sizes.
+# Modules of many kinds of networks, and of odd sizes.
 MIXED: tuple[Case, ...] = (
     _pool("MaxPool2d", 2, 2, 0, 16, 64, 224, 224),
     _pool("MaxPool2d", 3, 2, 0, 8, 96, 55, 55),
@@ -131,23 +129,12 @@ MIXED: tuple[Case, ...] = (
     Case("pooling", "AdaptiveAvgPool2d", {"output_size": 1}, (32, 2048, 7, 7)),
     Case("pooling", "AdaptiveAvgPool2d", {"output_size": 7}, (16, 512, 14, 14)),
     Case("pooling", "LPPool2d", {"norm_type": 2, "kernel_size": 2, "stride": 2}, (16, 64, 56, 56)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 32}, (16, 32, 256, 256)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 1280}, (8, 1280, 7, 7)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 24}, (128, 24, 56, 56)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 256}, (2, 256, 200, 304)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 2048}, (32, 2048, 7, 7)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 128}, (32, 128, 28, 28), False),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 17}, (3, 17, 33, 47)),
-    Case("batch_norm", "BatchNorm1d", {"num_features": 1024}, (256, 1024)),
-    Case("batch_norm", "BatchNorm1d", {"num_features": 256}, (32, 256, 500)),
-    Case("batch_norm", "BatchNorm3d", {"num_features": 64}, (2, 64, 16, 56, 56)),
-    Case("softmax", "Softmax", {"dim": -1}, (8, 16, 1024, 1024)),
-    Case("softmax", "Softmax", {"dim": -1}, (32, 50257)),
-    Case("softmax", "Softmax", {"dim": 1}, (4, 8, 32, 64, 64)),
-    Case("softmax", "Softmax", {"dim": 1}, (8, 2, 512, 512)),
-    Case("softmax", "Softmax", {"dim": 1}, (64, 10)),
-    Case("softmax", "Softmax", {"dim": 1}, (16, 64, 300)),
-    Case("softmax", "Softmax", {"dim": 1}, (2000, 91)),
+    *_norms((16, 32, 256, 256), (8, 1280, 7, 7), (128, 24, 56, 56), (2, 256, 200, 304)),
+    *_norms((32, 2048, 7, 7)),
+    Case("batch_norm", "BatchNorm2d", {"num_features": 128}, (32, 128, 28, 28), training=False),
+    *_norms((3, 17, 33, 47), (256, 1024), (32, 256, 500), (2, 64, 16, 56, 56)),
+    *_softmaxes(-1, (8, 16, 1024, 1024), (32, 50257)),
+    *_softmaxes(1, (4, 8, 32, 64, 64), (8, 2, 512, 512), (64, 10), (16, 64, 300), (2000, 91)),
     Case("softmax", "LogSoftmax", {"dim": -1}, (4096, 32000)),
     Case("softmax", "LogSoftmax", {"dim": 1}, (4, 35, 200, 300)),
     Case("softmax", "Softmax", {"dim": 0}, (1000, 64, 20)),
@@ -187,7 +174,7 @@ MIXED: tuple[Case, ...] = (
 class ModuleComparison:
     """One pass of one module, tuned here and as PyTorch runs it.
 
-    ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval.
+    ``ratio`` is PyTorch's time by ours, above 1 if ours is faster, with a 95 % interval.
     """
 
     family: str
@@ -198,10 +185,30 @@ class ModuleComparison:
     algorithm: str
     ours_ms: float
     pytorch_ms: float
-    compiled_ms: float | None  # torch.compile's, where asked for
+    compiled_ms: float | None  # of torch.compile, if asked for
     ratio: float
     ratio_low: float
     ratio_high: float
+
+
+def select_cases(text: str, channels_last: bool) -> list[Case]:
+    """The cases that a text names: ``all``, ``mixed``, or words of modules' names, with commas.
+
+    Raises:
+        ValueError: A word is in no name.
+    """
+    listed = MIXED if text == "mixed" else CASES
+    cases = [case for case in listed if not channels_last or len(case.sizes) in (4, 5)]
+    if text in ("all", "mixed"):
+        return cases
+    known = list(dict.fromkeys(case.module for case in cases))
+    words = [word.strip() for word in text.split(",")]
+    if not all(word and any(word in name for name in known) for word in words):
+        condition = " with --channels-last" if channels_last else ""
+        raise ValueError(
+            f"got {text!r}{condition}, wanted all, mixed or words of {', '.join(known)}"
+        )
+    return [case for case in cases if any(word in case.module for word in words)]
 
 
 def compare_modules(
@@ -209,18 +216,18 @@ def compare_modules(
     dtypes: Sequence[str],
     channels_last: bool,
     device: str,
-    policy: str = DEFAULT_POLICY,
+    policy: str = rounds.DEFAULT_POLICY,
     compiled: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[ModuleComparison]:
     """Compare module by module, forward and backward.
 
     Args:
-        cases: What to compare; those whose class is not in `nn` are an error.
+        cases: What to compare; their classes must be in `nn`.
         dtypes: ``f32``, ``f16``, ``bf16``.
-        channels_last: The layout of inputs, which must be 4-D or 5-D then.
+        channels_last: Whether inputs, which must be 4-D or 5-D then, are channels-last.
         device: ``cpu`` or ``cuda[:i]``.
-        policy: Of our modules.
+        policy: The policy of our modules.
         compiled: Also time ``torch.compile`` of PyTorch's module.
         progress: Told of every case.
 
@@ -245,37 +252,34 @@ def compare_modules(
 def _compare(
     case: Case, dtype: str, channels_last: bool, device: str, policy: str, compiled: bool
 ) -> Iterator[ModuleComparison]:
-    data_type = DTYPES[dtype]
     theirs = getattr(torch.nn, case.module)(**case.arguments).to(device).train(case.training)
     ours = getattr(nn, case.module)(**case.arguments, policy=policy).to(device)
     ours.load_state_dict(theirs.state_dict())
     ours.train(case.training)
     if case.family != "batch_norm":  # batch norm keeps float32 parameters for half data
-        theirs, ours = theirs.to(data_type), ours.to(data_type)
-    x = torch.randn(case.sizes, device=device).to(data_type)
+        theirs, ours = theirs.to(DTYPES[dtype]), ours.to(DTYPES[dtype])
+    x = torch.randn(case.sizes, device=device).to(DTYPES[dtype])
     if channels_last:
         x = in_channels_last(x)
     makers = {"fwd": _forward, "bwd": _backward, "fwd+bwd": _training}
     for pass_name in case.passes:
         make = makers[pass_name]
         sides = [make(ours, x)]
-        choice = _C.last_decision()
-        algorithm = choice["algorithm"] if choice is not None else ""
+        decision = _C.last_decision()
+        algorithm = decision["algorithm"] if decision is not None else ""
         sides.append(make(theirs, x))
-        # Gradients are asked for more than once, so a compiled backward must not give its buffers
-        # away: PyTorch reads that where it is compiled, and again in each run.
-        with torch._functorch.config.patch(donated_buffer=False):
+        # Gradients are taken more than once, so a compiled backward must keep its buffers. PyTorch
+        # reads this switch when it compiles, and again in each run.
+        with keep_gradient_buffers():
             if compiled:
-                # Of its own statistics: PyTorch's backward refuses those that another forward
-                # updated. All modules are one function to the compiler, which gives up on the
-                # ninth.
+                # A copy has statistics of its own: PyTorch's backward raises if another forward
+                # updated them. The compiler takes all modules for one function, and gives up on
+                # the ninth without a reset.
                 torch.compiler.reset()
                 sides.append(make(torch.compile(copy.deepcopy(theirs)), x))
-            timers = samplers([(side, call) for side in sides], device)
-            result = judged(timers[:2])
-            compiled_ms = (
-                statistics.median(timers[2]() for _ in range(LEAST_ROUNDS)) if compiled else None
-            )
+            timers = rounds.samplers([(side, call) for side in sides], device)
+            result = rounds.compare_sides(timers[:2])
+            times = [timers[2]() for _ in range(rounds.LEAST_ROUNDS) if compiled]
         yield ModuleComparison(
             family=case.family,
             module=case.text,
@@ -283,12 +287,8 @@ def _compare(
             dtype=dtype,
             pass_name=pass_name,
             algorithm=algorithm,
-            ours_ms=result.medians[0],
-            pytorch_ms=result.medians[1],
-            compiled_ms=compiled_ms,
-            ratio=result.ratio,
-            ratio_low=result.low,
-            ratio_high=result.high,
+            compiled_ms=statistics.median(times) if compiled else None,
+            **result.fields(),
         )
 
 
@@ -302,7 +302,7 @@ def _forward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]
 
 
 def _backward(module: Callable[[Tensor], Any], x: Tensor) -> Callable[[], object]:
-    """The gradients of the input and all parameters, of one forward that is kept."""
+    """The gradients of the input and all parameters, from one forward that is kept."""
     x = x.detach().requires_grad_()
     inputs = _differentiated(module, x)
     y = _output(module, x)
@@ -339,18 +339,18 @@ def _output(module: Callable[[Tensor], Any], x: Tensor) -> Tensor:
 
 
 COLUMNS = (
-    report.Column("module", lambda r: r["module"], False),
-    report.Column("dtype", lambda r: f"{r['dtype']} {r['layout']}", False),
-    report.Column("pass", lambda r: r["pass_name"], False),
-    report.Column("tuned", report.ALGORITHM.cell, whole=True),
-    *TIME_COLUMNS,
-    report.Column("compiled ms", lambda r: report.milliseconds(r["compiled_ms"]), True),
-    *RATIO_COLUMNS,
+    Column("module", lambda r: r["module"]),
+    Column("dtype", lambda r: f"{r['dtype']} {r['layout']}"),
+    Column("pass", lambda r: r["pass_name"]),
+    replace(ALGORITHM, heading="tuned"),
+    *rounds.TIME_COLUMNS,
+    Column("compiled ms", lambda r: milliseconds(r["compiled_ms"]), True),
+    *rounds.RATIO_COLUMNS,
 )
 
 
 def geometric_means(comparisons: Sequence[ModuleComparison]) -> dict[str, float]:
-    """Of the ratios, by family and pass."""
+    """Geometric means of the ratios, by family, pass and layout."""
     groups: dict[str, list[float]] = {}
     for comparison in comparisons:
         name = f"{comparison.family} {comparison.pass_name} {comparison.layout}"
@@ -358,15 +358,12 @@ def geometric_means(comparisons: Sequence[ModuleComparison]) -> dict[str, float]
     return {name: statistics.geometric_mean(ratios) for name, ratios in groups.items()}
 
 
-def comparison_text(
-    comparisons: Sequence[ModuleComparison], format: str
-) -> str | list[report.Table]:
-    """Comparisons in a format: tables for ``table``, text for ``json``, ``csv``, ``markdown``."""
+def comparison_text(comparisons: Sequence[ModuleComparison], format: str) -> str | list[Table]:
+    """Comparisons in a format; see `formatted`."""
     records = [dataclasses.asdict(comparison) for comparison in comparisons]
     means = geometric_means(comparisons)
     data = {"comparisons": records, "geometric_means": means}
     words = [f"{name}: {mean:.3f}" for name, mean in means.items()]
     footer = f"geometric means: {'; '.join(words)}" if words else ""
-    title = "modules, tuned against PyTorch's"
-    names = report.field_names(ModuleComparison)
-    return report.formatted(format, data, title, COLUMNS, records, names, footer)
+    title, names = "modules, tuned against PyTorch's", field_names(ModuleComparison)
+    return formatted(format, data, title, COLUMNS, records, names, footer)

@@ -1,10 +1,10 @@
-"""Whole networks as they are, tuned through `enable`, side by side with eager PyTorch.
+"""Whole unmodified networks, tuned through `enable`, compared with eager PyTorch.
 
-A training step is forward and backward, of the sum of the outputs, and clears the gradients first,
-so that memory is found again where it was; inference is a forward without gradients in eval mode.
-PyTorch keeps plans for as long as a process lives, and autograd's thread serves all of it:
-``torch.backends.cudnn.benchmark`` on and off each get a fresh process, in which both sides take
-turns. That setting counts in which ours gains less.
+A training step clears the gradients, so that memory comes back to the same addresses, and runs
+forward and backward of the sum of the outputs. Inference is a forward without gradients in eval
+mode. PyTorch keeps plans as long as a process lives, and one autograd thread serves all of it:
+``torch.backends.cudnn.benchmark`` on and off therefore each get a fresh process, in which both
+sides take turns. The setting in which ours gains less counts.
 """
 
 from __future__ import annotations
@@ -15,22 +15,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from torch_cudnn_ext import nn, tuning
+from torch_cudnn_ext._policy_text import CONSTRAINTS, only_fields
 from torch_cudnn_ext._timing import host_ms
-from torch_cudnn_ext._workload import IMAGE_SIZE, call_model, load_model, sum_of_outputs, tensors_in
-from torch_cudnn_ext.analysis import tables as report
-from torch_cudnn_ext.bench.layers import RATIO_COLUMNS, SETTING_COLUMN, TIME_COLUMNS, judged
+from torch_cudnn_ext._workload.models import IMAGE_SIZE, load_model
+from torch_cudnn_ext._workload.pytree import tensors_in
+from torch_cudnn_ext._workload.running import call_model, sum_of_outputs
+from torch_cudnn_ext.analysis.html import formatted
+from torch_cudnn_ext.analysis.records import field_names
+from torch_cudnn_ext.analysis.tables import Column, Table
+from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.models.enable import enabled
-from torch_cudnn_ext.policy import CONSTRAINTS, only_fields
 from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress, fp32_switches
-from torch_cudnn_ext.tuning.worker_pool import processes
+from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
-# What matrix products, convolutions and recurrent networks may use, and the type of autocast.
+# The fp32_precision of convolutions, recurrent networks and matrix products; the type of autocast.
 PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
     "f32": ("ieee", None),
     "tf32": ("tf32", None),
@@ -39,10 +45,10 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
 }
 Autocast = Callable[[], AbstractContextManager[None]]
 NETWORK_BATCH = 64
-GRACE_S = 10.0  # for what was tuned to be written
-SAMPLE_MS = 100.0  # as many steps are timed at once as this holds
-# Each side steps so often before, and this in turns: memory must lie as it will before a call comes
-# again with the same addresses, and calls of cuDNN are recorded at their fifth time.
+GRACE_S = 10.0  # in which a process writes what it tuned
+SAMPLE_MS = 100.0  # a sample has as many steps as fit into this time
+# Each side first runs so many steps, so many times in turns. Addresses repeat only after memory is
+# laid out, and calls of cuDNN are recorded at their fifth time.
 WARM_STEPS, WARM_TURNS = 6, 2
 
 
@@ -50,8 +56,8 @@ WARM_STEPS, WARM_TURNS = 6, 2
 class NetworkComparison:
     """One network in one setting.
 
-    ``batch`` is the first size of its first tensor, ``None`` where it takes none.
-    ``ratio`` is PyTorch's time by ours, above 1 where ours is faster, with a 95 % interval.
+    ``batch`` is the first size of its first tensor, ``None`` if it takes none.
+    ``ratio`` is PyTorch's time by ours, above 1 if ours is faster, with a 95 % interval.
     """
 
     network: str
@@ -68,15 +74,26 @@ class NetworkComparison:
 
 
 @dataclass(frozen=True)
-class _Task:
-    network: str
-    batch: int
-    image_size: int
-    precision: str
+class NetworkSettings:
+    """How to compare.
+
+    Attributes:
+        channels_last: Whether networks and images are channels-last.
+        device: ``cpu`` or ``cuda[:i]``.
+        policy: The policy of `enable`.
+        batch: Images at a time, unless a network's callable gives inputs.
+        image_size: Their height and width in pixels.
+        jobs: How many processes tune, before anything is compared.
+        knob_search: Also search the engine knobs of the best engines.
+        time_budget_s: Seconds that tuning takes a problem at most; 0 is no limit. The default is no
+            limit with several jobs or a knob search, and otherwise autotune's own.
+    """
+
     channels_last: bool
-    mode: str
     device: str
-    policy: str
+    policy: str = "autotune"
+    batch: int = NETWORK_BATCH
+    image_size: int = IMAGE_SIZE
     jobs: int = 1
     knob_search: bool = False
     time_budget_s: float | None = None
@@ -85,91 +102,61 @@ class _Task:
 def compare_networks(
     networks: Sequence[str],
     precisions: Sequence[str],
-    channels_last: bool,
-    device: str,
-    policy: str = "autotune",
-    batch: int = NETWORK_BATCH,
-    image_size: int = IMAGE_SIZE,
+    settings: NetworkSettings,
     progress: Progress | None = None,
-    jobs: int = 1,
-    choices: str | Path | None = None,
-    knob_search: bool = False,
-    time_budget_s: float | None = None,
+    table: str | Path | None = None,
 ) -> Iterator[NetworkComparison]:
     """Compare network by network, a training step and inference.
 
     Args:
         networks: As `load_model` takes them.
         precisions: Of `PRECISIONS`; half types by autocast.
-        channels_last: The layout of networks and images.
-        device: ``cpu`` or ``cuda[:i]``.
-        policy: Of `enable`.
-        batch: Images at a time, unless a network's callable gives inputs.
-        image_size: Their height and width in pixels.
-        progress: Told of every setting.
-        jobs: How many processes tune, before anything is compared.
-        choices: A file of `tuning.export_table` to begin with, where there is one, and to keep
-            what is tuned.
-        knob_search: Also search the knobs of the best engines.
-        time_budget_s: Seconds that tuning takes a problem at most; 0 is no limit. By default there
-            is none with several jobs or a knob search, and otherwise autotune's own.
+        settings: How to compare.
+        progress: Told of every network, precision and mode.
+        table: A file of the tuning table to begin with, if it exists, and to add to.
 
     Raises:
         TypeError: ``progress`` lacks a method of `Progress`.
         ValueError: ``jobs`` is less than 1.
         RuntimeError: A network raised something, or its process was killed.
     """
-    check_jobs(jobs)
+    check_jobs(settings.jobs)
     check_progress(progress)
-    tasks = [
-        _Task(
-            network=network,
-            batch=batch,
-            image_size=image_size,
-            precision=precision,
-            channels_last=channels_last,
-            mode=mode,
-            device=device,
-            policy=policy,
-            jobs=jobs,
-            knob_search=knob_search,
-            time_budget_s=time_budget_s,
-        )
-        for network in networks
-        for precision in precisions
-        for mode in ("train", "infer")
-    ]
+    work = [*product(networks, precisions, ("train", "infer"))]
     with TemporaryDirectory() as folder:
-        # So that no process tunes what one before did.
-        table = Path(folder, "choices.jsonl") if choices is None else Path(choices)
-        for done, task in enumerate(tasks):
+        # A file, so that no process tunes what an earlier one did.
+        file = Path(folder, "table.jsonl") if table is None else Path(table)
+        for done, (network, precision, mode) in enumerate(work):
             if progress is not None:
-                progress.problem(done, len(tasks), f"{task.network} {task.precision} {task.mode}")
+                progress.problem(done, len(work), f"{network} {precision} {mode}")
+            one = (network, precision, mode, settings, file)
             try:
-                sides = [_in_fresh_process(task, setting, table) for setting in (False, True)]
+                sides = [_in_fresh_process(benchmark, *one) for benchmark in (False, True)]
             except Exception as error:  # a network may raise any
-                said = f"{task.network} raised {type(error).__name__}: {error}"
+                said = f"{network} raised {type(error).__name__}: {error}"
                 raise RuntimeError(said) from error
             yield min(sides, key=lambda side: side.ratio)
 
 
-def _in_fresh_process(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
-    with processes(1, grace_s=GRACE_S) as pool:
-        return pool.submit(_compare, task, benchmark, choices).result()
+def _in_fresh_process(benchmark: bool, *one: Any) -> NetworkComparison:
+    with worker_pool(1, grace_s=GRACE_S) as pool:
+        return pool.submit(_compare, benchmark, *one).result()
 
 
-def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
+def _compare(
+    benchmark: bool, network: str, precision: str, mode: str, settings: NetworkSettings, table: Path
+) -> NetworkComparison:
     torch.backends.cudnn.benchmark = benchmark
-    precision, dtype = PRECISIONS[task.precision]
+    fp32_precision, dtype = PRECISIONS[precision]
     for switch in fp32_switches():
-        switch.fp32_precision = precision
+        switch.fp32_precision = fp32_precision
     torch.manual_seed(0)
     model, inputs = load_model(
-        task.network,
-        batch=task.batch,
-        image_size=task.image_size,
-        channels_last=task.channels_last,
-        device=task.device,
+        network,
+        batch=settings.batch,
+        image_size=settings.image_size,
+        channels_last=settings.channels_last,
+        device=settings.device,
     )
     tensors = (*model.parameters(), *model.buffers(), *tensors_in(inputs))
     others = {str(t.dtype) for t in tensors if t.is_floating_point()} - {"torch.float32"}
@@ -184,49 +171,45 @@ def _compare(task: _Task, benchmark: bool, choices: Path) -> NetworkComparison:
             f"of its modules {len(own)} are this package's, such as {own[0]}, wanted PyTorch's "
             "alone to compare with"
         )
-    model.train(task.mode == "train")
-    kind = torch.device(task.device).type
+    train = mode == "train"
+    model.train(train)
+    kind = torch.device(settings.device).type
     autocast = partial(torch.autocast, kind, dtype, enabled=dtype is not None)
-    ours = partial(enabled, task.policy)
-    step = partial(_step, model, inputs, task.mode == "train", autocast)
-    if choices.exists():
-        tuning.import_table(choices)
+    ours = partial(enabled, settings.policy)
+    step = partial(_step, model, inputs, train, autocast)
+    if table.exists():
+        tuning.import_table(table)
     try:
-        ahead = task.jobs > 1 or task.knob_search or task.time_budget_s is not None
-        if ahead and not benchmark:  # else the other process did
+        ahead = settings.jobs > 1 or settings.knob_search or settings.time_budget_s is not None
+        if ahead and not benchmark:  # the second process finds the results in the file
             with autocast():
                 tuning.tune_model(
                     model,
                     inputs,
-                    train=task.mode == "train",
-                    policy=only_fields(task.policy, (*CONSTRAINTS,)),
-                    time_budget_s=task.time_budget_s or 0,
-                    knob_search=task.knob_search,
-                    jobs=task.jobs,
+                    train=train,
+                    policy=only_fields(settings.policy, (*CONSTRAINTS,)),
+                    time_budget_s=settings.time_budget_s or 0,
+                    knob_search=settings.knob_search,
+                    jobs=settings.jobs,
                 )
         with ours():
             step()
     finally:
-        tuning.merge_table(choices)
+        tuning.merge_table(table)
     sides = (ours, nullcontext)
     for side in sides * WARM_TURNS:
         with side():
             for _ in range(WARM_STEPS):
                 step()
-    timers = [_timer(step, side, task.device) for side in sides]
-    result = judged(timers)
+    result = rounds.compare_sides([_timer(step, side, settings.device) for side in sides])
     return NetworkComparison(
-        network=task.network,
+        network=network,
         batch=_batch(inputs),
-        precision=task.precision,
-        layout="nhwc" if task.channels_last else "nchw",
-        mode=task.mode,
-        ours_ms=result.medians[0],
-        pytorch_ms=result.medians[1],
+        precision=precision,
+        layout="nhwc" if settings.channels_last else "nchw",
+        mode=mode,
         pytorch_setting=f"benchmark={benchmark}",
-        ratio=result.ratio,
-        ratio_low=result.low,
-        ratio_high=result.high,
+        **result.fields(),
     )
 
 
@@ -247,7 +230,7 @@ def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocas
 def _timer(
     step: Callable[[], None], side: Callable[[], AbstractContextManager[None]], device: str
 ) -> Callable[[], float]:
-    """Milliseconds a step, of the host and the GPU together; a side is entered and warm before."""
+    """Milliseconds a step, of the host and the GPU together; the clock starts in a warm side."""
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -268,28 +251,23 @@ def _timer(
 
 
 COLUMNS = (
-    report.Column(
+    Column(
         "network",
         lambda r: r["network"] + (f" batch {r['batch']}" if r["batch"] is not None else ""),
-        False,
     ),
-    report.Column("setting", lambda r: f"{r['precision']} {r['layout']}", False),
-    report.Column("mode", lambda r: r["mode"], False),
-    *TIME_COLUMNS,
-    SETTING_COLUMN,
-    *RATIO_COLUMNS,
+    Column("setting", lambda r: f"{r['precision']} {r['layout']}"),
+    Column("mode", lambda r: r["mode"]),
+    *rounds.TIME_COLUMNS,
+    rounds.SETTING_COLUMN,
+    *rounds.RATIO_COLUMNS,
 )
 
 
-def comparison_text(
-    comparisons: Sequence[NetworkComparison], format: str
-) -> str | list[report.Table]:
-    """Comparisons in a format: tables for ``table``, text for ``json``, ``csv``, ``markdown``."""
+def comparison_text(comparisons: Sequence[NetworkComparison], format: str) -> str | list[Table]:
+    """Comparisons in a format; see `formatted`."""
     records = [dataclasses.asdict(comparison) for comparison in comparisons]
     ratios = [comparison.ratio for comparison in comparisons]
     footer = f"geometric mean: {statistics.geometric_mean(ratios):.3f}" if ratios else ""
-    title = "unmodified networks, enable() against eager"
-    names = report.field_names(NetworkComparison)
-    return report.formatted(
-        format, {"comparisons": records}, title, COLUMNS, records, names, footer
-    )
+    title, names = "unmodified networks, enable() against eager", field_names(NetworkComparison)
+    data = {"comparisons": records}
+    return formatted(format, data, title, COLUMNS, records, names, footer)

@@ -1,76 +1,74 @@
-"""Plain PyTorch code on our operators: `enable`, `disable`, and rules by problem.
+"""PyTorch's own operators run by ours: `enable`, `disable`, and rules by problem.
 
     >>> torch_cudnn_ext.enable("autotune")
-    >>> loss = torchvision.models.resnet50().cuda()(images).sum()  # chosen here, layer by layer
+    >>> loss = torchvision.models.resnet50().cuda()(images).sum()  # tuned here, layer by layer
     >>> loss.backward()
     >>> torch_cudnn_ext.disable()
 
-While enabled, what PyTorch's own operators are called for (``F.conv2d``, ``nn.Conv2d``,
-``F.softmax``, ...) is run by ours, forward and backward, in eager mode, under autocast, in
-inference mode and under ``torch.compile``. A dtype or tensor that ours do not take goes to
-PyTorch's own kernel, and is counted with the reason in `declined`.
+While enabled, calls of PyTorch's own operators (``F.conv2d``, ``nn.Conv2d``, ``F.softmax``, ...)
+run ours, forward and backward, in eager mode, under autocast, in inference mode and under
+``torch.compile``. A call whose dtype or tensor ours do not take runs PyTorch's own kernel;
+`declined` counts it with the reason.
 
-Whether a model is compiled before or after makes no difference: enabling and disabling drop what
-``torch.compile`` has made and kept, so that it compiles anew at its next call. Programs exported to
-files keep the operators that they were exported with. ``torch.export`` and ``torch.jit.trace`` see
-PyTorch's own operators, without policies, and warn of that: what `convert` made exports ours.
+A model may be compiled before or after: enabling and disabling drop what ``torch.compile`` has made
+and kept, so that it compiles anew at its next call. Programs exported to files keep the operators
+that they were exported with. ``torch.export`` and ``torch.jit.trace`` see PyTorch's own operators,
+without policies, and warn of that; a model that `convert` made exports ours.
 
 PyTorch's dispatcher is changed for the whole process: do not enable or disable while other threads
 run operators.
 """
 
 import functools
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch.compiler import config
 
-from torch_cudnn_ext import _C
-from torch_cudnn_ext import _cudnn_flags as backends
-from torch_cudnn_ext.policy import (
+from torch_cudnn_ext import _C, _cudnn_flags
+from torch_cudnn_ext._policy_text import (
     FOR_ALL,
-    Policy,
-    PolicyLike,
     check_mapping,
     check_pin,
+    field_text,
     fields_of,
-    naming_policy,
     not_pinned,
     operators,
-    plain_text,
-    policy_text,
-    text_for_all,
 )
+from torch_cudnn_ext._torch_internals import forget_compiled
+from torch_cudnn_ext.policy import PolicyLike, naming_policy, plain_text, policy_text, text_for_all
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
-_TAG = "<enabled by torch_cudnn_ext>"  # in a text that may be the user's
+_TAG = "<enabled by torch_cudnn_ext>"  # is added to a text that may be the user's
 
 
-def enable(policy: PolicyLike = None) -> None:
+def enable(policy: PolicyLike = None, *, replay: str | None = None) -> None:
     """Run PyTorch's own operators by ours from now on, in all threads.
 
     Args:
-        policy: How to choose what no call, module or `when` rule chooses; stronger than `knobs`. In
-            a text, the single words ``autotune`` and ``heuristic`` are for all operators, any
-            other for convolution, unless it says which: ``autotune;softmax=heuristic``.
+        policy: The policy of this level: stronger than `knobs`, weaker than a call's, a module's or
+            a `when` rule's. In a text, the single words ``autotune`` and ``heuristic`` are for all
+            operators. Any other selection is for convolution, unless it names its operator:
+            ``autotune;softmax=heuristic``.
+        replay: ``off``, ``graphs`` or ``kernels``, as in `Policy`; replaces the policy's.
 
     Raises:
-        RuntimeError: It is enabled already.
+        RuntimeError: The operators are enabled already.
         TypeError: ``policy`` has a type that stands for no policy.
-        ValueError: ``policy`` is no policy, or pins what there is not and does not fall back.
+        ValueError: ``policy`` is no policy, or pins an unknown algorithm and does not fall back.
     """
     text = _for_all_operators(text_for_all(policy))
+    if replay is not None:
+        text = _C.merged_policy(field_text("replay", "replay", replay), text)
     with _lock:
         _C.enable_overrides()
         try:
             _C.set_enabled_policy(text)
-            backends.install()
+            _cudnn_flags.install()
             _warn_of_exports()
             _forget_compiled()
             config.cache_key_tag += _TAG
@@ -80,13 +78,13 @@ def enable(policy: PolicyLike = None) -> None:
 
 
 def disable() -> None:
-    """Give PyTorch its own operators back.
+    """Run PyTorch's own operators by PyTorch again.
 
     The dispatch table and the results are PyTorch's own again, bit for bit. A backward whose
     forward ran while enabled still runs ours.
 
     Raises:
-        RuntimeError: It is not enabled.
+        RuntimeError: The operators are not enabled.
     """
     with _lock:
         if not is_enabled():
@@ -95,9 +93,9 @@ def disable() -> None:
 
 
 def _leave() -> None:
-    # What Ctrl-C comes between is enabled still, and can be disabled.
+    # If Ctrl-C interrupts this, the operators are still enabled and can be disabled.
     _C.set_enabled_policy("")
-    backends.uninstall()
+    _cudnn_flags.uninstall()
     torch.export.export = _PLAIN_EXPORT
     _forget_compiled()
     config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
@@ -110,27 +108,25 @@ def is_enabled() -> bool:
 
 
 @contextmanager
-def enabled(policy: PolicyLike = None) -> Iterator[None]:
-    """`enable` inside a ``with`` block, `disable` behind it; in all threads.
-
-    It may have been disabled inside.
+def enabled(policy: PolicyLike = None, *, replay: str | None = None) -> Iterator[None]:
+    """`enable` for a ``with`` block, in all threads; the block may call `disable` itself.
 
     Raises:
-        RuntimeError: It is enabled already.
-        TypeError: ``policy`` has a type that stands for no policy.
-        ValueError: As of `enable`.
+        RuntimeError: As `enable`.
+        TypeError: As `enable`.
+        ValueError: As `enable`.
     """
-    enable(policy)
+    enable(policy, replay=replay)
     try:
         yield
     finally:
-        if is_enabled():  # else an error from inside would be lost to ours
+        if is_enabled():  # disable() would raise, and hide an error from inside
             disable()
 
 
 @contextmanager
 def enabled_anew(policy: str) -> Iterator[None]:
-    """`enabled`, which it may be already: then this policy goes before that one meanwhile.
+    """`enabled`; while enabled already, this policy is put before the present one instead.
 
     Raises:
         ValueError: ``policy`` is no policy.
@@ -149,10 +145,10 @@ def enabled_anew(policy: str) -> Iterator[None]:
 
 
 def declined(reset: bool = False) -> dict[str, int]:
-    """Calls that went to PyTorch's own kernel while enabled, counted by operator and reason.
+    """The calls that ran PyTorch's own kernel while enabled, counted by operator and reason.
 
     Args:
-        reset: Count from zero again afterwards.
+        reset: Whether to count from zero again afterwards.
     """
     counts = _C.declined()
     if reset:
@@ -161,33 +157,28 @@ def declined(reset: bool = False) -> dict[str, int]:
 
 
 class Rule:
-    """A rule of `when`; ends with `remove`, or with its ``with`` block."""
+    """A rule of `when`, which holds until `remove` or the end of its ``with`` block."""
 
     def __init__(self, matcher: str, use: str) -> None:
-        """Make it hold."""
+        """Check the rule and make it hold."""
         check_rule(matcher, use)
         self.matcher, self.use = matcher, use
         self._id = _C.add_rule(matcher, use)
 
     def remove(self) -> None:
-        """Take the rule back.
+        """Remove the rule.
 
         Raises:
-            ValueError: That was done before.
+            ValueError: The rule was removed before.
         """
         _C.remove_rule(self._id)
 
     def __enter__(self) -> Self:
-        """The rule, which holds already."""
+        """Return the rule, which holds already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take the rule back, unless that was done inside."""
+    def __exit__(self, *error: object) -> None:
+        """Remove the rule, unless the block has done so."""
         with suppress(ValueError):
             self.remove()
 
@@ -197,11 +188,12 @@ class Rule:
 
 
 def when(matcher: str, use: PolicyLike) -> Rule:
-    """Choose for every problem that matches, in all threads.
+    """Apply a policy to every problem that matches, in all threads.
 
-    A rule is weaker than a call's ``policy=`` and a module's pin, and stronger than all else. Of
-    two that match, the newer is the stronger. It is read as each pass runs: a backward behind its
-    removal does not obey it. Calls that were seen before pay nothing for it, but dropout's.
+    A rule is weaker than a call's ``policy=`` and a module's pin, and stronger than all other
+    levels. Of two rules that match, the newer is the stronger. A rule is read as each pass runs: a
+    backward after its removal does not obey it. Rules add no cost to calls whose problem was seen
+    before, except for dropout.
 
     Example:
         >>> rule = when("conv_fwd w=*[64,64,3,3]* pad=1", use="winograd_nonfused")
@@ -210,8 +202,8 @@ def when(matcher: str, use: PolicyLike) -> Rule:
     Args:
         matcher: The first word of problem lines (``conv_fwd``), then fields of the line as
             ``key=glob`` in any order. ``*`` stands for any text and ``?`` for any character; all
-            else, brackets too, for itself. Fields that a line leaves out have their defaults, so
-            that ``align=16`` matches.
+            other characters, brackets too, stand for themselves. Fields that a line leaves out
+            have their defaults, so that ``align=16`` matches.
         use: ``autotune``, ``heuristic``, an algorithm of that pass (its text or cuDNN's integer),
             or a policy.
 
@@ -225,18 +217,18 @@ def when(matcher: str, use: PolicyLike) -> Rule:
 
 
 def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
-    """`when` for each of several, such as `load_rules` reads from a file; or for none of them.
+    """Make several rules of `when`, such as `load_rules` reads from a file.
 
     Args:
-        rules: By matcher, what to use. Of two that match, the earlier is the stronger.
+        rules: The policy by matcher. Of two rules that match, the earlier is the stronger.
 
     Returns:
-        What takes all of them back by its ``close``, or with its ``with`` block.
+        An object whose ``close``, or the end of its ``with`` block, removes all the rules.
 
     Raises:
-        TypeError: ``rules`` is no mapping, a matcher no text, or a value has a type that stands for
-            no policy.
-        ValueError: A rule is none; the message says which part.
+        TypeError: ``rules`` is no mapping, a matcher is no text, or a value has a type that stands
+            for no policy.
+        ValueError: A rule is invalid; the message says which part. No rule is made then.
     """
     check_mapping("rules", rules, "matchers to policies")
     with ExitStack() as made:
@@ -247,32 +239,32 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
 
 
 def rule_text(matcher: str, use: PolicyLike) -> str:
-    """The policy of a rule as text; single words are of the matcher's operator."""
+    """The policy of a rule as text; single words belong to the matcher's operator."""
     if not isinstance(matcher, str):
         raise TypeError(
             f"argument matcher: got {matcher!r} ({type(matcher).__name__}), "
             "wanted a text such as 'conv_fwd pad=1'"
         )
     if isinstance(use, int) and not isinstance(use, bool) and not not_pinned(use):
-        return str(use)  # a rule is of one pass
+        return str(use)  # an algorithm of the rule's one pass
     family, _ = operators().get("".join(matcher.split(maxsplit=1)[:1]), ("conv", ""))
-    # A text is read as one of the matcher's operator, where it becomes a rule.
+    # `Rule` checks a text, which it reads for the matcher's operator.
     return (plain_text if isinstance(use, str) else policy_text)(use, family) or ""
 
 
 def check_rule(matcher: str, use: str) -> None:
-    """Raise where a rule is none.
+    """Check a rule.
 
     Raises:
         ValueError: There is no such operator, field, policy or algorithm.
     """
-    canonical = _C.check_rule(matcher, use)
+    text = _C.check_rule(matcher, use)
     family, name = operators()[matcher.split(maxsplit=1)[0]]
-    check_pin(Policy._unchecked(canonical, family), name, "use")
+    check_pin(_C.canonical_policy(text, family), family, name, "use")
 
 
 def _for_all_operators(text: str) -> str:
-    """The policy text with ``autotune`` and ``heuristic`` written out for every family."""
+    """A policy text with ``autotune`` and ``heuristic`` written out for every family."""
     families = [op["family"] for op in _C.operators()]
     parts = []
     for word in fields_of(text):
@@ -284,7 +276,7 @@ _PLAIN_EXPORT = torch.export.export
 
 
 def _warn_of_exports() -> None:
-    """Have ``torch.export.export``, which sees nothing of the overrides, say so."""
+    """Make ``torch.export.export`` warn that it does not see the overrides."""
 
     @functools.wraps(_PLAIN_EXPORT)
     def export(*arguments: Any, **keywords: Any) -> torch.export.ExportedProgram:
@@ -301,14 +293,13 @@ def _warn_of_exports() -> None:
 
 
 def _forget_compiled() -> None:
-    """Drop what was decided while the dispatcher was another.
+    """Drop what depends on the dispatcher as it was.
 
-    That is the dispatch caches of the overridden operators in Python, and what ``torch.compile``
-    has compiled. AOTAutograd's cache on disk is told apart by ``cache_key_tag``.
+    This includes the Python dispatch caches of the overridden operators, and what ``torch.compile``
+    has compiled. In AOTAutograd's cache on disk, ``cache_key_tag`` distinguishes the entries.
     """
-    for name in _C.overridden_ops():
-        packet, _, overload = name.partition(".")
-        getattr(getattr(torch.ops.aten, packet), overload or "default")._dispatch_cache.clear()
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()
+    names = (name.partition(".") for name in _C.overridden_ops())
+    forget_compiled(
+        getattr(getattr(torch.ops.aten, packet), overload or "default")
+        for packet, _, overload in names
+    )

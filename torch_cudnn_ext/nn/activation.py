@@ -9,33 +9,33 @@ from torch_cudnn_ext.policy import PolicyLike
 
 
 class ReLU(Tunable, torch.nn.ReLU):
-    """``torch.nn.ReLU`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.ReLU`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.ReLU
     family = "activation"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Rectified elements; sizes as the input's."""
+        """The rectified elements; of the input's sizes."""
         return self._run_operator(relu, input, bool(self.inplace))
 
 
 class ReLU6(Tunable, torch.nn.ReLU6):
-    """``torch.nn.ReLU6`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.ReLU6`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.ReLU6
     family = "activation"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Elements kept between 0 and 6; sizes as the input's."""
+        """The elements clipped to 0 and 6; of the input's sizes."""
         return self._run_operator(relu6, input, bool(self.inplace))
 
 
 class ClippedReLU(Tunable, torch.nn.Module):
-    """Elements are kept between zero and a ceiling.
+    """Clips elements to zero and a ceiling.
 
     Attributes:
         ceiling: The largest value of the output.
-        inplace: The output overwrites the input, and its gradient the output's.
+        inplace: Whether the output overwrites the input, and its gradient the output's.
     """
 
     family = "activation"
@@ -48,7 +48,7 @@ class ClippedReLU(Tunable, torch.nn.Module):
         self.inplace = inplace
 
     def forward(self, input: Tensor) -> Tensor:
-        """Clipped elements; sizes as the input's."""
+        """The clipped elements; of the input's sizes."""
         return self._run_operator(clipped_relu, input, self.ceiling, bool(self.inplace))
 
     def extra_repr(self) -> str:
@@ -58,44 +58,44 @@ class ClippedReLU(Tunable, torch.nn.Module):
 
 
 class Tanh(Tunable, torch.nn.Tanh):
-    """``torch.nn.Tanh`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.Tanh`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.Tanh
     family = "activation"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Hyperbolic tangents; sizes as the input's."""
+        """Hyperbolic tangents; of the input's sizes."""
         return self._run_operator(tanh, input)
 
 
 class Sigmoid(Tunable, torch.nn.Sigmoid):
-    """``torch.nn.Sigmoid`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.Sigmoid`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.Sigmoid
     family = "activation"
 
     def forward(self, input: Tensor) -> Tensor:
-        """The logistic function; sizes as the input's."""
+        """The logistic function; of the input's sizes."""
         return self._run_operator(sigmoid, input)
 
 
 class ELU(Tunable, torch.nn.ELU):
-    """``torch.nn.ELU`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.ELU`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.ELU
     family = "activation"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Exponential linear units; sizes as the input's."""
+        """Exponential linear units; of the input's sizes."""
         return self._run_operator(elu, input, self.alpha, bool(self.inplace))
 
 
 class SiLU(Tunable, torch.nn.SiLU):
-    """``torch.nn.SiLU`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.SiLU`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.SiLU
     family = "activation"
 
     def forward(self, input: Tensor) -> Tensor:
-        """``x sigmoid(x)``; sizes as the input's."""
+        """``x sigmoid(x)``; of the input's sizes."""
         return self._run_operator(silu, input, bool(self.inplace))

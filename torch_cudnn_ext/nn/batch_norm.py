@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torch_cudnn_ext._torch_internals import check_input_dim
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import check_tensor
 from torch_cudnn_ext.ops.batch_norm import batch_norm
@@ -13,9 +14,9 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
     family = "batch_norm"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise each channel; sizes as the input's."""
+        """Each channel normalised; of the input's sizes."""
         check_tensor(type(self).__name__, "input", input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        check_input_dim(self, input)
         momentum = self.momentum
         counts = self.training and self.track_running_stats
         batches = self.num_batches_tracked if counts else None
@@ -25,36 +26,29 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
                 momentum = 1 / float(batches)
         keeps = not self.training or self.track_running_stats
         try:
-            return self._run_operator(
-                batch_norm,
-                input,
-                self.running_mean if keeps else None,
-                self.running_var if keeps else None,
-                self.weight,
-                self.bias,
-                self.training or (self.running_mean is None and self.running_var is None),
-                0.0 if momentum is None else momentum,
-                self.eps,
-            )
-        except (RuntimeError, TypeError, ValueError):  # one that was refused does not count
+            running = (self.running_mean, self.running_var) if keeps else (None, None)
+            training = self.training or (self.running_mean is None and self.running_var is None)
+            options = (training, 0.0 if momentum is None else momentum, self.eps)
+            return self._run_operator(batch_norm, input, *running, self.weight, self.bias, *options)
+        except (RuntimeError, TypeError, ValueError):  # a failed batch does not count
             if batches is not None:
                 batches.sub_(1)
             raise
 
 
 class BatchNorm1d(_TunableBatchNorm, torch.nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.BatchNorm1d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.BatchNorm1d
 
 
 class BatchNorm2d(_TunableBatchNorm, torch.nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.BatchNorm2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.BatchNorm2d
 
 
 class BatchNorm3d(_TunableBatchNorm, torch.nn.BatchNorm3d):
-    """``torch.nn.BatchNorm3d`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.BatchNorm3d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.BatchNorm3d

@@ -7,15 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from torch_cudnn_ext._torch_internals import output_padding, reversed_padding
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import sizes_of
-from torch_cudnn_ext.ops.convolution import (
-    ConvActivation,
-    border,
-    check_activation,
-    convolution,
-    pad_behind,
-)
+from torch_cudnn_ext.ops._border import border, pad_after
+from torch_cudnn_ext.ops.convolution import ConvActivation, check_activation, convolution
 
 
 class _Convolution(Tunable, _ConvNd):
@@ -24,7 +20,7 @@ class _Convolution(Tunable, _ConvNd):
 
 
 class _ForwardConvolution(_Convolution):
-    """One that is not transposed."""
+    """A convolution that is not transposed."""
 
     activation: ConvActivation = "none"
 
@@ -35,7 +31,7 @@ class _ForwardConvolution(_Convolution):
         self.activation = activation
 
     def extra_repr(self) -> str:
-        """The parent's line, the policy, and an activation."""
+        """The parent's line, the policy, and the activation."""
         line = super().extra_repr()
         return line if self.activation == "none" else f"{line}, activation={self.activation!r}"
 
@@ -47,15 +43,15 @@ class _ForwardConvolution(_Convolution):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            input = F.pad(input, reversed_padding(self), mode=self.padding_mode)
             padding = (0,) * len(self.kernel_size)
         elif isinstance(padding, str):
             name = type(self).__name__
-            kernel = weight.shape[2:]  # which may be another than was constructed
+            kernel = weight.shape[2:]  # may differ from the constructor's
             stride = sizes_of(name, "stride", self.stride, len(kernel))
             dilation = sizes_of(name, "dilation", self.dilation, len(kernel))
-            before, behind = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
-            input = pad_behind(input, before, behind)
+            before, after = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
+            input = pad_after(input, before, after)
             padding = tuple(before)
         geometry = (self.stride, padding, self.dilation)
         output: Tensor
@@ -63,31 +59,25 @@ class _ForwardConvolution(_Convolution):
             output = self._run_operator(self._operator, input, weight, bias, *geometry, self.groups)
             return output
         is_batch = input.dim() == weight.dim()
-        output = self._run_operator(
-            convolution,
-            input if is_batch else input.unsqueeze(0),
-            weight,
-            bias,
-            *geometry,
-            groups=self.groups,
-            activation=self.activation,
-        )
+        tensors = (input if is_batch else input.unsqueeze(0), weight, bias)
+        options = {"groups": self.groups, "activation": self.activation}
+        output = self._run_operator(convolution, *tensors, *geometry, **options)
         return output if is_batch else output.squeeze(0)
 
 
 class _TransposedConvolution(_Convolution, _ConvTransposeNd):
-    """A transposed convolution: what its policy calls ``x`` and ``fwd`` is its output's side."""
+    """A transposed convolution."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply the transposed convolution.
 
         Args:
             input: ``[N, C_in, *space]``, or ``[C_in, *space]`` without a batch.
-            output_size: Sizes wanted of the output, with or without ``N`` and ``C_out``; settles
-                what a stride larger than 1 leaves open.
+            output_size: Sizes of the output, with or without ``N`` and ``C_out``; a stride above 1
+                allows several.
 
         Returns:
-            ``[N, C_out, *space_out]``, without ``N`` where the input has none.
+            ``[N, C_out, *space_out]``, without ``N`` if the input has none.
 
         Raises:
             ValueError: No output padding gives ``output_size``, or the padding is not of zeros.
@@ -96,17 +86,9 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
             raise ValueError(
                 f"{type(self).__name__}: padding_mode is {self.padding_mode!r}, wanted 'zeros'"
             )
-        assert isinstance(self.padding, tuple)  # its constructor takes no words
-        output_padding = self._output_padding(
-            input,
-            output_size,
-            self.stride,  # type: ignore[arg-type]
-            self.padding,  # type: ignore[arg-type]
-            self.kernel_size,  # type: ignore[arg-type]
-            len(self.kernel_size),
-            self.dilation,  # type: ignore[arg-type]
-        )
-        arguments = (self.stride, self.padding, output_padding, self.groups, self.dilation)
+        assert isinstance(self.padding, tuple)  # the constructor takes no border mode
+        added = output_padding(self, input, output_size)
+        arguments = (self.stride, self.padding, added, self.groups, self.dilation)
         output: Tensor = self._run_operator(
             self._operator, input, self.weight, self.bias, *arguments
         )
@@ -114,11 +96,7 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
 
 
 class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
-    """``torch.nn.Conv1d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.Conv1d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
-    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
+    """``torch.nn.Conv1d`` with the keywords of `Conv2d`.
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
@@ -129,11 +107,10 @@ class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
 
 
 class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
-    """``torch.nn.Conv2d`` with a choice of algorithm.
+    """``torch.nn.Conv2d`` whose keyword ``policy`` selects its algorithms.
 
-    Takes the arguments of ``torch.nn.Conv2d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
-    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
+    ``policy`` is a text, a `Policy`, or a mapping of its keywords. The keyword ``activation`` is
+    ``none``, or ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
 
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
@@ -145,11 +122,7 @@ class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
 
 
 class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
-    """``torch.nn.Conv3d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.Conv3d`` and, by keyword, ``policy``: how to choose the
-    algorithms (text, `Policy`, or a mapping of its keywords); and ``activation``: ``none``, or
-    ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
+    """``torch.nn.Conv3d`` with the keywords of `Conv2d`.
 
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
@@ -161,12 +134,7 @@ class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
 
 
 class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
-    """``torch.nn.ConvTranspose1d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.ConvTranspose1d`` and, by keyword, ``policy``: how to choose
-    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
-    primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
-    gradient ``bwd_filter``.
+    """``torch.nn.ConvTranspose1d`` with the keywords of `ConvTranspose2d`.
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
@@ -177,10 +145,9 @@ class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
 
 
 class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
-    """``torch.nn.ConvTranspose2d`` with a choice of algorithm.
+    """``torch.nn.ConvTranspose2d`` whose keyword ``policy`` selects its algorithms.
 
-    Takes the arguments of ``torch.nn.ConvTranspose2d`` and, by keyword, ``policy``: how to choose
-    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
+    ``policy`` is a text, a `Policy`, or a mapping of its keywords. Its passes name the cuDNN
     primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
     gradient ``bwd_filter``.
 
@@ -194,12 +161,7 @@ class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
 
 
 class ConvTranspose3d(_TransposedConvolution, torch.nn.ConvTranspose3d):
-    """``torch.nn.ConvTranspose3d`` with a choice of algorithm.
-
-    Takes the arguments of ``torch.nn.ConvTranspose3d`` and, by keyword, ``policy``: how to choose
-    the algorithms (text, `Policy`, or a mapping of its keywords). Its passes name the cuDNN
-    primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``, the weight
-    gradient ``bwd_filter``.
+    """``torch.nn.ConvTranspose3d`` with the keywords of `ConvTranspose2d`.
 
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output

@@ -8,7 +8,7 @@ from torch_cudnn_ext.ops import cross_entropy
 
 
 class CrossEntropyLoss(Tunable, torch.nn.CrossEntropyLoss):
-    """``torch.nn.CrossEntropyLoss`` with a choice of log-softmax, by keyword ``policy``."""
+    """``torch.nn.CrossEntropyLoss`` whose keyword ``policy`` selects that of log-softmax."""
 
     replaces = torch.nn.CrossEntropyLoss
     family = "softmax"

@@ -8,7 +8,7 @@ from torch_cudnn_ext.ops import ctc_loss
 
 
 class CTCLoss(Tunable, torch.nn.CTCLoss):
-    """``torch.nn.CTCLoss`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.CTCLoss`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.CTCLoss
     family = "ctc"
@@ -17,13 +17,6 @@ class CTCLoss(Tunable, torch.nn.CTCLoss):
         self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
     ) -> Tensor:
         """The loss of ``[T, N, C]`` log-probabilities against targets of class indices."""
-        return self._run_operator(
-            ctc_loss,
-            log_probs,
-            targets,
-            input_lengths,
-            target_lengths,
-            self.blank,
-            self.reduction,
-            self.zero_infinity,
-        )
+        tensors = (log_probs, targets, input_lengths, target_lengths)
+        options = (self.blank, self.reduction, self.zero_infinity)
+        return self._run_operator(ctc_loss, *tensors, *options)

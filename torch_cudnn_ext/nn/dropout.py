@@ -8,7 +8,7 @@ from torch_cudnn_ext.ops.dropout import dropout
 
 
 class Dropout(Tunable, torch.nn.Dropout):
-    """``torch.nn.Dropout`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.Dropout`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.Dropout
     family = "dropout"

@@ -9,80 +9,73 @@ from torch_cudnn_ext.ops._arguments import check_tensor
 
 
 class LayerNorm(Tunable, torch.nn.LayerNorm):
-    """``torch.nn.LayerNorm`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.LayerNorm`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.LayerNorm
     family = "layer_norm"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised over the last dimensions; sizes as the input's."""
+        """The input normalised over the last dimensions; of the input's sizes."""
         return self._run_operator(
             layer_norm, input, self.normalized_shape, self.weight, self.bias, self.eps
         )
 
 
 class RMSNorm(Tunable, torch.nn.RMSNorm):
-    """``torch.nn.RMSNorm`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.RMSNorm`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.RMSNorm
     family = "layer_norm"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Divided by the root mean square over the last dimensions; sizes as the input's."""
+        """The input divided by its root mean square over the last dimensions."""
         return self._run_operator(rms_norm, x, self.normalized_shape, self.weight, self.eps)
 
 
 class GroupNorm(Tunable, torch.nn.GroupNorm):
-    """``torch.nn.GroupNorm`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.GroupNorm`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.GroupNorm
     family = "layer_norm"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Groups of channels normalised; sizes as the input's."""
+        """Groups of channels normalised; of the input's sizes."""
         return self._run_operator(
             group_norm, input, self.num_groups, self.weight, self.bias, self.eps
         )
 
 
 class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
-    """The parent checks sizes and adds the batch dimension where there is none."""
+    """An instance norm; the parent checks sizes and adds a missing batch dimension."""
 
     family = "layer_norm"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Each channel of each sample normalised; sizes as the input's."""
+        """Each channel of each sample normalised; of the input's sizes."""
         check_tensor(type(self).__name__, "input", input)
         result: Tensor = super().forward(input)
         return result
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
-        return self._run_operator(
-            instance_norm,
-            input,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training or not self.track_running_stats,
-            self.momentum if self.momentum is not None else 0.0,
-            self.eps,
-        )
+        tensors = (input, self.running_mean, self.running_var, self.weight, self.bias)
+        momentum = self.momentum if self.momentum is not None else 0.0
+        options = (self.training or not self.track_running_stats, momentum, self.eps)
+        return self._run_operator(instance_norm, *tensors, *options)
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
-    """``torch.nn.InstanceNorm1d`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.InstanceNorm1d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.InstanceNorm1d
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    """``torch.nn.InstanceNorm2d`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.InstanceNorm2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.InstanceNorm2d
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    """``torch.nn.InstanceNorm3d`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.InstanceNorm3d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.InstanceNorm3d

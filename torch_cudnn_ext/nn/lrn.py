@@ -12,14 +12,14 @@ from torch_cudnn_ext.policy import PolicyLike
 
 
 class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
-    """``torch.nn.LocalResponseNorm`` with a choice of algorithm, by keyword ``policy``.
+    """``torch.nn.LocalResponseNorm`` whose keyword ``policy`` selects its algorithms.
 
-    Where ``alpha``, ``beta`` or ``k`` is a tensor that requires a gradient, or one of several
-    elements, no algorithm is chosen: PyTorch's own formula runs, whatever the policy, as the
-    operators take numbers. cuDNN's window has no such formula: there it is a ``TypeError``.
+    The operators take numbers. If ``alpha``, ``beta`` or ``k`` is a tensor that requires a gradient
+    or has several elements, PyTorch's own formula runs, whatever the policy. With cuDNN's window,
+    which that formula does not have, such a tensor is a ``TypeError``.
 
     Attributes:
-        window: Which middle an even window has, PyTorch's (``torch``) or cuDNN's (``cudnn``).
+        window: The middle of an even window: PyTorch's (``torch``) or ``cudnn``'s.
     """
 
     replaces = torch.nn.LocalResponseNorm
@@ -32,7 +32,7 @@ class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
         self.window = window
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised over neighbouring channels; sizes as the input's."""
+        """The input normalised over neighbouring channels; of the input's sizes."""
         if self.window == "torch" and any(map(_is_no_number, (self.alpha, self.beta, self.k))):
             result: Tensor = super().forward(input)
             return result
@@ -41,7 +41,7 @@ class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
         )
 
     def extra_repr(self) -> str:
-        """The parent's line, the policy, and another window than PyTorch's."""
+        """The parent's line, the policy, and the window if it is cuDNN's."""
         line = super().extra_repr()
         return line if self.window == "torch" else f"{line}, window={self.window!r}"
 
@@ -50,9 +50,9 @@ class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
 
 
 class DivisiveNorm(Tunable):
-    """`torch_cudnn_ext.ops.divisive_norm` as a module; ``torch.nn`` has none, so it replaces none.
+    """`torch_cudnn_ext.ops.divisive_norm` as a module; ``torch.nn`` has no such module.
 
-    ``y = x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``, where the window has
+    ``y = x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``; the window has
     ``size`` elements in each of the ``d`` spatial dimensions.
     """
 
@@ -67,12 +67,12 @@ class DivisiveNorm(Tunable):
         *,
         policy: PolicyLike = None,
     ) -> None:
-        """Take the arguments of the function but its tensors."""
+        """Take the arguments of the function, except its tensors."""
         super().__init__(policy=policy)
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
 
     def forward(self, input: Tensor, means: Tensor | None = None) -> Tensor:
-        """Divided by a measure of each element's neighbourhood; sizes as the input's."""
+        """Elements divided by a measure of their neighbourhood; of the input's sizes."""
         return self._run_operator(
             divisive_norm, input, self.size, self.alpha, self.beta, self.k, means
         )

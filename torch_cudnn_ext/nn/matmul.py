@@ -8,7 +8,7 @@ from torch_cudnn_ext.ops import linear
 
 
 class Linear(Tunable, torch.nn.Linear):
-    """``torch.nn.Linear`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.Linear`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.Linear
     family = "matmul"

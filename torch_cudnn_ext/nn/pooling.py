@@ -1,4 +1,4 @@
-"""Pooling modules: those of ``torch.nn``, with a choice of algorithm by keyword ``policy``."""
+"""Pooling modules, whose keyword ``policy`` selects their algorithms."""
 
 from typing import Any, ClassVar
 
@@ -17,16 +17,10 @@ class _Pool(Tunable):
 
 class _MaxPool(_Pool, pooling._MaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima of windows, and with ``return_indices`` where they stand."""
+        """The maxima of windows, and their indices if ``return_indices``."""
+        windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         result: Tensor | tuple[Tensor, Tensor] = self._run_operator(
-            self._operator,
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            bool(self.return_indices),
+            self._operator, input, *windows, bool(self.return_indices)
         )
         return result
 
@@ -39,7 +33,7 @@ class _AvgPool(_Pool, pooling._AvgPoolNd):
     count_include_pad: bool
 
     def forward(self, input: Tensor) -> Tensor:
-        """Averages of windows."""
+        """The averages of windows."""
         settings = [self.kernel_size, self.stride, self.padding, self.ceil_mode]
         settings += [self.count_include_pad, *self._divisor()]
         result: Tensor = self._run_operator(self._operator, input, *settings)
@@ -51,28 +45,22 @@ class _AvgPool(_Pool, pooling._AvgPoolNd):
 
 class _LPPool(_Pool, pooling._LPPoolNd):
     def forward(self, input: Tensor) -> Tensor:
-        """Norms of windows."""
-        result: Tensor = self._run_operator(
-            self._operator,
-            input,
-            float(self.norm_type),
-            self.kernel_size,
-            self.stride,
-            self.ceil_mode,
-        )
+        """The norms of windows."""
+        settings = (float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+        result: Tensor = self._run_operator(self._operator, input, *settings)
         return result
 
 
 class _AdaptiveAvgPool(_Pool, pooling._AdaptiveAvgPoolNd):
     def forward(self, input: Tensor) -> Tensor:
-        """Averages, as many as ``output_size`` says."""
+        """Averages of the spatial sizes ``output_size``."""
         result: Tensor = self._run_operator(self._operator, input, self.output_size)
         return result
 
 
 class _AdaptiveMaxPool(_Pool, pooling._AdaptiveMaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Maxima, as many as ``output_size`` says, and with ``return_indices`` where they stand."""
+        """Maxima of the spatial sizes ``output_size``, and their indices if ``return_indices``."""
         result: Tensor | tuple[Tensor, Tensor] = self._run_operator(
             self._operator, input, self.output_size, bool(self.return_indices)
         )
@@ -80,28 +68,28 @@ class _AdaptiveMaxPool(_Pool, pooling._AdaptiveMaxPoolNd):
 
 
 class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
-    """``torch.nn.MaxPool1d`` with a choice of algorithm."""
+    """``torch.nn.MaxPool1d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.MaxPool1d
     _operator = staticmethod(ops.max_pool1d)
 
 
 class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
-    """``torch.nn.MaxPool2d`` with a choice of algorithm."""
+    """``torch.nn.MaxPool2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.MaxPool2d
     _operator = staticmethod(ops.max_pool2d)
 
 
 class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
-    """``torch.nn.MaxPool3d`` with a choice of algorithm."""
+    """``torch.nn.MaxPool3d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.MaxPool3d
     _operator = staticmethod(ops.max_pool3d)
 
 
 class AvgPool1d(_AvgPool, torch.nn.AvgPool1d):
-    """``torch.nn.AvgPool1d`` with a choice of algorithm."""
+    """``torch.nn.AvgPool1d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AvgPool1d
     _operator = staticmethod(ops.avg_pool1d)
@@ -111,77 +99,77 @@ class AvgPool1d(_AvgPool, torch.nn.AvgPool1d):
 
 
 class AvgPool2d(_AvgPool, torch.nn.AvgPool2d):
-    """``torch.nn.AvgPool2d`` with a choice of algorithm."""
+    """``torch.nn.AvgPool2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AvgPool2d
     _operator = staticmethod(ops.avg_pool2d)
 
 
 class AvgPool3d(_AvgPool, torch.nn.AvgPool3d):
-    """``torch.nn.AvgPool3d`` with a choice of algorithm."""
+    """``torch.nn.AvgPool3d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AvgPool3d
     _operator = staticmethod(ops.avg_pool3d)
 
 
 class LPPool1d(_LPPool, torch.nn.LPPool1d):
-    """``torch.nn.LPPool1d`` with a choice of algorithm."""
+    """``torch.nn.LPPool1d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.LPPool1d
     _operator = staticmethod(ops.lp_pool1d)
 
 
 class LPPool2d(_LPPool, torch.nn.LPPool2d):
-    """``torch.nn.LPPool2d`` with a choice of algorithm."""
+    """``torch.nn.LPPool2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.LPPool2d
     _operator = staticmethod(ops.lp_pool2d)
 
 
 class LPPool3d(_LPPool, torch.nn.LPPool3d):
-    """``torch.nn.LPPool3d`` with a choice of algorithm."""
+    """``torch.nn.LPPool3d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.LPPool3d
     _operator = staticmethod(ops.lp_pool3d)
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d):
-    """``torch.nn.AdaptiveAvgPool1d`` with a choice of algorithm."""
+    """``torch.nn.AdaptiveAvgPool1d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AdaptiveAvgPool1d
     _operator = staticmethod(ops.adaptive_avg_pool1d)
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d):
-    """``torch.nn.AdaptiveAvgPool2d`` with a choice of algorithm."""
+    """``torch.nn.AdaptiveAvgPool2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AdaptiveAvgPool2d
     _operator = staticmethod(ops.adaptive_avg_pool2d)
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d):
-    """``torch.nn.AdaptiveAvgPool3d`` with a choice of algorithm."""
+    """``torch.nn.AdaptiveAvgPool3d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AdaptiveAvgPool3d
     _operator = staticmethod(ops.adaptive_avg_pool3d)
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
-    """``torch.nn.AdaptiveMaxPool1d`` with a choice of algorithm."""
+    """``torch.nn.AdaptiveMaxPool1d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AdaptiveMaxPool1d
     _operator = staticmethod(ops.adaptive_max_pool1d)
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
-    """``torch.nn.AdaptiveMaxPool2d`` with a choice of algorithm."""
+    """``torch.nn.AdaptiveMaxPool2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AdaptiveMaxPool2d
     _operator = staticmethod(ops.adaptive_max_pool2d)
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
-    """``torch.nn.AdaptiveMaxPool3d`` with a choice of algorithm."""
+    """``torch.nn.AdaptiveMaxPool3d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.AdaptiveMaxPool3d
     _operator = staticmethod(ops.adaptive_max_pool3d)

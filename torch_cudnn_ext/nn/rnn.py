@@ -5,9 +5,16 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
+from torch_cudnn_ext._torch_internals import (
+    FakeTensor,
+    current_graph_task,
+    drop_weights,
+    flat_weights,
+    is_functorch_wrapped,
+    weight_names,
+)
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import check_flag, check_tensor, wrong_type
 from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_relu, rnn_tanh
@@ -23,15 +30,16 @@ _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 
 
 class Recurrent(Tunable, torch.nn.RNNBase):
-    """What the recurrent modules have beyond their parents in ``torch.nn``.
+    """What the recurrent modules have in addition to their parents in ``torch.nn``.
 
     Attributes:
-        skip_input: Whether the first layer adds its input to every gate as it is. It then has no
+        skip_input: Whether the first layer adds its input to every gate unchanged. It then has no
             ``weight_ih_l0``, and ``input_size`` is ``hidden_size``.
-        remember_states: Whether a call without ``hx`` begins with the states that the last one
-            ended with, cut off from its graph. A call that is run again in a backward, as by
-            ``torch.utils.checkpoint``, would begin with other ones: it is an error without ``hx``.
-            What runs copies of the module, as ``torch.nn.DataParallel`` does, forgets them.
+        remember_states: Whether a call without ``hx`` starts with the final states of the call
+            before, detached from its graph. A call that a backward repeats, as
+            ``torch.utils.checkpoint`` does, would start with other states: without ``hx`` it is an
+            error. Code that runs copies of the module, as ``torch.nn.DataParallel`` does, loses
+            the states.
     """
 
     gates: ClassVar[int]
@@ -43,7 +51,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     def __init__(
         self, *args: Any, skip_input: bool = False, remember_states: bool = False, **kwargs: Any
     ) -> None:
-        """Take the arguments of the class that this one replaces, and those named here."""
+        """Take the arguments of the class that this one replaces, and the two attributes."""
         super().__init__(*args, **kwargs)
         check_flag(type(self).__name__, "remember_states", remember_states)
         check_flag(type(self).__name__, "skip_input", skip_input)
@@ -60,7 +68,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         Args:
             input: ``[T, B, I]`` (``[B, T, I]`` with ``batch_first``), ``[T, I]`` for one sequence,
                 or a packed batch.
-            hx: States at the start, as PyTorch's module takes them.
+            hx: States at the start, as in PyTorch's module.
 
         Returns:
             Outputs in the form of the input, and states at the end.
@@ -69,21 +77,12 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             TypeError: An argument has a type that it does not take.
             ValueError: ``input`` has neither 2 nor 3 dimensions, or dtypes or devices do not fit.
             RuntimeError: Sizes of ``input`` or ``hx`` do not fit, a pinned algorithm cannot run, or
-                none can under the policy; or states are remembered and without ``hx`` the call is
-                one in a backward or exported, or its batch has another size than theirs.
+                none is admissible. If states are remembered and there is no ``hx``: the call is in
+                a backward or exported, or its batch size is not that of the states.
         """
-        if self.remember_states and hx is None and _is_in_backward():
-            raise RuntimeError(
-                f"{type(self).__name__}: argument hx: got None in a backward, as where a "
-                "checkpoint runs a call again, wanted states: those that are remembered are of a "
-                "later call"
-            )
-        if self.remember_states and hx is None and torch.compiler.is_exporting():
-            raise RuntimeError(
-                f"{type(self).__name__}: argument hx: got None under torch.export, wanted states: "
-                "what is exported remembers none"
-            )
-        self._update_flat_weights()
+        if self.remember_states and hx is None:
+            self._check_that_states_are_current()
+        weights = flat_weights(self)
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, order_back = input
             batched = True
@@ -99,7 +98,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             if not batched:
                 data = input.unsqueeze(0 if self.batch_first else 1)
         states = (
-            self._states_to_go_on(data, batch_sizes)
+            self._remembered_states(data, batch_sizes)
             if hx is None
             else self._states_given(hx, batched)
         )
@@ -110,7 +109,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             _FUNCTIONS[self.mode],
             data,
             states if self.mode == "LSTM" else (states[0] if states else None),
-            self._flat_weights,
+            weights,
             self.bias,
             self.num_layers,
             self.dropout,
@@ -121,7 +120,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             skip_input=self.skip_input,
         )
         ends = [_permuted(state, order_back) for state in ends]
-        if self.remember_states and not any(map(_is_of_mode, ends)):
+        if self.remember_states and not any(map(_belongs_to_mode, ends)):
             self._states = tuple(state.detach().clone() for state in ends)
         if batch_sizes is not None:
             packed = PackedSequence(y, batch_sizes, order, order_back)
@@ -143,27 +142,27 @@ class Recurrent(Tunable, torch.nn.RNNBase):
     def weight_views(self) -> list[list[Tensor]]:
         """Matrices by layer and gate, as views of the parameters.
 
-        A layer that runs both ways counts twice. Gates are in cuDNN's order (``linLayerID``), which
-        is PyTorch's: first those of the input, then those of the hidden state, then the projection.
-        A first layer that skips its input has none of the former. Writing to a view writes to the
+        Each direction of a layer counts as a layer. Gates are in cuDNN's order (``linLayerID``),
+        which is PyTorch's: those of the input, those of the hidden state, the projection. A first
+        layer that skips its input has none of the input's. Writing to a view writes to the
         parameter.
         """
         return self._views("weight")
 
     def bias_views(self) -> list[list[Tensor]]:
-        """Biases by layer and gate, as `weight_views` has the matrices."""
+        """Biases by layer and gate, as views of the parameters; see `weight_views`."""
         return self._views("bias")
 
     def flatten_parameters(self) -> None:
-        """Lay the parameters side by side on a GPU, as the parent does.
+        """Make the parameters contiguous in GPU memory, as the parent does.
 
-        Without the first layer's matrices PyTorch cannot: each call then copies the parameters.
+        PyTorch cannot do so without the first layer's matrices: each call then copies them.
         """
         if not self.skip_input:
             super().flatten_parameters()
 
     def extra_repr(self) -> str:
-        """The parent's line, the policy, and what else is not as usual."""
+        """The parent's line, the policy, and the attributes that are set."""
         words = [super().extra_repr()]
         words += [
             f"{name}=True" for name in ("skip_input", "remember_states") if getattr(self, name)
@@ -171,7 +170,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         return ", ".join(words)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._states = ()  # of another device or dtype, maybe
+        self._states = ()  # their device or dtype may change
         return super()._apply(fn, recurse)
 
     def _reason_to_stay(self) -> str:
@@ -184,16 +183,12 @@ class Recurrent(Tunable, torch.nn.RNNBase):
                 f"{type(self).__name__}: argument skip_input: got input_size={self.input_size}, "
                 f"wanted hidden_size={self.hidden_size}"
             )
-        for direction, suffix in enumerate(("", "_reverse")[: 1 + int(self.bidirectional)]):
-            name = f"weight_ih_l0{suffix}"
-            delattr(self, name)
-            self._flat_weights_names.remove(name)
-            self._all_weights[direction].remove(name)
-        self._init_flat_weights()
+        suffixes = ("", "_reverse")[: 1 + int(self.bidirectional)]
+        drop_weights(self, [f"weight_ih_l0{suffix}" for suffix in suffixes])
 
     def _views(self, kind: str) -> list[list[Tensor]]:
         layers = []
-        for names in self._all_weights:
+        for names in weight_names(self):
             views: list[Tensor] = []
             for name in names:
                 if name.startswith(kind):
@@ -202,7 +197,20 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             layers.append(views)
         return layers
 
-    def _states_to_go_on(self, data: Tensor, batch_sizes: Tensor | None) -> tuple[Tensor, ...]:
+    def _check_that_states_are_current(self) -> None:
+        if _is_in_backward():
+            raise RuntimeError(
+                f"{type(self).__name__}: argument hx: got None in a backward, as where a "
+                "checkpoint runs a call again, wanted states: those that are remembered are of a "
+                "later call"
+            )
+        if torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"{type(self).__name__}: argument hx: got None under torch.export, wanted states: "
+                "what is exported remembers none"
+            )
+
+    def _remembered_states(self, data: Tensor, batch_sizes: Tensor | None) -> tuple[Tensor, ...]:
         if not self.remember_states or not self._states:
             return ()
         batch_dim = 0 if self.batch_first else 1
@@ -213,7 +221,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
                 f"{type(self).__name__}: the states that are remembered are of a batch of "
                 f"{remembered}, the input has {batch}; call reset_states() or give hx"
             )
-        return tuple(_usable(state, data.dtype) for state in self._states)
+        return tuple(_outside_of_modes(state, data.dtype) for state in self._states)
 
     def _states_given(self, hx: States, batched: bool) -> tuple[Tensor, ...]:
         name = type(self).__name__
@@ -244,42 +252,41 @@ class Recurrent(Tunable, torch.nn.RNNBase):
 
 
 class RNN(Recurrent, torch.nn.RNN):
-    """``torch.nn.RNN`` with a choice of algorithm; see `Recurrent` for what else it takes."""
+    """``torch.nn.RNN`` with a policy and the attributes of `Recurrent`."""
 
     replaces = torch.nn.RNN
     gates = 1
 
 
 class LSTM(Recurrent, torch.nn.LSTM):
-    """``torch.nn.LSTM`` with a choice of algorithm; see `Recurrent` for what else it takes."""
+    """``torch.nn.LSTM`` with a policy and the attributes of `Recurrent`."""
 
     replaces = torch.nn.LSTM
     gates = 4
 
 
 class GRU(Recurrent, torch.nn.GRU):
-    """``torch.nn.GRU`` with a choice of algorithm; see `Recurrent` for what else it takes."""
+    """``torch.nn.GRU`` with a policy and the attributes of `Recurrent`."""
 
     replaces = torch.nn.GRU
     gates = 3
 
 
-def _usable(state: Tensor, dtype: torch.dtype) -> Tensor:
+def _outside_of_modes(state: Tensor, dtype: torch.dtype) -> Tensor:
     """A state that was remembered under autocast or in inference mode, for use outside."""
     is_foreign = state.is_inference() and not torch.is_inference_mode_enabled()
     return (state.clone() if is_foreign else state).to(dtype)
 
 
 def _is_in_backward() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and current_graph_task() != -1
 
 
-def _is_of_mode(state: Tensor) -> bool:
-    """Whether it is of a transform of `torch.func`, or fake, and so means nothing outside."""
-    if torch.compiler.is_dynamo_compiling():  # which sees neither
+def _belongs_to_mode(state: Tensor) -> bool:
+    """Whether a state belongs to a transform of `torch.func` or is fake: it is void outside."""
+    if torch.compiler.is_dynamo_compiling():  # Dynamo sees neither
         return False
-    is_fake = isinstance(state, FakeTensor)
-    return is_fake or torch._C._functorch.is_functorch_wrapped_tensor(state)
+    return isinstance(state, FakeTensor) or is_functorch_wrapped(state)
 
 
 def _permuted(state: Tensor, order: Tensor | None) -> Tensor:

@@ -9,29 +9,29 @@ from torch_cudnn_ext.ops._arguments import check_tensor
 
 
 class Softmax(Tunable, torch.nn.Softmax):
-    """``torch.nn.Softmax`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.Softmax`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.Softmax
     family = "softmax"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Softmax along ``dim``; sizes as the input's."""
+        """Softmax along ``dim``; of the input's sizes."""
         return self._run_operator(softmax, input, self.dim)
 
 
 class LogSoftmax(Tunable, torch.nn.LogSoftmax):
-    """``torch.nn.LogSoftmax`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.LogSoftmax`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.LogSoftmax
     family = "softmax"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Log-softmax along ``dim``; sizes as the input's."""
+        """Log-softmax along ``dim``; of the input's sizes."""
         return self._run_operator(log_softmax, input, self.dim)
 
 
 class Softmax2d(Tunable, torch.nn.Softmax2d):
-    """``torch.nn.Softmax2d`` with a choice of algorithm, by keyword ``policy``."""
+    """``torch.nn.Softmax2d`` whose keyword ``policy`` selects its algorithms."""
 
     replaces = torch.nn.Softmax2d
     family = "softmax"

@@ -7,20 +7,10 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._policy_text import ONCE, fields_of, not_pinned, passes_of
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.nn.once import choose, is_computed, pattern_of, problems_of, tensors_of
-from torch_cudnn_ext.policy import (
-    ONCE,
-    AlgorithmSelection,
-    Policy,
-    PolicyLike,
-    as_policy,
-    check_pins,
-    fields_of,
-    not_pinned,
-    passes_of,
-    policy_text,
-)
+from torch_cudnn_ext.policy import AlgorithmSelection, Policy, PolicyLike, as_policy, policy_text
 
 T = TypeVar("T")
 
@@ -29,14 +19,14 @@ class Tunable(torch.nn.Module):
     """Policy of a module; a mixin that stands before the class of ``torch.nn``.
 
     The policy is kept as text, so that a module pickles and compiles like its parent.
-    ``_policy`` is what was asked for: by who has the module or, of a pinned layer, by its pin
-    alone. ``_running`` is what the operator gets; it follows from ``_policy``, and nobody else
-    writes it. In it ``guess_once`` and ``time_once`` have been replaced, first by ``heuristic`` and
-    ``autotune``, and at the first call by the algorithm that these chose. ``_once`` names the
-    passes that still wait for that. A copied, unpickled, moved or cast module chooses anew; a copy
-    of a parametrized one, which ``torch.nn.utils.parametrize`` makes, keeps what was chosen.
-    `convert` and pins make a PyTorch module one of this package's by changing its class:
-    whatever a subclass adds to a module has its default in the class.
+    ``_policy`` is the policy that the user set or, for a pinned layer, that its pin set.
+    ``_running`` is the policy that the operator gets. It follows from ``_policy``: there
+    ``heuristic`` and ``autotune`` replace ``guess_once`` and ``time_once`` until the first call,
+    and the algorithm that they choose replaces them from then on. ``_once`` names the passes that
+    still wait for that. A copied, unpickled, moved or cast module chooses anew; a copy of a
+    parametrized one, which ``torch.nn.utils.parametrize`` makes, keeps the algorithm. `convert` and
+    pins make a PyTorch module one of this package's by changing its class, so whatever a subclass
+    adds to a module has its default in the class.
 
     Attributes:
         replaces: The class of ``torch.nn`` that this one stands for.
@@ -53,14 +43,14 @@ class Tunable(torch.nn.Module):
     _draws: ClassVar[bool] = False  # whether an algorithm says which random numbers it draws
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a class be seen to take the arguments of the one that it replaces."""
-        if "_is_hidden" in vars(cls):  # it stands in for a user's, which is not to hear of it
+        """Give the class the signature of the one that it replaces, and its own keywords."""
+        if "_is_hidden" in vars(cls):  # made by a pin: a user's base class does not hear of it
             return
         super().__init_subclass__(**kwargs)
         if "replaces" in vars(cls):
             cls.__signature__ = _signature(cls)
         elif "__init__" in vars(cls):
-            cls.__signature__ = None  # not what it inherits
+            cls.__signature__ = None  # hides the inherited one
 
     def __init__(self, *args: Any, policy: PolicyLike = None, **kwargs: Any) -> None:
         """Take the arguments of the class that this one replaces, and a policy."""
@@ -69,21 +59,21 @@ class Tunable(torch.nn.Module):
 
     @property
     def policy(self) -> str | None:
-        """The policy's canonical text; ``None`` where nothing is set.
+        """The policy's canonical text; ``None`` if nothing is set.
 
-        Set it to a policy text, a `Policy`, a mapping of its keywords, or ``None``. For transposed
-        convolutions the passes name the cuDNN primitive that runs: their forward runs ``bwd_data``,
-        their data gradient ``fwd``.
+        Set it to a policy text, a `Policy`, a mapping of its keywords, or ``None``. The passes of a
+        transposed convolution name the cuDNN primitive that runs: its forward runs ``bwd_data``,
+        its data gradient ``fwd``.
 
         Raises:
-            TypeError: On setting: the value has a type that stands for no policy.
+            TypeError: On setting: the value has the wrong type for a policy.
             ValueError: On setting: the value is no policy.
         """
         return self._policy or None
 
     @policy.setter
     def policy(self, policy: PolicyLike) -> None:
-        self._policy = self._checked(policy_text(policy, self.family)).text
+        self._policy = as_policy(policy_text(policy, self.family), self.family).text
         self._policy_changed()
 
     def set_mode(self, *choices: AlgorithmSelection, **named: AlgorithmSelection) -> Self:
@@ -91,15 +81,15 @@ class Tunable(torch.nn.Module):
 
         The passes are those of the family: ``fwd``, ``bwd_data`` and ``bwd_filter`` of convolution,
         ``fwd`` and ``bwd`` of others, ``infer`` too of batch norm, ``fwd`` alone of CTC and of
-        matrix products. An algorithm that cannot run is an error at the call, unless
-        the policy says otherwise. ``guess_once`` and ``time_once`` keep what the first call's
-        heuristic or tuning chooses, for whatever shapes come later, as if it were pinned: where it
-        cannot run one, say for a cap, that is an error, unless the policy says
-        ``on_unsupported=warn`` or ``fallback``. A pass is chosen for at the first call that runs
-        it, passes that share an algorithm at once, and for the first problem where a call has
-        several. A copied, unpickled, moved or cast module chooses anew, but not the copy of a
-        parametrized one. For transposed convolutions the passes name the cuDNN primitive that runs:
-        the forward runs ``bwd_data``, the data gradient ``fwd``.
+        matrix products. An algorithm that cannot run is an error at the call, unless the policy
+        says ``on_unsupported=warn`` or ``fallback``. The passes of a transposed convolution name
+        the cuDNN primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``.
+
+        ``guess_once`` and ``time_once`` pin the algorithm that the heuristic or tuning chooses at
+        the first call that runs the pass, for all shapes that come later. Passes that share an
+        algorithm are chosen for together. If a call has several problems of a pass, the first one
+        decides. A copied, unpickled, moved or cast module chooses anew, but not the copy of a
+        parametrized one.
 
         Args:
             *choices: ``autotune``, ``heuristic``, or an algorithm: its text, or cuDNN's integer or
@@ -133,7 +123,7 @@ class Tunable(torch.nn.Module):
         return self
 
     def reset_mode(self) -> Self:
-        """Take back all that chooses: pins, tuning, `fastest` and ``prefer``.
+        """Remove all that chooses: pins, tuning, `fastest` and ``prefer``.
 
         The constraints stay, `workspace_limit` among them.
 
@@ -146,7 +136,7 @@ class Tunable(torch.nn.Module):
     def fastest(self) -> Self:
         """Autotune all passes for time alone; drops the pins and the `workspace_limit`.
 
-        What is dropped is warned of.
+        A warning names what is dropped.
 
         Returns:
             The module.
@@ -170,7 +160,7 @@ class Tunable(torch.nn.Module):
     def workspace_limit(self) -> int | str | None:
         """The largest workspace in bytes; ``None`` without a limit of this module.
 
-        Also set and given as text where it is a share of the GPU's memory (``20%``).
+        A share of the GPU's memory is set and given as text (``20%``).
 
         Raises:
             TypeError: On setting: the limit is neither an integer, a text nor ``None``.
@@ -207,17 +197,17 @@ class Tunable(torch.nn.Module):
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._thaw()  # what was chosen may not run on another device or dtype
+        self._thaw()  # the algorithm may not run on another device or dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Choose anew what a pickled module or a copied one had chosen."""
+        """Restore a pickled or copied module, which chooses anew."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._thaw()
 
     def _thaw(self) -> None:
-        """Forget what ``guess_once`` and ``time_once`` have chosen."""
+        """Forget the algorithms of ``guess_once`` and ``time_once``."""
         once = self._asked_once()
         self._once = tuple(once)
         self._settled_for = ()
@@ -225,7 +215,7 @@ class Tunable(torch.nn.Module):
         self._running = replaced or self._policy or None
 
     def _asked_once(self) -> dict[str, str]:
-        """The passes that keep their first choice, and what makes it."""
+        """The passes that keep their first algorithm, and the choice that finds it."""
         if not any(word in self._policy for word in ONCE):
             return {}
         policy = Policy.parse(self._policy, self.family)
@@ -233,7 +223,7 @@ class Tunable(torch.nn.Module):
         return {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
 
     def _run_operator(self, operator: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """Call an operator under this module's policy, by way of which its first choices are kept.
+        """Call an operator under this module's policy, and choose first for passes that wait.
 
         Raises:
             TypeError: As of the operator.
@@ -257,7 +247,7 @@ class Tunable(torch.nn.Module):
         keywords: dict[str, Any],
     ) -> None:
         """Choose now for the passes that wait and that this call, or its backward, will run."""
-        # A look is not the first call.
+        # A dry run is not the first call.
         if _C.is_model_tracing() or not is_computed(tensors_of(arguments, keywords)):
             return
         call = problems_of(operator, arguments, keywords)
@@ -270,7 +260,7 @@ class Tunable(torch.nn.Module):
         if info["family"] != self.family:
             return
         together = [_C.problem_info(other)["pass_name"] for other in info["coupled"]]
-        names = [info["pass_name"], *together]  # which run one algorithm
+        names = [info["pass_name"], *together]  # they run one algorithm
         waiting = [name for name in names if name in self._once]
         if not waiting:
             return
@@ -281,15 +271,8 @@ class Tunable(torch.nn.Module):
         self._once = tuple(name for name in self._once if name not in waiting)
 
     def _reason_to_stay(self) -> str:
-        """What the class that this one replaces could not do of what this module does."""
+        """What this module does that the class it replaces cannot do; else empty."""
         return ""
-
-    @classmethod
-    def _checked(cls, policy: PolicyLike) -> Policy:
-        """The policy, where it is one for modules of this class; raises as its setter does."""
-        checked = as_policy(policy, cls.family)
-        check_pins(checked)
-        return checked
 
     def _unchosen(self) -> Policy:
         chosen = (*passes_of(self.family), "benchmark", "fastest", "prefer")
@@ -297,7 +280,7 @@ class Tunable(torch.nn.Module):
 
 
 def _signature(cls: type[Tunable]) -> inspect.Signature:
-    """Of the class that this one replaces, and the keywords that are added."""
+    """The signature of the class that this one replaces, with the keywords that are added."""
     theirs = [*inspect.signature(cls.replaces).parameters.values()]
     ours = [base.__init__ for base in cls.__mro__ if issubclass(base, Tunable)]
     added = {

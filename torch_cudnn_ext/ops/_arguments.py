@@ -1,4 +1,4 @@
-"""What the functions share: calling an operator, and checks of arguments that name them."""
+"""What the functions share: calling an operator, and checks whose errors name the argument."""
 
 import operator
 import re
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torch_cudnn_ext._torch_internals import reduction_index
+
 Sizes: TypeAlias = int | Sequence[int]
 
-# The usual ones first, as Real is slow.
+# The common ones come first, as Real is slow.
 _NUMBERS = (float, int, Real, np.bool_, torch.SymInt, torch.SymFloat)
 
 
@@ -23,9 +25,9 @@ def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
 
 
 def reduction_of(function: str, value: object) -> str:
-    """How PyTorch's losses are put together, by its newest name; ``ValueError`` for no such way."""
+    """The newest name of a reduction of PyTorch's losses; ``ValueError`` for an unknown one."""
     try:
-        return ("none", "mean", "sum")[torch.nn._reduction.get_enum(value)]  # type: ignore[arg-type]
+        return ("none", "mean", "sum")[reduction_index(value)]
     except ValueError:
         raise ValueError(
             f"{function}: argument reduction: got {value!r:.60}, wanted 'none', 'mean' or 'sum'"
@@ -33,7 +35,7 @@ def reduction_of(function: str, value: object) -> str:
 
 
 def call_for_all(name: str, *arguments: Any, **keywords: Any) -> Any:
-    """Call the operator of this name, whatever it gives; of a wrong type is a ``TypeError``."""
+    """Call the operator of this name, whatever it gives; TypeError for a wrong type."""
     function = getattr(torch.ops.torch_cudnn_ext, name).default
     try:
         return function(*arguments, **keywords)
@@ -45,7 +47,7 @@ def call_for_all(name: str, *arguments: Any, **keywords: Any) -> Any:
 
 
 def call_renamed(names: Mapping[str, str], name: str, *arguments: Any, **keywords: Any) -> Tensor:
-    """Call an operator; what it says of these arguments bears the names that the caller knows."""
+    """Call an operator; its errors use the caller's names of these arguments."""
     try:
         return call(name, *arguments, **keywords)
     except ValueError as error:
@@ -55,7 +57,7 @@ def call_renamed(names: Mapping[str, str], name: str, *arguments: Any, **keyword
 
 
 def check_tensor(function: str, argument: str, value: object) -> None:
-    """Raise ``TypeError`` unless the argument is a tensor, and one of strides."""
+    """Raise ``TypeError`` unless the argument is a strided tensor."""
     if not isinstance(value, Tensor):
         raise wrong_type(function, argument, value, "a Tensor")
     if value.layout is not torch.strided and not value.is_nested:
@@ -63,6 +65,14 @@ def check_tensor(function: str, argument: str, value: object) -> None:
             f"{function}: argument {argument}: got a Tensor of layout {value.layout}, wanted "
             "torch.strided"
         )
+
+
+def all_sizes_of(function: str, argument: str, value: object, count: int) -> list[int]:
+    """All sizes of a tensor with ``count`` dimensions."""
+    sizes = integers_of(function, argument, value, f"{count} sizes")
+    if len(sizes) != count:
+        raise ValueError(f"{function}: argument {argument}: got {sizes}, wanted {count} sizes")
+    return sizes
 
 
 def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int]:
@@ -79,7 +89,7 @@ def sizes_of(function: str, argument: str, value: Sizes, count: int) -> list[int
 
 
 def integers_of(function: str, argument: str, value: object, wanted: str) -> list[int]:
-    """Any number of integers; ``wanted`` tells of them where there is something else."""
+    """Any number of integers; the error for anything else says that ``wanted`` was wanted."""
     is_array = isinstance(value, Tensor | np.ndarray) and value.ndim == 1
     if is_array or (isinstance(value, Sequence) and not isinstance(value, str | bytes)):
         items = [integer(item) for item in cast(Iterable[object], value)]
@@ -90,16 +100,16 @@ def integers_of(function: str, argument: str, value: object, wanted: str) -> lis
 
 
 def integer_of(function: str, argument: str, value: object) -> int:
-    """The argument, which stands for one integer."""
+    """The argument as one integer."""
     if (one := integer(value)) is None:
         raise wrong_type(function, argument, value, "an integer")
     return one
 
 
 def integer(value: object) -> int | None:
-    """What stands for an integer, NumPy's and tensors of one too, as one; ``None`` for all else.
+    """An integer, NumPy's, or a tensor of one, as an integer; ``None`` for anything else.
 
-    More than 64 bits are none that an operator takes.
+    So is one of more than 64 bits, which no operator takes.
     """
     if isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]
@@ -110,14 +120,14 @@ def integer(value: object) -> int | None:
         return None
     try:
         return operator.index(value)
-    except TypeError:  # of several, or of a tensor of no integers
+    except TypeError:  # an array or tensor of several, or of other numbers
         return None
 
 
 def check_number(function: str, argument: str, value: object) -> None:
-    """Raise ``TypeError`` unless the argument is a real number, NumPy's or a tensor of one too.
+    """Raise ``TypeError`` unless the argument is a real number, also of NumPy or in a tensor.
 
-    A tensor that requires a gradient is none, which it would not get.
+    A tensor that requires a gradient does not count: it would not get one.
     """
     if isinstance(value, Tensor):
         is_number = value.numel() == 1 and not value.is_complex() and not value.is_meta
@@ -129,7 +139,7 @@ def check_number(function: str, argument: str, value: object) -> None:
 
 
 def check_flag(function: str, argument: str, value: object) -> None:
-    """Raise ``TypeError`` unless the argument is a bool, NumPy's too."""
+    """Raise ``TypeError`` unless the argument is a bool, also of NumPy."""
     if not isinstance(value, bool | np.bool_ | torch.SymBool):
         raise wrong_type(function, argument, value, "a bool")
 
@@ -146,7 +156,7 @@ def is_meta(value: object) -> bool:
 
 
 def wrong_type(function: str, argument: str, value: object, wanted: str) -> TypeError:
-    """What to raise where an argument has a type that is not taken."""
+    """The error for an argument of a type that is not taken."""
     return TypeError(
         f"{function}: argument {argument}: got {value!r:.60} ({type(value).__name__}), "
         f"wanted {wanted}"

@@ -3,31 +3,33 @@
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call_renamed, check_flag, check_number, check_tensor
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
 def relu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
-    """Elements below zero become zero, as ``torch.nn.functional.relu``.
+    """Set elements below zero to zero, as ``torch.nn.functional.relu``.
 
     cuDNN's entry points are ``cudnnActivationForward`` and ``cudnnActivationBackward``
     (``legacy:default``) and the graph API's elementwise operations (``graph:engN``, compiled at
     run time). On the CPU there are ``cpu:exponential`` and ``cpu:hyperbolic``, and everywhere
-    ``aten:default``. All functions of this module have these, and the arguments below.
+    ``aten:default``. All functions of this module have these algorithms, and the arguments below.
 
     Args:
         input: Any sizes and strides; float64, float32, float16 or bfloat16.
-        inplace: The result overwrites the input, and in backward the gradient with respect to the
-            input overwrites that of the output, wherever nothing else can see that memory. With
-            ``torch.ops.torch_cudnn_ext.activation_backward_`` it always does.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        inplace: Whether the result overwrites the input. In backward, the gradient with respect to
+            the input then overwrites that of the output, if nothing else can see that memory;
+            ``torch.ops.torch_cudnn_ext.activation_backward_`` always overwrites it.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A tensor of the input's sizes and memory format, or the input. Differentiable twice.
 
     Raises:
-        TypeError: ``input`` is no tensor, or ``policy`` none of what stands for one.
+        TypeError: ``input`` is no tensor, or ``policy`` stands for no policy.
         ValueError: The dtype is not supported, or the policy is wrong.
-        RuntimeError: In place, the input is a leaf that requires a gradient, or overlaps itself.
+        RuntimeError: In place, the input is a leaf that requires a gradient, or overlaps itself; or
+            a pinned algorithm cannot run, or none is admissible.
     """
     return _activation("relu", input, "relu", 1.0, inplace, policy)
 
@@ -40,14 +42,10 @@ def relu6(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) ->
 def clipped_relu(
     input: Tensor, ceiling: float, inplace: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """Elements are kept between zero and the ceiling, ``min(max(x, 0), ceiling)``.
+    """Clip elements to zero and the ceiling, ``min(max(x, 0), ceiling)``.
 
-    The gradient is zero at both ends. In place it is computed from the output. All else is as in
-    `relu`.
-
-    Raises:
-        ValueError: Also where the ceiling is not above zero.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+    The gradient is zero at both ends; in place it is computed from the output. A ceiling that is
+    not above zero is a ValueError. All else is as in `relu`.
     """
     return _activation("clipped_relu", input, "clipped_relu", ceiling, inplace, policy, "ceiling")
 
@@ -68,10 +66,10 @@ def sigmoid(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) 
 def elu(
     input: Tensor, alpha: float = 1.0, inplace: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """``x`` where it is positive, else ``alpha (exp(x) - 1)``, as ``torch.nn.functional.elu``.
+    """``x`` if it is positive, else ``alpha (exp(x) - 1)``, as ``torch.nn.functional.elu``.
 
-    All else is as in `relu`. In place the gradient is computed from the output, so that ``alpha``
-    must not be negative (ValueError).
+    In place the gradient is computed from the output, so a negative ``alpha`` is a ValueError. All
+    else is as in `relu`.
     """
     return _activation("elu", input, "elu", alpha, inplace, policy, "alpha")
 
@@ -86,20 +84,15 @@ def swish(
 ) -> Tensor:
     """``x sigmoid(beta x)`` (Ramachandran et al. 2017); all else is as in `relu`.
 
-    In place, a copy of the input is kept where a gradient is wanted.
+    In place, a copy of the input is kept if a gradient is wanted.
     """
     return _activation("swish", input, "swish", beta, inplace, policy, "beta")
 
 
 def _activation(
-    function: str,
-    input: Tensor,
-    kind: str,
-    coefficient: float,
-    inplace: bool,
-    policy: PolicyLike,
+    function: str, input: Tensor, kind: str, coefficient: float, inplace: bool, policy: PolicyLike,
     argument: str = "coefficient",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     check_tensor(function, "input", input)
     check_flag(function, "inplace", inplace)
     check_number(function, argument, coefficient)
@@ -109,3 +102,6 @@ def _activation(
         return call_renamed(names, "activation", input, kind, coefficient, policy=text)
     call_renamed(names, "activation_", input, kind, coefficient, policy=text)
     return input
+
+
+describe(Family("activation", replaced=in_place_of_methods(relu, sigmoid, tanh)))

@@ -1,80 +1,70 @@
-"""Convolutions as functions, with PyTorch's argument names and a choice of algorithm.
+"""Convolutions as functions, with PyTorch's argument names and a selection of algorithms.
 
 ``conv1d`` to ``conv_transpose3d`` take the arguments of their namesakes in
 ``torch.nn.functional`` and, by keyword, ``policy`` and ``conv_mode``. `convolution`,
-`convolution_backward_input` and `convolution_backward_weight` are the three primitives, which can
-add to what is there: ``alpha * result + beta * z``; the first of them also takes ReLU of it. All
-are differentiable any number of times.
+`convolution_backward_input` and `convolution_backward_weight` are the three primitives. They can
+add to another tensor: ``alpha * result + beta * z``; `convolution` can also apply ReLU. All are
+differentiable any number of times.
 
-They work on the CPU and on CUDA GPUs, on float64, float32, float16 and bfloat16 tensors of any
+They run on the CPU and on CUDA GPUs, on float64, float32, float16 and bfloat16 tensors of any
 strides; all tensors of a call share dtype and device.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
-from torch.nn import functional as F
+from torch.utils.flop_counter import conv_flop_count
 
+from torch_cudnn_ext.ops import _border
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
+    all_sizes_of,
     call,
     check_flag,
     check_number,
     check_tensor,
     integer_of,
-    integers_of,
     sizes_of,
 )
+from torch_cudnn_ext.ops._border import Padding, border, even_border
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
-BorderMode: TypeAlias = Literal["valid", "same", "half", "full"]
-Padding: TypeAlias = Sizes | BorderMode
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
+
 ConvMode: TypeAlias = Literal["cross", "conv"]
 ConvActivation: TypeAlias = Literal["none", "relu"]
 
 
 def conv1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    *,
-    conv_mode: ConvMode = "cross",
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Convolve signals of one dimension, as ``torch.nn.functional.conv1d`` does.
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+    padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
+    *, conv_mode: ConvMode = "cross", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Convolve signals of one dimension, as ``torch.nn.functional.conv1d``.
+
+    Arguments and errors are those of `conv2d`.
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; weight ``[C_out, C_in / groups, K]``;
-        bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` where the input has none.
-
-    All else is as in `conv2d`.
+        bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` if the input has none.
     """
     return _convolve(1, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
 
 def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    *,
-    conv_mode: ConvMode = "cross",
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Convolve images, as ``torch.nn.functional.conv2d`` does.
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+    padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
+    *, conv_mode: ConvMode = "cross", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Convolve images, as ``torch.nn.functional.conv2d``.
 
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; weight ``[C_out, C_in / groups, KH, KW]``;
-        bias ``[C_out]``; result ``[N, C_out, H_out, W_out]``, without ``N`` where the input has
-        none, where ``H_out = (H + 2 * padding - dilation * (KH - 1) - 1) // stride + 1``.
+        bias ``[C_out]``; result ``[N, C_out, H_out, W_out]``, without ``N`` if the input has none,
+        with ``H_out = (H + 2 * padding - dilation * (KH - 1) - 1) // stride + 1``.
 
     Args:
         input: The images.
@@ -84,12 +74,12 @@ def conv2d(
         padding: Zeros on both sides of each dimension, or a border mode. With the dilated filter
             size ``k = (K - 1) * dilation + 1``: ``valid`` pads 0, ``half`` pads ``k // 2`` and
             ``full`` pads ``k - 1`` (as in Theano's ``conv2d``); ``same`` pads ``k - 1`` in all, the
-            odd one behind, so that the sizes stay (as in PyTorch; stride 1 only).
+            odd one at the end, so that the sizes stay (as in PyTorch; stride 1 only).
         dilation: Distance between filter elements.
         groups: Number of groups that input and output channels are split into.
         conv_mode: ``cross`` for cross-correlation, which PyTorch calls convolution, or ``conv``
             for convolution proper, with flipped filters (cuDNN's ``CUDNN_CONVOLUTION``).
-        policy: How to choose the algorithms of this call and of its gradients: a policy text, a
+        policy: How the algorithms of this call and of its gradients are selected: a policy text, a
             `Policy`, or a mapping of its keywords.
 
     Returns:
@@ -106,49 +96,34 @@ def conv2d(
 
 
 def conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    *,
-    conv_mode: ConvMode = "cross",
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Convolve volumes, as ``torch.nn.functional.conv3d`` does.
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+    padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
+    *, conv_mode: ConvMode = "cross", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Convolve volumes, as ``torch.nn.functional.conv3d``.
+
+    Arguments and errors are those of `conv2d`.
 
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; weight
         ``[C_out, C_in / groups, KD, KH, KW]``; bias ``[C_out]``; result
-        ``[N, C_out, D_out, H_out, W_out]``, without ``N`` where the input has none.
-
-    All else is as in `conv2d`.
+        ``[N, C_out, D_out, H_out, W_out]``, without ``N`` if the input has none.
     """
     return _convolve(3, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
 
 def conv_transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-    *,
-    conv_mode: ConvMode = "cross",
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Transposed convolution of signals, as ``torch.nn.functional.conv_transpose1d`` does.
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+    padding: Padding = 0, output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+    *, conv_mode: ConvMode = "cross", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Transposed convolution of signals, as ``torch.nn.functional.conv_transpose1d``.
+
+    Arguments and errors are those of `conv_transpose2d`.
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; weight ``[C_in, C_out / groups, K]``;
-        bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` where the input has none.
-
-    All else is as in `conv_transpose2d`.
+        bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` if the input has none.
     """
     return _convolve_transposed(
         1, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
@@ -156,29 +131,20 @@ def conv_transpose1d(
 
 
 def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-    *,
-    conv_mode: ConvMode = "cross",
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Transposed convolution of images, as ``torch.nn.functional.conv_transpose2d`` does.
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+    padding: Padding = 0, output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+    *, conv_mode: ConvMode = "cross", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Transposed convolution of images, as ``torch.nn.functional.conv_transpose2d``.
 
     This is the data gradient of a convolution, and the policy's passes name the cuDNN primitive
     that runs: this function runs ``bwd_data``, its data gradient ``fwd``, its weight gradient
-    ``bwd_filter``.
+    ``bwd_filter``. Errors are those of `conv2d`.
 
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; weight ``[C_in, C_out / groups, KH, KW]``;
-        bias ``[C_out]``; result ``[N, C_out, H_out, W_out]``, without ``N`` where the input has
-        none, where ``H_out = (H - 1) * stride - 2 * padding + dilation * (KH - 1) +
-        output_padding + 1``.
+        bias ``[C_out]``; result ``[N, C_out, H_out, W_out]``, without ``N`` if the input has none,
+        with ``H_out = (H - 1) * stride - 2 * padding + dilation * (KH - 1) + output_padding + 1``.
 
     Args:
         input: The images.
@@ -191,15 +157,10 @@ def conv_transpose2d(
         groups: Number of groups that input and output channels are split into.
         dilation: Distance between filter elements.
         conv_mode: ``cross``, or ``conv`` for flipped filters, as in `conv2d`.
-        policy: How to choose the algorithms of this call and of its gradients.
+        policy: How the algorithms of this call and of its gradients are selected.
 
     Returns:
         The result, in the memory format that PyTorch would give it.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument has a value that it does not take.
-        RuntimeError: As for `conv2d`.
     """
     return _convolve_transposed(
         2, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
@@ -207,26 +168,18 @@ def conv_transpose2d(
 
 
 def conv_transpose3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-    *,
-    conv_mode: ConvMode = "cross",
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Transposed convolution of volumes, as ``torch.nn.functional.conv_transpose3d`` does.
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+    padding: Padding = 0, output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+    *, conv_mode: ConvMode = "cross", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Transposed convolution of volumes, as ``torch.nn.functional.conv_transpose3d``.
+
+    Arguments and errors are those of `conv_transpose2d`.
 
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; weight
         ``[C_in, C_out / groups, KD, KH, KW]``; bias ``[C_out]``; result
-        ``[N, C_out, D_out, H_out, W_out]``, without ``N`` where the input has none.
-
-    All else is as in `conv_transpose2d`.
+        ``[N, C_out, D_out, H_out, W_out]``, without ``N`` if the input has none.
     """
     return _convolve_transposed(
         3, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
@@ -234,30 +187,19 @@ def conv_transpose3d(
 
 
 def convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    transposed: bool = False,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    *,
-    z: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    conv_mode: ConvMode = "cross",
-    activation: ConvActivation = "none",
-    out: Tensor | None = None,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+    padding: Padding = 0, dilation: Sizes = 1, transposed: bool = False,
+    output_padding: Sizes = 0, groups: int = 1,
+    *, z: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0,
+    conv_mode: ConvMode = "cross", activation: ConvActivation = "none",
+    out: Tensor | None = None, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Convolve in one to three dimensions: ``alpha * conv(input, weight) + bias + beta * z``.
 
-    With ``activation="relu"`` it is ``relu(conv(input, weight) + z + bias)``, which has engines of
-    cuDNN's graph API that compute all of it in one kernel (the note ``fused``); with all other
-    algorithms ``z`` is added and ReLU taken behind the convolution. It is a problem of its own,
-    ``conv_fwd … bias=f16 z=f16 act=relu``. The graph's order is that: ``z``, then the bias.
+    With ``activation="relu"`` it is ``relu(conv(input, weight) + z + bias)``, a problem of its own:
+    ``conv_fwd … bias=f16 z=f16 act=relu``. Engines of cuDNN's graph API compute all of it in one
+    kernel (the note ``fused``), in this order: ``z``, then the bias. All other algorithms add ``z``
+    and apply ReLU after the convolution.
 
     Shapes:
         input ``[N, C_in, *space]``, weight ``[C_out, C_in / groups, *K]`` with 1 to 3 spatial
@@ -266,64 +208,45 @@ def convolution(
 
     Args:
         input: The data, with a batch dimension.
-        weight: The filters; their rank says how many spatial dimensions there are.
+        weight: The filters; their rank gives the number of spatial dimensions.
         bias: Added to each output channel.
         stride: As in `conv2d`.
-        padding: As in `conv2d`; ``same`` only where ``dilation * (K - 1)`` is even.
+        padding: As in `conv2d`; ``same`` only if ``dilation * (K - 1)`` is even.
         dilation: As in `conv2d`.
         transposed: Compute the transposed convolution.
         output_padding: As in `conv_transpose2d`.
         groups: As in `conv2d`.
         z: Added to the result, times ``beta``; may require grad.
         alpha: Factor of the convolution.
-        beta: Factor of ``z``, or of what ``out`` holds.
+        beta: Factor of ``z``, or of the former content of ``out``.
         conv_mode: As in `conv2d`.
-        activation: ``none`` or ``relu``; that neither transposed nor into ``out``, with ``alpha``
-            1, and ``beta`` 1 where there is ``z``, else 0.
-        out: Where the result is written: ``alpha * conv(input, weight) + bias + beta * out``. Not
+        activation: ``none`` or ``relu``. ``relu`` does not combine with ``transposed``, ``out`` or
+            other values than ``alpha=1`` and ``beta=1`` (``beta=0`` without ``z``).
+        out: Receives the result, ``alpha * conv(input, weight) + bias + beta * out``. Not
             differentiable, and not together with ``z``.
         policy: As in `conv2d`.
 
     Returns:
-        The result; ``out`` where it is given.
+        The result; ``out`` if it is given.
 
     Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument has a value that it does not take.
-        RuntimeError: As for `conv2d`; also where ``out`` is given and a tensor requires grad.
+        TypeError: As `conv2d`.
+        ValueError: As `conv2d`.
+        RuntimeError: As `conv2d`; also if ``out`` is given and a tensor requires grad.
     """
     name = "convolution"
     n = _spatial_dims(name, "weight", weight)
     check_flag(name, "transposed", transposed)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    words = ("valid", "half", "full") if transposed else _BORDER_MODES
-    padding_ = _even_padding(name, padding, weight.shape[2:], stride_, dilation_, words)
+    modes = _border.TRANSPOSED_BORDER_MODES if transposed else _border.BORDER_MODES
+    padding_ = even_border(name, padding, weight.shape[2:], stride_, dilation_, modes)
     added = sizes_of(name, "output_padding", output_padding, n)
     count = integer_of(name, "groups", groups)
     tensors = (input, weight, bias)
     if activation == "none":
         arguments = (*tensors, stride_, padding_, dilation_, transposed, added, count)
         return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
-    check_activation(name, activation)
-    check_number(name, "alpha", alpha)
-    check_number(name, "beta", beta)
-    hindrance = ""
-    if transposed:
-        hindrance = "transposed=True"
-    elif any(added):
-        hindrance = f"output_padding={added}"
-    elif out is not None:
-        hindrance = "out"
-    elif alpha != 1:
-        hindrance = f"alpha={alpha}"
-    elif beta != (z is not None):
-        hindrance = f"beta={beta} {'without' if z is None else 'and'} z"
-    if hindrance:
-        raise ValueError(
-            f"{name}: argument activation: got 'relu' with {hindrance}, wanted a convolution that "
-            "is not transposed, no output_padding and no out, alpha=1, and beta=1 where there is "
-            "z, else 0"
-        )
+    _check_relu(name, activation, transposed, added, z, alpha, beta, out)
     return call(
         "convolution_relu", *tensors, stride_, padding_, dilation_, count,
         z=z, flip_kernel=_flips(name, conv_mode), policy=policy_text(policy),
@@ -331,22 +254,14 @@ def convolution(
 
 
 def convolution_backward_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Sequence[int],
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    *,
-    z: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    conv_mode: ConvMode = "cross",
-    out: Tensor | None = None,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Compute the data gradient of a convolution: ``alpha * grad + beta * z``.
+    grad_output: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sizes = 1,
+    padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
+    *, z: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0,
+    conv_mode: ConvMode = "cross", out: Tensor | None = None, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Compute the data gradient of a `convolution`: ``alpha * grad + beta * z``.
+
+    Errors are those of `convolution`.
 
     Shapes:
         grad_output ``[N, C_out, *space_out]``; weight ``[C_out, C_in / groups, *K]``; the result
@@ -356,35 +271,29 @@ def convolution_backward_input(
         grad_output: Gradient with respect to the convolution's result.
         weight: The filters of the convolution.
         input_size: Sizes of the convolution's input.
-        stride: Of the convolution, as are the next three.
+        stride: As in `conv2d`.
         padding: As in `convolution`.
         dilation: As in `conv2d`.
         groups: As in `conv2d`.
         z: Added to the result, times ``beta``; may require grad.
         alpha: Factor of the gradient.
-        beta: Factor of ``z``, or of what ``out`` holds.
-        conv_mode: Of the convolution.
-        out: Where the result is written, added to ``beta * out``; not differentiable.
+        beta: Factor of ``z``, or of the former content of ``out``.
+        conv_mode: As in `conv2d`.
+        out: Receives the result, added to ``beta * out``; not differentiable.
         policy: As in `conv2d`; this runs the pass ``bwd_data``.
 
     Returns:
-        The gradient; ``out`` where it is given.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument has a value that it does not take.
-        RuntimeError: As for `convolution`.
+        The gradient; ``out`` if it is given.
     """
     name = "convolution_backward_input"
     n = _spatial_dims(name, "weight", weight)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    kernel = weight.shape[2:]
     arguments = (
         grad_output,
         weight,
-        _all_sizes(name, "input_size", input_size, n + 2),
+        all_sizes_of(name, "input_size", input_size, n + 2),
         stride_,
-        _even_padding(name, padding, kernel, stride_, dilation_, _BORDER_MODES),
+        even_border(name, padding, weight.shape[2:], stride_, dilation_),
         dilation_,
         integer_of(name, "groups", groups),
     )
@@ -392,190 +301,73 @@ def convolution_backward_input(
 
 
 def convolution_backward_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Sequence[int],
-    stride: Sizes = 1,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    *,
-    z: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    conv_mode: ConvMode = "cross",
-    out: Tensor | None = None,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Compute the weight gradient of a convolution: ``alpha * grad + beta * z``.
+    grad_output: Tensor, input: Tensor, weight_size: Sequence[int], stride: Sizes = 1,
+    padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
+    *, z: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0,
+    conv_mode: ConvMode = "cross", out: Tensor | None = None, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """Compute the weight gradient of a `convolution`: ``alpha * grad + beta * z``.
 
-    With ``out=weight.grad, alpha=scale, beta=1`` gradients are accumulated in place.
+    With ``out=weight.grad, alpha=scale, beta=1`` gradients are accumulated in place. This runs the
+    pass ``bwd_filter``. Other arguments and errors are those of `convolution_backward_input`.
 
     Shapes:
         grad_output ``[N, C_out, *space_out]``; input ``[N, C_in, *space]``; the result has
         ``weight_size``, ``[C_out, C_in / groups, *K]``.
 
-    Args:
-        grad_output: Gradient with respect to the convolution's result.
-        input: The input of the convolution.
-        weight_size: Sizes of the convolution's filters.
-        stride: Of the convolution, as are the next three.
-        padding: As in `convolution`.
-        dilation: As in `conv2d`.
-        groups: As in `conv2d`.
-        z: Added to the result, times ``beta``; may require grad.
-        alpha: Factor of the gradient.
-        beta: Factor of ``z``, or of what ``out`` holds.
-        conv_mode: Of the convolution.
-        out: Where the result is written, added to ``beta * out``; not differentiable.
-        policy: As in `conv2d`; this runs the pass ``bwd_filter``.
-
     Returns:
-        The gradient; ``out`` where it is given.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument has a value that it does not take.
-        RuntimeError: As for `convolution`.
+        The gradient; ``out`` if it is given.
     """
     name = "convolution_backward_weight"
     n = _spatial_dims(name, "input", input)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    weight_size_ = _all_sizes(name, "weight_size", weight_size, n + 2)
+    sizes = all_sizes_of(name, "weight_size", weight_size, n + 2)
     arguments = (
         grad_output,
         input,
-        weight_size_,
+        sizes,
         stride_,
-        _even_padding(name, padding, weight_size_[2:], stride_, dilation_, _BORDER_MODES),
+        even_border(name, padding, sizes[2:], stride_, dilation_),
         dilation_,
         integer_of(name, "groups", groups),
     )
     return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
 
 
-def _all_sizes(function: str, argument: str, value: object, count: int) -> list[int]:
-    sizes = integers_of(function, argument, value, f"{count} sizes")
-    if len(sizes) != count:
-        raise ValueError(f"{function}: argument {argument}: got {sizes}, wanted {count} sizes")
-    return sizes
-
-
-_BORDER_MODES = ("valid", "same", "half", "full")
-_CONV_MODES = ("cross", "conv")
-
-
-def border(
-    function: str,
-    padding: Padding,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    words: Sequence[str] = _BORDER_MODES,
-) -> tuple[list[int], list[int]]:
-    """Padding before and behind each spatial dimension, from numbers or a border mode.
-
-    Args:
-        function: What an error calls the function.
-        padding: Numbers or a border mode, as in `conv2d`.
-        kernel: Sizes of the filter.
-        stride: Stride of each dimension.
-        dilation: Dilation of each dimension.
-        words: The border modes that the function takes.
-
-    Raises:
-        TypeError: ``padding`` holds something else than integers.
-        ValueError: ``padding`` is no border mode of these, has a wrong length, or is ``same``
-            with a stride other than 1.
-    """
-    if not isinstance(padding, str):
-        before = sizes_of(function, "padding", padding, len(kernel))
-        return before, before
-    if padding not in words:
-        raise ValueError(
-            f"{function}: argument padding: got {padding!r}, "
-            f"wanted integers or one of {', '.join(words)}"
-        )
-    if padding == "same" and any(step != 1 for step in stride):
-        raise ValueError(
-            f"{function}: argument padding: got 'same' with stride {tuple(stride)}, wanted stride 1"
-        )
-    sizes = integers_of(function, "weight", kernel, "integers as sizes")  # tensors in a trace
-    spans = [(k - 1) * d for k, d in zip(sizes, dilation, strict=True)]
-    if padding == "same":
-        return [span // 2 for span in spans], [span - span // 2 for span in spans]
-    amounts = {
-        "valid": [0 for _ in spans],
-        "half": [(span + 1) // 2 for span in spans],
-        "full": spans,
-    }[padding]
-    return amounts, amounts
-
-
-def pad_behind(input: Tensor, before: Sequence[int], behind: Sequence[int]) -> Tensor:
-    """Append the zeros by which ``behind`` exceeds ``before`` in the last dimensions."""
-    if before == behind:
-        return input
-    extra: list[int] = []
-    for low, high in zip(reversed(before), reversed(behind), strict=True):
-        extra += [0, high - low]
-    return F.pad(input, extra)
-
-
 def _convolve(
-    n: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sizes,
-    padding: Padding,
-    dilation: Sizes,
-    groups: int,
-    conv_mode: ConvMode,
-    policy: PolicyLike,
-) -> Tensor:
+    n: int, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Padding,
+    dilation: Sizes, groups: int, conv_mode: ConvMode, policy: PolicyLike,
+) -> Tensor:  # fmt: skip
     name = f"conv{n}d"
     _check_rank(name, n, input, weight)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    before, behind = border(name, padding, weight.shape[2:], stride_, dilation_)
-    input = pad_behind(input, before, behind)
+    before, after = border(name, padding, weight.shape[2:], stride_, dilation_)
+    input = _border.pad_after(input, before, after)
     text = policy_text(policy)
     count = integer_of(name, "groups", groups)
     if not _flips(name, conv_mode):
         return call(name, input, weight, bias, stride_, before, dilation_, count, policy=text)
-    return _flipped(
-        input, weight, bias, stride_, before, dilation_, False, [0] * n, count, policy=text
-    )
+    arguments = (stride_, before, dilation_, False, [0] * n, count)
+    return _flipped(input, weight, bias, *arguments, policy=text)
 
 
 def _convolve_transposed(
-    n: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sizes,
-    padding: Padding,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
-    conv_mode: ConvMode,
-    policy: PolicyLike,
-) -> Tensor:
+    n: int, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Padding,
+    output_padding: Sizes, groups: int, dilation: Sizes, conv_mode: ConvMode, policy: PolicyLike,
+) -> Tensor:  # fmt: skip
     name = f"conv_transpose{n}d"
     _check_rank(name, n, input, weight)
     stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    words = ("valid", "half", "full")
-    padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, words)
+    modes = _border.TRANSPOSED_BORDER_MODES
+    padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, modes)
     added = sizes_of(name, "output_padding", output_padding, n)
     text = policy_text(policy)
     count = integer_of(name, "groups", groups)
     if not _flips(name, conv_mode):
-        return call(
-            name, input, weight, bias, stride_, padding_, added, count, dilation_, policy=text
-        )
-    return _flipped(
-        input, weight, bias, stride_, padding_, dilation_, True, added, count, policy=text
-    )
+        arguments = (stride_, padding_, added, count, dilation_)
+        return call(name, input, weight, bias, *arguments, policy=text)
+    general = (stride_, padding_, dilation_, True, added, count)
+    return _flipped(input, weight, bias, *general, policy=text)
 
 
 def _flipped(input: Tensor, weight: Tensor, *arguments: Any, policy: str | None) -> Tensor:
@@ -587,15 +379,9 @@ def _flipped(input: Tensor, weight: Tensor, *arguments: Any, policy: str | None)
 
 
 def _primitive(
-    name: str,
-    arguments: tuple[Any, ...],
-    z: Tensor | None,
-    alpha: float,
-    beta: float,
-    conv_mode: ConvMode,
-    out: Tensor | None,
-    policy: PolicyLike,
-) -> Tensor:
+    name: str, arguments: tuple[Any, ...], z: Tensor | None, alpha: float, beta: float,
+    conv_mode: ConvMode, out: Tensor | None, policy: PolicyLike,
+) -> Tensor:  # fmt: skip
     check_number(name, "alpha", alpha)
     check_number(name, "beta", beta)
     keywords: dict[str, Any] = {
@@ -613,15 +399,42 @@ def _primitive(
 
 
 def check_activation(function: str, activation: str) -> None:
-    """Raise ``ValueError`` for one that nothing computes behind a convolution."""
+    """Raise ``ValueError`` for an activation that no convolution has."""
     if activation not in ("none", "relu"):
         raise ValueError(
             f"{function}: argument activation: got {activation!r:.60}, wanted 'none' or 'relu'"
         )
 
 
+def _check_relu(
+    name: str, activation: str, transposed: bool, output_padding: list[int], z: Tensor | None,
+    alpha: float, beta: float, out: Tensor | None,
+) -> None:  # fmt: skip
+    """Check the arguments that do not combine with ReLU."""
+    check_activation(name, activation)
+    check_number(name, "alpha", alpha)
+    check_number(name, "beta", beta)
+    hindrance = ""
+    if transposed:
+        hindrance = "transposed=True"
+    elif any(output_padding):
+        hindrance = f"output_padding={output_padding}"
+    elif out is not None:
+        hindrance = "out"
+    elif alpha != 1:
+        hindrance = f"alpha={alpha}"
+    elif beta != (z is not None):
+        hindrance = f"beta={beta} {'without' if z is None else 'and'} z"
+    if hindrance:
+        raise ValueError(
+            f"{name}: argument activation: got 'relu' with {hindrance}, wanted a convolution that "
+            "is not transposed, no output_padding and no out, alpha=1, and beta=1 where there is "
+            "z, else 0"
+        )
+
+
 def _flips(function: str, conv_mode: str) -> bool:
-    if conv_mode not in _CONV_MODES:
+    if conv_mode not in ("cross", "conv"):
         raise ValueError(
             f"{function}: argument conv_mode: got {conv_mode!r}, wanted 'cross' or 'conv'"
         )
@@ -660,19 +473,25 @@ def _stride_and_dilation(
     return sizes_of(function, "stride", stride, n), sizes_of(function, "dilation", dilation, n)
 
 
-def _even_padding(
-    function: str,
-    padding: Padding,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    words: Sequence[str],
-) -> list[int]:
-    """Padding that is the same before and behind, as the primitives take it."""
-    before, behind = border(function, padding, kernel, stride, dilation, words)
-    if before != behind:
-        raise ValueError(
-            f"{function}: argument padding: got 'same' with filter sizes {tuple(kernel)} and "
-            f"dilation {tuple(dilation)}, wanted an even dilation * (size - 1)"
-        )
-    return before
+def _images(problem: "ProblemInfo") -> tuple[str, ...]:
+    """PyTorch makes the tensors of a convolution over one dimension contiguous."""
+    return ("x", "w") if len(problem["slots"]["x"]["sizes"]) > 3 else ()
+
+
+describe(
+    Family(
+        "conv",
+        forward_fields=("bias", "z", "act"),
+        images=_images,
+        # A gradient counts like its forward. PyTorch 2.11 counts the filter gradient of a grouped
+        # convolution once for each group.
+        flops={
+            "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: conv_flop_count(
+                x, w, out_shape, transposed
+            ),
+            "convolution_relu": lambda x, w, *_, out_shape, **k: conv_flop_count(x, w, out_shape),
+            "convolution_backward_input": lambda dy, w, *_, **k: conv_flop_count(dy, w, dy),
+            "convolution_backward_weight": lambda dy, x, w, *_, **k: conv_flop_count(dy, w, dy),
+        },
+    )
+)

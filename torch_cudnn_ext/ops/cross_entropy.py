@@ -6,27 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torch_cudnn_ext._torch_internals import legacy_reduction
 from torch_cudnn_ext.ops._arguments import check_number, check_tensor, integer_of, reduction_of
 from torch_cudnn_ext.ops.softmax import log_softmax
 from torch_cudnn_ext.policy import PolicyLike
 
 
 def cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+    label_smoothing: float = 0.0, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Cross-entropy between logits and a target, as ``torch.nn.functional.cross_entropy``.
 
-    Its log-softmax is the one whose algorithm is chosen (family ``softmax``); cuDNN has nothing for
-    the rest, which is PyTorch's.
+    The policy selects the algorithm of its log-softmax (family ``softmax``). The rest is PyTorch's,
+    since cuDNN has no such operator.
 
     Args:
         input: Logits ``[N, C]``, ``[C]``, or class maps ``[N, C, d1, ...]``.
@@ -36,17 +30,17 @@ def cross_entropy(
         size_average: Deprecated in PyTorch; see ``reduction``.
         ignore_index: The class index that does not count.
         reduce: Deprecated in PyTorch; see ``reduction``.
-        reduction: ``none``, ``mean`` or ``sum``. The mean is weighted, and over what counts.
-        label_smoothing: The share, 0 to 1, that all classes get alike.
-        policy: How to choose log-softmax's algorithms of the passes ``fwd`` and ``bwd``.
+        reduction: ``none``, ``mean`` or ``sum``. The mean is weighted, over the indices that count.
+        label_smoothing: The share, 0 to 1, that is spread evenly over all classes.
+        policy: How the algorithms of log-softmax's passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A scalar, or with ``none`` a loss for each index. Differentiable twice.
 
     Raises:
-        TypeError: ``input`` or ``target`` is no tensor, or ``policy`` none of what stands for one.
-        RuntimeError: As PyTorch's, of arguments that do not fit together.
-        IndexError: On the CPU: a target is none of the classes.
+        TypeError: ``input`` or ``target`` is no tensor, or ``policy`` stands for no policy.
+        RuntimeError: As PyTorch's, if arguments do not fit together.
+        IndexError: On the CPU, a target is none of the classes.
         ValueError: ``reduction``, the input's dtype or the policy is wrong.
     """
     check_tensor("cross_entropy", "input", input)
@@ -54,27 +48,22 @@ def cross_entropy(
     check_number("cross_entropy", "label_smoothing", label_smoothing)
     ignore_index = integer_of("cross_entropy", "ignore_index", ignore_index)
     if size_average is not None or reduce is not None:
-        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+        reduction = legacy_reduction(size_average, reduce)
     reduction = reduction_of("cross_entropy", reduction)
-    soft = input.shape == target.shape
+    is_soft = input.shape == target.shape
     class_dim = 0 if input.dim() == 1 else 1
     classes = input.size(class_dim)
-    if label_smoothing > 1 or (soft and not _fit(target, weight, ignore_index, classes)):
-        # Raises, in PyTorch's own words.
+    if label_smoothing > 1 or (is_soft and not _fit(target, weight, ignore_index, classes)):
+        # Raises with PyTorch's own message.
         return F.cross_entropy(
-            input,
-            target,
-            weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
+            input, target, weight, None, ignore_index, None, reduction, label_smoothing
         )
     if input.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-        # PyTorch's CPU autocast casts all of the loss; that of CUDA its parts, as ours do.
+        # PyTorch's autocast widens the whole loss on the CPU; on CUDA it widens the parts.
         input, target = _widened(input), _widened(target)
         weight = None if weight is None else _widened(weight)
     log_probabilities = log_softmax(input, class_dim, policy=policy)
-    if soft:
+    if is_soft:
         if label_smoothing > 0:
             target = target * (1 - label_smoothing) + label_smoothing / max(classes, 1)
         loss = -_weighted(log_probabilities * target, weight, class_dim)
@@ -87,18 +76,24 @@ def cross_entropy(
     if label_smoothing <= 0:
         return loss
     smooth = -_weighted(log_probabilities, weight, class_dim).sum(class_dim)
-    ignored = target == ignore_index
-    smooth = smooth.masked_fill(ignored, 0)
-    if reduction == "mean":
-        counted = ~ignored
-        if weight is not None:
-            indices = target.masked_fill(ignored, 0).flatten()
-            counted = weight.gather(0, indices).masked_fill(ignored.flatten(), 0)
-        smooth = smooth.sum() / counted.sum()
-    elif reduction == "sum":
-        smooth = smooth.sum()
+    smooth = _reduced(smooth, target, weight, ignore_index, reduction)
     share = label_smoothing / classes if classes else math.inf  # as PyTorch divides
     return (1 - label_smoothing) * loss + smooth * share
+
+
+def _reduced(
+    losses: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str
+) -> Tensor:
+    """The losses of class indices reduced, those of ``ignore_index`` being zero."""
+    ignored = target == ignore_index
+    losses = losses.masked_fill(ignored, 0)
+    if reduction != "mean":
+        return losses.sum() if reduction == "sum" else losses
+    counted = ~ignored
+    if weight is not None:
+        indices = target.masked_fill(ignored, 0).flatten()
+        counted = weight.gather(0, indices).masked_fill(ignored.flatten(), 0)
+    return losses.sum() / counted.sum()
 
 
 def _weighted(values: Tensor, weight: Tensor | None, class_dim: int) -> Tensor:

@@ -5,9 +5,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_impls import register_op_impl
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torch_cudnn_ext._torch_internals import FakeTensorMode, OpOverload, register_op_impl
 from torch_cudnn_ext.ops._arguments import (
     call,
     check_flag,
@@ -26,70 +25,58 @@ _SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16)
 
 @register_op_impl([_OPS.ctc_loss.default, _OPS._ctc_loss.default])
 def _with_lengths_on_the_host(
-    mode: FakeTensorMode,
-    op: torch._ops.OpOverload,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    *more: Any,
-    **keywords: Any,
-) -> Any:
-    """Fake tensors of one operator are to share a device; lengths are mostly on the host."""
+    mode: FakeTensorMode, op: OpOverload, log_probs: Tensor, targets: Tensor,
+    input_lengths: Tensor, target_lengths: Tensor, *more: Any, **keywords: Any,
+) -> Any:  # fmt: skip
+    """Move the lengths to one device, which the fake tensors of an operator must share."""
     if input_lengths.device == target_lengths.device == log_probs.device:
-        return NotImplemented  # C++ has the rest
+        return NotImplemented  # the operator's meta function follows
     with mode:
         lengths = [t.to(log_probs.device) for t in (input_lengths, target_lengths)]
         return op(log_probs, targets, *lengths, *more, **keywords)
 
 
 def ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths,
+    blank: int = 0, reduction: str = "mean", zero_infinity: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Connectionist temporal classification, as ``torch.nn.functional.ctc_loss``.
 
     cuDNN's algorithms (``cudnnCTCLoss_v8``) are ``legacy:deterministic`` and
-    ``legacy:non_deterministic``: float32, blank 0, no empty target, and inputs long enough for a
-    blank between any two labels. On the CPU there are ``cpu:forward_backward`` and
-    ``cpu:rescaled``. cuDNN's and ``cpu:rescaled`` have a reduced range and are admitted with
-    ``allow_reduced_range`` only. Everywhere there is ``aten:default``.
+    ``legacy:non_deterministic``. They take float32, blank 0, no empty target, and inputs with room
+    for a blank between any two labels. On the CPU there are ``cpu:forward_backward`` and
+    ``cpu:rescaled``, and everywhere ``aten:default``. cuDNN's and ``cpu:rescaled`` have a reduced
+    range and are admitted with ``allow_reduced_range`` only.
 
-    Where a gradient is wanted the forward computes it. As PyTorch's, with and without cuDNN, it is
-    the gradient by the logits whose log-softmax ``log_probs`` must be: probabilities less
-    posteriors. Log-softmax's own backward leaves it as it is, so that the logits' gradient is
-    right; that of ``log_probs`` taken alone is not.
+    The forward computes the gradient if one is wanted. As in PyTorch, with and without cuDNN, it is
+    the gradient with respect to the logits whose log-softmax ``log_probs`` must be: probabilities
+    minus posteriors. Log-softmax's own backward leaves it unchanged, so the logits' gradient is
+    right; the gradient with respect to ``log_probs`` alone is not.
 
     Args:
         log_probs: Logarithms of probabilities, ``[T, N, C]``, or ``[T, C]`` without a batch;
             float32 or float64.
-        targets: Class indices ``[N, S]``, or one after another ``[sum(target_lengths)]``, of an
-            integer type. On the CPU it is an error if one is negative or not less than ``C``; on a
-            GPU, which would have to be waited for, the loss and gradient of such a target are NaN.
-        input_lengths: Of each sequence, ``[N]``, at most ``T``. On the CPU they cost no waiting
-            for the device.
-        target_lengths: Of each target, ``[N]``.
+        targets: Class indices ``[N, S]``, or concatenated ``[sum(target_lengths)]``, of an integer
+            type. An index below 0 or not below ``C`` is an error on the CPU. On a GPU the loss and
+            gradient of such a target are NaN, since a check would wait for the device.
+        input_lengths: Length of each sequence, ``[N]``, at most ``T``. Lengths in CPU memory avoid
+            waiting for the device.
+        target_lengths: Length of each target, ``[N]``.
         blank: The class that stands for no label.
-        reduction: ``none``, ``mean`` (each loss over its target's length, then over the batch) or
-            ``sum``.
+        reduction: ``none``, ``mean`` (each loss divided by its target's length, then averaged over
+            the batch) or ``sum``.
         zero_infinity: Whether the loss and gradient of a target that does not fit are zero.
-        policy: How to choose the algorithm of the pass ``fwd``.
+        policy: How the algorithm of the pass ``fwd`` is selected.
 
     Returns:
         A scalar, or with ``none`` ``[N]``, or ``[]`` without a batch. Differentiable once.
 
     Raises:
         TypeError: An argument has a type that it does not take.
-        ValueError: Sizes, lengths, classes, dtypes or devices do not fit together, a word is
-            unknown, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        ValueError: Sizes, lengths, classes, dtypes or devices do not fit together, or
+            ``reduction`` or the policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)
@@ -103,16 +90,10 @@ def ctc_loss(
     if not batched:
         log_probs, targets = log_probs.unsqueeze(1), targets.reshape(-1)
         inputs, lengths = _one("input_lengths", inputs), _one("target_lengths", lengths)
-    losses = call(
-        "ctc_loss",
-        log_probs,
-        targets,
-        inputs,
-        lengths,
-        integer_of("ctc_loss", "blank", blank),
-        zero_infinity,
-        policy=policy_text(policy, "ctc"),
-    )
+    blank = integer_of("ctc_loss", "blank", blank)
+    options = (blank, zero_infinity)
+    text = policy_text(policy, "ctc")
+    losses = call("ctc_loss", log_probs, targets, inputs, lengths, *options, policy=text)
     if reduction == "mean":
         return (losses / lengths.to(losses).clamp_min(1)).mean()
     if reduction == "sum":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.policy import operators
+from torch_cudnn_ext._policy_text import operators
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,13 @@ class Decision:
         op: The operator and pass, such as ``conv_bwd_data``.
         problem: The problem line.
         algorithm: The algorithm's text.
-        why: ``pinned`` (``pinned by``, where not by the policy), ``tuned``, ``cached``,
-            ``heuristic`` (``heuristic: <reason>``, where it stands in for tuning), ``coupled with
-            its forward``, or ``fallback: <reason>``.
-        workspace_bytes: Its workspace; ``None`` where it is not known before a run.
-        decision_ms: Host time spent on choosing, in milliseconds.
-        device: Where it ran.
-        policy: The policy, with all its levels merged.
+        why: ``pinned`` (``pinned by`` a weaker level than the call), ``tuned``, ``cached``,
+            ``heuristic`` (``heuristic: <reason>`` if it replaces tuning), ``coupled with its
+            forward``, or ``fallback: <reason>``.
+        workspace_bytes: Its workspace; ``None`` if it is not known before a run.
+        decision_ms: Host time of the decision, in milliseconds.
+        device: The device that it ran on.
+        policy: The policy, with all levels merged.
     """
 
     op: str
@@ -34,7 +34,7 @@ class Decision:
 
 
 def last_decision(op: str | None = None, pass_name: str | None = None) -> Decision | None:
-    """The newest choice, over all threads, since the process began.
+    """The newest decision, over all threads, since the process began.
 
     Args:
         op: An operator (``conv_fwd``), or a family (``conv``) together with ``pass_name``. ``None``
@@ -44,15 +44,15 @@ def last_decision(op: str | None = None, pass_name: str | None = None) -> Decisi
             its forward is ``bwd_data``.
 
     Returns:
-        The choice; ``None`` where the operator has not run yet.
+        The decision; ``None`` if the operator has not run yet.
 
     Raises:
-        ValueError: No operator is called so, or more than one.
+        ValueError: No operator has this name, or several do.
     """
     if op is not None or pass_name is not None:
         op = _operator_called(op, pass_name)
-    choice = _C.last_decision(op)
-    return None if choice is None else Decision(**choice)
+    decision = _C.last_decision(op)
+    return None if decision is None else Decision(**decision)
 
 
 def _operator_called(op: str | None, pass_name: str | None) -> str:

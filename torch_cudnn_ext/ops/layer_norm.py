@@ -1,6 +1,7 @@
 """Layer, RMS, instance and group norm as functions."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,42 +13,41 @@ from torch_cudnn_ext.ops._arguments import (
     integer_of,
     integers_of,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
 
 _FAMILY = "layer_norm"
 
 
 def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise over the last dimensions, as ``torch.nn.functional.layer_norm`` (Ba et al. 2016).
 
-    cuDNN computes it with the engines of its graph API (``CUDNN_LAYER_NORM``), all of which compile
-    at their first use (0.3 to 3 s) and none of which takes float64; its classic API has none. On
-    the CPU there are ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere ``aten:default``.
+    cuDNN computes it with the engines of its graph API (``CUDNN_LAYER_NORM``), which compile at
+    their first use, in 0.3 to 3 s, and do not take float64. The classic API has no such function.
+    On the CPU there are ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere ``aten:default``.
 
     Args:
         input: Any sizes that end with ``normalized_shape``; float64, float32, float16 or bfloat16.
-        normalized_shape: Sizes of the dimensions that are normalised over.
+        normalized_shape: Sizes of the dimensions to normalise over.
         weight: Of these sizes; the input's dtype, or float32 with float16 and bfloat16.
-        bias: As ``weight``; where there is none, of the input's dtype.
+        bias: As ``weight``, or of the input's dtype without a weight.
         eps: Added to the variance.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A contiguous tensor of the input's sizes and dtype. Differentiable twice. Under CUDA's
-        autocast it is float32, as with PyTorch.
+        autocast it is float32, as in PyTorch.
 
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("layer_norm", "input", input)
     check_number("layer_norm", "eps", eps)
@@ -57,33 +57,25 @@ def layer_norm(
 
 
 def rms_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    eps: float | None = None, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Divide by the root mean square over the last dimensions, as ``torch.nn.functional.rms_norm``.
 
-    cuDNN's engines are those of ``CUDNN_RMS_NORM``; all else is as in `layer_norm`, without a bias.
+    cuDNN's engines are those of ``CUDNN_RMS_NORM``. Other algorithms and errors are those of
+    `layer_norm`.
 
     Args:
         input: Any sizes that end with ``normalized_shape``; float64, float32, float16 or bfloat16.
-        normalized_shape: Sizes of the dimensions that are normalised over.
+        normalized_shape: Sizes of the dimensions to normalise over.
         weight: Of these sizes; the input's dtype, or float32 with float16 and bfloat16.
-        eps: Added to the mean square; without one, ``torch.finfo(...).eps`` of the dtype that is
-            computed in: float64 for itself, float32 for all others, as PyTorch does.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        eps: Added to the mean square; ``None`` for ``torch.finfo(...).eps`` of the dtype that is
+            computed in, as in PyTorch: float64 for float64, float32 for all others.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A tensor of the input's sizes and dtype, contiguous (on the CPU, of the input's memory
-        format, as PyTorch's). Differentiable twice.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: Sizes or dtypes do not fit, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        format, as in PyTorch). Differentiable twice.
     """
     check_tensor("rms_norm", "input", input)
     if eps is not None:
@@ -94,46 +86,35 @@ def rms_norm(
 
 
 def instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
+    momentum: float = 0.1, eps: float = 1e-5, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise each channel of each sample, as ``torch.nn.functional.instance_norm``.
 
-    cuDNN's algorithms are ``legacy:spatial`` and ``legacy:spatial_persistent`` (with
-    ``allow_reduced_range`` only), batch norms (``cudnnBatchNormalizationForwardTraining``,
-    ``...Backward``) of a single sample that has all instances' channels, and the engines of
-    ``CUDNN_INSTANCE_NORM``, which compile at their first use and take no float64. A channels_last
-    input is read as it is by these engines; the classic algorithms refuse it. On the CPU there are
-    ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere ``aten:default``.
+    cuDNN's algorithms are batch norms (``cudnnBatchNormalizationForwardTraining``,
+    ``...Backward``) of a single sample that has the channels of all instances: ``legacy:spatial``
+    and ``legacy:spatial_persistent`` (with ``allow_reduced_range`` only); and the engines of
+    ``CUDNN_INSTANCE_NORM``, which compile at their first use and do not take float64. These engines
+    read a channels_last input as it is; the classic algorithms do not take it. On the CPU there are
+    ``cpu:two_pass`` and ``cpu:one_pass``, and everywhere ``aten:default``. Errors are those of
+    `layer_norm`.
 
     Args:
         input: ``[batch, channels, ...]`` with more than one element in space; float64, float32,
             float16 or bfloat16.
-        running_mean: ``[channels]``; changed in place by the mean of the batch, without gradient.
-        running_var: As ``running_mean``, for the unbiased variance.
+        running_mean: ``[channels]``; updated in place by the mean of the batch, without gradient.
+        running_var: ``[channels]``; likewise, by the unbiased variance.
         weight: ``[channels]``; the input's dtype, or float32 with float16 and bfloat16.
-        bias: As ``weight``; where there is none, of the input's dtype.
-        use_input_stats: Whether to normalise by the input's statistics. By running statistics
-            nothing is left to choose: this is PyTorch's own batch norm of inference.
-        momentum: The new value's share of a running statistic.
+        bias: As ``weight``, or of the input's dtype without a weight.
+        use_input_stats: Whether to normalise by the input's statistics. Otherwise this is PyTorch's
+            own batch norm of inference, whatever the policy.
+        momentum: Share of the new value in a running statistic.
         eps: Added to the variance.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A contiguous tensor of the input's sizes and dtype. Differentiable twice.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: Sizes or dtypes do not fit, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("instance_norm", "input", input)
     check_flag("instance_norm", "use_input_stats", use_input_stats)
@@ -146,38 +127,33 @@ def instance_norm(
 
 
 def group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise groups of channels of each sample, as ``torch.nn.functional.group_norm``.
 
-    cuDNN names a group norm but has no engine for it. What runs is its instance norm, with all the
-    algorithms of `instance_norm`, over the view ``[batch, groups, channels / groups * space]``; the
-    scale and shift of each channel are a step of their own.
+    cuDNN names a group norm but has no engine for it. This runs the algorithms of `instance_norm`
+    over the view ``[batch, groups, channels / groups * space]``, and then scales and shifts each
+    channel.
 
     Args:
         input: ``[batch, channels, ...]``; float64, float32, float16 or bfloat16.
         num_groups: A divisor of the channels (Wu and He 2018).
         weight: ``[channels]``; the input's dtype, or float32 with float16 and bfloat16.
-        bias: As ``weight``; where there is none, of the input's dtype.
+        bias: As ``weight``, or of the input's dtype without a weight.
         eps: Added to the variance.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A tensor of the input's sizes and dtype, contiguous (on the CPU, of the input's memory
-        format, as PyTorch's). Differentiable twice. Under CUDA's autocast it is float32, as with
+        format, as in PyTorch). Differentiable twice. Under CUDA's autocast it is float32, as in
         PyTorch.
 
     Raises:
         TypeError: An argument has a type that it does not take.
-        ValueError: Sizes or dtypes do not fit, there is one value a group in all of the batch, or
-            the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        ValueError: Sizes or dtypes do not fit, the whole batch has one value per group, or the
+            policy is wrong.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("group_norm", "input", input)
     check_number("group_norm", "eps", eps)
@@ -189,3 +165,16 @@ def group_norm(
         )
     text = policy_text(policy, _FAMILY)
     return call("group_norm", input, groups, weight, bias, eps, policy=text)
+
+
+def _kind(problem: "ProblemInfo") -> str:
+    return problem["text"].partition(" kind=")[2].partition(" ")[0]
+
+
+describe(
+    Family(
+        _FAMILY,
+        images=lambda problem: ("x",) if _kind(problem) == "instance" else (),
+        has_rows=lambda problem: _kind(problem) in ("layer", "rms"),
+    )
+)

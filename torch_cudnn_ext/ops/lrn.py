@@ -11,36 +11,30 @@ LrnWindow: TypeAlias = Literal["torch", "cudnn"]
 
 
 def local_response_norm(
-    input: Tensor,
-    size: int,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    k: float = 1.0,
-    window: LrnWindow = "torch",
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0,
+    window: LrnWindow = "torch", *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Normalise over neighbouring channels, as ``torch.nn.functional.local_response_norm``.
 
-    ``x / (k + alpha / size * sum(x^2 over the window))^beta``, where the window has ``size``
-    channels, and channels beyond the first and last count as zeros (Krizhevsky et al. 2012). Of an
-    even window PyTorch has ``size // 2`` channels before the middle, cuDNN one less. So
+    ``x / (k + alpha / size * sum(x^2 over the window))^beta`` (Krizhevsky et al. 2012). The window
+    has ``size`` channels; those beyond the first and last count as zeros. An even window has
+    ``size // 2`` channels before the middle in PyTorch, one less in cuDNN. Therefore
     ``legacy:cross_channel`` (``cudnnLRNCrossChannelForward``, ``...Backward``) takes odd sizes, and
-    even ones with ``window="cudnn"`` alone, which all backends then compute alike. It wants
-    ``size <= 16``, ``k >= 1e-5`` and ``beta >= 0.01``, and takes bfloat16 in copies of float32,
-    which count as workspace. On the CPU there are ``cpu:shifted`` and ``cpu:prefix``, and
-    everywhere ``aten:default``. cuDNN loses NaN, and in ``cpu:prefix`` an infinity or NaN
-    spoils all channels after it: both are admitted with ``allow_reduced_range`` only.
+    even ones only with ``window="cudnn"``, which all backends compute alike. It takes
+    ``size <= 16``, ``k >= 1e-5`` and ``beta >= 0.01``, and copies bfloat16 to float32 in its
+    workspace. On the CPU there are ``cpu:shifted`` and ``cpu:prefix``, and everywhere
+    ``aten:default``. cuDNN loses NaN, and ``cpu:prefix`` spreads an infinity or NaN over all later
+    channels: both are admitted with ``allow_reduced_range`` only.
 
     Args:
         input: ``[batch, channels, ...]`` of three or more dimensions; float64, float32, float16 or
             bfloat16.
-        size: Of the window, in channels.
-        alpha: Share of the mean square.
+        size: Size of the window, in channels.
+        alpha: Factor of the mean square.
         beta: The exponent.
-        k: What is added to the mean square.
-        window: Which middle an even window has.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        k: Added to the mean square.
+        window: The middle of an even window: PyTorch's (``torch``) or ``cudnn``'s.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A tensor of the input's sizes, dtype and memory format. Differentiable twice.
@@ -48,7 +42,7 @@ def local_response_norm(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: An argument is out of range, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_tensor("local_response_norm", "input", input)
     size = _checked_size("local_response_norm", size, alpha, beta, k)
@@ -57,44 +51,33 @@ def local_response_norm(
 
 
 def divisive_norm(
-    input: Tensor,
-    size: int,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    k: float = 1.0,
-    means: Tensor | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0,
+    means: Tensor | None = None, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Divide each element by a measure of its neighbourhood in space (Jarrett et al. 2009).
 
-    ``x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``, where the window has
-    ``size`` elements in each of the ``d`` spatial dimensions, ``(size - 1) // 2`` of them before
-    its middle, and all beyond the edges counts as zero. Without ``means`` these are zeros. Local
-    contrast normalisation is this of ``x`` less its local mean, by average pooling for instance.
+    ``x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``. The window has ``size``
+    elements in each of the ``d`` spatial dimensions, ``(size - 1) // 2`` of them before its middle;
+    elements beyond the edges count as zeros. Local contrast normalisation is this function of ``x``
+    minus its local mean, which average pooling computes for instance.
 
     cuDNN's algorithm is ``legacy:precomputed_means`` (``cudnnDivisiveNormalizationForward``,
     ``...Backward``); its two temporary tensors, and bfloat16's copies, are the workspace. Its
-    limits, and the algorithms on the CPU, are those of `local_response_norm`. PyTorch has no such
-    function: ``aten:default`` is the formula in its operators.
+    limits, the algorithms on the CPU and the errors are those of `local_response_norm`. PyTorch
+    has no such function: ``aten:default`` is the formula in its operators.
 
     Args:
         input: ``[batch, channels, height, width]`` or ``[batch, channels, depth, height, width]``;
             float64, float32, float16 or bfloat16.
-        size: Of the window in each spatial dimension.
-        alpha: Share of the mean square.
+        size: Size of the window in each spatial dimension.
+        alpha: Factor of the mean square.
         beta: The exponent.
-        k: What is added to the mean square.
-        means: Of the input's sizes and dtype; has a gradient of its own.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        k: Added to the mean square.
+        means: Of the input's sizes and dtype, differentiable; ``None`` for zeros.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A tensor of the input's sizes, dtype and memory format. Differentiable twice.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument is out of range, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     check_tensor("divisive_norm", "input", input)
     size = _checked_size("divisive_norm", size, alpha, beta, k)
@@ -103,7 +86,7 @@ def divisive_norm(
 
 
 def _checked_size(function: str, size: int, alpha: float, beta: float, k: float) -> int:
-    """The window's size, where it and the numbers have types that are taken."""
+    """The window's size; TypeError if it or a number has a wrong type."""
     for argument, value in (("alpha", alpha), ("beta", beta), ("k", k)):
         check_number(function, argument, value)
     return integer_of(function, "size", size)

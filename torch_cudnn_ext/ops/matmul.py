@@ -1,10 +1,13 @@
 """Matrix products as functions."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_cudnn_ext._torch_internals import jit_tracing_state
 from torch_cudnn_ext.ops._arguments import (
     call,
     call_renamed,
@@ -12,31 +15,32 @@ from torch_cudnn_ext.ops._arguments import (
     check_number,
     check_tensor,
 )
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
 def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor:
     """The matrix product, as ``torch.matmul``: vectors, matrices and batches that broadcast.
 
-    cuDNN has products in its graph API alone (``graph:engN``, compiled at run time): for float16
-    and bfloat16, and for float32 where TF32 is allowed; none for float64. On the CPU there are
-    ``cpu:blocked`` and ``cpu:dot``, and everywhere ``aten:default``.
+    cuDNN computes products in its graph API alone (``graph:engN``, compiled at run time): for
+    float16 and bfloat16, and for float32 if TF32 is allowed. On the CPU there are ``cpu:blocked``
+    and ``cpu:dot``, and everywhere ``aten:default``.
 
     Args:
         input: ``[..., m, k]`` or ``[k]``; float64, float32, float16 or bfloat16.
         other: ``[..., k, n]`` or ``[k]``, of the input's dtype.
-        policy: How to choose the algorithm of the pass ``fwd``; gradients are products themselves,
-            and are chosen for by the same.
+        policy: How the algorithm of the pass ``fwd`` is selected, also for the gradients, which are
+            products themselves.
 
     Returns:
-        ``[..., m, n]``, contiguous, without the dimensions that a vector lacks. Differentiable to
-        any order.
+        ``[..., m, n]``, contiguous, without the dimensions that a vector does not have.
+        Differentiable any number of times.
 
     Raises:
-        TypeError: An argument is no tensor, or ``policy`` none of what stands for one.
+        TypeError: An argument is no tensor, or ``policy`` stands for no policy.
         ValueError: Sizes do not fit, dtypes differ or are not supported, or the policy is wrong.
-        RuntimeError: Batch sizes do not broadcast. A pinned algorithm cannot run, or none can under
-            the policy.
+        RuntimeError: Batch sizes do not broadcast, a pinned algorithm cannot run, or none is
+            admissible.
     """
     check_tensor("matmul", "input", input)
     check_tensor("matmul", "other", other)
@@ -63,15 +67,10 @@ def linear(
         input: ``[..., k]``.
         weight: ``[n, k]``, or ``[k]``.
         bias: ``[n]``, or sizes that broadcast to the result's.
-        policy: How to choose the algorithm of the pass ``fwd``.
+        policy: How the algorithm of the pass ``fwd`` is selected.
 
     Returns:
-        ``[..., n]``, or ``[...]`` where the weight is a vector.
-
-    Raises:
-        TypeError: As of `matmul`.
-        ValueError: As of `matmul`.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        ``[..., n]``, or ``[...]`` if the weight is a vector.
     """
     check_tensor("linear", "input", input)
     check_tensor("linear", "weight", weight)
@@ -80,14 +79,14 @@ def linear(
             f"linear: got an input of sizes {list(input.shape)} and a weight of sizes "
             f"{list(weight.shape)}, wanted [..., k] and [n, k] or [k]"
         )
-    if weight.dim() == 1:  # of whose results the bias has the sizes, less the last that is added
+    if weight.dim() == 1:  # the bias has the sizes of the result, which has no last dimension
         bias = bias.unsqueeze(-1) if isinstance(bias, Tensor) else bias
         return linear(input, weight.unsqueeze(0), bias, policy=policy).squeeze(-1)
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")
     keywords: dict[str, Any] = {"transpose_b": True, "policy": text}
-    # Not where torch.jit.trace runs, to which sizes are tensors: what fits there is a vector.
-    traced = torch._C._get_tracing_state() is not None and bias is not None and bias.dim() == 1
+    # torch.jit.trace turns sizes into tensors, which do not compare: a vector is taken to fit.
+    traced = jit_tracing_state() is not None and bias is not None and bias.dim() == 1
     if isinstance(bias, Tensor) and not traced and bias.shape != weight.shape[:1]:
         bias, keywords = None, {**keywords, "z": bias, "beta": 1.0}
     names = {"a": "input", "b": "weight", "z": "bias"}
@@ -96,19 +95,11 @@ def linear(
 
 
 def gemm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    z: Tensor | None = None,
-    activation: str = "none",
-    policy: PolicyLike = None,
-) -> Tensor:
-    """``activation(alpha a b + beta z + bias)`` in one operator, of matrices or batches of them.
+    a: Tensor, b: Tensor, bias: Tensor | None = None,
+    *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, beta: float = 0.0,
+    z: Tensor | None = None, activation: str = "none", policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """``activation(alpha a b + beta z + bias)`` in one operator, for matrices or batches of them.
 
     Algorithms and errors are those of `matmul`. The graph API computes all of it in one kernel.
 
@@ -116,16 +107,16 @@ def gemm(
         a: ``[..., m, k]``, or ``[..., k, m]`` with ``transpose_a``.
         b: ``[..., k, n]``, or ``[..., n, k]`` with ``transpose_b``.
         bias: ``[n]``.
-        transpose_a: Take the transpose of each matrix of ``a``.
-        transpose_b: Take the transpose of each matrix of ``b``.
+        transpose_a: Whether to transpose each matrix of ``a``.
+        transpose_b: Whether to transpose each matrix of ``b``.
         alpha: Factor of the product.
-        beta: Factor of ``z``; 0 where there is none.
+        beta: Factor of ``z``; 0 without it.
         z: Sizes that broadcast to the result's.
         activation: ``none`` or ``relu``.
-        policy: How to choose the algorithm of the pass ``fwd``.
+        policy: How the algorithm of the pass ``fwd`` is selected.
 
     Returns:
-        ``[..., m, n]``, contiguous. Differentiable to any order with respect to all tensors.
+        ``[..., m, n]``, contiguous. Differentiable any number of times with respect to all tensors.
     """
     check_tensor("gemm", "a", a)
     check_tensor("gemm", "b", b)
@@ -134,15 +125,30 @@ def gemm(
     check_number("gemm", "alpha", alpha)
     check_number("gemm", "beta", beta)
     return call(
+        "matmul", a, b, bias, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha,
+        beta=beta, z=z, activation=activation, policy=policy_text(policy, "matmul"),
+    )  # fmt: skip
+
+
+def _flops(
+    a: Sequence[int],
+    b: Sequence[int],
+    *more: Any,
+    transpose_a: bool = False,
+    out_shape: Any = None,
+    **keywords: Any,
+) -> int:
+    terms = a[-2] if transpose_a else a[-1]
+    return 2 * int(prod(out_shape)) * terms
+
+
+_PRODUCTS = (torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, Tensor.__matmul__)
+
+describe(
+    Family(
         "matmul",
-        a,
-        b,
-        bias,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        alpha=alpha,
-        beta=beta,
-        z=z,
-        activation=activation,
-        policy=policy_text(policy, "matmul"),
+        replaced=in_place_of_methods(matmul) | dict.fromkeys(_PRODUCTS, matmul),
+        keywords={"mat2": "other"},
+        flops={"matmul": _flops},
     )
+)

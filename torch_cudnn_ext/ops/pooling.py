@@ -1,18 +1,16 @@
-"""Pooling as functions, with PyTorch's argument names and a choice of algorithm.
+"""Pooling as functions, with PyTorch's argument names and a selection of algorithms.
 
-All take tensors with or without a batch, of any strides, in float64, float32, float16 or bfloat16;
-the result keeps ``channels_last`` as PyTorch's does. A stride of ``None`` is the kernel's size. The
-passes are ``fwd`` and ``bwd``; those of a maximum are coupled: its backward runs the algorithm of
-its forward, since it may read what that one left. All are differentiable twice.
+All take tensors with or without a batch, of any strides, in float64, float32, float16 or bfloat16.
+The result keeps ``channels_last`` as PyTorch's does. A stride of ``None`` is the kernel's size. The
+passes are ``fwd`` and ``bwd``. Those of a maximum are coupled: its backward runs the algorithm of
+its forward, since it may read what that one saved. All are differentiable twice.
 
 cuDNN's algorithms are ``legacy:max`` (whose gradient adds atomically, so that it may differ from
 run to run), ``legacy:max_deterministic`` and ``legacy:avg`` (``cudnnPoolingForward``,
 ``cudnnPoolingBackward``), and the graph API's resampling engines, ``graph:eng1`` and others. They
-have no dilation and no adaptive windows of several sizes; ceil mode, where it has one more window,
-is the graph API's alone. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, and everywhere
+have no dilation and no adaptive windows of several sizes. If ceil mode adds a window, only the
+graph API's run. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, and everywhere
 ``aten:default``.
-
-All raise ``TypeError`` where an argument's type is wrong and ``ValueError`` where its value is.
 """
 
 import math
@@ -24,6 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._policy_text import value_of
+from torch_cudnn_ext._torch_internals import DisableTorchFunction
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
@@ -34,55 +34,43 @@ from torch_cudnn_ext.ops._arguments import (
     integer_of,
     sizes_of,
 )
-from torch_cudnn_ext.policy import Policy, PolicyLike, as_policy, policy_text
+from torch_cudnn_ext.ops.family import Family, describe
+from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
 
 
 def max_pool1d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Take the maximum of windows of ``[N, C, L]`` or ``[C, L]``; else as in `max_pool2d`."""
-    return _max_pool(
-        1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
-    )
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The maxima of windows of ``[N, C, L]`` or ``[C, L]``; all else is as in `max_pool2d`."""
+    arguments = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(1, input, *arguments, policy)
 
 
 def max_pool2d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Take the maximum of windows, as ``torch.nn.functional.max_pool2d``.
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The maxima of windows, as ``torch.nn.functional.max_pool2d``.
 
-    Below version 9.28 cuDNN gives the lowest finite number for a window of negative infinity alone.
-    There its algorithms are admitted with ``allow_reduced_range`` only.
+    Below version 9.28 cuDNN gives the lowest finite number for a window that holds negative
+    infinity alone. Its algorithms are then admitted with ``allow_reduced_range`` only.
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``.
-        kernel_size: Of the window.
-        stride: From window to window.
-        padding: On either side, with negative infinity; at most half of ``kernel_size``.
-        dilation: Between the elements of a window.
+        kernel_size: Size of the window.
+        stride: Distance between windows.
+        padding: Negative infinity on both sides; at most half of ``kernel_size``.
+        dilation: Distance between the elements of a window.
         ceil_mode: Whether a last window may reach beyond the padding.
-        return_indices: Give the places of the maxima as well, as PyTorch numbers them. No other
-            algorithm than PyTorch's own makes them, so that none can be pinned, and ``backends``,
-            wherever they are set, must have ``aten`` among them.
-        policy: How to choose the algorithms.
+        return_indices: Whether to give the indices of the maxima as well, as PyTorch numbers them.
+            Only ``aten:default`` computes them: no other algorithm may be pinned, and the admitted
+            ``backends`` of every level must include ``aten``.
+        policy: How the algorithms are selected.
 
     Returns:
         The maxima, and with ``return_indices`` their indices, as int64.
@@ -90,70 +78,49 @@ def max_pool2d(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit;
-            or, with ``return_indices``, the policy keeps off PyTorch's own algorithm, or the input
-            wants a gradient and that algorithm would write out of bounds (dilated, on the CPU).
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+            or, with ``return_indices``, the policy excludes ``aten:default``, or the input requires
+            a gradient that it would write out of bounds (dilated, on the CPU).
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
-    return _max_pool(
-        2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
-    )
+    arguments = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(2, input, *arguments, policy)
 
 
 def max_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Take the maximum of windows of ``[N, C, D, H, W]``; else as in `max_pool2d`."""
-    return _max_pool(
-        3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, policy
-    )
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The maxima of windows of ``[N, C, D, H, W]``; all else is as in `max_pool2d`."""
+    arguments = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(3, input, *arguments, policy)
 
 
 def avg_pool1d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Average windows of ``[N, C, L]`` or ``[C, L]``; else as in `avg_pool2d`."""
-    return _avg_pool(
-        "avg", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None, policy
-    )
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The averages of windows of ``[N, C, L]`` or ``[C, L]``; all else is as in `avg_pool2d`."""
+    arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+    return _avg_pool("avg_pool1d", 1, input, *arguments, policy)
 
 
 def avg_pool2d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Average windows, as ``torch.nn.functional.avg_pool2d``.
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The averages of windows, as ``torch.nn.functional.avg_pool2d``.
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``.
-        kernel_size: Of the window.
-        stride: From window to window.
-        padding: On either side, with zeros; at most half of ``kernel_size``.
+        kernel_size: Size of the window.
+        stride: Distance between windows.
+        padding: Zeros on both sides; at most half of ``kernel_size``.
         ceil_mode: Whether a last window may reach beyond the padding.
-        count_include_pad: Whether padding counts in what sums are divided by.
-        divisor_override: What sums are divided by instead.
-        policy: How to choose the algorithms.
+        count_include_pad: Whether padding counts in the divisor of a sum.
+        divisor_override: The divisor of every sum.
+        policy: How the algorithms are selected.
 
     Returns:
         The averages.
@@ -161,161 +128,96 @@ def avg_pool2d(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
-    return _avg_pool(
-        "avg",
-        2,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-        policy,
-    )
+    arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg_pool("avg_pool2d", 2, input, *arguments, policy)
 
 
 def avg_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Average windows of ``[N, C, D, H, W]``; else as in `avg_pool2d`.
-
-    The result is contiguous.
-    """
-    return _avg_pool(
-        "avg",
-        3,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-        policy,
-    )
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The averages of windows of ``[N, C, D, H, W]``, contiguous; all else as in `avg_pool2d`."""
+    arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg_pool("avg_pool3d", 3, input, *arguments, policy)
 
 
 def sum_pool1d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Sum windows of ``[N, C, L]`` or ``[C, L]``; else as in `sum_pool2d`."""
-    return _avg_pool("sum", 1, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    ceil_mode: bool = False, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The sums of windows of ``[N, C, L]`` or ``[C, L]``; all else is as in `sum_pool2d`."""
+    arguments = (kernel_size, stride, padding, ceil_mode, True, 1)
+    return _avg_pool("sum_pool1d", 1, input, *arguments, policy)
 
 
 def sum_pool2d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Sum windows: `avg_pool2d` with a divisor of 1.
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    ceil_mode: bool = False, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The sums of windows: `avg_pool2d`, whose arguments and errors it has, with a divisor of 1.
 
-    ``legacy:avg`` computes it as an average times the window's volume. Arguments and errors are
-    those of `avg_pool2d`.
-
-    Returns:
-        The sums.
+    ``legacy:avg`` computes it as an average times the window's volume.
     """
-    return _avg_pool("sum", 2, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
+    arguments = (kernel_size, stride, padding, ceil_mode, True, 1)
+    return _avg_pool("sum_pool2d", 2, input, *arguments, policy)
 
 
 def sum_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Sum windows of ``[N, C, D, H, W]``; else as in `sum_pool2d`."""
-    return _avg_pool("sum", 3, input, kernel_size, stride, padding, ceil_mode, True, 1, policy)
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    ceil_mode: bool = False, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The sums of windows of ``[N, C, D, H, W]``; all else is as in `sum_pool2d`."""
+    arguments = (kernel_size, stride, padding, ceil_mode, True, 1)
+    return _avg_pool("sum_pool3d", 3, input, *arguments, policy)
 
 
 def lp_pool1d(
-    input: Tensor,
-    norm_type: float,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Take the p-norm of windows of ``[N, C, L]`` or ``[C, L]``; else as in `lp_pool2d`."""
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None,
+    ceil_mode: bool = False, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The p-norms of windows of ``[N, C, L]`` or ``[C, L]``; all else is as in `lp_pool2d`."""
     return _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
 
 def lp_pool2d(
-    input: Tensor,
-    norm_type: float,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Take the p-norm of windows, as ``torch.nn.functional.lp_pool2d``.
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None,
+    ceil_mode: bool = False, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The p-norms of windows, as ``torch.nn.functional.lp_pool2d``.
 
-    The powers are averaged by the algorithm that ``policy`` chooses, so that every norm, L2 among
-    them, runs on cuDNN; power and root are PyTorch's. With ``ceil_mode`` windows at the end count
-    as if they were full, as PyTorch's do. Where the sum is zero, so is the gradient.
+    The policy selects the algorithm that averages the powers, so that cuDNN computes any norm, L2
+    among them; power and root are PyTorch's. With ``ceil_mode`` a window at the end counts as full,
+    as in PyTorch. The gradient is zero where the sum is. Errors are those of `avg_pool2d`.
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``.
         norm_type: The exponent p; not 0.
-        kernel_size: Of the window.
-        stride: From window to window.
+        kernel_size: Size of the window.
+        stride: Distance between windows.
         ceil_mode: Whether a last window may reach beyond the input.
-        policy: How to choose the algorithms.
+        policy: How the algorithms are selected.
 
     Returns:
         The norms.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
     """
     return _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
 
 def lp_pool3d(
-    input: Tensor,
-    norm_type: float,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """Take the p-norm of windows of ``[N, C, D, H, W]``; else as in `lp_pool2d`."""
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None,
+    ceil_mode: bool = False, *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The p-norms of windows of ``[N, C, D, H, W]``; all else is as in `lp_pool2d`."""
     return _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
 
 def adaptive_avg_pool1d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
-    """Average ``[N, C, L]`` or ``[C, L]`` to a size; else as in `adaptive_avg_pool2d`."""
+    """Average ``[N, C, L]`` or ``[C, L]`` to a size; all else is as in `adaptive_avg_pool2d`."""
     return _adaptive_avg_pool(1, input, output_size, policy)
 
 
@@ -324,22 +226,17 @@ def adaptive_avg_pool2d(
 ) -> Tensor:
     """Average to a size, as ``torch.nn.functional.adaptive_avg_pool2d``.
 
-    Where the sizes divide the input's, this is plain pooling, which all algorithms can do.
-    Elsewhere windows differ in size, and ``aten:default`` alone takes them.
+    If the sizes divide the input's, this is plain pooling, which all algorithms compute. Otherwise
+    windows differ in size, and only ``aten:default`` runs. Errors are those of `avg_pool2d`.
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``; with an ``output_size`` of 1 there may be more
-            dimensions in front, as PyTorch has it (but not in one dimension of space).
-        output_size: Of the result; ``None`` is the input's size.
-        policy: How to choose the algorithms.
+            dimensions in front, as in PyTorch (but not in one spatial dimension).
+        output_size: Spatial sizes of the result; ``None`` is the input's size.
+        policy: How the algorithms are selected.
 
     Returns:
-        The averages, ``output_size`` of them in each dimension of space.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        The averages, of the spatial sizes ``output_size``.
     """
     return _adaptive_avg_pool(2, input, output_size, policy)
 
@@ -347,32 +244,26 @@ def adaptive_avg_pool2d(
 def adaptive_avg_pool3d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
-    """Average ``[N, C, D, H, W]`` to a size; else as in `adaptive_avg_pool2d`."""
+    """Average ``[N, C, D, H, W]`` to a size; all else is as in `adaptive_avg_pool2d`."""
     return _adaptive_avg_pool(3, input, output_size, policy)
 
 
 def adaptive_max_pool1d(
-    input: Tensor,
-    output_size: OutputSizes,
-    return_indices: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Take maxima of ``[N, C, L]`` or ``[C, L]`` to a size; else as in `adaptive_max_pool2d`."""
+    input: Tensor, output_size: OutputSizes, return_indices: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The maxima of ``[N, C, L]`` or ``[C, L]`` to a size; all else as in `adaptive_max_pool2d`."""
     return _adaptive_max_pool(1, input, output_size, return_indices, policy)
 
 
 def adaptive_max_pool2d(
-    input: Tensor,
-    output_size: OutputSizes,
-    return_indices: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Take maxima to a size, as ``torch.nn.functional.adaptive_max_pool2d``.
+    input: Tensor, output_size: OutputSizes, return_indices: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The maxima to a size, as ``torch.nn.functional.adaptive_max_pool2d``.
 
-    Arguments and windows are those of `adaptive_avg_pool2d`, ``return_indices`` and errors those of
-    `max_pool2d`.
+    Arguments and windows are those of `adaptive_avg_pool2d`; ``return_indices`` and errors are
+    those of `max_pool2d`.
 
     Returns:
         The maxima, and with ``return_indices`` their indices, as int64.
@@ -381,109 +272,69 @@ def adaptive_max_pool2d(
 
 
 def adaptive_max_pool3d(
-    input: Tensor,
-    output_size: OutputSizes,
-    return_indices: bool = False,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Take maxima of ``[N, C, D, H, W]`` to a size; else as in `adaptive_max_pool2d`."""
+    input: Tensor, output_size: OutputSizes, return_indices: bool = False,
+    *, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The maxima of ``[N, C, D, H, W]`` to a size; all else is as in `adaptive_max_pool2d`."""
     return _adaptive_max_pool(3, input, output_size, return_indices, policy)
 
 
 def _max_pool(
-    dims: int,
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    return_indices: bool,
-    policy: PolicyLike,
-) -> Tensor | tuple[Tensor, Tensor]:
+    dims: int, input: Tensor, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
+    dilation: Sizes, ceil_mode: bool, return_indices: bool, policy: PolicyLike,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     name = f"max_pool{dims}d"
     check_tensor(name, "input", input)
     check_flag(name, "ceil_mode", ceil_mode)
     check_flag(name, "return_indices", return_indices)
     kernel = sizes_of(name, "kernel_size", kernel_size, dims)
     arguments = (
+        kernel,
         _strides(name, stride, dims, kernel),
         sizes_of(name, "padding", padding, dims),
         sizes_of(name, "dilation", dilation, dims),
+        ceil_mode,
     )
     if return_indices:
         _check_indices(name, _text(policy))
-        _check_as_without_indices(input, kernel, *arguments, ceil_mode)
-        _check_windows(name, input, kernel, *arguments, ceil_mode)
-        found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(
-            input, kernel, *arguments, ceil_mode
-        )
+        _check_as_without_indices(input, *arguments)
+        _check_windows(name, input, *arguments)
+        found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, *arguments)
         return found
-    return call("max_pool", input, kernel, *arguments, ceil_mode, policy=_text(policy))
+    return call("max_pool", input, *arguments, policy=_text(policy))
 
 
 def _avg_pool(
-    kind: str,
-    dims: int,
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-    policy: PolicyLike,
-) -> Tensor:
-    name = f"{kind}_pool{dims}d"
+    name: str, dims: int, input: Tensor, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
+    ceil_mode: bool, count_include_pad: bool, divisor_override: int | None, policy: PolicyLike,
+) -> Tensor:  # fmt: skip
     check_tensor(name, "input", input)
     check_flag(name, "ceil_mode", ceil_mode)
     check_flag(name, "count_include_pad", count_include_pad)
     if divisor_override is not None:
         divisor_override = integer_of(name, "divisor_override", divisor_override)
     kernel = sizes_of(name, "kernel_size", kernel_size, dims)
-    return call(
-        "avg_pool",
-        input,
-        kernel,
-        _strides(name, stride, dims, kernel),
-        sizes_of(name, "padding", padding, dims),
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-        policy=_text(policy),
-    )
+    strides = _strides(name, stride, dims, kernel)
+    pads = sizes_of(name, "padding", padding, dims)
+    options = (ceil_mode, count_include_pad, divisor_override)
+    return call("avg_pool", input, kernel, strides, pads, *options, policy=_text(policy))
 
 
 def _lp_pool(
-    dims: int,
-    input: Tensor,
-    norm_type: float,
-    kernel_size: Sizes,
-    stride: Sizes | None,
-    ceil_mode: bool,
-    policy: PolicyLike,
-) -> Tensor:
-    check_tensor(f"lp_pool{dims}d", "input", input)
-    check_number(f"lp_pool{dims}d", "norm_type", norm_type)
+    dims: int, input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None,
+    ceil_mode: bool, policy: PolicyLike,
+) -> Tensor:  # fmt: skip
+    name = f"lp_pool{dims}d"
+    check_tensor(name, "input", input)
+    check_number(name, "norm_type", norm_type)
     if type(norm_type) is int:
-        integer_of(f"lp_pool{dims}d", "norm_type", norm_type)
+        integer_of(name, "norm_type", norm_type)
     if norm_type == 0:
-        raise ValueError(f"lp_pool{dims}d: argument norm_type: got 0, wanted any other number")
-    mean = _avg_pool(
-        "lp",
-        dims,
-        input.pow(norm_type),
-        kernel_size,
-        stride,
-        0,
-        ceil_mode,
-        True,
-        None,
-        policy,
-    )
-    volume = math.prod(sizes_of(f"lp_pool{dims}d", "kernel_size", kernel_size, dims))
-    # relu makes the gradient zero where the root's is infinite.
+        raise ValueError(f"{name}: argument norm_type: got 0, wanted any other number")
+    powers = input.pow(norm_type)
+    mean = _avg_pool(name, dims, powers, kernel_size, stride, 0, ceil_mode, True, None, policy)
+    volume = math.prod(sizes_of(name, "kernel_size", kernel_size, dims))
+    # relu makes the gradient zero where that of the root is infinite.
     return (mean.sign() * mean.abs().relu()).mul(volume).pow(1 / norm_type)
 
 
@@ -501,16 +352,12 @@ def _adaptive_avg_pool(
 
 
 def _adaptive_max_pool(
-    dims: int,
-    input: Tensor,
-    output_size: OutputSizes,
-    return_indices: bool,
-    policy: PolicyLike,
+    dims: int, input: Tensor, output_size: OutputSizes, return_indices: bool, policy: PolicyLike
 ) -> Tensor | tuple[Tensor, Tensor]:
     name = f"adaptive_max_pool{dims}d"
     check_flag(name, "return_indices", return_indices)
     sizes = _output_sizes(name, input, output_size, dims)
-    arguments = (sizes, sizes, [0] * dims, [1] * dims)  # none is empty: AOTInductor has None then
+    arguments = (sizes, sizes, [0] * dims, [1] * dims)  # AOTInductor turns empty lists into None
     if return_indices:
         _check_indices(name, _text(policy))
         _check_as_without_indices(input, *arguments, adaptive=True)
@@ -520,28 +367,23 @@ def _adaptive_max_pool(
 
 
 def _check_as_without_indices(input: Tensor, *arguments: Any, **keywords: Any) -> None:
-    """Let the operator refuse what it does without indices; in a graph PyTorch's own checks do."""
+    """Let the operator check its arguments; in a compiled graph PyTorch's own checks do."""
     if not torch.compiler.is_compiling():
-        with torch._C.DisableTorchFunction():  # or a recording takes it for a call of the network
+        with DisableTorchFunction():  # a tracer must not see this as a call of the network
             meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
             call("max_pool", meta, *arguments, **keywords)
 
 
 def _check_windows(
-    name: str,
-    input: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    ceil_mode: bool,
-) -> None:
-    """Refuse windows for whose indices PyTorch's gradient writes out of bounds."""
+    name: str, input: Tensor, kernel: list[int], stride: list[int], padding: list[int],
+    dilation: list[int], ceil_mode: bool,
+) -> None:  # fmt: skip
+    """Raise ValueError for windows for which PyTorch's gradient writes out of bounds."""
     is_rare = max(dilation) > 1 and max(padding) > 0 and input.device.type == "cpu"
     wants_gradient = input.requires_grad and torch.is_grad_enabled()
     if torch.compiler.is_compiling() or not (is_rare and wants_gradient and input.numel()):
         return
-    with torch._C.DisableTorchFunction():  # nothing is computed here
+    with DisableTorchFunction():  # nothing is computed here
         lines = _C.problems_posed_by(
             lambda: call("max_pool", input.detach(), kernel, stride, padding, dilation, ceil_mode)
         )
@@ -550,7 +392,7 @@ def _check_windows(
             if row["status"] == "unsupported":
                 raise ValueError(
                     f"{name}: argument return_indices: got True of an input that wants a gradient, "
-                    "wanted False, since aten:default, which alone gives indices, is refused: "
+                    "wanted False, since aten:default, which alone gives indices, does not run: "
                     + row["reason"]
                 )
 
@@ -577,15 +419,15 @@ def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> li
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _check_indices(name: str, policy: str | None) -> None:
-    """Where a policy keeps off PyTorch's kernel, which alone gives indices, do as it says then."""
-    # Also what flags and knobs say.
-    merged = Policy._unchecked(_C.resolved_policy(as_policy(policy, "pool").text, "pool"), "pool")
+    """If a policy excludes PyTorch's kernel, which alone gives indices, obey on_unsupported."""
+    merged = _C.resolved_policy(as_policy(policy, "pool").text, "pool")  # with flags and knobs
     reasons = [
         f"{key}={algorithm}"
         for key in ("fwd", "bwd")
-        if (algorithm := merged.get(key)) not in (None, "heuristic", "autotune", "aten:default")
+        if (algorithm := value_of(merged, key))
+        not in (None, "heuristic", "autotune", "aten:default")
     ]
-    backends = merged.get("backends")
+    backends = value_of(merged, "backends")
     if backends is not None and "aten" not in backends.split(","):
         reasons.append(f"backends={backends}")
     if not reasons:
@@ -595,8 +437,11 @@ def _check_indices(name: str, policy: str | None) -> None:
         "aten:default or no pin, and aten among the backends, since no other algorithm gives "
         "indices"
     )
-    action = merged.get("on_unsupported") or "error"
+    action = value_of(merged, "on_unsupported") or "error"
     if action == "error":
         raise ValueError(said)
     if action == "warn":
         warn(f"{said}; aten:default runs instead")
+
+
+describe(Family("pool", images=lambda problem: ("x",)))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from torch_cudnn_ext._torch_internals import guard_or_false
 from torch_cudnn_ext.ops._arguments import (
     call_for_all,
     check_flag,
@@ -13,6 +13,7 @@ from torch_cudnn_ext.ops._arguments import (
     integer,
     integers_of,
 )
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Dim = int | Sequence[int] | None
@@ -20,61 +21,45 @@ Dim = int | Sequence[int] | None
 
 @overload
 def reduce(
-    input: Tensor,
-    kind: str,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    return_indices: Literal[False] = False,
-    policy: PolicyLike = None,
-) -> Tensor: ...
+    input: Tensor, kind: str, dim: Dim = None, keepdim: bool = False,
+    *, return_indices: Literal[False] = False, policy: PolicyLike = None,
+) -> Tensor: ...  # fmt: skip
 @overload
 def reduce(
-    input: Tensor,
-    kind: str,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    return_indices: Literal[True],
-    policy: PolicyLike = None,
-) -> tuple[Tensor, Tensor]: ...
+    input: Tensor, kind: str, dim: Dim = None, keepdim: bool = False,
+    *, return_indices: Literal[True], policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def reduce(
-    input: Tensor,
-    kind: str,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    return_indices: bool = False,
-    policy: PolicyLike = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, kind: str, dim: Dim = None, keepdim: bool = False,
+    *, return_indices: bool = False, policy: PolicyLike = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Reduce dimensions to one value each.
 
-    cuDNN's entry points are ``cudnnReduceTensor`` (``legacy:default``, all kinds, in float32 at
-    least) and the graph API's reduction (``graph:engN``: add, mul, min, max and absmax over leading
-    dimensions or all). On the CPU there are ``cpu:serial`` and ``cpu:tree``, and everywhere
-    ``aten:default``.
+    cuDNN's entry points are ``cudnnReduceTensor`` (``legacy:default``: all kinds, computed in
+    float32 or float64) and the graph API's reduction (``graph:engN``: add, mul, min, max and absmax
+    over leading dimensions or all). On the CPU there are ``cpu:serial`` and ``cpu:tree``, and
+    everywhere ``aten:default``.
 
     Args:
         input: Any sizes and strides; float64, float32, float16 or bfloat16.
         kind: ``add``, ``mul``, ``min``, ``max``, ``absmax``, ``mean``, ``norm1``, ``norm2`` or
-            ``mul_no_zeros``, the product of what is not zero.
-        dim: The dimensions to reduce; ``None`` or none at all means all.
+            ``mul_no_zeros``, the product of the elements that are not zero.
+        dim: The dimensions to reduce; ``None`` or an empty list means all.
         keepdim: Whether reduced dimensions stay, with a size of 1.
-        return_indices: Of ``min`` and ``max``, also give the place of one extreme, as int64,
-            counted over the reduced dimensions in their order (row-major).
-        policy: How to choose the algorithm of the pass ``fwd``.
+        return_indices: Whether ``min`` and ``max`` also give the index of one extreme, as int64,
+            counted over the reduced dimensions in row-major order.
+        policy: How the algorithm of the pass ``fwd`` is selected.
 
     Returns:
         The values, or values and indices. Differentiable twice. Equal extremes share the gradient;
-        with indices it goes to the one that they name. The gradient of ``norm2`` at zero is zero.
+        with indices, the extreme at the index gets it. The gradient of ``norm2`` at zero is zero.
 
     Raises:
-        TypeError: ``input`` is no tensor, ``keepdim`` no bool, or ``policy`` none of what stands
-            for one.
-        ValueError: There is no such kind, ``dim`` is out of range or named twice, the dtype is not
+        TypeError: ``input`` is no tensor, ``keepdim`` no bool, or ``policy`` stands for no policy.
+        ValueError: There is no such kind, ``dim`` is out of range or given twice, the dtype is not
             supported, or the policy is wrong.
         IndexError: An extreme of no elements.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     check_flag("reduce", "return_indices", return_indices)
     if return_indices:
@@ -99,7 +84,7 @@ def prod(
 def prod_nonzero(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The product of what is not zero; arguments are those of `reduce`."""
+    """The product of the elements that are not zero; arguments are those of `reduce`."""
     return _reduce("prod_nonzero", input, "mul_no_zeros", dim, keepdim, policy)
 
 
@@ -148,14 +133,14 @@ def norm2(
 def argmin(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The place of a minimum, as ``torch.argmin``; arguments are those of `reduce`."""
+    """The index of a minimum, as ``torch.argmin``; arguments are those of `reduce`."""
     return _with_indices("argmin", input, "min", dim, keepdim, policy)[1]
 
 
 def argmax(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The place of a maximum, as ``torch.argmax``; arguments are those of `reduce`."""
+    """The index of a maximum, as ``torch.argmax``; arguments are those of `reduce`."""
     return _with_indices("argmax", input, "max", dim, keepdim, policy)[1]
 
 
@@ -174,13 +159,7 @@ def _with_indices(
 
 
 def _result(
-    name: str,
-    function: str,
-    input: Tensor,
-    kind: str,
-    dim: Dim,
-    keepdim: bool,
-    policy: PolicyLike,
+    name: str, function: str, input: Tensor, kind: str, dim: Dim, keepdim: bool, policy: PolicyLike
 ) -> Any:
     check_tensor(function, "input", input)
     check_flag(function, "keepdim", keepdim)
@@ -198,7 +177,7 @@ def _dims(function: str, dim: Dim) -> list[int] | None:
 
 
 def _check_extreme(function: str, input: Tensor, kind: str, dims: list[int] | None) -> None:
-    """Refuse extremes of no elements also where there are none to give, as PyTorch does."""
+    """Raise IndexError for extremes over an empty dimension, even for an empty result."""
     count = integer(input.numel())  # a tensor in a trace
     if kind not in ("min", "max", "absmax") or not guard_or_false(count == 0):
         return
@@ -207,3 +186,12 @@ def _check_extreme(function: str, input: Tensor, kind: str, dims: list[int] | No
             f"{function}: argument dim: got {dims} of an input of sizes {list(input.shape)}, "
             "wanted dimensions of at least one element"
         )
+
+
+describe(
+    Family(
+        "reduce",
+        replaced=in_place_of_methods(sum, mean, prod, amax, amin, argmax, argmin),
+        keywords={"axis": "dim", "keepdims": "keepdim"},
+    )
+)

@@ -1,21 +1,22 @@
 """Recurrent networks as functions, with the arguments of their namesakes in ``torch._VF``.
 
-All compute sequences of time-major (or, with ``batch_first``, batch-major) input, or, with
-``batch_sizes``, the data of a ``PackedSequence``. Parameters come in PyTorch's order, for each
-layer and direction: ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``, ``weight_hr``, as far
-as there are such. Where they lie side by side in memory as ``torch.nn.LSTM.flatten_parameters``
-leaves them, they are used in place; elsewhere they are copied at each call.
+All take sequences of time-major (or, with ``batch_first``, batch-major) input, or, with
+``batch_sizes``, the data of a ``PackedSequence``. The parameters of each layer and direction come
+in PyTorch's order: ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``, ``weight_hr``, without
+those that the network does not have. Parameters that are contiguous in memory, as
+``torch.nn.LSTM.flatten_parameters`` lays them out, are used in place; others are copied at each
+call.
 
 cuDNN's algorithms (``cudnnRNNForward``, ``cudnnRNNBackwardData_v8``,
 ``cudnnRNNBackwardWeights_v8``) are ``legacy:standard``, ``legacy:persist_static``,
 ``legacy:persist_dynamic`` and ``legacy:persist_static_small_h``, each with a math type
 (``legacy:standard/math=fma``). On the CPU there are ``cpu:fused`` and ``cpu:unrolled``, and
-everywhere ``aten:default``. A backward runs the algorithm of its forward, so that both are chosen
-as one. Masks of dropout come from the algorithm that runs and repeat with ``torch.manual_seed``.
+everywhere ``aten:default``. A backward runs the algorithm of its forward, so one selection holds
+for both. Dropout masks depend on the algorithm, and repeat with ``torch.manual_seed``.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -29,28 +30,23 @@ from torch_cudnn_ext.ops._arguments import (
     integers_of,
     wrong_type,
 )
+from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
 
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def lstm(
-    input: Tensor,
-    hx: Sequence[Tensor] | None,
-    params: Sequence[Tensor],
-    has_biases: bool = True,
-    num_layers: int = 1,
-    dropout: float = 0.0,
-    train: bool = False,
-    bidirectional: bool = False,
+    input: Tensor, hx: Sequence[Tensor] | None, params: Sequence[Tensor], has_biases: bool = True,
+    num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,
     batch_first: bool = False,
-    *,
-    batch_sizes: Tensor | Sequence[int] | None = None,
-    skip_input: bool = False,
-    single_bias: bool = False,
-    policy: PolicyLike = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Long short-term memory, with projection where ``params`` hold ``weight_hr``.
+    *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
+    single_bias: bool = False, policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Long short-term memory, with projection if ``params`` hold ``weight_hr``.
 
     Args:
         input: ``[T, B, I]``, ``[B, T, I]`` with ``batch_first``, or ``[sum of batch_sizes, I]``;
@@ -60,133 +56,87 @@ def lstm(
         params: The parameters in PyTorch's order.
         has_biases: Whether there are biases among them.
         num_layers: The number of layers.
-        dropout: The share of a layer's output that is zeroed before the next one, if ``train``.
+        dropout: The share of a layer's output that is zeroed before the next layer, if ``train``.
         train: Whether there is dropout.
         bidirectional: Whether a layer also runs backwards in time.
         batch_first: Whether input and output are batch-major; not with ``batch_sizes``.
         batch_sizes: The number of sequences in each time step of a packed batch, longest first.
-        skip_input: The first layer adds its input to every gate as it is (cuDNN's
-            ``CUDNN_SKIP_INPUT``): it has no ``weight_ih``, and the input has ``H`` features.
-        single_bias: There is a ``bias_ih`` but no ``bias_hh``.
-        policy: How to choose the algorithm of the passes ``fwd`` and ``bwd``.
+        skip_input: Whether the first layer adds its input to every gate unchanged (cuDNN's
+            ``CUDNN_SKIP_INPUT``). It then has no ``weight_ih``, and the input has ``H`` features.
+        single_bias: Whether there is a ``bias_ih`` but no ``bias_hh``.
+        policy: How the algorithm of the passes ``fwd`` and ``bwd`` is selected.
 
     Returns:
-        The last layer's outputs, sized as the input but for ``directions * P`` features, and hidden
-        and cell states at the end. Differentiable once, and twice where there is no dropout.
+        The last layer's outputs, of the input's sizes but ``directions * P`` features, and the
+        hidden and cell states at the end. Differentiable once; twice without dropout.
 
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes, dtypes or devices do not fit, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
+    variants = (batch_first, batch_sizes, skip_input, single_bias)
     states = [] if hx is None else _listed(hx)
-    y, hy, cy = _run(
-        "lstm", input, states, params, options, batch_first, batch_sizes, skip_input, single_bias,
-        policy,
-    )  # fmt: skip
+    y, hy, cy = _run("lstm", input, states, params, options, variants, policy)
     return y, hy, cy
 
 
 def gru(
-    input: Tensor,
-    hx: Tensor | None,
-    params: Sequence[Tensor],
-    has_biases: bool = True,
-    num_layers: int = 1,
-    dropout: float = 0.0,
-    train: bool = False,
-    bidirectional: bool = False,
+    input: Tensor, hx: Tensor | None, params: Sequence[Tensor], has_biases: bool = True,
+    num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,
     batch_first: bool = False,
-    *,
-    batch_sizes: Tensor | Sequence[int] | None = None,
-    skip_input: bool = False,
-    single_bias: bool = False,
-    policy: PolicyLike = None,
-) -> tuple[Tensor, Tensor]:
-    """Gated recurrent units; arguments as of `lstm`, but with hidden states alone.
+    *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
+    single_bias: bool = False, policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gated recurrent units; arguments and errors are those of `lstm`, with hidden states alone.
 
     Returns:
-        The last layer's outputs, and hidden states at the end. Differentiable as `lstm`.
-
-    Raises:
-        TypeError: An argument has a type that it does not take.
-        ValueError: As for `lstm`.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        The last layer's outputs, and the hidden states at the end. Differentiable as `lstm`.
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
-    y, hy = _run(
-        "gru", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias, policy
-    )
+    variants = (batch_first, batch_sizes, skip_input, single_bias)
+    y, hy = _run("gru", input, hx, params, options, variants, policy)
     return y, hy
 
 
 def rnn_tanh(
-    input: Tensor,
-    hx: Tensor | None,
-    params: Sequence[Tensor],
-    has_biases: bool = True,
-    num_layers: int = 1,
-    dropout: float = 0.0,
-    train: bool = False,
-    bidirectional: bool = False,
+    input: Tensor, hx: Tensor | None, params: Sequence[Tensor], has_biases: bool = True,
+    num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,
     batch_first: bool = False,
-    *,
-    batch_sizes: Tensor | Sequence[int] | None = None,
-    skip_input: bool = False,
-    single_bias: bool = False,
-    policy: PolicyLike = None,
-) -> tuple[Tensor, Tensor]:
+    *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
+    single_bias: bool = False, policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Elman's network with tanh; arguments, results and errors are those of `gru`."""
     options = (has_biases, num_layers, dropout, train, bidirectional)
-    y, hy = _run(
-        "rnn_tanh", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias,
-        policy,
-    )  # fmt: skip
+    variants = (batch_first, batch_sizes, skip_input, single_bias)
+    y, hy = _run("rnn_tanh", input, hx, params, options, variants, policy)
     return y, hy
 
 
 def rnn_relu(
-    input: Tensor,
-    hx: Tensor | None,
-    params: Sequence[Tensor],
-    has_biases: bool = True,
-    num_layers: int = 1,
-    dropout: float = 0.0,
-    train: bool = False,
-    bidirectional: bool = False,
+    input: Tensor, hx: Tensor | None, params: Sequence[Tensor], has_biases: bool = True,
+    num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,
     batch_first: bool = False,
-    *,
-    batch_sizes: Tensor | Sequence[int] | None = None,
-    skip_input: bool = False,
-    single_bias: bool = False,
-    policy: PolicyLike = None,
-) -> tuple[Tensor, Tensor]:
+    *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
+    single_bias: bool = False, policy: PolicyLike = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Elman's network with ReLU; arguments, results and errors are those of `gru`."""
     options = (has_biases, num_layers, dropout, train, bidirectional)
-    y, hy = _run(
-        "rnn_relu", input, hx, params, options, batch_first, batch_sizes, skip_input, single_bias,
-        policy,
-    )  # fmt: skip
+    variants = (batch_first, batch_sizes, skip_input, single_bias)
+    y, hy = _run("rnn_relu", input, hx, params, options, variants, policy)
     return y, hy
 
 
 def rnn_parameter_sizes(
-    network: str,
-    input_size: int,
-    hidden_size: int,
-    num_layers: int = 1,
-    has_biases: bool = True,
-    bidirectional: bool = False,
-    proj_size: int = 0,
-    *,
-    skip_input: bool = False,
-    single_bias: bool = False,
-) -> list[tuple[int, ...]]:
+    network: str, input_size: int, hidden_size: int, num_layers: int = 1, has_biases: bool = True,
+    bidirectional: bool = False, proj_size: int = 0,
+    *, skip_input: bool = False, single_bias: bool = False,
+) -> list[tuple[int, ...]]:  # fmt: skip
     """The sizes of a recurrent network's parameters, in the order that the functions here take.
 
-    Their products sum to the number of elements in all. A flat buffer that ``split`` and ``view``
-    cut into the parameters is used in place where all matrices lie in it before all biases.
+    Parameters that ``split`` and ``view`` cut from one flat buffer are used in place if all
+    matrices lie in it before all biases.
 
     Args:
         network: ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``.
@@ -196,8 +146,8 @@ def rnn_parameter_sizes(
         has_biases: Whether there are biases.
         bidirectional: Whether a layer also runs backwards in time.
         proj_size: ``P``, less than ``H``, to which an LSTM projects its hidden state; 0 for none.
-        skip_input: As of `lstm`.
-        single_bias: As of `lstm`.
+        skip_input: As in `lstm`.
+        single_bias: As in `lstm`.
 
     Raises:
         TypeError: An argument has a type that it does not take.
@@ -210,13 +160,8 @@ def rnn_parameter_sizes(
         raise ValueError(
             f"{name}: argument network: got {network!r}, wanted one of {', '.join(_NETWORKS)}"
         )
-    check_flags(
-        name,
-        has_biases=has_biases,
-        bidirectional=bidirectional,
-        skip_input=skip_input,
-        single_bias=single_bias,
-    )
+    check_flags(name, has_biases=has_biases, bidirectional=bidirectional)
+    check_flags(name, skip_input=skip_input, single_bias=single_bias)
     given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
     numbers = {argument: integer_of(name, argument, n) for argument, n in given.items()}
     for argument, number in numbers.items():
@@ -242,28 +187,15 @@ def rnn_parameter_sizes(
 
 
 def _run(
-    name: str,
-    input: Tensor,
-    hx: Tensor | list[Tensor] | None,
-    params: Sequence[Tensor],
+    name: str, input: Tensor, hx: Tensor | list[Tensor] | None, params: Sequence[Tensor],
     options: tuple[bool, int, float, bool, bool],
-    batch_first: bool,
-    batch_sizes: Tensor | Sequence[int] | None,
-    skip_input: bool,
-    single_bias: bool,
-    policy: PolicyLike,
-) -> tuple[Tensor, ...]:
+    variants: tuple[bool, Tensor | Sequence[int] | None, bool, bool], policy: PolicyLike,
+) -> tuple[Tensor, ...]:  # fmt: skip
     check_tensor(name, "input", input)
     has_biases, num_layers, dropout, train, bidirectional = options
-    check_flags(
-        name,
-        has_biases=has_biases,
-        train=train,
-        bidirectional=bidirectional,
-        batch_first=batch_first,
-        skip_input=skip_input,
-        single_bias=single_bias,
-    )
+    batch_first, batch_sizes, skip_input, single_bias = variants
+    check_flags(name, has_biases=has_biases, train=train, bidirectional=bidirectional)
+    check_flags(name, batch_first=batch_first, skip_input=skip_input, single_bias=single_bias)
     check_number(name, "dropout", dropout)
     layers = integer_of(name, "num_layers", num_layers)
     options = (has_biases, layers, dropout, train, bidirectional)
@@ -288,8 +220,17 @@ def _run(
 
 
 def _listed(values: Any) -> Any:
-    """A list of what holds several; what is none the operator refuses, with the argument's name."""
+    """A list of the values. No iterable is returned as it is; the operator names it in an error."""
     try:
         return list(values)
     except TypeError:
         return values
+
+
+def _steps(problem: "ProblemInfo") -> int:
+    slots = problem["slots"]
+    steps: int = slots.get("batch_sizes", slots["x"])["sizes"][0]
+    return steps
+
+
+describe(Family("rnn", steps=_steps, random=("_rnn",)))

@@ -2,34 +2,32 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from torch_cudnn_ext._torch_internals import implicit_softmax_dim
 from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, wrong_type
+from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
 def softmax(
-    input: Tensor,
-    dim: int | None = None,
-    dtype: torch.dtype | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
     """Exponentials along a dimension, divided by their sum, as ``torch.nn.functional.softmax``.
 
     cuDNN's algorithms (``cudnnSoftmaxForward``, ``cudnnSoftmaxBackward``) are ``legacy:accurate``
-    and ``legacy:fast``; the latter subtracts no maximum, so that large inputs overflow, and is
-    admitted with ``allow_reduced_range`` only. So is the former over contiguous rows that are not
-    float64, since it gives zeros for a row of negative infinity alone. On the CPU there are
-    ``cpu:three_pass`` and ``cpu:online``, and everywhere ``aten:default`` and, but for rows,
-    ``aten:transposed``.
+    and ``legacy:fast``. ``legacy:fast`` subtracts no maximum, so that large inputs overflow.
+    ``legacy:accurate``, over contiguous rows that are not float64, gives zeros for a row of
+    negative infinity alone. Both are then admitted with ``allow_reduced_range`` only. On the CPU
+    there are ``cpu:three_pass`` and ``cpu:online``, and everywhere ``aten:default`` and, except for
+    contiguous rows, ``aten:transposed``.
 
     Args:
         input: Any sizes and strides; float64, float32, float16 or bfloat16.
-        dim: The dimension that sums to one. Without one it is PyTorch's choice, which is
-            deprecated there and warned of: 0 of 0, 1 or 3 dimensions, else 1.
+        dim: The dimension that sums to one. ``None`` is deprecated and warns, as in PyTorch: it is
+            0 for 0, 1 or 3 dimensions, else 1.
         dtype: The input is cast to this first.
-        policy: How to choose the algorithms of the passes ``fwd`` and ``bwd``.
+        policy: How the algorithms of the passes ``fwd`` and ``bwd`` are selected.
 
     Returns:
         A contiguous tensor of the input's sizes. Differentiable twice.
@@ -37,19 +35,16 @@ def softmax(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: ``dim`` is out of range, the dtype is not supported, or the policy is wrong.
-        RuntimeError: A pinned algorithm cannot run, or none can under the policy.
+        RuntimeError: A pinned algorithm cannot run, or none is admissible.
     """
     return _along("softmax", input, dim, dtype, policy)
 
 
 def log_softmax(
-    input: Tensor,
-    dim: int | None = None,
-    dtype: torch.dtype | None = None,
-    *,
-    policy: PolicyLike = None,
-) -> Tensor:
-    """The logarithm of `softmax`, computed in one, as ``torch.nn.functional.log_softmax``.
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None,
+    *, policy: PolicyLike = None,
+) -> Tensor:  # fmt: skip
+    """The logarithm of `softmax`, computed at once, as ``torch.nn.functional.log_softmax``.
 
     cuDNN has one algorithm for it, ``legacy:accurate``. All else is as in `softmax`.
     """
@@ -60,7 +55,7 @@ def _along(
     name: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, policy: PolicyLike
 ) -> Tensor:
     check_tensor(name, "input", input)
-    if not isinstance(dtype, torch.dtype | None):  # an integer, too, would be taken for one
+    if not isinstance(dtype, torch.dtype | None):  # the operator would also take an integer
         raise wrong_type(name, "dtype", dtype, "a torch.dtype")
     along = _implicit_dim(name, input.dim()) if dim is None else integer_of(name, "dim", dim)
     return call(name, input, along, dtype, policy=policy_text(policy, "softmax"))
@@ -68,5 +63,14 @@ def _along(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _implicit_dim(name: str, dims: int) -> int:
-    dim: int = F._get_softmax_dim(name, dims, 5)  # type: ignore[attr-defined]
+    dim: int = implicit_softmax_dim(name, dims, 5)
     return dim
+
+
+describe(
+    Family(
+        "softmax",
+        has_rows=lambda problem: True,
+        replaced=in_place_of_methods(softmax, log_softmax),
+    )
+)

@@ -1,15 +1,14 @@
 """Tuning ahead of use, and the tuning table: measured rankings in memory, which files keep."""
 
-from torch_cudnn_ext.tuning.tune import (
+from torch_cudnn_ext.tuning.store import (
     clear,
     entries,
     export_table,
     import_table,
     merge_table,
     reset,
-    tune,
-    tune_model,
 )
+from torch_cudnn_ext.tuning.tune import tune, tune_model
 
 __all__ = [
     "clear",

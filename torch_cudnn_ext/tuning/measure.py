@@ -1,8 +1,9 @@
 """Measuring many problems, in this process or in several at a time.
 
-Where engines are compiled at run time, building takes most of the time. Several processes build
-side by side, and take turns to run and to time what they built. What a process ran takes some of
-the GPU's memory for as long as it lives, so that memory may lack which a process alone would have.
+Building an engine that is compiled at run time takes longer than timing it. Several processes build
+at the same time, and a measurement lock lets one of them run and time its plans. Each process
+holds some of the GPU's memory while it lives, so that a problem may lack memory which it would have
+in a process alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from torch_cudnn_ext import _C, knobs
-from torch_cudnn_ext.tuning.worker_pool import Processes, processes
+from torch_cudnn_ext._policy_text import CONSTRAINTS, fields_of
+from torch_cudnn_ext.tuning.worker_pool import WorkerPool, worker_pool
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement, TableEntry
@@ -45,8 +47,8 @@ class Progress(Protocol):
 class Task:
     """One problem to measure, and how.
 
-    ``time_budget_s`` 0 is no limit. ``algorithms`` are all where none is named; of some, the table
-    of choices keeps nothing.
+    ``time_budget_s`` 0 is no limit. If ``algorithms`` names none, all are measured and the tuning
+    table keeps their ranking; else it keeps nothing.
     """
 
     problem: str
@@ -61,7 +63,7 @@ class Task:
 def no_algorithm(
     op: str, policy: str, failed: Iterable[tuple[str, Sequence[Measurement]]]
 ) -> RuntimeError:
-    """The error for problems of which no row is ok, with the reasons."""
+    """The error for problems that no algorithm works for, with the reasons."""
     words = []
     for problem, rows in failed:
         reasons: dict[str, list[str]] = {}
@@ -80,9 +82,9 @@ def measure_tasks(
 ) -> Iterator[list[Measurement]]:
     """Each task's measurements, best first, in the order of the tasks.
 
-    Afterwards the table of choices of this process holds them, and after an error or Ctrl-C those
-    that were finished. Of several jobs, a problem for which there was no memory is measured again
-    once the others have ended.
+    Afterwards the tuning table of this process holds them; after an error or Ctrl-C it holds those
+    that were finished. With several jobs, a problem that lacked memory is measured again once the
+    others have ended.
 
     Args:
         tasks: The problems.
@@ -97,15 +99,16 @@ def measure_tasks(
     check_jobs(jobs)
     check_progress(progress)
     if min(jobs, len(tasks)) <= 1:
-        yield from _told(tasks, (_measure(task, progress) for task in tasks), progress)
+        yield from _with_progress(tasks, (_measure(task, progress) for task in tasks), progress)
         return
     whole = [_as_here(task) for task in tasks]
-    with closing(_measure_in_processes(whole, jobs)) as results:  # also while an error refers to it
-        yield from _told(tasks, results, progress)
+    # A traceback that refers to the generator would keep it open.
+    with closing(_measure_in_processes(whole, jobs)) as results:
+        yield from _with_progress(tasks, results, progress)
 
 
 def checked_device(device: str | torch.device | None = None) -> str:
-    """``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU where there is one.
+    """``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU if there is one.
 
     Raises:
         ValueError: ``device`` is none of these.
@@ -124,14 +127,14 @@ def checked_device(device: str | torch.device | None = None) -> str:
 
 
 def check_time_budget(time_budget_s: float) -> None:
-    """ValueError where it is no number of seconds."""
+    """Raise ValueError if it is no number of seconds."""
     is_number = isinstance(time_budget_s, int | float) and not isinstance(time_budget_s, bool)
     if not is_number or not 0 <= time_budget_s < math.inf:  # nor nan
         raise ValueError(f"time_budget_s: got {time_budget_s!r}, wanted seconds, 0 for no limit")
 
 
 def check_knob_search(knob_search: bool, device: str) -> None:
-    """ValueError where it is no bool, or asked for where no algorithm has knobs."""
+    """Raise ValueError if it is no bool, or asked for on the CPU."""
     if not isinstance(knob_search, bool):
         raise ValueError(f"knob_search: got {knob_search!r}, wanted True or False")
     if knob_search and device == "cpu":
@@ -140,14 +143,24 @@ def check_knob_search(knob_search: bool, device: str) -> None:
         )
 
 
+def check_constraints_alone(policy: str, argument: str = "policy") -> None:
+    """Raise ValueError if a policy chooses an algorithm: tuning measures all that it admits."""
+    for part in fields_of(policy):
+        is_constraint = part.partition("=")[0] in CONSTRAINTS
+        if not is_constraint and not part.endswith(("autotune", "time_on_shape_change")):
+            raise ValueError(
+                f"{argument}: got the choice {part!r}, wanted constraints alone, or autotune"
+            )
+
+
 def check_jobs(jobs: int) -> None:
-    """ValueError where it is no number of processes."""
+    """Raise ValueError if it is no number of processes."""
     if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
         raise ValueError(f"jobs: got {jobs!r}, wanted 1 or more")
 
 
 def check_progress(progress: object) -> None:
-    """TypeError where nothing can be told to it."""
+    """Raise TypeError if it lacks a method of `Progress`."""
     told = [getattr(progress, name, None) for name in ("problem", "algorithm")]
     if progress is not None and not all(map(callable, told)):
         raise TypeError(
@@ -157,19 +170,19 @@ def check_progress(progress: object) -> None:
 
 
 @contextmanager
-def _taking_turns(count: int) -> Iterator[Processes]:
-    """Processes that take turns with each other, and with what else this one measures."""
+def _locked_workers(count: int) -> Iterator[WorkerPool]:
+    """Processes that share a measurement lock with each other and with this process."""
     with TemporaryDirectory() as folder:
-        turns = str(Path(folder, "turns"))
-        _C.set_measurement_lock(turns)
+        lock = str(Path(folder, "measurement.lock"))
+        _C.set_measurement_lock(lock)
         try:
-            with processes(count, _start, turns, _switches()) as pool:
+            with worker_pool(count, _start, lock, _switches()) as pool:
                 yield pool
         finally:
             _C.set_measurement_lock("")
 
 
-def _told(
+def _with_progress(
     tasks: Sequence[Task], results: Iterator[list[Measurement]], progress: Progress | None
 ) -> Iterator[list[Measurement]]:
     for done, task in enumerate(tasks):
@@ -192,7 +205,7 @@ def _measure(task: Task, progress: Progress | None = None) -> list[Measurement]:
 
 
 def _as_here(task: Task) -> Task:
-    """With what holds in this process at this moment: all levels of policy, the current GPU."""
+    """The task with all levels of policy and the current GPU of this process at this moment."""
     policy = _C.policy_for(task.problem, task.policy)
     device = f"cuda:{torch.cuda.current_device()}" if task.device == "cuda" else task.device
     return replace(task, policy=policy, device=device)
@@ -201,8 +214,8 @@ def _as_here(task: Task) -> Task:
 def _measure_in_processes(
     tasks: Sequence[Task], jobs: int
 ) -> Generator[list[Measurement], None, None]:
-    """In order; what lacked memory is measured again by a process alone, once the others ended."""
-    with _taking_turns(min(jobs, len(tasks))) as pool:
+    """In order; a task that lacks memory is measured again by a process alone, at the end."""
+    with _locked_workers(min(jobs, len(tasks))) as pool:
         left = [(task, pool.submit(_measure_elsewhere, task)) for task in tasks]
         try:
             while left and not _lacks_memory(left[0][1].result()[0]):
@@ -210,14 +223,14 @@ def _measure_in_processes(
             for _, future in left:
                 future.result()
         finally:
-            for _, future in left:  # finished before others that are not
+            for _, future in left:  # those that were finished before others
                 is_whole = future.done() and future.exception() is None
                 if is_whole and not _lacks_memory(future.result()[0]):
                     _C.table_import(future.result()[1])
     for task, future in left:
         rows = future.result()[0]
         if _lacks_memory(rows):
-            with _taking_turns(1) as pool:
+            with _locked_workers(1) as pool:
                 rows = _imported(pool.submit(_measure_elsewhere, task))
         yield rows
 
@@ -233,7 +246,7 @@ def _lacks_memory(rows: Sequence[Measurement]) -> bool:
 
 
 def finite_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """The rows as JSON has them: an error that is not finite is ``None``."""
+    """The rows as JSON has them, with ``None`` for an error that is not finite."""
     return [
         row if row["error"] is None or math.isfinite(row["error"]) else {**row, "error": None}
         for row in rows
@@ -241,7 +254,7 @@ def finite_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def fp32_switches() -> list[Any]:
-    """PyTorch's switches whose ``fp32_precision`` says where float32 may be TF32."""
+    """PyTorch's switches whose ``fp32_precision`` says whether float32 may be TF32."""
     cudnn: Any = torch.backends.cudnn
     return [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
 
@@ -250,13 +263,13 @@ def fp32_switches() -> list[Any]:
 
 
 def _switches() -> dict[str, Any]:
-    """What PyTorch's own kernels obey."""
+    """The settings that PyTorch's own kernels obey."""
     return {
         "backends": [getattr(place, name) for place, name in _backend_switches()],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
-        "knobs": {"verbose": knobs.verbose, "replay": knobs.replay},
+        "knobs": {"verbose": knobs.verbose},
     }
 
 
@@ -274,10 +287,10 @@ def _backend_switches() -> list[tuple[Any, str]]:
     ]
 
 
-def _start(turns: str, switches: dict[str, Any]) -> None:
-    _C.set_measurement_lock(turns)
-    _C.set_knobs("", **switches["knobs"])  # policies hold what those of the environment say
-    _C.set_workspace_reserve([])  # that of the environment is for one process
+def _start(lock: str, switches: dict[str, Any]) -> None:
+    _C.set_measurement_lock(lock)
+    _C.set_knobs("", **switches["knobs"])  # the tasks' policies hold those of the environment
+    _C.set_workspace_reserve([])  # the environment's is for one process
     torch.set_num_threads(switches["threads"])
     torch.use_deterministic_algorithms(switches["deterministic"], warn_only=switches["warn_only"])
     for (place, name), value in zip(_backend_switches(), switches["backends"], strict=True):
@@ -290,4 +303,4 @@ def _measure_elsewhere(task: Task) -> _Measured:
         return _measure(task), _C.table_export()
     finally:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()  # the others want it for their problems
+            torch.cuda.empty_cache()  # for the other processes

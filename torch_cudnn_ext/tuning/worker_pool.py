@@ -1,4 +1,4 @@
-"""Fresh processes that end with the one that started them, whatever they are doing then."""
+"""New processes that end with the one that started them, whatever they are doing then."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from multiprocessing.process import BaseProcess
 from threading import Thread, Timer, main_thread
 from typing import Any, TypeVar
 
+from torch_cudnn_ext._torch_internals import close_results, processes_of
+
 T = TypeVar("T")
 
 
-class Processes:
-    """Runs functions in other processes, which see no Ctrl-C: this process ends them."""
+class WorkerPool:
+    """Runs functions in other processes. These ignore Ctrl-C: this process ends them."""
 
     def __init__(self, pool: ProcessPoolExecutor) -> None:
-        """Take a pool that is empty still; its processes start as work is submitted."""
+        """Take a pool without processes; they start as work is submitted."""
         self._pool = pool
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Begin ``work(*arguments)`` in the next process that is free.
 
-        The future raises what the work raised: as a ``RuntimeError`` where that cannot be sent, or
-        where SIGTERM ended the work.
+        The future raises what the work raised. It raises a ``RuntimeError`` instead if that error
+        cannot be sent, or if SIGTERM ended the work.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -40,20 +42,20 @@ class Processes:
 
 
 @contextmanager
-def processes(
+def worker_pool(
     count: int,
     start: Callable[..., None] | None = None,
     *arguments: Any,
     grace_s: float = 0.0,
-) -> Iterator[Processes]:
-    """At most so many of them, until the block is left.
+) -> Iterator[WorkerPool]:
+    """At most so many processes, until the block is left.
 
     Args:
         count: How many.
-        start: What each calls first, with the arguments.
+        start: What each process calls first, with the arguments.
         arguments: They are sent to the processes.
-        grace_s: Seconds that work gets to end by a ``KeyboardInterrupt``, where an error or Ctrl-C
-            leaves the block or this process is killed; 0: none.
+        grace_s: Seconds that work gets to end by a ``KeyboardInterrupt`` if an error or Ctrl-C
+            leaves the block, or if this process is killed; 0: none.
 
     Raises:
         RuntimeError: One of them was killed, or could not start.
@@ -66,18 +68,18 @@ def processes(
         after.enter_context(lifeline)
         after.enter_context(pool)
         try:
-            yield Processes(pool)
+            yield WorkerPool(pool)
         except BaseException as error:
             lifeline.send("end")
-            # One that imports modules hears of nothing until then.
-            killer = Timer(grace_s, _kill, [[*(pool._processes or {}).values()]])
+            # A process that still imports modules hears of nothing before the killer comes.
+            killer = Timer(grace_s, _kill, [processes_of(pool)])
             killer.daemon = True
             killer.start()
             after.callback(killer.cancel)
             after.callback(pool.shutdown)
-            # What ends while it sends a result leaves a part of one. The pool waits for the rest,
-            # unless nobody can write any more, nor this process itself.
-            pool._result_queue._writer.close()  # type: ignore[attr-defined]
+            # A process that ends while it sends a result leaves a part of one. The pool waits for
+            # the rest, unless nobody can write any more, this process included.
+            close_results(pool)
             if not isinstance(error, BrokenProcessPool):
                 raise
             raise RuntimeError(
@@ -104,14 +106,14 @@ def _start(
 
 
 def _run(work: Callable[..., T], *arguments: Any) -> T:
-    """``work(*arguments)``, which alone gets a ``KeyboardInterrupt``; SIGTERM ends what is idle."""
+    """``work(*arguments)``: SIGTERM interrupts it, and ends a process that is idle."""
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         return work(*arguments)
     except KeyboardInterrupt:
-        # Raised as such by the process that waits for the result, it would look like Ctrl-C there.
+        # The process that waits for the result would take it for a Ctrl-C of its own.
         raise RuntimeError("a process that works for this one was ended by SIGTERM") from None
-    except SystemExit as end:  # which would end the process, and nothing else
+    except SystemExit as end:  # it would end the process, and the future would hear nothing
         raise RuntimeError(f"SystemExit: {end}") from end
     except Exception as error:
         try:
@@ -124,7 +126,7 @@ def _run(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _end_with_parent(end: Connection, grace_s: float) -> None:
-    wait([end])  # for a word, or until there is no parent
+    wait([end])  # until the parent sends a word or ends
     if grace_s > 0:
         signal.pthread_kill(main_thread().ident or 0, signal.SIGTERM)
         time.sleep(grace_s)

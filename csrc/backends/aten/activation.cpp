@@ -1,4 +1,4 @@
-// PyTorch's own activations, written straight into the output, which may be the input.
+// PyTorch's activations, written into the output, which may be the input.
 #include "backends/aten/plan.h"
 
 namespace torch_cudnn_ext::aten {
@@ -56,8 +56,8 @@ void backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, con
       if (c == 1) {
         at::silu_backward_out(dx, dy, x);
       } else {
-        dx.copy_(
-            at::silu_backward(dy.to(compute_dtype(p.x.dtype)), x.to(compute_dtype(p.x.dtype)) * c));
+        auto compute = compute_dtype(p.x.dtype);
+        dx.copy_(at::silu_backward(dy.to(compute), x.to(compute) * c));
       }
   }
 }

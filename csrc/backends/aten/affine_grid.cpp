@@ -1,4 +1,4 @@
-// PyTorch's own grids under affine maps.
+// PyTorch's grids under affine maps.
 #include <algorithm>
 
 #include "backends/aten/plan.h"
@@ -11,7 +11,7 @@ BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
   if (auto refused = refuse(algorithm, device)) return *refused;
   Dims size{p.grid.sizes[0], 1};
   for (int i = 1; i + 1 < p.grid.sizes.size(); ++i) size.push_back(p.grid.sizes[i]);
-  // PyTorch 2.11 has no f16 and bf16 for a dimension of one point.
+  // PyTorch 2.11 does not support f16 and bf16 for a dimension of one point.
   bool one_point = std::find(size.begin() + 2, size.end(), 1) != size.end();
   at::ScalarType inside = one_point ? compute_dtype(p.theta.dtype) : p.theta.dtype;
   Notes notes;

@@ -12,10 +12,10 @@ size_t _get_cudnn_batch_norm_reserve_space_size(const Tensor& input, bool traini
 namespace torch_cudnn_ext::aten {
 namespace {
 
-// PyTorch tells layouts by four dimensions, and data without space by two.
+// PyTorch recognises layouts by four dimensions, and data without space by two.
 Tensor as_image(const Tensor& t) {
   if (t.size(2) == 1) return without_unit_dim(t, 2);
-  // A stride that tells channels_last, though the dimension has one element.
+  // This stride marks channels_last, though the dimension has one element.
   int64_t last = t.stride(1) == 1 ? t.size(1) : 1;
   return strided_view(t, {t.size(0), t.size(1), t.size(2), 1},
                       {t.stride(0), t.stride(1), t.stride(2), last});
@@ -38,8 +38,8 @@ void forward(const BatchNormProblem& p, Bindings& b) {
   b[Role::reserve] = reserve;
 }
 
-// What PyTorch takes for training. Its cuDNN kernels for channels_last read a reserve, which only
-// its own forward leaves: after another algorithm's, the native ones run.
+// The kernels that PyTorch takes for training. cuDNN's for channels_last read a reserve that only
+// their own forward leaves: after another algorithm's forward, the native ones run.
 int64_t backward_implementation(const Tensor& x, const Bindings& b, const Tensor& reserve) {
   if (!x.is_cuda() || !at::globalContext().userEnabledCuDNN()) return 0;
   auto chosen = at::native::_select_batch_norm_backend(x, b[Role::w], b[Role::w], Tensor(),
@@ -54,8 +54,7 @@ void backward(const BatchNormProblem& p, Bindings& b) {
   const Tensor& left = b[Role::reserve];
   Tensor reserve = left.defined() ? left : at::empty({0}, x.options().dtype(at::kByte));
   int64_t implementation = p.train ? backward_implementation(x, b, reserve) : 0;
-  // Empty statistics of training are what PyTorch's own inference leaves: it reads the running
-  // ones.
+  // PyTorch's own inference leaves empty statistics of training: it reads the running ones.
   Tensor none = p.train ? Tensor() : at::empty({0}, b[Role::w].options());
   auto [dx, dw, dbias] = at::_batch_norm_impl_index_backward(
       implementation, x, dy, b[Role::w], b[Role::running_mean], b[Role::running_var],
@@ -66,7 +65,7 @@ void backward(const BatchNormProblem& p, Bindings& b) {
   give(b, Role::dbias, p.statistic(), dbias);
 }
 
-// Of running statistics and channels_last on CUDA. PyTorch's own step behind the sums is the same
+// For running statistics and channels_last on CUDA. PyTorch's own step after the sums is the same
 // product, but gives a contiguous result, at several times the cost of a copy.
 void backward_of_inference(const BatchNormProblem& p, Bindings& b) {
   const Tensor &x = b[Role::x], &dy = b[Role::dy], &w = b[Role::w], &mean = b[Role::running_mean];

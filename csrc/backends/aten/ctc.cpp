@@ -1,4 +1,4 @@
-// PyTorch's own CTC loss.
+// PyTorch's CTC loss.
 #include "backends/aten/plan.h"
 
 namespace torch_cudnn_ext::aten {

@@ -1,5 +1,5 @@
-// PyTorch's own dropout: the fused kernel on CUDA, and on the CPU the product with a noise tensor,
-// so that a seed gives the mask that torch.nn.functional.dropout would draw.
+// PyTorch's dropout: the fused kernel on CUDA, and the product with a noise tensor on the CPU, so
+// that a seed gives the mask that torch.nn.functional.dropout draws.
 #include "backends/aten/plan.h"
 #include "core/tensors.h"
 
@@ -32,7 +32,7 @@ void run_on_cpu(const DropoutProblem& p, Bindings& b) {
 
 BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
   if (p.rng == RandomStream::cudnn) {
-    return Unsupported{"the mask is to come from cuDNN's generator (rng=cudnn)"};
+    return Unsupported{"the mask must come from cuDNN's generator (rng=cudnn)"};
   }
   if (auto refused = refuse(algorithm, device)) return *refused;
   auto run = device.is_cuda() ? run_on_cuda : run_on_cpu;

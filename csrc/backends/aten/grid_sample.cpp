@@ -1,4 +1,4 @@
-// PyTorch's own sampler.
+// PyTorch's sampler.
 #include "backends/aten/plan.h"
 
 namespace torch_cudnn_ext::aten {

@@ -5,8 +5,8 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-// PyTorch's kernels take tensors of one dtype (of several only here and there): half data with
-// float parameters is computed in float.
+// Most of PyTorch's kernels take tensors of one dtype: half data with float parameters is computed
+// in float.
 at::ScalarType common_dtype(const LayerNormProblem& p) {
   return p.w.value_or(p.bias.value_or(p.x.dtype));
 }
@@ -22,7 +22,7 @@ Pair cast(const Pair& statistics, at::ScalarType dtype) {
   return out;
 }
 
-// Repeated for each instance; float parameters are what PyTorch's batch norm takes with any data.
+// Repeated for each instance; PyTorch's batch norm takes float parameters with any data.
 std::optional<Tensor> repeated(const Tensor& t, int64_t times) {
   return t.defined() ? std::optional<Tensor>(t.repeat({times})) : std::nullopt;
 }
@@ -65,7 +65,7 @@ void forward(const LayerNormProblem& p, Bindings& b) {
   give(b, Role::invstd, spec, flat(r));
 }
 
-// As autograd derives it where PyTorch has no kernel, on the CPU.
+// As autograd derives it on the CPU, where PyTorch has no kernel.
 std::pair<Tensor, Tensor> rms_backward(const LayerNormProblem& p, const Tensor& dy, const Tensor& x,
                                        const Tensor& invstd, const Tensor& w) {
   if (x.is_cuda()) {
@@ -97,7 +97,7 @@ void backward(const LayerNormProblem& p, Bindings& b) {
   }
   switch (p.kind) {
     case LayerNormKind::layer: {
-      // Of the bias it reads the sizes alone, those of its gradient and of the weight's.
+      // It reads only the bias's sizes, for its gradient and the weight's.
       Tensor bias = !p.bias ? Tensor() : w.defined() ? w : at::empty({v.channels}, x.options());
       std::tie(dx, dw, dbias) = at::native_layer_norm_backward(
           dy, x, {v.channels}, with_unit_dim(mean, 1), with_unit_dim(invstd, 1), optional_of(w),
@@ -108,7 +108,7 @@ void backward(const LayerNormProblem& p, Bindings& b) {
       std::tie(dx, dw) = rms_backward(p, dy, x, invstd.unsqueeze(1), w);
       break;
     case LayerNormKind::group: {
-      // PyTorch makes the bias's gradient of the weight's options, and fails without a weight.
+      // PyTorch makes the bias's gradient with the weight's options, and fails without a weight.
       mask[2] = mask[2] && mask[1];
       Dims sizes{v.batch, v.groups};
       auto [m, r] = cast({mean, invstd}, x.scalar_type());

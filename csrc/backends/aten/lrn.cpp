@@ -1,20 +1,20 @@
-// Local response and divisive normalisation as PyTorch writes the former: average pooling of padded
-// squares, then elementwise steps in the data's type. The latter, which PyTorch does not have, is
-// computed in float32 at least.
+// Local response normalisation as PyTorch computes it: average pooling of padded squares, then
+// elementwise steps in the data's type. Divisive normalisation, which PyTorch does not have, takes
+// the same steps in float32 at least.
 #include "backends/aten/plan.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
 
-// Means over windows with so many elements before and after their middle.
-Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t behind, int64_t ahead) {
+// Means over windows with this many elements before and after their middle.
+Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t before, int64_t after) {
   if (p.kind == LrnKind::cross_channel) {
-    Tensor padded = at::constant_pad_nd(t.unsqueeze(1), {0, 0, behind, ahead});
+    Tensor padded = at::constant_pad_nd(t.unsqueeze(1), {0, 0, before, after});
     return at::avg_pool2d(padded, {p.size, 1}, {1, 1}).squeeze(1);
   }
   int dims = p.end_dim() - p.first_dim();
   std::vector<int64_t> padding, window(dims, p.size), stride(dims, 1);
-  for (int i = 0; i < dims; ++i) padding.insert(padding.end(), {behind, ahead});
+  for (int i = 0; i < dims; ++i) padding.insert(padding.end(), {before, after});
   Tensor padded = at::constant_pad_nd(t, padding);
   return dims == 2 ? at::avg_pool2d(padded, window, stride)
                    : at::avg_pool3d(padded, window, stride);
@@ -33,7 +33,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
       give(b, Role::y, p.x, x / scale.pow(p.beta));
       return;
     }
-    // An element's square is in the windows of those for which it lies ahead or behind.
+    // The elements whose windows hold a given one form a window with the two counts swapped.
     Tensor direct = in(Role::dy) / scale.pow(p.beta);
     Tensor through = window_means((direct * x).div_(scale), p, p.ahead(), p.behind());
     double factor = -2 * p.alpha * p.beta;

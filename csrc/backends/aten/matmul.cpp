@@ -1,5 +1,5 @@
-// PyTorch's own products: the bias of a single product is part of its kernel, the rest of the
-// epilogue follows.
+// PyTorch's products. The kernel of a single product adds the bias; the rest of the epilogue
+// follows.
 #include "backends/aten/plan.h"
 
 namespace torch_cudnn_ext::aten {
@@ -10,8 +10,9 @@ Tensor product(const MatmulProblem& p, const Bindings& b) {
   bool general = p.accumulate == Accumulate::general;
   double alpha = general ? b.alpha : 1, beta = general ? b.beta : 1;
   TensorSpec y = p.output();
-  auto scaled = [&] { return at::zeros({1}, x.options()); };  // by alpha before it is rounded
-  // PyTorch 2.11 leaves some batched products of half types unwritten where alpha and beta are 0.
+  // With this addend a product is scaled by alpha before it is rounded.
+  auto zero = [&] { return at::zeros({1}, x.options()); };
+  // PyTorch 2.11 leaves some batched products of half types unwritten if alpha and beta are 0.
   if (alpha == 0 && (!p.z || beta == 0)) {
     Tensor made = at::zeros(y.sizes, x.options());
     return p.bias ? made.add_(bias) : made;
@@ -21,14 +22,14 @@ Tensor product(const MatmulProblem& p, const Bindings& b) {
     Tensor made = p.z          ? at::addmm(z.select(0, 0), first, second, beta, alpha)
                   : p.bias     ? at::addmm(bias, first, second, 1, alpha)
                   : alpha == 1 ? at::mm(first, second)
-                               : at::addmm(scaled(), first, second, 0, alpha);
+                               : at::addmm(zero(), first, second, 0, alpha);
     if (p.z && p.bias) made.add_(bias);
     return made.unsqueeze(0);
   }
   Tensor first = x.expand({y.sizes[0], -1, -1}), second = w.expand({y.sizes[0], -1, -1});
   Tensor made = p.z          ? at::baddbmm(z, first, second, beta, alpha)
                 : alpha == 1 ? at::bmm(first, second)
-                             : at::baddbmm(scaled(), first, second, 0, alpha);
+                             : at::baddbmm(zero(), first, second, 0, alpha);
   if (p.bias) made.add_(bias);
   return made;
 }

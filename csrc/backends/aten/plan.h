@@ -1,5 +1,4 @@
-// What every operator of the aten backend has: the algorithm `aten:default`, on a device that is
-// there.
+// What every family of the aten backend shares: the algorithm `aten:default`. Knows no family.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,13 +20,11 @@ std::vector<Candidate> candidates(const P&, const Device&) {
   return {{kBaseline, "PyTorch"}};
 }
 
-inline Unsupported needs_device() { return {"aten runs on a device that is there", true}; }
+inline Unsupported needs_device() { return {"aten runs only on a device that is present", true}; }
 
-// nullopt where aten:default can be had.
+// nullopt if the algorithm is aten:default and the device is present.
 inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device) {
-  if (algorithm != kBaseline) {
-    return Unsupported{c10::str("aten has no ", algorithm.text())};
-  }
+  if (algorithm != kBaseline) return Unsupported{c10::str("aten has no ", algorithm.text())};
   if (device.is_target()) return needs_device();
   return std::nullopt;
 }

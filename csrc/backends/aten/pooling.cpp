@@ -55,9 +55,9 @@ Tensor average(const PoolingProblem& p, const Tensor& x) {
               divisor_override(p));
 }
 
-// Of the input, the kernels read sizes and layout alone: any memory will do. They are given
-// contiguous tensors: for channels_last ones, PyTorch 2.11's kernel for planes on CUDA computes
-// wrong gradients (seen on an H200).
+// The kernels read only sizes and layout of the input: any memory will do. They are given
+// contiguous tensors: PyTorch 2.11's kernel for planes on CUDA computes wrong gradients for
+// channels_last ones (seen on an H200).
 void average_backward(const PoolingProblem& p, Bindings& b) {
   if (is_global_average(p)) {
     const Tensor& dy = b[Role::dy];
@@ -81,7 +81,8 @@ void average_backward(const PoolingProblem& p, Bindings& b) {
   give(b, Role::dx, p.x, result);
 }
 
-// PyTorch says of all these but avg_pool2d and means that they add atomically on a GPU.
+// PyTorch's documentation says that all of these except avg_pool2d and means add atomically on a
+// GPU.
 Notes notes_of(const PoolingProblem& p, const Device& device) {
   bool adds_in_order =
       is_global_average(p) || (p.mode != PoolingMode::max && !p.adaptive && p.spatial_dims() == 2);
@@ -89,9 +90,9 @@ Notes notes_of(const PoolingProblem& p, const Device& device) {
   return {Note::nondeterministic};
 }
 
-// Whether some window has all its pixels in the padding, as only dilated ones may: PyTorch 2.11
-// then gives an index that is not of x, and its gradient on the CPU writes there.
-bool meets_index_defect(const PoolingProblem& p) {
+// Whether some window has all its pixels in the padding, which dilation makes possible.
+// PyTorch 2.11 then gives an index outside of x, and its gradient on the CPU writes there.
+bool has_window_in_padding(const PoolingProblem& p) {
   if (p.mode != PoolingMode::max || p.adaptive) return false;
   const Dims sizes = p.y().sizes;
   for (int i = 0; i < p.spatial_dims(); ++i) {
@@ -111,10 +112,10 @@ bool meets_index_defect(const PoolingProblem& p) {
 
 BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  if (!device.is_cuda() && meets_index_defect(p)) {
+  if (!device.is_cuda() && has_window_in_padding(p)) {
     return Unsupported{
-        "PyTorch 2.11's gradient of a maximum on the CPU writes out of bounds where a window lies "
-        "in the padding alone"};
+        "PyTorch 2.11's gradient of a maximum on the CPU writes out of bounds if a window lies in "
+        "the padding alone"};
   }
   bool half = c10::isReducedFloatingType(p.x.dtype);
   bool is_max = p.mode == PoolingMode::max;

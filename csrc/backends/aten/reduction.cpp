@@ -1,12 +1,12 @@
-// PyTorch's own reductions.
+// PyTorch's reductions.
 #include "backends/aten/plan.h"
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
 
-// Over one dimension after the other, innermost first; in float32 at least, which PyTorch's kernel
-// for half precision on the CPU does not do by itself.
+// The product over one dimension after the other, innermost first. It is in float32 at least, in
+// contrast to PyTorch's CPU kernel for half precision.
 Tensor product(Tensor x, const Dims& dims) {
   auto compute = compute_dtype(x.scalar_type());
   for (int i = dims.size() - 1; i >= 0; --i) x = at::prod(x, dims[i], true, compute);

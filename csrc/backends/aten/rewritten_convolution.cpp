@@ -4,14 +4,14 @@
 
 #include <algorithm>
 
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
 
 int64_t last(const Dims& dims) { return dims[dims.size() - 1]; }
 
-// The first size, and those of space but the last.
+// The first size, and those of space except the last.
 Dims rows_of(const Dims& sizes) {
   Dims rows{sizes[0]};
   for (int i = 2; i + 1 < sizes.size(); ++i) rows.push_back(sizes[i]);
@@ -40,7 +40,7 @@ FoldedChannels::FoldedChannels(const ConvolutionProblem& p)
       columns_(last(p.w.sizes) + last(p.w.sizes) % 2),  // two make 8 channels
       adds_bias_(can_add_bias()) {}
 
-// Where a row of the window always meets one of x.
+// It can if some row of every window lies in x.
 bool FoldedChannels::can_add_bias() const {
   if (!p_.bias || p_.x.sizes[1] == kChannels) return false;
   for (int i = 0; i + 1 < p_.spatial_dims(); ++i) {
@@ -113,7 +113,7 @@ std::vector<int64_t> TransposedAsForward::blocks(const ConvolutionProblem& p) {
   }
   int64_t least = *std::min_element(p.stride.begin(), p.stride.end());
   int64_t most = *std::max_element(p.stride.begin(), p.stride.end());
-  // Few channels of one group become more; of several groups a block is what strides make of it.
+  // One group: its few channels become more. Several groups: the strides make the block.
   int64_t side = p.groups > 1 ? most : 2, end = p.groups > 1 ? most : kMostSteps * least;
   std::vector<int64_t> sides;
   for (; side <= std::min(end, kMostChannels); ++side) {
@@ -145,9 +145,9 @@ TransposedAsForward::Dimension TransposedAsForward::dimension(int i) const {
   int64_t end = floor_div(block_ - 1 + padding, stride) + 1;
   d.taps = end - d.first;
   d.blocks = ceil_div(p_.x.sizes[i + 2], block_);
-  // Places behind the last one count as padding, of which there is as much before the first.
-  int64_t behind = std::max<int64_t>(step * (d.blocks - 1) + end - p_.y.sizes[i + 2], 0);
-  d.skipped = std::max<int64_t>(ceil_div(behind + d.first, step), 0);
+  // Places after the last one count as padding, of which there is as much before the first.
+  int64_t after = std::max<int64_t>(step * (d.blocks - 1) + end - p_.y.sizes[i + 2], 0);
+  d.skipped = std::max<int64_t>(ceil_div(after + d.first, step), 0);
   return d;
 }
 
@@ -155,7 +155,7 @@ TransposedAsForward::Dimension TransposedAsForward::dimension(int i) const {
 Tensor TransposedAsForward::weight(const Bindings& b) const {
   Tensor w = flip_for_mode(p_, b[Role::w]);
   int dims = p_.spatial_dims();
-  // Before and behind the taps, of the last dimension first.
+  // Before and after the taps, of the last dimension first.
   at::DimVector zeros;
   for (int i = dims - 1; i >= 0; --i) {
     const Dimension& d = dimensions_[i];
@@ -168,7 +168,7 @@ Tensor TransposedAsForward::weight(const Bindings& b) const {
   // [groups, filters, channels, taps..., block...], the last tap first
   for (int i = 0; i < dims; ++i) w = w.unfold(i + 2, block_, p_.stride[i]);
   w = w.unflatten(0, {p_.groups, p_.w.sizes[0] / p_.groups});
-  at::DimVector taps, order{0};  // of more than Dims has room for
+  at::DimVector taps, order{0};  // more dimensions than Dims has room for
   for (int i = 0; i < dims; ++i) {
     taps.push_back(3 + i);
     order.push_back(3 + dims + i);
@@ -243,7 +243,7 @@ Im2col::Im2col(const ConvolutionProblem& p)
 
 Tensor Im2col::rows(const Tensor& x) const {
   int dims = p_.spatial_dims();
-  at::DimVector zeros;  // beside x, of the last dimension first
+  at::DimVector zeros;  // around x, of the last dimension first
   for (int i = dims - 1; i >= 0; --i) zeros.append(2, p_.padding[i]);
   bool padded = !std::all_of(zeros.begin(), zeros.end(), is_zero);
   Tensor t = padded ? at::constant_pad_nd(x, zeros) : x;

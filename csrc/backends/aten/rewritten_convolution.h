@@ -1,4 +1,4 @@
-// Convolutions rewritten as others, or as products of matrices, which PyTorch runs faster.
+// Convolutions rewritten as others, or as matrix products, which PyTorch runs faster.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace torch_cudnn_ext::aten {
 
-// A forward over few channels, as of an image, which leave most of a tensor core idle, or its
-// filter gradient. Folded, all that a window sees of a row is one pixel: windows of 7x7 over 3
-// channels become windows of 7x1 over 8 columns of 4 channels.
+// A forward over few channels, such as an image's, or its filter gradient. Few channels leave most
+// of a tensor core idle. Folded, all that a window sees of a row is one pixel: windows of 7x7 over
+// 3 channels become windows of 7x1 over 8 columns of 4 channels.
 class FoldedChannels {
  public:
   static bool takes(const ConvolutionProblem& p);
@@ -29,23 +29,23 @@ class FoldedChannels {
 
   const ConvolutionProblem p_;
   const int64_t columns_;
-  const bool adds_bias_;  // by a channel of ones beside those of x
+  const bool adds_bias_;  // by a channel of ones in addition to those of x
 };
 
 // A data gradient as the forward over y's gradient with the weight turned around. Few channels of
 // x, which are the forward's results, become more: those of a block of pixels each.
 class TransposedAsForward {
  public:
-  // Sides of the blocks worth while, in pixels; none where a data gradient is not turned.
+  // Sides of the blocks that pay, in pixels; none if the problem cannot be rewritten.
   static std::vector<int64_t> blocks(const ConvolutionProblem& p);
 
   TransposedAsForward(const ConvolutionProblem& p, int64_t block);
   Tensor operator()(const Bindings& b) const;
 
  private:
-  // Pixel block * i + t of x is in the window of place o where tap block * i + t + padding -
-  // stride * o is one of the weight's. Of block i these are places step * i + m, with m from
-  // `first` on.
+  // Pixel block * i + t of x is in the window of place o if tap block * i + t + padding - stride *
+  // o is one of the weight's. For block i these are the places step * i + m, with m from `first`
+  // on.
   struct Dimension {
     int64_t first, taps;
     int64_t blocks, skipped;  // results of the forward: wanted, and before those
@@ -62,8 +62,8 @@ class TransposedAsForward {
   Dims step_, padding_;  // of the forward
 };
 
-// A forward or a filter gradient as one product of matrices: what is under a window is copied to a
-// row of the first. It pays in types for which convolutions have no tensor cores.
+// A forward or a filter gradient as one matrix product: what is under a window is copied to a row
+// of the first. It pays in types for which convolutions have no tensor cores.
 class Im2col {
  public:
   static bool takes(const ConvolutionProblem& p);

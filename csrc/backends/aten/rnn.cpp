@@ -1,5 +1,5 @@
-// PyTorch's own recurrent networks. Where those are cuDNN's, a training step goes as PyTorch's
-// does; elsewhere backward runs the forward again, recording it, with the masks of its dropout.
+// PyTorch's own recurrent networks. If those are cuDNN's, a training step runs as PyTorch's does;
+// otherwise backward runs the forward again, recording it, with the masks of its dropout.
 #include <ATen/ops/gru_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/rnn_relu_native.h>
@@ -28,7 +28,7 @@ class AtenRnn : public Plan {
   void run(Bindings& b) override {
     Call call(p_, b);
     call.params = rnn_views(parameters_, b[Role::w]);
-    // The backward goes the way that its forward went, whatever PyTorch's switch says by then.
+    // The backward runs as its forward ran, whatever PyTorch's switch says by then.
     bool cudnn =
         p_.train && is_pytorchs() && call.x.is_cuda() &&
         (p_.pass == Pass::fwd ? at::cudnn_is_acceptable(call.x) : b[Role::reserve].numel() > 0);
@@ -40,7 +40,7 @@ class AtenRnn : public Plan {
   }
 
  private:
-  // What a plan is called with, as PyTorch takes it.
+  // A plan's arguments, as PyTorch takes them.
   struct Call {
     Call(const RnnProblem& p, const Bindings& b) : x(b[Role::x]), hx(b[Role::hx]), cx(b[Role::cx]) {
       packed = p.lengths == RnnLengths::packed;
@@ -61,7 +61,7 @@ class AtenRnn : public Plan {
     bool packed;
   };
 
-  // Single biases and skipped inputs are not PyTorch's, and spelled out in its terms.
+  // PyTorch has no single biases and no skipped inputs: they are spelled out in its terms.
   bool is_pytorchs() const { return p_.bias != RnnBias::single && !p_.skip; }
 
   Tensors spelled_out(const Tensors& params) const {
@@ -79,8 +79,8 @@ class AtenRnn : public Plan {
     return list;
   }
 
-  // y, hy and cy. On the CPU `mask` gives what goes from one layer into the next its factors; a GPU
-  // has dropout here where no gradient is wanted alone.
+  // y, hy and cy. On the CPU `mask` gives the factors of each layer's input; a GPU has dropout here
+  // only if no gradient is wanted.
   Tensors compute(const Call& call, const std::function<Tensor(const Tensor&)>& mask) const {
     Tensors params = spelled_out(call.params);
     if (p_.dropout == 0 || call.x.is_cuda()) {
@@ -104,7 +104,7 @@ class AtenRnn : public Plan {
 
   Tensors compute_layers(const Call& call, const Tensors& params, int64_t layers,
                          double dropout) const {
-    // Dropout drops where no gradient is wanted, too: the problem has none outside of training.
+    // Dropout applies even if no gradient is wanted: the problem has none outside of training.
     bool biased = p_.bias != RnnBias::none, training = p_.train || p_.dropout > 0;
     auto apply = [&](auto&& function, const auto& hx) {
       return call.packed ? function(call.x, call.batch_sizes, hx, params, biased, layers, dropout,
@@ -129,7 +129,7 @@ class AtenRnn : public Plan {
     return plain([](auto&&... all) { return at::native::rnn_relu(all...); });
   }
 
-  // The reserve is what dropout kept, of one layer behind the other.
+  // The reserve is what dropout kept, one layer after the other.
   Tensors forward(Bindings& b, const Call& call) const {
     Tensors kept{at::empty({0}, call.x.options().dtype(at::kByte))};
     Tensors results = compute(call, [&](const Tensor& y) {
@@ -200,7 +200,7 @@ class AtenRnn : public Plan {
                                          p_.layers, false, p_.bidirectional);
   }
 
-  // The parameters as one buffer of PyTorch's layout: w itself, where that is the same.
+  // The parameters as one buffer in PyTorch's layout: w itself if that is the same.
   Tensor weight_buffer(const Bindings& b, Call& call) {
     const Tensor& w = b[Role::w];
     if (!same_layout_) {
@@ -238,7 +238,7 @@ class AtenRnn : public Plan {
 
   // --- results
 
-  // Rows behind the last sequence's end are zero.
+  // Rows after the end of the last sequence are zero.
   Tensor padded(const Tensor& t, const Bindings& b) const {
     int64_t missing = b[Role::x].size(0) - t.size(0);
     return missing > 0 ? at::constant_pad_nd(t, {0, 0, 0, missing}) : t;
@@ -270,7 +270,8 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   }
   if (p.train && p.dropout > 0 && device.is_cuda()) {
     return Unsupported{
-        "PyTorch's dropout between layers has its masks from a state on the GPU that is not kept, "
+        "PyTorch's dropout between layers draws its masks from a state on the GPU that is not "
+        "kept, "
         "so its backward cannot be run apart from its forward"};
   }
   Notes notes;

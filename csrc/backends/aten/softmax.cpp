@@ -1,4 +1,4 @@
-// PyTorch's own softmax.
+// PyTorch's softmax.
 #include "backends/aten/plan.h"
 #include "core/tensors.h"
 
@@ -7,12 +7,13 @@ namespace {
 
 const Algorithm kTransposed{"aten", "transposed", {}};
 
-// Rows in memory order have a kernel of their own, which is chosen by the last dimension; where
-// what is summed does not lie so, copies do.
+// PyTorch has a special kernel for sums over the last dimension. `transposed` makes copies for it
+// if the sum runs over another one.
 BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
   bool lies_in_rows = p.x.sizes[2] == 1;
   bool transposed = algorithm == kTransposed;
-  if (transposed && lies_in_rows) return Unsupported{"what is summed lies in rows already"};
+  if (transposed && lies_in_rows)
+    return Unsupported{"the sum runs over the last dimension already"};
   if (transposed && device.is_target()) return needs_device();
   if (auto refused = transposed ? std::nullopt : refuse(algorithm, device)) return *refused;
   return make_plan(algorithm, {}, [p, lies_in_rows, transposed](Bindings& b) {

@@ -1,8 +1,8 @@
 // Activations on the CPU in two ways, in float32 at least.
-//   exponential  comparisons and selections; sigmoid and swish from one exponential of what is not
-//                positive, so that nothing overflows; tanh from expm1 of the same
-//   hyperbolic   maxima and minima; sigmoid and swish from cosh, tanh from expm1 of what is
-//   positive
+//   exponential  comparisons and selections; sigmoid and swish from one exponential, tanh from
+//   expm1,
+//                both of values that are not positive, so that nothing overflows
+//   hyperbolic   maxima and minima; sigmoid and swish from cosh, tanh from expm1 of positive values
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
@@ -14,7 +14,7 @@ using at::Tensor;
 
 Tensor sigmoid(const Tensor& x, bool hyperbolic) {
   if (hyperbolic) {
-    constexpr double kOne = 60;  // from here on it is 1, and cosh is finite
+    constexpr double kOne = 60;  // from here on sigmoid is 1; cosh is finite
     Tensor half = x.clamp_max(kOne).div_(2);
     return half.exp().div_(half.cosh().mul_(2));
   }
@@ -24,7 +24,7 @@ Tensor sigmoid(const Tensor& x, bool hyperbolic) {
 
 Tensor tanh(const Tensor& x, bool hyperbolic) {
   if (hyperbolic) {
-    constexpr double kOne = 30;  // from here on it is 1
+    constexpr double kOne = 30;  // from here on tanh is 1
     Tensor e = x.abs().clamp_max_(kOne).mul_(2).expm1_();
     return (e / (e + 2)).copysign_(x);
   }
@@ -53,8 +53,7 @@ Tensor forward(const ActivationProblem& p, const Tensor& x, bool hyperbolic) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// Where the gradient passes: `exponential` fills what is shut with zeros, `hyperbolic` gathers what
-// is open.
+// dy at the elements in `open`, else zero: `exponential` fills zeros in, `hyperbolic` gathers.
 Tensor pass_where(const Tensor& open, const Tensor& dy, bool hyperbolic) {
   if (!hyperbolic) return dy.masked_fill(open.logical_not(), 0);
   Tensor at = open.nonzero().squeeze(1);

@@ -1,7 +1,7 @@
 // Grids under affine maps on the CPU in two ways, in float32 at least.
 //   dense      the points of the regular grid, [P, d + 1], times the transposed maps
-//   separable  a coordinate of the regular grid varies along one dimension only: an outer sum of d
-//              rows, and backwards d sums over all other dimensions
+//   separable  an outer sum of d rows, since a coordinate of the regular grid varies along one
+//              dimension only; the gradient is d sums over all other dimensions
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
@@ -18,7 +18,7 @@ Tensor axis(int64_t n, bool align_corners, const at::TensorOptions& options) {
   return at::linspace(-last, last, n, options);
 }
 
-// Coordinate i (0 is x, the last dimension of space) broadcast against [N, *space].
+// Coordinate i (0 is x, the last spatial dimension), to broadcast against [N, *space].
 Tensor coordinate(const AffineGridProblem& p, int i, const at::TensorOptions& options) {
   int dim = p.grid.sizes.size() - 2 - i;
   Dims sizes(p.grid.sizes.size() - 1, 1);
@@ -26,7 +26,7 @@ Tensor coordinate(const AffineGridProblem& p, int i, const at::TensorOptions& op
   return axis(p.grid.sizes[dim], p.align_corners, options).view(sizes);
 }
 
-// [P, d + 1]: x, y, (z,) 1 of each point.
+// [P, d + 1]: x, y, (z,) and 1 for each point.
 Tensor regular_grid(const AffineGridProblem& p, const at::TensorOptions& options) {
   int dims = p.grid.sizes.size() - 2;
   Dims space{1};

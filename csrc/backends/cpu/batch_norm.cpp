@@ -21,7 +21,7 @@ constexpr int64_t kChunks = 8;
 
 Tensor as_channel(const Tensor& statistic) { return statistic.view({1, -1, 1}); }
 
-// Slices along the samples, or along space where there is one sample.
+// Slices along the samples, or along space if there is one sample.
 struct Chunks {
   int64_t dim, length, step;
 
@@ -143,7 +143,7 @@ class BatchNorm {
     give(b, Role::dbias, p_.statistic(), dbias);
   }
 
-  // dx = a dy + s x + c, a channel's numbers a, s and c; term by term, or folded.
+  // dx = a dy + s x + c, with numbers a, s and c for each channel; term by term, or folded.
   Tensor data_gradient(const Bindings& b, const Tensor& mean, const Tensor& invstd,
                        const Tensor& dw, const Tensor& dbias) const {
     Tensor scale = b[Role::w] * invstd;

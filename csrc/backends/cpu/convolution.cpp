@@ -18,7 +18,7 @@
 
 #include "backends/cpu/plan.h"
 #include "core/errors.h"
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -58,7 +58,7 @@ class CpuConvolution : public Plan {
 
   int spatial() const { return p_.spatial_dims(); }
 
-  // The part of padded x that one tap of the kernel meets, over all output positions.
+  // The part of padded x that one tap of the kernel reads, over all output positions.
   Index window(const Dims& tap) const {
     Index index{Slice(), Slice()};
     for (int i = 0; i < spatial(); ++i) {
@@ -310,7 +310,8 @@ class Fft : public CpuConvolution {
   }
 };
 
-// What each allocates besides its result: the columns, one shifted product, or the three spectra.
+// What each allocates in addition to its result: the columns, one shifted product, or three
+// spectra.
 int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
   auto real = [](int64_t n) { return static_cast<double>(n); };  // products may exceed integers
   double positions = real(p.y.numel() / p.y.sizes[1]);           // over batch and space

@@ -1,10 +1,9 @@
 // The CTC loss on the CPU in two ways (Graves et al. 2006), for all sequences at once. Forward and
 // backward variables run over the labels with blanks around them.
-//
-// forward_backward keeps logarithms of the variables.
-//
-// rescaled keeps the variables themselves in float64, divided by their sum at each step; states
-// some 300 orders of magnitude below the likeliest are lost.
+//   forward_backward  keeps logarithms of the variables
+//   rescaled          keeps the variables in float64, divided by their sum at each step; states
+//   some
+//                     300 orders of magnitude below the likeliest one are lost
 #include <ATen/ATen.h>
 
 #include <limits>
@@ -22,9 +21,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // A row of states for each sequence: label s / 2 at odd s, blanks between.
 struct States {
   Tensor label;  // [N, L]
-  Tensor last;   // [N, L]: the two states in which a sequence may end
-  Tensor skip;   // [N, L]: states that can be entered from the last but one
-  Tensor valid;  // [N, L]: not behind the last
+  Tensor last;   // [N, L]: whether a sequence may end in the state
+  Tensor skip;   // [N, L]: whether the state can be entered from the one two before it
+  Tensor valid;  // [N, L]: whether the sequence has the state
   Tensor steps;  // [N, 1]: input lengths
 };
 
@@ -39,7 +38,7 @@ States states_of(const CtcProblem& p, const Bindings& b) {
   s.valid = state <= 2 * lengths;
   s.last = s.valid.logical_and(state >= 2 * lengths - 1);
   s.skip = at::zeros_like(s.label, at::kBool);
-  // Blanks between labels never differ; one among the targets is as PyTorch has it.
+  // Blanks between labels never differ. A blank among the targets is treated as in PyTorch.
   s.skip.slice(1, 2).copy_(s.label.slice(1, 2) != s.label.slice(1, 0, -2));
   s.steps = b[Role::input_lengths].unsqueeze(1);
   return s;
@@ -57,18 +56,18 @@ Tensor moved(const Tensor& row, int64_t count, double fill) {
   return out;
 }
 
-// What may be entered at the first step: the first blank and the first label.
+// The states of the first step: the first blank and the first label.
 Tensor first_states(const States& s) {
   return (at::arange(s.label.size(1), at::kLong) < 2).logical_and(s.valid);
 }
 
-// Losses, and for each step what the states' shares in the likelihood are, [T, N, L].
 struct Result {
-  Tensor losses, posterior;
+  Tensor losses;     // [N]
+  Tensor posterior;  // [T, N, L]: each state's share in the likelihood
 };
 
 Tensor losses_of(const States& s, const Tensor& log_likelihood) {
-  // Without input, nothing but an empty target is certain.
+  // Without input, an empty target is certain, and any other impossible.
   Tensor certain = (s.steps == 0).logical_and(s.valid.sum(1, true) == 1).squeeze(1);
   return -log_likelihood.masked_fill(certain, 0);
 }
@@ -82,7 +81,7 @@ Tensor skips_from_their_beginnings(const States& s) {
 Result forward_backward(const CtcProblem& p, const States& s, const Tensor& log_probs) {
   int64_t steps = log_probs.size(0);
   Tensor emitted = log_probs.gather(2, s.label.unsqueeze(0).expand({steps, -1, -1}));  // [T, N, L]
-  // A state is entered from itself, its neighbour, or the last but one.
+  // A state is entered from itself, its neighbour, or the one after that.
   auto entered = [&](const Tensor& row, int64_t direction, const Tensor& skip) {
     Tensor by_skip =
         moved(row, 2 * direction, -kInfinity).masked_fill(skip.logical_not(), -kInfinity);
@@ -101,7 +100,7 @@ Result forward_backward(const CtcProblem& p, const States& s, const Tensor& log_
   if (!p.gradient) return result;
   Tensor leaving = skips_from_their_beginnings(s);
   result.posterior = at::zeros_like(emitted);
-  Tensor beta;  // of what follows a step
+  Tensor beta;  // likelihood of the steps after this one
   for (int64_t t = steps - 1; t >= 0; --t) {
     check_interrupt_if_due();
     Tensor at_end = at::zeros_like(end).masked_fill(s.last.logical_not(), -kInfinity);
@@ -150,8 +149,8 @@ Result rescaled(const CtcProblem& p, const States& s, const Tensor& log_probs) {
   return result;
 }
 
-// By the logits whose log-softmax log_probs are: a class's probability less its states' share. As
-// PyTorch's it is NaN for an impossible class, and for all classes where the loss is not finite.
+// The gradient for logits whose log-softmax is log_probs: a class's probability minus its states'
+// share. As in PyTorch it is NaN for an impossible class, and for all if the loss is not finite.
 Tensor gradient_of(const States& s, const Tensor& log_probs, const Result& result) {
   int64_t steps = log_probs.size(0);
   Tensor gradient = log_probs.exp();

@@ -1,7 +1,8 @@
 // Dropout on the CPU in two ways, which draw different masks from one seed.
-//   threshold  a uniform number for each element, compared with p
-//   geometric  the distances between elements of the rarer kind, dropped or kept: for small p few
-//              numbers are drawn
+//   threshold  compares a uniform number for each element with p
+//   geometric  draws the distances between elements of the rarer kind, dropped or kept, so that
+//   small
+//              p need few numbers
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -14,7 +15,7 @@ namespace {
 
 using at::Tensor;
 
-// Which of n elements are of a kind that each is with probability `share`.
+// A mask of n elements, each of which is set with probability `share`.
 Tensor scattered(int64_t n, double share) {
   Tensor mask = at::zeros({n}, at::kBool);
   double expected = static_cast<double>(n) * share;
@@ -38,14 +39,15 @@ constexpr const char* kNames[] = {"threshold", "geometric"};
 
 BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm) {
   if (p.rng == RandomStream::cudnn) {
-    return Unsupported{"the mask is to come from cuDNN's generator (rng=cudnn)"};
+    return Unsupported{"the mask must come from cuDNN's generator (rng=cudnn)"};
   }
   bool geometric = algorithm.name == "geometric";
   return make_plan(algorithm, {}, [=](Bindings& b) {
     bool forward = p.pass == Pass::fwd;
     if (!forward) check_reserve("dropout", algorithm, b[Role::reserve], p.x.numel());
     Tensor mask = forward ? mask_of(p, geometric) : b[Role::reserve].view(at::kBool);
-    // Not the tensor is scaled: what is dropped would be NaN where that overflows.
+    // The mask is scaled, not the tensor: a scaled element may overflow, and would give NaN if
+    // dropped.
     Tensor scale = mask.to(p.x.dtype).div_(1 - p.p);
     give(b, forward ? Role::y : Role::dx, p.x, b[forward ? Role::x : Role::dy] * scale);
     if (forward && p.train) b[Role::reserve] = mask.view(at::kByte);

@@ -1,7 +1,6 @@
 // Bilinear (trilinear) sampling on the CPU in two ways, in float32 at least.
-//   gather  the corners of each point's cell are read by index, and dx is made by scattering
-//   dense   a matrix of weights [points, pixels], a product of hat functions a point, and products
-//           with it
+//   gather  reads the corners of each point's cell by index, and scatters dx
+//   dense   multiplies by a matrix of weights [points, pixels], which are products of hat functions
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
@@ -14,8 +13,8 @@ using at::Tensor;
 
 constexpr double kMaxDenseBytes = 1 << 30;
 
-// Where the points lie along a dimension of n pixels, in pixels, and the derivative of that by the
-// grid's number. Both are [N, P].
+// The points' coordinate along a dimension, in pixels, and its derivative by the grid's number.
+// Both are [N, P].
 struct Coordinate {
   Tensor pixel, slope;
 };
@@ -28,7 +27,7 @@ Coordinate coordinate(const GridSampleProblem& p, const Tensor& grid, int i) {
   Tensor slope = at::full_like(pixel, scale);
   if (p.padding == SamplePadding::zeros) return {pixel, slope};
   if (p.padding == SamplePadding::reflection) {
-    // About the centres of the outermost pixels, or about their outer edges.
+    // The mirrors are the centres of the outermost pixels, or their outer edges.
     double low = p.align_corners ? 0 : -0.5;
     auto span = static_cast<double>(p.align_corners ? n - 1 : n);
     if (span == 0) return {at::zeros_like(pixel), at::zeros_like(pixel)};
@@ -40,7 +39,7 @@ Coordinate coordinate(const GridSampleProblem& p, const Tensor& grid, int i) {
     slope = slope * at::where(odd.logical_xor(from_low < 0), -1, 1);
   }
   auto last = static_cast<double>(n - 1);
-  pixel = pixel.nan_to_num(0);  // as PyTorch
+  pixel = pixel.nan_to_num(0);  // as in PyTorch
   slope = slope.masked_fill((pixel <= 0).logical_or_(pixel >= last), 0);
   return {pixel.clamp(0, last), slope};
 }
@@ -51,12 +50,12 @@ std::vector<Coordinate> coordinates(const GridSampleProblem& p, const Tensor& gr
   return list;
 }
 
-// One corner of every point's cell: the pixel's index in the flattened space, the corner's weight,
-// and the weight's derivatives by each coordinate, all [N, P]; zero outside of the tensor.
+// One corner of every point's cell. All tensors are [N, P].
 struct Corner {
-  Tensor index, weight;
-  Tensor outside;  // where the index is that of another pixel, whose value counts for nothing
-  std::vector<Tensor> derivatives;
+  Tensor index;    // the pixel in flattened space; any pixel if the corner is outside
+  Tensor weight;   // zero if the corner is outside
+  Tensor outside;  // whether the corner is outside of the tensor
+  std::vector<Tensor> derivatives;  // of the weight by each coordinate
 };
 
 Corner corner(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixels, int bits) {
@@ -73,7 +72,7 @@ Corner corner(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixe
     Tensor pixel = upper ? cell + 1 : cell;
     Tensor here = (pixel >= 0).logical_and_(pixel < n);
     inside = i == 0 ? here : inside.logical_and(here);
-    // NaN lies nowhere: any pixel's value times the NaN of its weight.
+    // NaN lies in no cell. It reads any pixel, and its weight is NaN.
     Tensor known = pixel.nan_to_num(0).clamp(0, static_cast<double>(n - 1));
     Tensor index = known.to(at::kLong) * step;
     c.index = i == 0 ? index : c.index + index;
@@ -94,13 +93,13 @@ Corner corner(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixe
   return c;
 }
 
-// [N, C, P]: zero outside, whatever the clamped index names: 0 times an infinity would be NaN.
+// [N, C, P], with zeros outside. A weight of 0 would not do: 0 times an infinity is NaN.
 Tensor values_at(const Tensor& x, const Corner& c, const Tensor& index) {
   return x.gather(2, index).masked_fill_(c.outside.unsqueeze(1), 0);
 }
 
 struct Gradients {
-  Tensor dx, dgrid;  // [N, C, pixels] (undefined where not wanted), [N, P, d]
+  Tensor dx, dgrid;  // [N, C, pixels] (undefined if not wanted), [N, P, d]
 };
 
 Tensor gather_forward(const GridSampleProblem& p, const Tensor& x,
@@ -143,7 +142,7 @@ Tensor hats(const Coordinate& c, int64_t n, bool derivative) {
   return right.to(c.pixel.scalar_type()) - left.to(c.pixel.scalar_type());
 }
 
-// [N, P, pixels]; the derivative by coordinate `by`, or none for -1.
+// [N, P, pixels]: the weights, or their derivatives by coordinate `by` unless that is -1.
 Tensor weights(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixels, int by) {
   Tensor product;
   for (int i = 0; i < static_cast<int>(at_pixels.size()); ++i) {
@@ -185,7 +184,7 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm) {
                                 kMaxDenseBytes)};
   }
   TensorSpec y = p.output(), dx{p.x.dtype, p.x.sizes, contiguous_strides(p.x.sizes)};
-  // One infinity or NaN, times a weight of zero, spoils every point.
+  // One infinity or NaN times a weight of zero makes every point NaN.
   Notes notes;
   if (dense) notes.add(Note::reduced_range);
   return make_plan(algorithm, notes, [=](Bindings& b) {

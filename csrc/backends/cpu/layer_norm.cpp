@@ -1,9 +1,9 @@
 // Norms by the statistics of one sample on the CPU in two ways, in float32 at least.
 //
-// two_pass takes the mean, then what is centred, squared and summed; gradients go through the
+// two_pass takes the mean, then centres, squares and sums; gradients go through the
 // normalised x.
 //
-// one_pass takes both sums in one look at x, shifted by its first element so that little cancels;
+// one_pass takes both sums in one pass over x, shifted by its first element so that little cancels;
 // gradients are a*dy*w + b*x + c, with coefficients from two sums of dot products.
 #include <ATen/ATen.h>
 
@@ -21,7 +21,7 @@ Tensor as_rows(const Tensor& t, const LayerNormProblem& p) {
   return t.to(compute_dtype(p.x.dtype)).reshape({v.batch, v.groups, v.length()});
 }
 
-// Of a parameter, repeated along a row.
+// A parameter, repeated along a row.
 Tensor along_rows(const Tensor& t, const LayerNormProblem& p) {
   auto v = p.view();
   return t.to(compute_dtype(p.x.dtype))
@@ -36,7 +36,7 @@ Tensor row_dot(const Tensor& a, const Tensor& b) {
 }
 
 struct Statistics {
-  Tensor mean, invstd;  // [batch, groups, 1]; mean is 0 of an RMS norm
+  Tensor mean, invstd;  // [batch, groups, 1]; mean is 0 for an RMS norm
 };
 
 Statistics statistics_of(const Tensor& x, const LayerNormProblem& p, double epsilon,

@@ -1,8 +1,8 @@
 // Local response and divisive normalisation on the CPU in two ways, in float32 at least. They
 // differ in the sums over windows.
 //   shifted  one addition for each element of the window, a dimension after the other
-//   prefix   running sums (in float64, since little remains of them) subtracted from each other: as
-//            many steps for any window
+//   prefix   differences of running sums, with the same steps for any window; in float64, since the
+//            differences cancel most digits
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
@@ -20,25 +20,25 @@ Tensor padded(const Tensor& t, int64_t dim, int64_t before, int64_t after) {
   return at::constant_pad_nd(t, padding);
 }
 
-Tensor shifted_sums(const Tensor& t, int64_t dim, int64_t behind, int64_t ahead) {
-  Tensor wide = padded(t, dim, behind, ahead);
+Tensor shifted_sums(const Tensor& t, int64_t dim, int64_t before, int64_t after) {
+  Tensor wide = padded(t, dim, before, after);
   Tensor sums = wide.narrow(dim, 0, t.size(dim)).clone();
-  for (int64_t i = 1; i <= behind + ahead; ++i) sums.add_(wide.narrow(dim, i, t.size(dim)));
+  for (int64_t i = 1; i <= before + after; ++i) sums.add_(wide.narrow(dim, i, t.size(dim)));
   return sums;
 }
 
-Tensor prefix_sums(const Tensor& t, int64_t dim, int64_t behind, int64_t ahead) {
-  Tensor running = padded(t.to(at::kDouble), dim, behind + 1, ahead).cumsum(dim);
+Tensor prefix_sums(const Tensor& t, int64_t dim, int64_t before, int64_t after) {
+  Tensor running = padded(t.to(at::kDouble), dim, before + 1, after).cumsum(dim);
   int64_t n = t.size(dim);
-  return (running.narrow(dim, behind + ahead + 1, n) - running.narrow(dim, 0, n))
+  return (running.narrow(dim, before + after + 1, n) - running.narrow(dim, 0, n))
       .to(t.scalar_type());
 }
 
-Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t behind, int64_t ahead,
+Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t before, int64_t after,
                     bool prefix) {
   Tensor sums = t;
   for (int dim = p.first_dim(); dim < p.end_dim(); ++dim) {
-    sums = prefix ? prefix_sums(sums, dim, behind, ahead) : shifted_sums(sums, dim, behind, ahead);
+    sums = prefix ? prefix_sums(sums, dim, before, after) : shifted_sums(sums, dim, before, after);
   }
   return sums.div_(p.elements());
 }
@@ -53,7 +53,7 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
     give(b, Role::y, p.x, (x * scale.pow(-p.beta)).to(p.x.dtype));
     return;
   }
-  // An element's square is in the windows of those for which it lies ahead or behind.
+  // The elements whose windows hold a given one form a window with the two counts swapped.
   Tensor direct = b[Role::dy].to(compute) * scale.pow(-p.beta);
   Tensor through = window_means(direct * x / scale, p, p.ahead(), p.behind(), prefix);
   through = through.mul_(centred).mul_(-2 * p.alpha * p.beta);
@@ -65,7 +65,7 @@ constexpr const char* kNames[] = {"shifted", "prefix"};
 
 BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm) {
   bool prefix = algorithm.name == "prefix";
-  // One infinity or NaN spoils all running sums behind it.
+  // One infinity or NaN makes all later running sums infinite or NaN.
   Notes notes;
   if (prefix) notes.add(Note::reduced_range);
   return make_plan(algorithm, notes, [=](Bindings& b) { run(p, b, prefix); });

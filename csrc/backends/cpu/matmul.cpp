@@ -1,6 +1,6 @@
 // Matrix products on the CPU in two ways, in float32 at least.
-//   blocked  sums of products of blocks along k, so that both factors stay in the cache
-//   dot      each element is one sum of products, by slabs of rows
+//   blocked  sums products of blocks along k, so that both factors stay in the cache
+//   dot      computes each element as one sum of products, by slabs of rows
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"

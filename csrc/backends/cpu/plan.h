@@ -1,4 +1,5 @@
-// What every operator of the cpu backend has: algorithms by name, without options, on the CPU.
+// What every family of the cpu backend shares: algorithms by name, without options. Knows no
+// family.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -12,9 +13,9 @@
 
 namespace torch_cudnn_ext::cpu {
 
-using Names = c10::ArrayRef<const char*>;  // in the order in which they are to be tried
+using Names = c10::ArrayRef<const char*>;  // in the order to try them
 
-// nullopt where the algorithm can be had.
+// nullopt if the algorithm is one of the names and the device is the CPU.
 inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device,
                                          Names names) {
   if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
@@ -26,8 +27,8 @@ inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Devic
   return Unsupported{c10::str("cpu has no ", algorithm.text(), ", only ", known)};
 }
 
-// Registers what the cpu backend does of one operator, by its names and a function of its problems:
-//   build  (p, algorithm) -> its plan, or why it cannot be had; the algorithm is one of the names
+// Registers the cpu backend's algorithms of one family.
+//   build  (p, algorithm) -> a plan, or why there is none; the algorithm is one of the names
 template <class P, const auto& names, auto build>
 RegisterBackendOperator<P> register_named() {
   auto candidates = [](const P&, const Device&) {

@@ -1,11 +1,10 @@
 // Pooling on the CPU in two ways; sums are in float32 at least.
 //   taps    one sweep over all of the output for each position of the window
 //   unfold  all windows gathered into rows, which are then reduced; gradients are scattered back
-#include "ops/pooling/pooling.h"
-
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
+#include "problems/pooling_taps.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -22,7 +21,7 @@ Tensor windows_of(const PoolingProblem& p, Tensor t) {
   return t.flatten(2 + dims).flatten(2, 1 + dims);
 }
 
-// Where the windows' elements stand in the padded plane or volume: [outputs, window].
+// Places of the windows' elements in the padded plane or volume: [outputs, window].
 Tensor positions_of(const PoolingProblem& p, const Tensor& padded) {
   Tensor places = at::arange(padded.numel() / (padded.size(0) * padded.size(1)), at::kLong);
   auto sizes = padded.sizes().vec();
@@ -30,7 +29,7 @@ Tensor positions_of(const PoolingProblem& p, const Tensor& padded) {
   return windows_of(p, places.view(sizes)).flatten(0, 2);
 }
 
-// Of each window the first element that is no padding, which a window of -inf alone is equal to.
+// The first element of each window that is not padding: a window that holds only -inf equals it.
 Tensor first_places(const PoolingProblem& p) {
   auto sizes = p.x.sizes;
   sizes[0] = sizes[1] = 1;
@@ -44,7 +43,7 @@ void forward_unfolded(const PoolingProblem& p, Bindings& b, at::ScalarType compu
   if (p.mode == PoolingMode::max) {
     Tensor places;
     std::tie(result, places) = windows.max(-1);
-    // In a type of their own: PyTorch's indices mean something else.
+    // In another type than PyTorch's indices, which mean something else.
     if (p.train) {
       b[Role::reserve] = at::where(result.isneginf(), first_places(p), places).to(at::kInt);
     }

@@ -1,18 +1,18 @@
-// Reductions on the CPU in two ways, in float32 at least. Each element is made ready (absolute
-// value, square, ...), then pairs are combined:
-//   serial  strips of neighbours onto running results, and those onto the first of them
-//   tree    one half onto the other until one is left (pairwise, so that errors grow with log n)
+// Reductions on the CPU in two ways, in float32 at least. Elements are prepared (absolute value,
+// square, ...), then combined:
+//   serial  strips of neighbours with running results, and those with the first of them
+//   tree    one half with the other until one is left, so that errors grow with log n
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
-#include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace {
 
 using at::Tensor;
 
-// Values of [kept, n], with the places they came from where these are wanted.
+// Values [kept, n] and, if indices are wanted, their places.
 struct Items {
   Tensor values, places;
 
@@ -80,7 +80,7 @@ Items tree(const ReduceProblem& p, Items items) {
   return items;
 }
 
-Tensor make_ready(ReduceKind kind, const Tensor& x) {
+Tensor prepared(ReduceKind kind, const Tensor& x) {
   if (kind == ReduceKind::absmax || kind == ReduceKind::norm1) return x.abs();
   if (kind == ReduceKind::norm2) return x.square();
   if (kind == ReduceKind::mul_no_zeros) return x.masked_fill(x == 0, 1);
@@ -93,7 +93,7 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.x.dtype);
   bool by_tree = algorithm.name == "tree";
   return make_plan(algorithm, {}, [=](Bindings& b) {
-    Items items{make_ready(p.kind, reduced_rows(p, b[Role::x]).to(compute)), {}};
+    Items items{prepared(p.kind, reduced_rows(p, b[Role::x]).to(compute)), {}};
     if (p.indices) {
       items.places =
           at::arange(items.count(), b[Role::x].options().dtype(at::kLong)).expand_as(items.values);
@@ -103,7 +103,7 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm) {
     if (p.kind == ReduceKind::norm2) result.values = result.values.sqrt();
     TensorSpec y = p.output();
     Tensor values = result.values.to(p.x.dtype).reshape(y.sizes);
-    // What is reduced from one element is a view of x.
+    // A reduction of one element is a view of x.
     give(b, Role::y, y, values.is_alias_of(b[Role::x]) ? values.clone() : values);
     if (!p.indices) return;
     give(b, Role::indices, {at::kLong, y.sizes, y.strides}, result.places.reshape(y.sizes));

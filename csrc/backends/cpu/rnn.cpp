@@ -42,8 +42,8 @@ struct Steps {
   std::vector<int64_t> starts;
 };
 
-// What a forward leaves for its backward, one matrix behind the other in one buffer; both ask for
-// the same matrices in the same order.
+// What a forward leaves for its backward: matrices one after the other in one buffer. Both passes
+// take the same matrices in the same order.
 class Tape {
  public:
   explicit Tape(Tensor buffer) : buffer_(std::move(buffer)) {}
@@ -58,14 +58,14 @@ class Tape {
   int64_t used_ = 0;
 };
 
-// Of one direction of one layer, a row for each step of each sequence.
+// One direction of one layer, with a row for each step of each sequence.
 struct DirectionTape {
-  Tensor gates;   // after their activations; of GRU also what the reset gate multiplies
+  Tensor gates;   // after their activations; for GRU also what the reset gate multiplies
   Tensor before;  // hidden state
   Tensor cell_before;
 };
 
-// Of one layer.
+// One layer.
 struct LayerTape {
   Tensor input;  // undefined: x itself
   Tensor mask;   // of the dropout that made it; undefined without
@@ -109,7 +109,7 @@ Tensor from_input(const RnnProblem& p, const Cell& cell, const Tensor& x) {
   return cell.b_ih.defined() ? copies.add_(cell.b_ih) : copies;
 }
 
-// Makes the states what they are after a step; `gates` are kept for backward.
+// Advances the states by one step; `gates` are kept for backward.
 void step_forward(const RnnProblem& p, const Cell& cell, const Tensor& from_x, const Tensor& h,
                   const Tensor& c, const Tensor& gates) {
   Tensor from_h = at::linear(h, cell.w_hh, optional_of(cell.b_hh));
@@ -139,8 +139,8 @@ void step_forward(const RnnProblem& p, const Cell& cell, const Tensor& from_x, c
   h.copy_(p.cell == RnnCell::relu ? sums.relu_() : sums.tanh_());
 }
 
-// Gradients of the sums that the gates are made of: the input's share and the hidden state's, which
-// differ in GRU alone.
+// Gradients of the sums that the gates are made of: the input's share and the hidden state's. They
+// differ for GRU alone.
 struct GateGradients {
   Tensor x, h;
 };
@@ -148,8 +148,8 @@ struct GateGradients {
 Tensor sigmoid_gradient(const Tensor& grad, const Tensor& y) { return grad * y * (1 - y); }
 Tensor tanh_gradient(const Tensor& grad, const Tensor& y) { return grad * (1 - y * y); }
 
-// Makes dh and dc gradients of the states before the step, but for what comes through the matrix
-// of the hidden state.
+// Turns dh and dc into gradients of the states before the step, without what comes through the
+// matrix of the hidden state.
 GateGradients step_backward(const RnnProblem& p, const Cell& cell, const Cell& gradient,
                             const DirectionTape& tape, const Steps& steps, int64_t t,
                             const Tensor& dh, const Tensor& dc) {
@@ -220,7 +220,7 @@ class CpuRnn : public Plan {
   }
 
  private:
-  // Time runs backwards in every second direction.
+  // Every second direction runs backwards in time.
   static int64_t time(const Steps& steps, int64_t i, int64_t direction) {
     return direction == 0 ? i : steps.count() - 1 - i;
   }
@@ -231,13 +231,13 @@ class CpuRnn : public Plan {
     return t.view({-1, t.size(-1)}).narrow(0, 0, steps.rows()).to(p_.compute);
   }
 
-  // A copy of a state, or zeros where there is none.
+  // A copy of a state, or zeros if there is none.
   Tensor state_of(const Bindings& b, Role role, const TensorSpec& spec) const {
     if (b[role].defined()) return b[role].to(p_.compute, false, true);
     return at::zeros(spec.sizes, b[Role::x].options().dtype(p_.compute));
   }
 
-  // Rows behind the last sequence's end are zero.
+  // Rows after the end of the last sequence are zero.
   void give_rows(Bindings& b, Role role, const TensorSpec& spec, const Tensor& rows) const {
     const Tensor& x = b[Role::x];
     Dims sizes = spec.sizes;
@@ -273,7 +273,7 @@ class CpuRnn : public Plan {
     if (p_.train) b[Role::reserve] = buffer.view(at::kByte);
   }
 
-  // What goes from one layer into the next.
+  // The input of the next layer.
   Tensor between(const Tensor& output, LayerTape& tape) const {
     if (p_.dropout == 0) return tape.input.copy_(output);
     double kept = 1 - p_.dropout;

@@ -1,6 +1,6 @@
 // Softmax on the CPU in two ways, in float32 at least.
-//   three_pass  maximum, then exponentials and their sum, then the quotient
-//   online      one pass for maximum and sum together, by blocks whose sums are rescaled when the
+//   three_pass  computes the maximum, then exponentials and their sum, then the quotient
+//   online      computes maximum and sum in one pass by blocks, whose sums are rescaled when the
 //               maximum grows (Milakov and Gimelshein 2018), then the quotient
 #include <ATen/ATen.h>
 
@@ -13,16 +13,16 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kBlock = 128;  // elements of a row that `online` looks at together
+constexpr int64_t kBlock = 128;  // elements of a row that `online` reads at a time
 
-// The maximum over n and sum(exp(x - maximum)), as [outer, 1, inner]. Their logarithm is never one
-// number: a large maximum would round the sum away.
+// The maximum over n and sum(exp(x - maximum)), as [outer, 1, inner]. They stay two numbers, since
+// a large maximum would round the logarithm of the sum away.
 struct Scale {
   Tensor largest, sum;
 };
 
 Scale scale_of(const Tensor& x, bool online) {
-  // What is subtracted must be finite, also where all so far is masked out by -inf.
+  // The number to subtract must be finite, also if all values so far are -inf.
   auto finite = [](const Tensor& t) { return t.masked_fill(t == -INFINITY, 0); };
   if (!online) {
     Tensor largest = finite(x.amax(1, true));
@@ -60,7 +60,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm) {
     }
     Tensor y = b[Role::y].to(compute), dy = b[Role::dy].to(compute);
     if (p.log) y = y.exp();
-    // The two ways differ in the sum: elementwise product, or one dot product a row.
+    // The two ways differ in the sum: an elementwise product, or one dot product a row.
     Tensor sum;
     if (p.log) {
       sum = dy.sum(1, true);

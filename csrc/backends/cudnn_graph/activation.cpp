@@ -1,5 +1,5 @@
-// Activations as an operation graph: one elementwise operation, or three for gradients that are
-// computed from the output.
+// Activations as an operation graph of one elementwise operation, or three for gradients from the
+// output.
 #include <numeric>
 
 #include "backends/cudnn_graph/builder.h"
@@ -8,8 +8,8 @@
 namespace torch_cudnn_ext::graph {
 namespace {
 
-// Engines want a matrix in rows. Its columns are the largest power of two that fits, up to a bound
-// that leaves rows to share out.
+// Engines take a matrix in rows. The number of columns is the largest power of two that divides the
+// size, up to a bound that leaves rows to distribute.
 TensorSpec as_matrix(const TensorSpec& x) {
   constexpr int64_t kColumns = 4096, kFewest = 8;
   int64_t n = x.sizes[0];
@@ -45,7 +45,8 @@ Descriptor make_activation(const ActivationProblem& p, c10::ScalarType compute) 
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// cuDNN's gradients are at x. From y: tanh has dx = dy - (dy y) y, sigmoid dx = dy y - (dy y) y.
+// cuDNN computes gradients from x. From y, dx = dy - (dy y) y for tanh and dy y - (dy y) y for
+// sigmoid.
 bool needs_products(const ActivationProblem& p) {
   return p.from_output && (p.kind == ActivationKind::tanh || p.kind == ActivationKind::sigmoid);
 }
@@ -64,7 +65,7 @@ OperationGraph make_operation_graph(const ActivationProblem& p, const Device& de
   for (const SlotSpec& slot : slots_of(p)) {
     graph.keep(make_tensor(spec, slot.role, p.alignment));
   }
-  constexpr size_t x = 0, y = 1, from = 0, dy = 1, dx = 2;  // the slots' places
+  constexpr size_t x = 0, y = 1, from = 0, dy = 1, dx = 2;  // positions in slots_of()
   if (needs_products(p)) {
     size_t product = graph.keep(make_function(CUDNN_POINTWISE_MUL, compute));
     size_t difference = graph.keep(make_function(CUDNN_POINTWISE_SUB, compute));
@@ -83,30 +84,31 @@ OperationGraph make_operation_graph(const ActivationProblem& p, const Device& de
   return graph.make(device);
 }
 
-// nullopt where a graph can be made.
+// nullopt if a graph can be made.
 std::optional<Unsupported> refuse(const ActivationProblem& p) {
   if (p.from_output && (p.kind == ActivationKind::clipped_relu || p.kind == ActivationKind::elu)) {
-    return Unsupported{"the graph API computes this gradient from x, which is not kept in place"};
+    return Unsupported{
+        "the graph API computes this gradient from x, which a call in place does not keep"};
   }
   return std::nullopt;
 }
 
-std::string find_defect(const ActivationProblem&, const Algorithm& algorithm, const Notes&) {
+std::string find_erratum(const ActivationProblem&, const Algorithm& algorithm, const Notes&) {
   const std::string* kernel = algorithm.option("k24");
-  bool fails = kernel != nullptr && *kernel == "35";
-  return fails ? "kernel 35 of cuDNN 9.19 fails at the run for some sizes" : "";
+  bool affected = kernel != nullptr && *kernel == "35";
+  return affected ? "kernel 35 of cuDNN 9.19 fails when it runs on some sizes" : "";
 }
 
 std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
-  // cuDNN 9.19 multiplies the gradient by zeros where it does not pass: NaN of infinities.
+  // cuDNN 9.19 multiplies blocked gradients by zero, which gives NaN for infinities.
   bool multiplies = p.pass == Pass::bwd && p.kind == ActivationKind::clipped_relu;
   if (multiplies) engine.notes.add(Note::reduced_range);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));
 }
 
 const auto registered =
-    register_graphs<ActivationProblem, refuse, make_operation_graph, find_defect, make_plan>();
+    register_graphs<ActivationProblem, refuse, make_operation_graph, find_erratum, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

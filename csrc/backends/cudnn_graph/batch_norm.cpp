@@ -1,5 +1,5 @@
 // Batch normalisation as an operation graph: the norm operations for training, a chain of pointwise
-// ones for inference, and the addition and activation behind them.
+// ones for inference, and the addition and activation after them.
 #include <ATen/ATen.h>
 
 #include "backends/cudnn_graph/builder.h"
@@ -147,7 +147,7 @@ class InferencePlan : public Plan {
   const std::unique_ptr<EnginePlan> engine_;
 };
 
-// nullopt where a graph can be made.
+// nullopt if a graph can be made.
 std::optional<Unsupported> refuse(const BatchNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"the graph API has no float64 normalisation"};
   if (p.pass == BatchNormPass::bwd && !p.train) {
@@ -167,7 +167,7 @@ std::shared_ptr<Plan> make_plan(const BatchNormProblem& p, const Algorithm& algo
 }
 
 const auto registered = register_graphs<BatchNormProblem, refuse, make_operation_graph,
-                                        no_defect<BatchNormProblem>, make_plan>();
+                                        no_erratum<BatchNormProblem>, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -11,7 +11,7 @@
 
 namespace torch_cudnn_ext::graph {
 
-// A number that the function takes, such as {CUDNN_ATTR_POINTWISE_ELU_ALPHA, 1}.
+// A parameter of the function, such as {CUDNN_ATTR_POINTWISE_ELU_ALPHA, 1}.
 using PointwiseAttribute = std::pair<cudnnBackendAttributeName_t, double>;
 
 inline Descriptor make_function(cudnnPointwiseMode_t mode, c10::ScalarType compute,
@@ -40,7 +40,7 @@ class Builder {
     operations_.push_back(std::move(operation));
   }
 
-  // y = function(x), or function(x, b); b may have sizes of 1 where x has more.
+  // y = function(x), or function(x, b); b broadcasts over x.
   void pointwise(size_t function, size_t x, std::optional<size_t> b, size_t y) {
     Descriptor operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     operation.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, parts_[function])
@@ -83,7 +83,7 @@ class Chain : public Builder {
     return keep(make_tensor(spec, role, alignment_));
   }
   size_t scalar(Scalar which) { return keep(make_scalar(scalars_, which, y_.sizes.size())); }
-  // Where the next operation writes.
+  // The tensor that the next operation writes.
   size_t result() {
     if (++made_ == steps_) return tensor(y_, Role::y);
     return keep(make_intermediate({compute_, y_.sizes, y_.strides}, made_));

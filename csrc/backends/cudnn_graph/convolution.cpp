@@ -1,18 +1,21 @@
-// Convolution as an operation graph: forward, with or without what follows it, data gradient,
-// filter gradient.
+// Convolution as an operation graph: forward with or without an epilogue, data gradient, filter
+// gradient.
 #include <algorithm>
 #include <iterator>
 #include <set>
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
+#include "backends/cudnn_problems.h"
 #include "backends/large_images.h"
 #include "core/operator.h"
+#include "cudnn/errata.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
 
-// The attribute names of one pass; the three descriptors are alike but for them.
+// The attribute names of one pass. The three descriptors differ in these alone.
 struct PassAttributes {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
@@ -109,7 +112,7 @@ bool divides_by_zero(const ConvolutionProblem& p) {
          any_above(p.w.sizes, kMostSize) || any_above(p.y.sizes, kMostSize);
 }
 
-// nullopt where a graph can be made.
+// nullopt if a graph can be made.
 std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
   if (p.accumulate == Accumulate::general) {
     return Unsupported{
@@ -141,19 +144,19 @@ bool is_depthwise_engine(ConvolutionPass pass, const std::string& name) {
   return false;
 }
 
-std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algorithm,
-                        const Notes& notes) {
+std::string find_erratum(const ConvolutionProblem& problem, const Algorithm& algorithm,
+                         const Notes& notes) {
   ConvolutionProblem p = lift_to_plane(problem);
   bool packed = is_packed(p.x) && is_packed(p.w) && is_packed(p.y);
   if (notes.has(Note::runtime_compilation)) {
     bool aligned = is_depthwise_engine(p.pass, algorithm.name) ||
                    (has_aligned_rows(p.x) && has_aligned_rows(p.y));
     if (!packed || !aligned) {
-      return "cuDNN 9.19 computes wrong results with its run-time compiled engines where rows are "
+      return "cuDNN 9.19 computes wrong results with its run-time compiled engines if rows are "
              "not packed multiples of 16 bytes";
     }
     if (p.accumulate != Accumulate::none) {
-      return "cuDNN 9.19's run-time compiled engines ignore what they should accumulate into";
+      return "cuDNN 9.19's run-time compiled engines do not accumulate into their result";
     }
     if (p.mode == ConvolutionMode::conv) {
       return "cuDNN 9.19's run-time compiled engines do not flip the kernel";
@@ -161,7 +164,7 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
     const std::string* slices = algorithm.option("k17");
     int64_t count = slices != nullptr ? std::stoll(*slices) : 1;
     if ((count & (count - 1)) != 0) {
-      return "cuDNN 9.19's run-time compiled engines never end where k17, the number of slices of "
+      return "cuDNN 9.19's run-time compiled engines never end if k17, the number of slices of "
              "their sums, is not a power of 2";
     }
   }
@@ -179,12 +182,12 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
     return "engines 1 and 2 of cuDNN 9.19 compute wrong results of 2^31 elements or more";
   }
   if (algorithm.name == "eng19" && exceeds_int_in_8_images(p)) {
-    return "engine 19 of cuDNN 9.19 reads memory that is not there where 8 images of a larger "
+    return "engine 19 of cuDNN 9.19 reads memory that is not there if 8 images of a larger "
            "batch have 2^31 elements or more";
   }
-  bool adds_behind_gemm = algorithm.name == "eng52" || algorithm.name == "eng53";
+  bool adds_after_gemm = algorithm.name == "eng52" || algorithm.name == "eng53";
   bool one_pixel = p.x.numel() == p.x.sizes[0] * p.x.sizes[1];
-  if (p.has_epilogue() && adds_behind_gemm && one_pixel) {
+  if (p.has_epilogue() && adds_after_gemm && one_pixel) {
     return "engines 52 and 53 of cuDNN 9.19 leave parts of the result unwritten when they add to "
            "images of one pixel";
   }
@@ -193,7 +196,7 @@ std::string find_defect(const ConvolutionProblem& problem, const Algorithm& algo
     return "engines 4 and 7 of cuDNN 9.19 leave parts of the result unwritten when they take relu "
            "of images of one pixel";
   }
-  return alignment_defect(notes, p.alignment);
+  return alignment_erratum(notes, p.alignment);
 }
 
 // Whether a forward's engine of cuDNN 9.19 turns infinities into zeros (47; with an epilogue 32),
@@ -207,7 +210,7 @@ bool hides_nonfinite(const ConvolutionProblem& p, const Algorithm& algorithm) {
   return algorithm.name == "eng32" || (p.bias && clamps_nan);
 }
 
-// Notes that cuDNN 9.19 leaves out: its filter gradient's engine 17 is non-fused Winograd.
+// Notes that cuDNN 9.19 does not give: its filter gradient's engine 17 is non-fused Winograd.
 void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& algorithm) {
   bool unmarked = p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng17";
   if (notes.has(Note::winograd) || unmarked) add_winograd_notes(notes, p);
@@ -225,8 +228,9 @@ std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& al
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-// A graph of the problem as it is. With an epilogue (bias, z, relu) that is the fused one.
-using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, find_defect, make_plan>;
+// The graph of the problem as it is, which is the fused one if there is an epilogue (bias, z,
+// relu).
+using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, find_erratum, make_plan>;
 
 ConvolutionProblem plain_of(ConvolutionProblem p) {
   p.bias.reset();
@@ -235,7 +239,7 @@ ConvolutionProblem plain_of(ConvolutionProblem p) {
   return p;
 }
 
-// Whether a policy may exclude `a` where it admits `b`.
+// Whether some policy excludes `a` and admits `b`.
 bool has_lower_numerics(const Notes& a, const Notes& b) {
   for (Note note : {Note::tf32, Note::down_convert, Note::low_accuracy, Note::nondeterministic,
                     Note::reduced_range}) {
@@ -244,8 +248,9 @@ bool has_lower_numerics(const Notes& a, const Notes& b) {
   return false;
 }
 
-// With an epilogue an algorithm is the fused graph's, else the plain graph's with the rest behind.
-// Their engines of one number are different ones: of lower numerics, the fused one gives way.
+// With an epilogue an algorithm is the fused graph's, else the plain graph's followed by the rest.
+// Engines of the same number differ between the two; the fused one is not used if its numerics are
+// lower.
 BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   BuildResult built = Graph::build(p, algorithm, device);
@@ -265,7 +270,7 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
                                         });
 }
 
-// The fused graph's own. Its heuristic may name an engine without knobs that gives way.
+// The fused graph's own. Its heuristic may name an engine without knobs that is not used.
 std::vector<Candidate> fused_candidates(const ConvolutionProblem& p, const Device& device) {
   std::vector<Candidate> list = Graph::candidates(p, device);
   auto gives_way = [&](const Candidate& c) {
@@ -285,13 +290,13 @@ bool leads_on_tensor_cores(const std::vector<Candidate>& list, const Convolution
   return Graph::notes(p, list[0].algorithm, device).value_or(Notes{}).has(Note::tensor_core);
 }
 
-// A matrix product of each image, for which the plain graph alone has engines.
+// A matrix product for each image, for which the plain graph alone has engines.
 bool is_product_of_planes(const ConvolutionProblem& p) {
   return is_one_pixel(p.w.sizes) && !is_channels_last(p.x);
 }
 
-// With an epilogue those of the plain graph too: the fused one's engines are others, and fewer. Of
-// some convolutions it has no fast ones: there the plain graph's heuristic comes first.
+// With an epilogue also the plain graph's: the fused graph has other engines, and fewer. For some
+// convolutions it has no fast ones; then the plain graph's heuristic comes first.
 std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& device) {
   if (!p.has_epilogue()) return Graph::candidates(p, device);
   std::vector<Candidate> list = fused_candidates(p, device);

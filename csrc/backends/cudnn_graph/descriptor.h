@@ -5,12 +5,13 @@
 #include <utility>
 #include <vector>
 
-#include "cudnn/cudnn.h"
+#include "cudnn/handle.h"
+#include "cudnn/status.h"
 
 namespace torch_cudnn_ext::graph {
 
-// Raised while building; becomes an Unsupported with the status as its reason. What cuDNN says of
-// it is read at once: a message stays until it is read, and would be taken for the next failure's.
+// Raised while building; becomes an Unsupported with the status as its reason. cuDNN's message is
+// read at once: it stays until it is read, and would be taken for the next failure's.
 struct Failure {
   Failure(cudnnStatus_t status, std::string what)
       : status(status), what(std::move(what)), why(cudnn_status_text(status)) {}
@@ -74,7 +75,7 @@ class Descriptor {
           "reading an attribute");
     return value;
   }
-  // Up to `room` values: asking with a count of 0 does not tell how many there are everywhere.
+  // Up to `room` values: not every attribute tells how many there are if asked with a count of 0.
   template <class T>
   std::vector<T> get_list(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                           int64_t room) const {

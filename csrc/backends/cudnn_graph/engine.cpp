@@ -66,7 +66,7 @@ Algorithm algorithm_of(const Descriptor& config) {
   return algorithm;
 }
 
-// What a list cannot be made for, it is empty of: the engines with default knobs remain.
+// Empty if the list cannot be made: the engines with default knobs remain.
 std::vector<Algorithm> heuristic_list(const OperationGraph& graph, cudnnBackendHeurMode_t mode) {
   std::vector<Algorithm> list;
   try {
@@ -168,7 +168,7 @@ std::set<int64_t> values_to_try(const Knob& knob, std::optional<int64_t> current
   return values;
 }
 
-// `flag` is an attribute to set; `invalid` says what is wrong where cuDNN refuses.
+// `flag` is an attribute to set; `invalid` says what is wrong if cuDNN reports an error.
 Descriptor make_tensor_with_id(const TensorSpec& spec, int64_t id, int64_t alignment,
                                std::optional<cudnnBackendAttributeName_t> flag = std::nullopt,
                                const char* invalid = "the tensor is not valid") {
@@ -249,7 +249,7 @@ std::vector<Candidate> candidates(const OperationGraph& graph) {
       add(std::move(algorithm), c10::str("heuristic ", name, " #", ++number));
     }
   }
-  forget_cudnn_messages();  // of what a heuristic tried, which are no reasons of the engines here
+  forget_cudnn_messages();  // they are of what a heuristic tried, not of these engines
   int64_t engines = graph.graph->get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
   for (int64_t i = 0; i < engines; ++i) add({"graph", c10::str("eng", i), {}}, kDefaultKnobs);
   return list;
@@ -286,9 +286,9 @@ bool has_aligned_rows(const TensorSpec& t) {
   return true;
 }
 
-std::string alignment_defect(const Notes& notes, int64_t alignment) {
+std::string alignment_erratum(const Notes& notes, int64_t alignment) {
   if (!notes.has(Note::runtime_compilation) || alignment >= 16) return "";
-  return "cuDNN 9.19's run-time compiled engines make misaligned accesses where tensors are not "
+  return "cuDNN 9.19's run-time compiled engines make misaligned accesses if tensors are not "
          "aligned to 16 bytes, and the process loses its GPU context";
 }
 

@@ -1,5 +1,5 @@
-// Engines, their knobs, heuristic lists and plans of any operation graph. Knows nothing of the
-// operator. What cuDNN refuses is thrown as Failure.
+// Engines, engine knobs, heuristic lists and plans of any operation graph. Knows nothing of the
+// operator. An error that cuDNN reports is thrown as Failure.
 #pragma once
 
 #include <c10/util/StringUtil.h>
@@ -11,11 +11,12 @@
 #include "backends/cudnn_graph/descriptor.h"
 #include "core/backend.h"
 #include "core/errors.h"
+#include "cudnn/errata.h"
 #include "replay/replay.h"
 
 namespace torch_cudnn_ext::graph {
 
-// An operation graph with what it is made of. Tensors are known by their role.
+// An operation graph and its parts. Tensors are known by their role.
 struct OperationGraph {
   std::vector<Descriptor> parts, operations;
   std::optional<Descriptor> graph;
@@ -25,13 +26,13 @@ struct OperationGraph {
 
 // A tensor descriptor; the role is its unique id.
 Descriptor make_tensor(const TensorSpec& spec, Role role, int64_t alignment);
-// What an operation makes of a mutated tensor (SlotSpec::is_mutated): the same memory under an id
-// of its own, since a graph has no cycles.
+// The result that an operation writes over a mutated tensor (SlotSpec::is_mutated). It is the same
+// memory under another id, since a graph has no cycles.
 Descriptor make_updated(const TensorSpec& spec, Role role, int64_t alignment);
-// What one operation of a graph hands to another; `number` tells several apart.
+// A tensor that one operation of a graph passes to another; `number` distinguishes several.
 Descriptor make_intermediate(const TensorSpec& spec, int number);
 
-// A float32 number that each run gives, such as &Bindings::epsilon: a tensor of ones sizes.
+// A float32 number that each run sets, such as &Bindings::epsilon. As a tensor its sizes are ones.
 using Scalar = double Bindings::*;
 Descriptor make_scalar(const std::vector<Scalar>& scalars, Scalar scalar, int dims);
 
@@ -42,20 +43,19 @@ OperationGraph make_graph(const Device& device, std::vector<Descriptor> parts,
 // The source of a candidate that no heuristic list names.
 constexpr const char* kDefaultKnobs = "default knobs";
 
-// Heuristic lists A, B and FALLBACK, then every engine with default knobs; without duplicates.
+// Heuristic lists A, B and FALLBACK, then every engine with default engine knobs; no duplicates.
 std::vector<Candidate> candidates(const OperationGraph& graph);
 
-// Variations of an algorithm's knobs that the engine accepts as a configuration.
+// Variations of an algorithm's engine knobs that the engine accepts as a configuration.
 std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& algorithm);
 
 // Whether every step between neighbouring rows (or pixels, in nhwc) is a multiple of 16 bytes.
 bool has_aligned_rows(const TensorSpec& t);
 
-// What is wrong with an engine of cuDNN 9.19 on tensors of a small alignment; empty where nothing
-// is known to be.
-std::string alignment_defect(const Notes& notes, int64_t alignment);
+// The erratum of an engine of cuDNN 9.19 on tensors of this alignment; empty if none is known.
+std::string alignment_erratum(const Notes& notes, int64_t alignment);
 
-// An engine that is known, but not built: that may take a compiler.
+// An engine that is known, but not built: building may run a compiler.
 struct UnbuiltEngine {
   Descriptor descriptor;
   Notes notes;
@@ -80,7 +80,7 @@ class EnginePlan : public ReplayedPlan {
   void run(Bindings& bindings) override;
 
  private:
-  // A finalised pack cannot be filled again, but tensors often come back to the same addresses.
+  // A finalised pack cannot be filled again. Packs are kept, since addresses often repeat.
   struct Pack {
     ReplayKey key;
     std::vector<float> scalars;  // the pack points at these
@@ -95,8 +95,8 @@ class EnginePlan : public ReplayedPlan {
   size_t next_pack_ = 0;
 };
 
-// The pieces of `register_graphs`, whose functions are those of one operator.
-template <class P, auto refuse, auto make_operation_graph, auto find_defect, auto make_plan>
+// The functions that `register_graphs` registers, composed from those of one operator.
+template <class P, auto refuse, auto make_operation_graph, auto find_erratum, auto make_plan>
 struct Graphs {
   static std::optional<Unsupported> refused(const P& p, const Device& device) {
     if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
@@ -104,7 +104,7 @@ struct Graphs {
   }
 
   static std::vector<Candidate> candidates(const P& p, const Device& device) {
-    std::vector<Candidate> carrier{{{"graph", "eng0", {}}, kDefaultKnobs}};  // of the reason
+    std::vector<Candidate> carrier{{{"graph", "eng0", {}}, kDefaultKnobs}};  // says why
     if (refused(p, device)) return carrier;
     try {
       return graph::candidates(make_operation_graph(p, device));
@@ -113,7 +113,7 @@ struct Graphs {
     }
   }
 
-  // Of an engine; none where building says why it does not take the problem.
+  // The notes of an engine that is not built; nullopt if building says why it is unsupported.
   static std::optional<Notes> notes(const P& p, const Algorithm& algorithm, const Device& device) {
     if (refused(p, device)) return std::nullopt;
     try {
@@ -128,8 +128,8 @@ struct Graphs {
     try {
       OperationGraph graph = make_operation_graph(p, device);
       UnbuiltEngine engine = find_engine(graph, algorithm);
-      std::string defect = is_cudnn_9_19() ? find_defect(p, algorithm, engine.notes) : "";
-      if (!defect.empty()) return Unsupported{defect};
+      std::string erratum = is_cudnn_9_19() ? find_erratum(p, algorithm, engine.notes) : "";
+      if (!erratum.empty()) return Unsupported{erratum};
       return make_plan(p, algorithm, build_engine(graph, engine, algorithm));
     } catch (const Failure& failure) {
       return failure.unsupported(device);
@@ -147,21 +147,21 @@ struct Graphs {
   }
 };
 
-// Where no engine is known to do wrong.
+// For operators with no known erratum.
 template <class P>
-std::string no_defect(const P&, const Algorithm&, const Notes&) {
+std::string no_erratum(const P&, const Algorithm&, const Notes&) {
   return "";
 }
 
-// Registers what the graph API does of one operator, by four functions of its problems:
-//   refuse                (p) -> the reason where no graph can be made, else nullopt
+// Registers one operator for the graph API, by four functions of its problems:
+//   refuse                (p) -> the reason if no graph can be made, else nullopt
 //   make_operation_graph  (p, device) -> OperationGraph, or throws Failure
-//   find_defect           (p, algorithm, notes) -> what this engine of cuDNN 9.19 accepts and then
+//   find_erratum          (p, algorithm, notes) -> what this engine of cuDNN 9.19 accepts and then
 //                         does wrong, found by running every engine on an H200; "" for nothing
 //   make_plan             (p, algorithm, engine) -> its plan
-template <class P, auto refuse, auto make_operation_graph, auto find_defect, auto make_plan>
+template <class P, auto refuse, auto make_operation_graph, auto find_erratum, auto make_plan>
 RegisterBackendOperator<P> register_graphs() {
-  using Made = Graphs<P, refuse, make_operation_graph, find_defect, make_plan>;
+  using Made = Graphs<P, refuse, make_operation_graph, find_erratum, make_plan>;
   return {"graph", Made::candidates, Made::build, Made::neighbours, Made::notes};
 }
 

@@ -10,8 +10,8 @@ namespace {
 
 const std::vector<Scalar> kScalars{&Bindings::epsilon};
 
-// cuDNN's norms have a scale, and all but the RMS norm a bias: where the problem has none, ones and
-// zeros stand in, and their gradients are dropped.
+// cuDNN's norms have a scale, and all but the RMS norm a bias. If the problem has none, they are
+// ones and zeros, and their gradients are dropped.
 LayerNormProblem with_parameters(const LayerNormProblem& p) {
   LayerNormProblem q = p;
   auto dtype = p.w ? *p.w : p.bias.value_or(p.statistics().dtype);
@@ -114,11 +114,11 @@ OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& dev
   return graph.make(device);
 }
 
-// An engine's plan with parameters made where the problem has none.
+// An engine's plan that makes the parameters that the problem does not have.
 class NormPlan : public Plan {
  public:
   NormPlan(const LayerNormProblem& p, const LayerNormProblem& q, std::unique_ptr<EnginePlan> engine)
-      : Plan(engine->algorithm, engine->notes, *engine->workspace_bytes + stand_in_bytes(p, q)),
+      : Plan(engine->algorithm, engine->notes, *engine->workspace_bytes + synthetic_bytes(p, q)),
         p_(p),
         q_(q),
         slots_(operator_of(p).slots(p)),
@@ -135,8 +135,8 @@ class NormPlan : public Plan {
   }
 
  private:
-  // Of parameters that the problem has not, and in a backward of their gradients.
-  static int64_t stand_in_bytes(const LayerNormProblem& p, const LayerNormProblem& q) {
+  // For parameters that the problem does not have and, in a backward, for their gradients.
+  static int64_t synthetic_bytes(const LayerNormProblem& p, const LayerNormProblem& q) {
     bool forward = p.pass == Pass::fwd;
     int64_t count = (p.w ? 0 : forward ? 1 : 2) + (q.bias && !p.bias ? 1 : 0);
     return count * p.view().channels * static_cast<int64_t>(c10::elementSize(*q.w));
@@ -147,20 +147,21 @@ class NormPlan : public Plan {
   const std::unique_ptr<EnginePlan> engine_;
 };
 
-// nullopt where a graph can be made.
+// nullopt if a graph can be made.
 std::optional<Unsupported> refuse(const LayerNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's graph API has no norm of float64"};
   return std::nullopt;
 }
 
-std::string find_defect(const LayerNormProblem& p, const Algorithm& algorithm, const Notes& notes) {
+std::string find_erratum(const LayerNormProblem& p, const Algorithm& algorithm,
+                         const Notes& notes) {
   bool of_instances = asked(p).kind == LayerNormKind::instance && p.pass == Pass::bwd;
   if (of_instances && algorithm.name == "eng0") {
     return "cuDNN 9.19's engine 0 adds up the gradients of an instance norm's parameters on the "
            "default stream, whatever stream it runs on: they are wrong on others, zero in CUDA "
            "graphs, and memory is written that may be another's by then";
   }
-  return alignment_defect(notes, p.alignment);
+  return alignment_erratum(notes, p.alignment);
 }
 
 std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algorithm,
@@ -176,7 +177,7 @@ std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algo
 }
 
 const auto registered =
-    register_graphs<LayerNormProblem, refuse, make_operation_graph, find_defect, make_plan>();
+    register_graphs<LayerNormProblem, refuse, make_operation_graph, find_erratum, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

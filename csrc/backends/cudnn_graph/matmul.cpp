@@ -50,27 +50,25 @@ OperationGraph make_operation_graph(const MatmulProblem& p, const Device& device
   return made;
 }
 
-// nullopt where a graph can be made.
+// nullopt if a graph can be made.
 std::optional<Unsupported> refuse(const MatmulProblem& p) {
-  if (p.x.dtype == at::kDouble) {
-    return Unsupported{"cuDNN's engines multiply no float64 matrices"};
-  }
+  if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's engines multiply no float64 matrices"};
   return std::nullopt;
 }
 
-std::string find_defect(const MatmulProblem& p, const Algorithm& algorithm, const Notes&) {
+std::string find_erratum(const MatmulProblem& p, const Algorithm& algorithm, const Notes&) {
   bool aligned = p.alignment >= 16;
   if (algorithm.name == "eng0" && !aligned) {
-    return "engine 0 of cuDNN 9.19 fails at the run where tensors are not aligned to 16 bytes";
+    return "engine 0 of cuDNN 9.19 fails when it runs on tensors that are not aligned to 16 bytes";
   }
   if (algorithm.name == "eng2" && !(aligned && has_aligned_rows(p.x) && has_aligned_rows(p.w))) {
-    return "engine 2 of cuDNN 9.19 computes wrong results where rows are not aligned to 16 bytes";
+    return "engine 2 of cuDNN 9.19 computes wrong results if rows are not aligned to 16 bytes";
   }
   return "";
 }
 
 std::shared_ptr<Plan> make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
-  // Also where the note is missing, as of engine 0 of cuDNN 9.19.
+  // cuDNN may miss the note, as for engine 0 of cuDNN 9.19.
   if (p.x.dtype == at::kFloat) engine.notes.add(Note::tf32);
   // Engine 2 of cuDNN 9.19 turns infinities and NaN of bfloat16 into zeros.
   bool hides_nonfinite = algorithm.name == "eng2" && p.x.dtype == at::kBFloat16;
@@ -80,7 +78,7 @@ std::shared_ptr<Plan> make_plan(const MatmulProblem& p, const Algorithm& algorit
 }
 
 const auto registered =
-    register_graphs<MatmulProblem, refuse, make_operation_graph, find_defect, make_plan>();
+    register_graphs<MatmulProblem, refuse, make_operation_graph, find_erratum, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

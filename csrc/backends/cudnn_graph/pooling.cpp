@@ -5,13 +5,14 @@
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
 #include "backends/large_images.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
 
-// The backward of a maximum reads, in channels_last tensors, places in the windows that its forward
-// left (and without them crashes cuDNN 9.19), and in contiguous ones x and y. Single pixels are
-// both.
+// The backward of a maximum over channels_last tensors reads the places in the windows that its
+// forward left; without them cuDNN 9.19 crashes. Over contiguous tensors it reads x and y. Single
+// pixels are both.
 bool keeps_indices(const PoolingProblem& p) { return p.train && p.x.strides[1] == 1; }
 
 TensorSpec indices_of(const PoolingProblem& p) {
@@ -70,7 +71,7 @@ Descriptor make_resampling(const PoolingProblem& p) {
   std::vector<cudnnFraction_t> before, after, stride, window;
   TensorSpec y = p.y();
   for (int i = 0; i < p.spatial_dims(); ++i) {
-    // In ceil mode the last window reaches beyond the padding.
+    // In ceil mode the last window reaches past the padding.
     int64_t end = (y.sizes[i + 2] - 1) * p.stride[i] + p.window[i];
     int64_t beyond = end - p.padding[i] - p.x.sizes[i + 2];
     before.push_back({p.padding[i], 1});
@@ -110,7 +111,7 @@ OperationGraph make_operation_graph(const PoolingProblem& p, const Device& devic
   return graph.make(device);
 }
 
-// nullopt where a graph can be made.
+// nullopt if a graph can be made.
 std::optional<Unsupported> refuse(const PoolingProblem& p) {
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
@@ -121,8 +122,9 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
   if (p.mode == PoolingMode::sum) return Unsupported{"the graph API averages, it does not sum"};
   if (p.mode == PoolingMode::avg_include && p.ceil) {
     return Unsupported{
-        "where ceil mode has one more window, cuDNN counts what lies beyond the padding and "
-        "PyTorch does not"};
+        "if ceil mode has one more window, cuDNN counts what lies past the padding and PyTorch "
+        "does "
+        "not"};
   }
   constexpr int64_t kPlaces = 127;
   if (keeps_indices(p) && p.window_volume() > kPlaces) {
@@ -132,7 +134,7 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
   return std::nullopt;
 }
 
-std::string find_defect(const PoolingProblem& p, const Algorithm& algorithm, const Notes& notes) {
+std::string find_erratum(const PoolingProblem& p, const Algorithm& algorithm, const Notes& notes) {
   bool average = p.mode != PoolingMode::max;
   int64_t results = p.y().numel();
   if (algorithm.name != "eng2" && exceeds_int(std::max(p.x.numel(), results))) {
@@ -140,7 +142,7 @@ std::string find_defect(const PoolingProblem& p, const Algorithm& algorithm, con
   }
   constexpr int64_t kMostResults = 1 << 23, kMostPlaces = 64;
   if (algorithm.name == "eng1" && results > kMostResults && p.window_volume() > kMostPlaces) {
-    return "engine 1 of cuDNN 9.19 computes wrong results where there are more than 2^23 of large "
+    return "engine 1 of cuDNN 9.19 computes wrong results if there are more than 2^23 of large "
            "windows";
   }
   if (algorithm.name == "eng1" && exceeds_grid(p)) return kExceedsGrid;
@@ -157,13 +159,13 @@ std::string find_defect(const PoolingProblem& p, const Algorithm& algorithm, con
   }
   int64_t pixel_bytes = p.x.sizes[1] * static_cast<int64_t>(c10::elementSize(p.x.dtype));
   if (pixel_bytes % 16 != 0) {
-    return "cuDNN 9.19's run-time compiled engines make misaligned accesses where pixels are not "
+    return "cuDNN 9.19's run-time compiled engines make misaligned accesses if pixels are not "
            "multiples of 16 bytes";
   }
-  return alignment_defect(notes, p.alignment);
+  return alignment_erratum(notes, p.alignment);
 }
 
-// Sees to it that the reserve is what a forward of this backend left.
+// Checks that the reserve is what a forward of this backend left.
 class PoolingPlan : public EnginePlan {
  public:
   PoolingPlan(const PoolingProblem& p, const Algorithm& algorithm, Engine engine)
@@ -179,7 +181,7 @@ class PoolingPlan : public EnginePlan {
           algorithm.text(),
           ": the forward of this maximum ran another algorithm, so that there are no "
           "indices");
-      // Hooks that keep what autograd saves elsewhere may give it back in another layout.
+      // Hooks on saved tensors may give it back in another layout.
       if (left.strides() != c10::IntArrayRef(indices_.strides)) {
         left = at::empty_strided(indices_.sizes, indices_.strides, left.options()).copy_(left);
       }
@@ -199,7 +201,7 @@ std::shared_ptr<Plan> make_plan(const PoolingProblem& p, const Algorithm& algori
 }
 
 const auto registered =
-    register_graphs<PoolingProblem, refuse, make_operation_graph, find_defect, make_plan>();
+    register_graphs<PoolingProblem, refuse, make_operation_graph, find_erratum, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -1,9 +1,10 @@
-// Reductions as an operation graph. cuDNN's engines take pictures in rows of channels whose pixels
-// are all reduced: of a folded problem, leading dimensions or all of them.
+// Reductions as an operation graph. cuDNN's engines take images in channels-last layout and reduce
+// all pixels: the leading dimensions of a folded problem, or all of them.
 #include <numeric>
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
+#include "backends/cudnn_problems.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext::graph {
@@ -16,7 +17,7 @@ bool is_offered(ReduceKind kind) {
 
 OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device) {
   bool to_scalar = p.x.sizes.size() == 1;
-  constexpr int64_t kChannels = 1024;  // of what is reduced whole
+  constexpr int64_t kChannels = 1024;  // at most, if everything is reduced
   int64_t channels = to_scalar ? std::gcd(p.x.sizes[0], kChannels) : p.x.sizes[1];
   Dims sizes{1, channels, 1, p.x.numel() / channels};
   Dims kept{1, to_scalar ? 1 : channels, 1, 1};
@@ -37,7 +38,7 @@ OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device
   return graph.make(device);
 }
 
-// nullopt where a graph can be made.
+// nullopt if a graph can be made.
 std::optional<Unsupported> refuse(const ReduceProblem& p) {
   if (p.indices) return Unsupported{"the graph API gives no indices"};
   if (!is_offered(p.kind)) {
@@ -51,7 +52,7 @@ std::optional<Unsupported> refuse(const ReduceProblem& p) {
 }
 
 std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
-  // cuDNN does not say so, but sums differ from run to run, and so may products; its extremes are
+  // Sums differ from run to run, and products may, though cuDNN does not note it. Its extremes are
   // fmaxf and fminf, which drop NaN.
   bool accumulates = p.kind == ReduceKind::add || p.kind == ReduceKind::mul;
   engine.notes.add(accumulates ? Note::nondeterministic : Note::reduced_range);
@@ -59,7 +60,7 @@ std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorit
 }
 
 const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph,
-                                        no_defect<ReduceProblem>, make_plan>();
+                                        no_erratum<ReduceProblem>, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -1,5 +1,5 @@
-// Activations through cuDNN's classic API: one algorithm each, in place where the output is the
-// input.
+// Activations through cuDNN's classic API: one algorithm each. They run in place if the output is
+// the input.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
 
@@ -57,7 +57,7 @@ class ActivationPlan : public ReplayedPlan {
     }
     void* dx = output(b, Role::dx, p_.x, b[Role::y]);
     const void *y = b[Role::y].const_data_ptr(), *dy = b[Role::dy].const_data_ptr();
-    // Where the gradient is told by y alone, y stands for x, as after a forward in place.
+    // A gradient that y alone determines gets y in place of x, as after a forward in place.
     const void* x = p_.from_output ? y : b[Role::x].const_data_ptr();
     replays_.run({x, y, dy, dx}, b.replay, [&](const ReplayKey& at) {
       auto [x, y, dy, dx] = at.addresses<4>();
@@ -79,10 +79,10 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd) {
     if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
     bool half = c10::isReducedFloatingType(p.x.dtype);
-    if (half) return Unsupported{"cuDNN's gradient at the ceiling itself differs in half types"};
+    if (half) return Unsupported{"cuDNN's gradient at the ceiling differs in half types"};
   }
   if (p.kind == ActivationKind::elu && p.pass == Pass::bwd && p.coefficient != 1) {
-    return Unsupported{"cuDNN's gradient of ELU at zero itself is 1, and not alpha"};
+    return Unsupported{"cuDNN's gradient of ELU at zero is 1, not alpha"};
   }
   if (auto refused = refuse(device)) return *refused;
   return std::make_shared<ActivationPlan>(p, algorithm);

@@ -1,6 +1,6 @@
-// Batch normalisation through cuDNN's classic API: spatial; spatial_persistent, faster in nchw,
-// whose sums of scaled integers limit the range of values (PyTorch takes it for channels_last
-// training, so it needs no leave); per_activation, the same where there is no space.
+// Batch normalisation through cuDNN's classic API. spatial_persistent is faster in nchw; its sums
+// of scaled integers limit the range of values, but PyTorch takes it for channels_last training, so
+// no policy has to allow it. per_activation computes the same as spatial if there is no space.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
 #include "core/operator.h"
@@ -105,7 +105,7 @@ class BatchNormPlan : public ReplayedPlan {
   TensorDescriptor x_, statistic_;
 };
 
-// Launches whose grids would not fit; PyTorch found these bounds.
+// Grids of larger launches would not fit; PyTorch found these bounds.
 std::string over_the_limit(const BatchNormProblem& p, bool per_activation) {
   bool infer = p.pass == BatchNormPass::infer;
   int64_t most = infer ? 65535 : 880801;

@@ -1,10 +1,13 @@
-// Convolution through cuDNN's classic API: every algorithm of a pass times every math type.
+// Convolution through cuDNN's classic API: every algorithm of a pass with every math type.
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
+#include "backends/cudnn_problems.h"
 #include "core/backend.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
+#include "cudnn/errata.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace legacy {
@@ -82,8 +85,8 @@ class ConvolutionPlan : public ReplayedPlan {
   const size_t workspace_;
 };
 
-// The classic API tells no properties of an algorithm, so they are written down here. Which ones
-// are not deterministic is cuDNN's documentation of the two backward enumerations; a math type
+// The classic API does not report an algorithm's properties, so they are written down here. cuDNN's
+// documentation of the two backward enumerations says which ones are not deterministic. A math type
 // other than FMA may use TF32 for float32 data.
 Notes notes_of(const ConvolutionProblem& p, int value, const std::string& name,
                const MathType& math) {

@@ -12,8 +12,8 @@ using at::Tensor;
 using CtcDescriptor = Descriptor<cudnnCTCLossDescriptor_t, cudnnCreateCTCLossDescriptor,
                                  cudnnDestroyCTCLossDescriptor>;
 
-// cuDNN wants targets one after another without padding. The lengths are in host memory, and so is
-// known without waiting for the device where the labels lie.
+// cuDNN takes targets one after another without padding. The lengths are in host memory, so the
+// labels' positions are known without a wait for the device.
 Tensor packed_labels(const Tensor& targets, const Tensor& lengths) {
   Tensor position = at::arange(targets.size(1), lengths.options());
   Tensor index = (position < lengths.unsqueeze(1)).flatten().nonzero().squeeze(1);
@@ -32,7 +32,7 @@ class CtcPlan : public Plan {
         at::stack({b[Role::target_lengths], b[Role::input_lengths]}).to(at::kInt).to(x.device());
     void* losses = output(b, Role::y, {p_.log_probs.dtype, {p_.log_probs.sizes[1]}, {1}}, x);
     void* gradient = p_.gradient ? output(b, Role::dx, p_.log_probs, x) : nullptr;
-    // Behind the end of a shorter input cuDNN leaves the gradient as it is.
+    // After the end of a shorter input cuDNN does not write the gradient.
     if (gradient != nullptr && p_.lengths != CtcLengths::full) b[Role::dx].zero_();
     auto size = static_cast<size_t>(*workspace_bytes);
     c10::DataPtr workspace = allocate_workspace(size);
@@ -47,12 +47,12 @@ class CtcPlan : public Plan {
  private:
   struct Descriptors {
     explicit Descriptors(const CtcProblem& p) {
-      // cuDNN 9.19 reserves three floats a state in shared memory, and writes one a thread of a
-      // warp.
+      // cuDNN 9.19 reserves three floats a state in shared memory, but writes one for each thread
+      // of a warp.
       constexpr int64_t kLeastLabels = 5;
       int64_t labels = std::max(p.target_length, kLeastLabels);
       set(probs, p.log_probs);
-      // The softmax of logarithms of probabilities gives these back.
+      // The softmax of logarithms of probabilities is the probabilities.
       check_cudnn(cudnnSetCTCLossDescriptor_v9(
                       ctc.get(), CUDNN_DATA_FLOAT, CUDNN_LOSS_NORMALIZATION_SOFTMAX,
                       CUDNN_CTC_ZERO_OOB_GRADIENTS, static_cast<int>(labels)),
@@ -89,17 +89,17 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
   if (!algorithm.options.empty()) return Unsupported{"ctc has no options"};
   if (p.log_probs.dtype != c10::ScalarType::Float) return Unsupported{"cuDNN's CTC loss is f32"};
   if (p.blank != 0) return Unsupported{"cuDNN's blank is class 0"};
-  // Where a target does not fit its loss is infinite, of which cuDNN does not know; PyTorch saw it
-  // read outside of its memory then.
+  // A target that does not fit has an infinite loss, which cuDNN does not give; PyTorch's
+  // developers saw cuDNN read out of bounds then.
   if (p.lengths == CtcLengths::irregular) {
     return Unsupported{
-        "cuDNN wants targets that are not empty and, with a blank between any two labels, no "
+        "cuDNN takes targets that are not empty and, with a blank between any two labels, no "
         "longer than their inputs"};
   }
   if (auto refused = refuse(device)) return *refused;
   bool deterministic = algorithm.name == "deterministic";
-  // Classes of no target count, so that NaN and infinities of theirs reach the loss, and their
-  // gradients are finite where PyTorch's are NaN.
+  // cuDNN reads classes that are in no target, so that their NaN and infinities reach the loss.
+  // Their gradients are finite though PyTorch's are NaN.
   Notes notes{Note::reduced_range};
   if (!deterministic) notes.add(Note::nondeterministic);
   return std::make_shared<CtcPlan>(

@@ -12,7 +12,8 @@
 #include "core/algorithm.h"
 #include "core/backend.h"
 #include "core/operator.h"
-#include "cudnn/cudnn.h"
+#include "cudnn/handle.h"
+#include "cudnn/status.h"
 #include "replay/replay.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -72,26 +73,28 @@ class Scale {
   const float float_;
 };
 
-// The address of a result, whose tensor is made where none is bound.
+// The address of a result. Its tensor is made if none is bound.
 inline void* output(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& like) {
   at::Tensor& tensor = bindings[role];
   if (!tensor.defined()) tensor = empty_on_cuda(spec, like);
   return tensor.data_ptr();
 }
 
-// A bound of batch normalisation when training, which PyTorch found; empty where it is kept.
+// Why batch normalisation cannot train on so many channels, a bound that PyTorch found; empty if it
+// can.
 inline std::string too_many_channels(int64_t channels) {
   if (channels <= 65535) return "";
   return c10::str("cuDNN takes at most 65535 channels when training, and here are ", channels);
 }
 
-// The math type that an algorithm's options name; nullptr without.
+// The math type that an algorithm's options name; nullptr if they name none.
 inline const MathType* find_math(const Algorithm& algorithm) {
   const std::string* text = algorithm.option("math");
   return text == nullptr ? nullptr : find_math_type(*text);
 }
 
-// cuDNN's number of an algorithm in a pass; nullopt where there is none of its name.
+// cuDNN's number of an algorithm in a pass; nullopt if the pass does not have an algorithm of this
+// name.
 inline std::optional<int> find_value(const Problem& problem, const Algorithm& algorithm) {
   for (const LegacyName& name : operator_of(problem).legacy_names(pass_of(problem))) {
     if (algorithm.name == name.name) return name.value;
@@ -99,7 +102,7 @@ inline std::optional<int> find_value(const Problem& problem, const Algorithm& al
   return std::nullopt;
 }
 
-// Every name of the pass, where the order of the enumeration is that to try them in.
+// Every algorithm name of the pass, for operators that try them in the order of the enumeration.
 template <class P>
 std::vector<Candidate> every_name(const P& p, const Device&) {
   std::vector<Candidate> list;
@@ -109,7 +112,7 @@ std::vector<Candidate> every_name(const P& p, const Device&) {
   return list;
 }
 
-// Of operators for which the classic API has one call.
+// The candidates of operators for which the classic API has one call.
 template <class P>
 std::vector<Candidate> only_default(const P&, const Device&) {
   return {{{"legacy", "default", {}}, "enumeration"}};
@@ -120,7 +123,7 @@ inline std::optional<Unsupported> refuse_all_but_default(const Algorithm& algori
       c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
 }
 
-// nullopt where calls of the classic API can be made.
+// Why the classic API cannot be called on this device; nullopt if it can.
 inline std::optional<Unsupported> refuse(const Device& device) {
   if (device.is_cuda()) return std::nullopt;
   return Unsupported{"the classic API answers only with a GPU at hand", true};

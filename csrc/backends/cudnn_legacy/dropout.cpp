@@ -1,5 +1,5 @@
-// Dropout through cuDNN's classic API, with cuDNN's own random numbers. No state is shared by
-// streams or threads.
+// Dropout through cuDNN's classic API, with cuDNN's own random numbers. Streams and threads share
+// no state.
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include "backends/cudnn_legacy/random.h"
@@ -9,7 +9,7 @@
 namespace torch_cudnn_ext::legacy {
 namespace {
 
-// cuDNN's tensors have four dimensions at least.
+// cuDNN's tensors have at least four dimensions.
 TensorSpec as_plane(const TensorSpec& x) {
   int64_t n = x.numel();
   return {x.dtype, {1, 1, 1, n}, {n, n, n, 1}};
@@ -71,7 +71,7 @@ class DropoutPlan : public Plan {
 BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto refused = refuse_all_but_default(algorithm)) return *refused;
   if (p.rng == RandomStream::philox) {
-    return Unsupported{"the mask is to come from PyTorch's generator (rng=philox)"};
+    return Unsupported{"the mask must come from PyTorch's generator (rng=philox)"};
   }
   if (p.x.dtype == c10::ScalarType::BFloat16) {
     return Unsupported{"cuDNN's dropout takes f32, f64 and f16, not bf16"};

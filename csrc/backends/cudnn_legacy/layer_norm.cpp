@@ -1,5 +1,6 @@
 // Instance norm through cuDNN's classic API: a batch norm of one sample whose channels are those of
-// all instances, with the parameters repeated. Group norm likewise, with its scale and shift apart.
+// all instances, with the parameters repeated. Group norm likewise, followed by its scale and
+// shift.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/group_norm.h"
 #include "core/backend.h"
@@ -27,7 +28,7 @@ class InstanceNormPlan : public Plan {
   void run(Bindings& b) override { p_.pass == Pass::fwd ? forward(b) : backward(b); }
 
  private:
-  // In the statistics' dtype, which is what cuDNN takes parameters in.
+  // In the statistics' dtype, in which cuDNN takes parameters.
   at::Tensor repeated(const at::Tensor& t, double otherwise, const at::Tensor& x) const {
     auto options = x.options().dtype(p_.statistics().dtype);
     if (!t.defined()) return at::full({p_.view().count()}, otherwise, options);
@@ -100,11 +101,11 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
   bool persistent = algorithm.name == "spatial_persistent";
   if (c10::isReducedFloatingType(p.x.dtype) && p.alignment < 16) {
     return Unsupported{
-        "the classic API makes misaligned accesses in half types where tensors are not aligned to "
+        "the classic API makes misaligned accesses in half types if tensors are not aligned to "
         "16 bytes, and the process loses its GPU context"};
   }
   Notes notes;
-  // Of float32 and float16 data it may sum scaled integers, which overflow where values are large.
+  // For float32 and float16 data it may sum scaled integers, which overflow if values are large.
   if (persistent) notes.add(Note::reduced_range);
   return std::make_shared<InstanceNormPlan>(
       p, algorithm, notes,

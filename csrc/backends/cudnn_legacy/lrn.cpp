@@ -1,5 +1,5 @@
 // Local response normalisation across channels and divisive normalisation through cuDNN's classic
-// API, which has one way for each.
+// API, which has one algorithm for each.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/large_images.h"
 #include "core/backend.h"
@@ -11,7 +11,7 @@ namespace {
 using LrnDescriptor =
     Descriptor<cudnnLRNDescriptor_t, cudnnCreateLRNDescriptor, cudnnDestroyLRNDescriptor>;
 
-// cuDNN documents both for float64, float32 and float16: bfloat16 is computed in float32.
+// cuDNN documents both for float64, float32 and float16. bfloat16 is computed in float32.
 LrnProblem as_computed(LrnProblem p) {
   if (p.x.dtype == at::kBFloat16) p.x.dtype = at::kFloat;
   return p;
@@ -21,8 +21,8 @@ bool reads_y(const LrnProblem& p) {
   return p.pass == Pass::bwd && p.kind == LrnKind::cross_channel;
 }
 
-// Across channels NaN is lost, or spreads to channels that no window joins; the means of windows
-// are NaN beyond the windows that hold an infinity.
+// Across channels cuDNN drops NaN, or spreads it to channels that share no window. Its means are
+// NaN also for windows near those that hold an infinity.
 class LrnPlan : public Plan {
  public:
   LrnPlan(const LrnProblem& p, const Algorithm& algorithm, int64_t own_bytes, int64_t copied_bytes)
@@ -32,7 +32,7 @@ class LrnPlan : public Plan {
         own_bytes_(own_bytes) {
     TensorSpec x = p_.x;
     if (p.kind == LrnKind::cross_channel) {
-      x.sizes.push_back(1);  // cuDNN knows pictures, not rows
+      x.sizes.push_back(1);  // cuDNN takes images
       x.strides.push_back(1);
     }
     set(x_, x);
@@ -78,8 +78,7 @@ class LrnPlan : public Plan {
                 "cudnnLRNCrossChannelBackward");
   }
 
-  // Without means of the caller's, which build_plan refuses. The workspace is two tensors of x's
-  // size.
+  // build_plan() rejects means of the caller. The workspace is two tensors of x's size.
   void run_divisive(Bindings& b) const {
     Scale one(1, p_.x.dtype), zero(0, p_.x.dtype);
     const at::Tensor& x = b[Role::x];
@@ -104,7 +103,7 @@ class LrnPlan : public Plan {
   }
 
   const LrnProblem p_;
-  const TensorSpec given_;  // p_.x but for its type
+  const TensorSpec given_;  // p_.x in the type of the data
   const int64_t own_bytes_;
   TensorDescriptor x_;
   LrnDescriptor lrn_;
@@ -128,29 +127,29 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
         c10::str("cuDNN's windows have 1 to ", CUDNN_LRN_MAX_N, " elements, not ", p.size)};
   }
   if (p.k < CUDNN_LRN_MIN_K || p.beta < CUDNN_LRN_MIN_BETA) {
-    return Unsupported{c10::str("cuDNN wants k of at least ", CUDNN_LRN_MIN_K,
+    return Unsupported{c10::str("cuDNN takes k of at least ", CUDNN_LRN_MIN_K,
                                 " and beta of at least ", CUDNN_LRN_MIN_BETA, ", not ", p.k,
                                 " and ", p.beta)};
   }
-  constexpr int64_t kWindowOfOwn = 5;  // that has kernels of its own, for float32
+  constexpr int64_t kSpecialWindow = 5;  // has its own kernels, for float32
   bool as_f32 = p.x.dtype == at::kFloat || p.x.dtype == at::kBFloat16;
-  if (p.kind == LrnKind::cross_channel && p.size == kWindowOfOwn && as_f32 &&
+  if (p.kind == LrnKind::cross_channel && p.size == kSpecialWindow && as_f32 &&
       p.x.sizes[0] > kMostBlocks) {
     return Unsupported{kExceedsGrid};
   }
   bool even = p.size % 2 == 0;
   if (even && p.kind == LrnKind::cross_channel && p.window == LrnWindow::torch) {
-    return Unsupported{
-        c10::str("of an even window, here ", p.size,
-                 ", cuDNN has the smaller half before its middle and PyTorch the larger one; "
-                 "window=cudnn asks for the former")};
+    return Unsupported{c10::str(
+        "before the middle of an even window, here ", p.size,
+        ", cuDNN has the smaller half and PyTorch the larger one; window=cudnn asks for the "
+        "former")};
   }
   if (even && p.kind == LrnKind::divisive && p.pass == Pass::bwd) {
     return Unsupported{"cuDNN's gradient of an even window is not that of its forward"};
   }
   if (p.means) {
     return Unsupported{
-        "what cuDNN computes with means of its caller's differs from this, and is not documented"};
+        "what cuDNN computes with means of its caller is different, and not documented"};
   }
   if (auto refused = refuse(device)) return *refused;
   // Each of the two temporary tensors begins at a multiple of 256 bytes.

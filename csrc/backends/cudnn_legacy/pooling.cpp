@@ -2,6 +2,7 @@
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/large_images.h"
 #include "core/backend.h"
+#include "cudnn/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -39,7 +40,7 @@ class PoolingPlan : public ReplayedPlan {
     }
     void* dx = output(b, Role::dx, p_.x, b[Role::dy]);
     const void* dy = b[Role::dy].const_data_ptr();
-    // An average does not look at what was averaged: any memory of the right sizes will do.
+    // An average does not read what was averaged: any memory of the right sizes will do.
     bool is_max = p_.mode == PoolingMode::max;
     const void* x = is_max ? b[Role::x].const_data_ptr() : dx;
     const void* y = is_max ? b[Role::y].const_data_ptr() : dy;
@@ -59,7 +60,7 @@ class PoolingPlan : public ReplayedPlan {
   double factor_ = 1;
 };
 
-// Empty where cuDNN's windows can be the problem's.
+// Empty if cuDNN's windows can be the problem's.
 std::string why_not(const PoolingProblem& p, const Algorithm& algorithm) {
   bool is_max = p.mode == PoolingMode::max;
   bool known = algorithm.name == "max" || algorithm.name == "max_deterministic";
@@ -73,8 +74,8 @@ std::string why_not(const PoolingProblem& p, const Algorithm& algorithm) {
   }
   if (p.adaptive) return "the output's sizes do not divide the input's: windows differ in size";
   if (p.ceil) {
-    return "the classic API pads symmetrically and rounds sizes down, and here ceil mode has one "
-           "more window";
+    return "the classic API pads symmetrically and rounds sizes down, but ceil mode adds a window "
+           "here";
   }
   if (p.dilation != Dims(p.spatial_dims(), 1)) return "cuDNN's windows have no dilation";
   if (p.spatial_dims() == 3 && p.x.strides != contiguous_strides(p.x.sizes)) {

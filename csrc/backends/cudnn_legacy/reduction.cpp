@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
+#include "backends/cudnn_problems.h"
 #include "core/backend.h"
 #include "cuda/workspace.h"
 
@@ -12,7 +13,7 @@ using ReduceDescriptor =
     Descriptor<cudnnReduceTensorDescriptor_t, cudnnCreateReduceTensorDescriptor,
                cudnnDestroyReduceTensorDescriptor>;
 
-// cuDNN's kernels want four dimensions at least.
+// cuDNN's kernels take at least four dimensions.
 TensorSpec with_four_dims(const TensorSpec& spec) {
   Dims sizes(std::max(0, 4 - spec.sizes.size()), 1);
   for (int64_t size : spec.sizes) sizes.push_back(size);
@@ -39,7 +40,7 @@ struct Needs {
   size_t workspace_bytes = 0, indices_bytes = 0;
 };
 
-// Extremes of infinities are finite: of inf alone the minimum, of -inf alone the maximum.
+// cuDNN gives a finite minimum of values that are all inf, and a finite maximum of all -inf.
 Notes notes_of(const ReduceProblem& p) {
   bool is_extreme = p.kind == ReduceKind::min || p.kind == ReduceKind::max;
   return is_extreme ? Notes{Note::reduced_range} : Notes{};
@@ -60,10 +61,8 @@ class ReducePlan : public Plan {
     TensorSpec spec = p_.output();
     void* y = output(b, Role::y, spec, x);
     c10::DataPtr workspace;
-    if (needs_.workspace_bytes > 0) {
-      workspace = allocate_workspace(needs_.workspace_bytes);
-    }
-    at::Tensor indices;  // cuDNN's are unsigned and of 32 bits
+    if (needs_.workspace_bytes > 0) workspace = allocate_workspace(needs_.workspace_bytes);
+    at::Tensor indices;  // cuDNN's are unsigned 32-bit integers
     if (p_.indices) {
       auto count = static_cast<int64_t>((needs_.indices_bytes + 3) / 4);
       indices = at::empty({std::max(count, spec.numel())}, x.options().dtype(at::kInt));

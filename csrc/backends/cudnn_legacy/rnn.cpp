@@ -1,19 +1,16 @@
-// Recurrent networks through cuDNN's classic API: every algorithm times every math type.
+// Recurrent networks through cuDNN's classic API: every algorithm with every math type.
 #include <ATen/ATen.h>
-#include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/CUDAEvent.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <numeric>
 
-#include "backends/cudnn_legacy/random.h"
+#include "backends/cudnn_legacy/rnn_dropout.h"
 #include "core/backend.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
+#include "cudnn/errata.h"
 #include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -26,94 +23,6 @@ using RnnDescriptor =
 using RnnDataDescriptor = Descriptor<cudnnRNNDataDescriptor_t, cudnnCreateRNNDataDescriptor,
                                      cudnnDestroyRNNDataDescriptor>;
 
-// What cuDNN draws dropout's random numbers from: some megabytes.
-struct RandomStates {
-  RandomStates(int64_t bytes, c10::Device device)
-      : buffer(at::empty({bytes}, at::TensorOptions(at::kByte).device(device))),
-        stream(at::cuda::getCurrentCUDAStream(device.index())) {
-    // Behind what used this memory before; a capture waits for nothing outside it.
-    bool capturing = runtime_of(device_of(device)).is_capturing(device_of(device));
-    if (!capturing) last_use.record(stream);
-  }
-
-  Tensor buffer;
-  const at::cuda::CUDAStream stream;  // that the buffer is freed on
-  bool are_filled = false;
-  at::cuda::CUDAEvent last_use;
-};
-
-// Those that all plans of this thread share, since each forward fills them anew.
-std::shared_ptr<RandomStates> random_states(size_t bytes, c10::Device device) {
-  static thread_local std::map<c10::DeviceIndex, std::weak_ptr<RandomStates>> by_device;
-  std::weak_ptr<RandomStates>& known = by_device[device.index()];
-  std::shared_ptr<RandomStates> states = known.lock();
-  if (states == nullptr) {
-    states = std::make_shared<RandomStates>(static_cast<int64_t>(bytes), device);
-    known = states;
-  }
-  return states;
-}
-
-// The random numbers of dropout. Each forward fills the states anew from the seed and the position
-// of PyTorch's generator, for the reasons of Note [cuDNN's random states]. While a stream is
-// captured the generator cannot be read: the graph goes on with the states that the last run before
-// left, and they outlive the plan.
-class Dropout {
- public:
-  // Sets the descriptor; the states are filled before a forward reads them.
-  cudnnStatus_t set(double probability, c10::Device device) {
-    probability_ = static_cast<float>(probability);
-    if (probability == 0) {
-      return cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), 0, nullptr, 0, 0);
-    }
-    size_t bytes = 0;
-    cudnnStatus_t status = cudnnDropoutGetStatesSize(cudnn_handle(), &bytes);
-    if (status != CUDNN_STATUS_SUCCESS) return status;
-    states_ = random_states(bytes, device);
-    return cudnnRestoreDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
-                                         states_->buffer.data_ptr(), bytes, 0);
-  }
-
-  void prepare() {
-    if (states_ == nullptr) return;
-    c10::Device device = states_->buffer.device();
-    if (runtime_of(device_of(device)).is_capturing(device_of(device))) {
-      TORCH_CHECK(states_->are_filled,
-                  "rnn: dropout is first met while the stream is being captured into a CUDA graph; "
-                  "run it once before capturing");
-      retain_until_exit(states_);  // a graph may be replayed when this plan is gone
-      return;
-    }
-    // Another stream may still use the states, or what lay in their memory.
-    at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(device.index());
-    states_->last_use.block(stream);
-    check_cudnn(cudnnSetDropoutDescriptor(descriptor_.get(), cudnn_handle(), probability_,
-                                          states_->buffer.data_ptr(), states_->buffer.nbytes(),
-                                          draw_seed(states_->buffer)),
-                "cudnnSetDropoutDescriptor");
-    states_->are_filled = true;
-  }
-
-  // Behind the forward that read the states.
-  void used() {
-    if (states_ == nullptr) return;
-    c10::Device device = states_->buffer.device();
-    if (runtime_of(device_of(device)).is_capturing(device_of(device))) return;
-    at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream(device.index());
-    states_->last_use.record(stream);
-    if (stream != states_->stream) {
-      c10::cuda::CUDACachingAllocator::recordStream(states_->buffer.storage().data_ptr(), stream);
-    }
-  }
-
-  cudnnDropoutDescriptor_t get() const { return descriptor_.get(); }
-
- private:
-  DropoutDescriptor descriptor_;
-  std::shared_ptr<RandomStates> states_;  // null without dropout
-  float probability_ = 0;
-};
-
 // Where a piece of the parameters lies in w and in cuDNN's weight space, in elements.
 struct Piece {
   int64_t ours, theirs, count;
@@ -121,7 +30,7 @@ struct Piece {
 
 struct Descriptors {
   RnnDescriptor rnn;
-  Dropout dropout;
+  RnnDropout dropout;
   RnnDataDescriptor x, y;
   TensorDescriptor h, c;
 };
@@ -130,19 +39,19 @@ cudnnForwardMode_t forward_mode(const RnnProblem& p) {
   return p.train || p.dropout > 0 ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE;
 }
 
-// What is found out while a plan is built.
+// What building a plan finds out.
 struct Layout {
   size_t weight_bytes = 0, workspace_bytes = 0, reserve_bytes = 0;
   std::vector<Piece> pieces;
-  int64_t slack = 0;      // elements to have behind the weight space
+  int64_t slack = 0;      // elements allocated after the weight space
   bool in_place = false;  // whether the parameters lie as cuDNN wants them
 
   bool reads_in_place() const { return in_place && slack == 0; }
   size_t space_bytes(c10::ScalarType dtype) const {
     return weight_bytes + static_cast<size_t>(slack) * c10::elementSize(dtype);
   }
-  // What a run takes beside its results: cuDNN's workspace, weight spaces, and a reserve that is
-  // not kept.
+  // What a run allocates in addition to its results: cuDNN's workspace, weight spaces, and a
+  // reserve that is not kept.
   int64_t temporary_bytes(const RnnProblem& p) const {
     int spaces = (reads_in_place() ? 0 : 1) + (p.pass == Pass::fwd || in_place ? 0 : 1);
     bool drops_reserve = !p.train && forward_mode(p) == CUDNN_FWD_MODE_TRAINING;
@@ -175,17 +84,18 @@ cudnnStatus_t get_spaces(const Descriptors& d, const RnnProblem& p, Layout& layo
 
 const void* address(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
 
-// Elements to have behind the parameters. cuDNN 9.19's gradient of float16 LSTMs by persist_static
-// on tensor cores reads up to 464 bytes behind their matrices, where not all have as many biases.
+// Elements to allocate after the parameters. cuDNN 9.19's gradient of float16 LSTMs by
+// persist_static on tensor cores reads up to 464 bytes past the end of the matrices, and biases may
+// be fewer than that.
 int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm) {
   constexpr int64_t kSlack = 1024;
-  bool reads_behind = is_cudnn_9_19() && p.pass == Pass::bwd && p.cell == RnnCell::lstm &&
-                      p.x.dtype == at::kHalf && algorithm.name == "persist_static";
+  bool reads_past_end = is_cudnn_9_19() && p.pass == Pass::bwd && p.cell == RnnCell::lstm &&
+                        p.x.dtype == at::kHalf && algorithm.name == "persist_static";
   int64_t biases = 0;
   for (const RnnParameter& parameter : rnn_parameters(p)) {
     if (parameter.columns == 0) biases += parameter.rows;
   }
-  return reads_behind && biases < kSlack ? kSlack : 0;
+  return reads_past_end && biases < kSlack ? kSlack : 0;
 }
 
 class RnnPlan : public ReplayedPlan {
@@ -224,7 +134,7 @@ class RnnPlan : public ReplayedPlan {
     check_cudnn(get_spaces(*d_, p_, layout_), "cudnnGetRNNTempSpaceSizes");
   }
 
-  // Of a packed batch only the rows that are there; those behind them are zero.
+  // A packed batch has only the rows that are there; those after them are zero.
   void* sequence_output(Bindings& b, Role role, TensorSpec spec) const {
     const Tensor& x = b[Role::x];
     if (p_.lengths == RnnLengths::packed) spec.sizes[0] = x.size(0);
@@ -235,7 +145,7 @@ class RnnPlan : public ReplayedPlan {
     return address;
   }
 
-  // The parameters in cuDNN's layout: w itself where that is the same.
+  // The parameters in cuDNN's layout: w itself if that is the same.
   Tensor weights(const Bindings& b) const {
     const Tensor& w = b[Role::w];
     if (layout_.reads_in_place()) return w;
@@ -303,7 +213,7 @@ class RnnPlan : public ReplayedPlan {
     void *left = reserve.data_ptr(), *gradients = space.data_ptr();
     ReplayKey key{in, out, dy,  dx,         hx,   dhy,       dhx,
                   cx, dcy, dcx, parameters, left, gradients, workspace};
-    key.push(static_cast<double>(reserve.nbytes()));  // which may be more than this one needs
+    key.push(static_cast<double>(reserve.nbytes()));  // may be more than this plan needs
     replays_.run(key, replay(b), [&](const ReplayKey& at) {
       auto [in, out, dy, dx, hx, dhy, dhx, cx, dcy, dcx, parameters, left, gradients, workspace] =
           at.addresses<14>();
@@ -325,7 +235,7 @@ class RnnPlan : public ReplayedPlan {
     }
   }
 
-  // Lengths are in descriptors of each run, and random numbers go on.
+  // Descriptors hold the lengths of each run, and random numbers differ from run to run.
   Replay replay(const Bindings& b) const {
     return p_.lengths == RnnLengths::packed || p_.dropout != 0 ? Replay::never : b.replay;
   }
@@ -369,7 +279,7 @@ cudnnStatus_t set_network(const Descriptors& d, const RnnProblem& p, cudnnRNNAlg
       p.lengths == RnnLengths::packed ? CUDNN_RNN_PADDED_IO_DISABLED : CUDNN_RNN_PADDED_IO_ENABLED);
 }
 
-// Where cuDNN has a gate's part of a parameter, in elements; -1 where it has none.
+// The place where cuDNN has a gate's part of a parameter, in elements; -1 if it has none.
 cudnnStatus_t find_gate(const Descriptors& d, const RnnProblem& p, const RnnParameter& parameter,
                         int64_t gate, const Tensor& space, int64_t& place) {
   using Kind = RnnParameter::Kind;
@@ -433,8 +343,7 @@ Notes notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, int math) {
   return notes;
 }
 
-// float64 has neither tensor cores nor anything to convert to, and what is narrow already is not
-// converted.
+// float64 has neither tensor cores nor a type to convert to, and half types are not converted.
 bool is_duplicate(const RnnProblem& p, int math) {
   if (p.x.dtype == at::kDouble) return math != CUDNN_DEFAULT_MATH;
   return p.x.dtype != at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
@@ -452,11 +361,11 @@ std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
 }
 
 // What cuDNN 9.19 accepts and then does wrong, seen on an H200 or an H100.
-std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
+std::string erratum_of(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
   if (!is_cudnn_9_19()) return "";
   bool stray_math = math == CUDNN_FMA_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
   if (p.proj > 0 && p.x.dtype == at::kFloat && stray_math) {
-    return "cuDNN 9.19 writes behind its results with a projection and this math type";
+    return "cuDNN 9.19 writes past the end of its results with a projection and this math type";
   }
   bool half_products =
       math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
@@ -473,13 +382,13 @@ std::string known_defect(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
   }
   bool converts = p.x.dtype == at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
   if (converts && p.cell == RnnCell::lstm && p.hidden > 160 && p.batch() % 8 == 0) {
-    return "this algorithm of cuDNN 9.19 fails at the run where float32 LSTMs of hidden sizes "
-           "above 160 are converted for tensor cores";
+    return "this algorithm of cuDNN 9.19 fails at the run if float32 LSTMs of hidden sizes above "
+           "160 are converted for tensor cores";
   }
   bool tensor_cores = converts || (p.x.dtype == at::kHalf && math == CUDNN_TENSOR_OP_MATH);
-  if (tensor_cores && p.meets_small_h_defect()) {
-    return "cuDNN 9.19 computes wrong results on tensor cores where the hidden size, above 32, is "
-           "a multiple of 8 but not of 32, and the batch size one of 8";
+  if (tensor_cores && p.has_small_h_erratum()) {
+    return "cuDNN 9.19 computes wrong results on tensor cores if the hidden size, above 32, is a "
+           "multiple of 8 but not of 32, and the batch size is a multiple of 8";
   }
   return "";
 }
@@ -493,14 +402,14 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
     return Unsupported{"sequences of several lengths need legacy:standard"};
   }
   auto kind = static_cast<cudnnRNNAlgo_t>(*value);
-  std::string defect = known_defect(p, kind, math->value);
-  if (!defect.empty()) return Unsupported{defect};
+  std::string erratum = erratum_of(p, kind, math->value);
+  if (!erratum.empty()) return Unsupported{erratum};
   if (auto refused = refuse(device)) return *refused;
   auto d = std::make_unique<Descriptors>();
   set(d->h, rnn_h(p));
   set(d->c, rnn_c(p));
   Layout layout;
-  // The longest that the sequences of a packed batch can be.
+  // The sequences of a packed batch can be no longer.
   std::vector<int> lengths(static_cast<size_t>(p.batch()), static_cast<int>(p.steps()));
   cudnnStatus_t status = d->dropout.set(p.dropout, device.torch_device());
   auto then = [&](auto&& call) {

@@ -10,8 +10,8 @@ class SoftmaxPlan : public ReplayedPlan {
   SoftmaxPlan(const SoftmaxProblem& p, const Algorithm& algorithm, Notes notes,
               cudnnSoftmaxAlgorithm_t value)
       : ReplayedPlan(algorithm, notes, 0), p_(p), value_(value) {
-    // Rows are the channels of a picture. Where one follows the other there is one pixel, and the
-    // instance mode sums the same.
+    // The sum runs over the channels of an image. If the image has one pixel, the instance mode
+    // sums the same.
     const Dims& n = p.x.sizes;
     set(x_, {p.x.dtype, {n[0], n[1], n[2], 1}, {n[1] * n[2], n[2], 1, 1}});
     mode_ = n[2] == 1 ? CUDNN_SOFTMAX_MODE_INSTANCE : CUDNN_SOFTMAX_MODE_CHANNEL;
@@ -54,14 +54,14 @@ std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
 BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"softmax has no options"};
   if (p.log && algorithm.name == "fast") {
-    return Unsupported{"cuDNN computes log-softmax in one way, legacy:accurate"};
+    return Unsupported{"cuDNN has one algorithm for log-softmax, legacy:accurate"};
   }
   if (auto refused = refuse(device)) return *refused;
   bool fast = algorithm.name == "fast";
   Notes notes;
-  // The fast algorithm's exponentials overflow, since it subtracts no maximum. Of a contiguous row
-  // of -inf alone the accurate one gives zeros and the logarithm gives -inf, where the result is
-  // NaN; its float64 kernels do not. Gradients take no exponentials.
+  // The fast algorithm subtracts no maximum, so its exponentials overflow. The result of a
+  // contiguous row of -inf is NaN, but the accurate algorithm gives zeros and the logarithm -inf,
+  // except in float64. Gradients compute no exponentials.
   bool hides_nan = p.x.sizes[2] == 1 && p.x.dtype != at::kDouble;
   if (p.pass == Pass::fwd && (fast || hides_nan)) notes.add(Note::reduced_range);
   if (p.log) return std::make_shared<SoftmaxPlan>(p, algorithm, notes, CUDNN_SOFTMAX_LOG);

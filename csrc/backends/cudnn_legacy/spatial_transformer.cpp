@@ -1,5 +1,5 @@
-// Spatial transformers through cuDNN's classic API, whose grids have their outermost points at the
-// centres of the corner pixels (align_corners), in two dimensions alone.
+// Spatial transformers through cuDNN's classic API. Its grids are two-dimensional, and their
+// outermost points are the centres of the corner pixels (align_corners).
 #include <limits>
 
 #include "backends/cudnn_legacy/descriptor.h"
@@ -108,7 +108,7 @@ BuildResult build_affine_grid(const AffineGridProblem& p, const Algorithm& algor
                               const Device& device) {
   if (auto refused = refuse_all_but_default(algorithm)) return *refused;
   if (auto refused = refuse_transformer(p.grid, p.align_corners)) return *refused;
-  // cuDNN puts a lone point of a dimension on the border, PyTorch in the middle.
+  // cuDNN puts a dimension's only point on the border, PyTorch in the middle.
   if (p.grid.sizes[1] == 1 || p.grid.sizes[2] == 1) {
     return Unsupported{"cuDNN's grids have at least two points a dimension"};
   }
@@ -130,7 +130,7 @@ BuildResult build_grid_sample(const GridSampleProblem& p, const Algorithm& algor
   }
   if (auto refused = refuse(device)) return *refused;
   Notes notes;
-  // dx is summed by atomic additions, whether it is wanted or not; dgrid is not.
+  // dx is summed by atomic additions, dgrid is not.
   if (p.pass == Pass::bwd && p.input_gradient) notes.add(Note::nondeterministic);
   return std::make_shared<GridSamplePlan>(p, algorithm, notes);
 }

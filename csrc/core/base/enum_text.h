@@ -1,8 +1,7 @@
-// Enumerations and the words that texts spell them with: one table each, read in both directions.
+// Enumerations and the words for their values in texts: one table each, for both directions.
 #pragma once
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include <string>
 #include <string_view>
@@ -18,22 +17,26 @@ struct EnumName {
   const char* text;
 };
 
+// `enum_names(T)` gives the table of a type, for code that handles values of any type.
+inline constexpr EnumName<bool> kBooleans[] = {{false, "false"}, {true, "true"}};
+inline const auto& enum_names(bool) { return kBooleans; }
+
 // The first of several words for one value is the canonical one.
 template <class T, size_t Count>
-const char* enum_text(const EnumName<T> (&words)[Count], T value) {
-  for (const auto& word : words) {
-    if (word.value == value) return word.text;
+const char* enum_text(const EnumName<T> (&names)[Count], T value) {
+  for (const auto& name : names) {
+    if (name.value == value) return name.text;
   }
   return "?";
 }
 
 // Throws ValueError; `what` says what is being read: "policy text: prefer".
 template <class T, size_t Count>
-T enum_value(const EnumName<T> (&words)[Count], std::string_view what, std::string_view text) {
+T enum_value(const EnumName<T> (&names)[Count], std::string_view what, std::string_view text) {
   std::vector<std::string> known;
-  for (const auto& word : words) {
-    if (text == word.text) return word.value;
-    known.emplace_back(word.text);
+  for (const auto& name : names) {
+    if (text == name.text) return name.value;
+    known.emplace_back(name.text);
   }
   TORCH_CHECK_VALUE(false, what, " is '", text, "', ", wanted_words(text, known, kInTexts));
 }

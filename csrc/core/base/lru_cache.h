@@ -1,6 +1,8 @@
-// A bounded map that forgets what was used longest ago. One per thread: no lock.
+// A bounded map that evicts the entry whose last use is the oldest. Each thread has its own, so
+// there is no lock.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <unordered_map>

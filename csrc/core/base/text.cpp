@@ -10,14 +10,14 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-constexpr size_t kFewWords = 16;  // so many are all listed
+constexpr size_t kFewWords = 16;  // a message lists all words up to this number
 constexpr size_t kNearest = 5;
 
 bool is_of_numbers(char c) {
   return (c >= '0' && c <= '9') || std::string_view(",.+-e").find(c) != std::string_view::npos;
 }
 
-// In lower case, without stars that follow a star.
+// The word in lower case, with one star for each run of stars.
 std::string as_pattern(std::string_view word) {
   std::string out = in_lower_case(word);
   auto end =
@@ -26,7 +26,8 @@ std::string as_pattern(std::string_view word) {
   return out;
 }
 
-// Letters to insert, take out, change or exchange with their neighbour. A star takes any text.
+// The number of letters to insert, remove, change or swap with their neighbour. A star matches any
+// text.
 size_t distance_of(const std::string& word, const std::string& text) {
   std::vector<size_t> before_last, last(text.size() + 1), row(text.size() + 1);
   for (size_t j = 0; j <= text.size(); ++j) last[j] = j;
@@ -75,7 +76,7 @@ bool glob_matches(std::string_view glob, std::string_view text) {
     } else if (g < glob.size() && (glob[g] == '?' || glob[g] == text[t])) {
       ++g;
       ++t;
-    } else if (after_star != std::string_view::npos) {  // that star takes one more
+    } else if (after_star != std::string_view::npos) {  // the star matches one character more
       g = after_star;
       t = ++text_of_star;
     } else {
@@ -96,7 +97,7 @@ bool glob_can_match(std::string_view glob, std::string_view form) {
     items.push_back({c, numbers, false});
     if (numbers) items.push_back({c, true, true});
   }
-  // can[j]: whether what is left of the glob matches a text of the items from j on.
+  // can[j]: whether the rest of the glob matches a text of the items from j on.
   std::vector<char> can(items.size() + 1, 0), next;
   can[items.size()] = 1;
   for (size_t j = items.size(); j-- > 0;) can[j] = items[j].repeats && can[j + 1];

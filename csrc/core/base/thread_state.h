@@ -1,5 +1,5 @@
-// What PyTorch hands on from a thread to autograd's threads that work for it: an object of ours, in
-// the place of a Python one.
+// An object of a thread that PyTorch passes on to the autograd threads that work for the thread. It
+// is stored where PyTorch stores Python objects.
 #pragma once
 
 #include <ATen/ThreadLocalPythonObjects.h>
@@ -8,16 +8,17 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 namespace torch_cudnn_ext {
 
-// `T` derives from this, and has a kKey of its own.
+// `T` derives from this and has its own kKey.
 template <class T>
 struct ThreadState : c10::SafePyObject {
-  ThreadState() : SafePyObject(nullptr, nullptr) { ++count; }  // of no Python object
+  ThreadState() : SafePyObject(nullptr, nullptr) { ++count; }  // holds no Python object
   ~ThreadState() { --count; }
 
-  // This thread's own, or what was handed to it; nullptr for neither.
+  // The object of this thread or of the thread that it works for; nullptr if there is none.
   static std::shared_ptr<T> here() {
     using at::impl::ThreadLocalPythonObjects;
     if (count.load(std::memory_order_relaxed) == 0) return nullptr;
@@ -29,7 +30,7 @@ struct ThreadState : c10::SafePyObject {
   }
 
  private:
-  static inline std::atomic<int64_t> count{0};  // of all threads: without any, nobody looks for it
+  static inline std::atomic<int64_t> count{0};  // objects of all threads; without any, no lookup
 };
 
 }  // namespace torch_cudnn_ext

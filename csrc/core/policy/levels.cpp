@@ -66,13 +66,13 @@ struct ThreadLevels {
 };
 thread_local ThreadLevels thread_levels;
 
-// All levels that hold on a thread, for the threads that work for it.
+// A thread's own and inherited levels, which the threads that work for it inherit.
 struct InheritedLevels : ThreadState<InheritedLevels> {
   static inline const std::string kKey = "torch_cudnn_ext.flags";
   std::thread::id made_by = std::this_thread::get_id();
   Policy policy;
   uint64_t version = 0;
-  std::shared_ptr<const InheritedLevels> inherited;  // what that thread inherited itself
+  std::shared_ptr<const InheritedLevels> inherited;  // what the thread `made_by` inherited
 };
 std::atomic<int64_t> levels_open{0};  // on all threads: while there are none, nothing is inherited
 
@@ -116,6 +116,7 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
     take_if_unset(out.*field.value, weaker.*field.value);
   }
   take_if_unset(out.prefer, weaker.prefer);
+  take_if_unset(out.replay, weaker.replay);
   take_if_unset(out.on_unsupported, weaker.on_unsupported);
   take_if_unset(out.backends, weaker.backends);
   for (size_t i = 0; i < out.compute.values.size(); ++i) {

@@ -18,6 +18,18 @@ bool ComputeByType::is_set() const {
   return std::any_of(values.begin(), values.end(), [](const auto& value) { return !!value; });
 }
 
+Replay Policy::replay_of_calls() const {
+  switch (replay.value_or(ReplayMode::off)) {
+    case ReplayMode::off:
+      return Replay::never;
+    case ReplayMode::graphs:
+      return Replay::graphs;
+    case ReplayMode::kernels:
+      return Replay::kernels;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 std::string Policy::constraints_text(const Problem& problem) const {
   Policy kept = *this;
   kept.selections.clear();
@@ -30,6 +42,7 @@ std::string Policy::constraints_text(const Problem& problem) const {
     if (kept.*field.value == false) (kept.*field.value).reset();  // the default
   }
   if (kept.prefer == Prefer::time) kept.prefer.reset();
+  if (kept.replay == ReplayMode::off) kept.replay.reset();
   std::vector<std::string> all = backend_names();
   bool admits_all = std::all_of(all.begin(), all.end(),
                                 [&](const auto& name) { return kept.admits_backend(name); });

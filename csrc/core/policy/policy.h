@@ -14,6 +14,7 @@
 
 #include "core/algorithm.h"
 #include "core/device.h"
+#include "core/plan.h"
 #include "problems/problem.h"
 
 namespace torch_cudnn_ext {
@@ -31,6 +32,8 @@ struct Selection {
 
 // How tuning ranks. `time` is the longer of the device's and the host's, `gpu_time` the device's.
 enum class Prefer : uint8_t { time, gpu_time, memory };
+// Whether calls of cuDNN are recorded and repeated without it (core/plan.h).
+enum class ReplayMode : uint8_t { off, graphs, kernels };
 enum class OnUnsupported : uint8_t { error, warn, fallback };
 enum class Compute : uint8_t { as_input, as_input_f32, f16, f32, f64 };
 
@@ -53,6 +56,7 @@ struct Policy {
   std::optional<bool> deterministic, allow_tf32, allow_down_convert, allow_reduced_range;
   std::optional<bool> benchmark, fastest;
   std::optional<Prefer> prefer;
+  std::optional<ReplayMode> replay;
   std::optional<OnUnsupported> on_unsupported;
   std::optional<std::vector<std::string>> backends;
   ComputeByType compute;
@@ -65,6 +69,7 @@ struct Policy {
   // The smaller of the caps in bytes and in percent.
   std::optional<int64_t> workspace_cap(const Device& device) const;
   bool admits_backend(const std::string& name) const;
+  Replay replay_of_calls() const;  // as calls ask for it; none if nothing is said
   // Whether a pin that cannot run may give way to another algorithm.
   bool may_fall_back() const {
     return on_unsupported.value_or(OnUnsupported::error) != OnUnsupported::error;

@@ -20,6 +20,8 @@ namespace {
 constexpr EnumName<bool> kBooleans[] = {{true, "true"}, {true, "yes"}, {true, "on"},
                                         {true, "1"},    {false, "no"}, {false, "false"},
                                         {false, "off"}, {false, "0"}};
+constexpr EnumName<ReplayMode> kReplayModes[] = {
+    {ReplayMode::off, "off"}, {ReplayMode::graphs, "graphs"}, {ReplayMode::kernels, "kernels"}};
 constexpr EnumName<Prefer> kPrefer[] = {
     {Prefer::time, "time"}, {Prefer::gpu_time, "gpu_time"}, {Prefer::memory, "memory"}};
 constexpr EnumName<OnUnsupported> kOnUnsupported[] = {{OnUnsupported::error, "error"},
@@ -250,8 +252,8 @@ std::string hint(std::string_view text, const std::vector<std::string>& known) {
 
 // All that a policy's text may say before a `=`.
 std::vector<std::string> known_keys(const std::string& family) {
-  std::vector<std::string> known{"max_workspace", "prefer", "backends", "on_unsupported",
-                                 "compute"};
+  std::vector<std::string> known{"max_workspace", "prefer",         "replay",
+                                 "backends",      "on_unsupported", "compute"};
   for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
   for (const std::string& pass : find_operator(family).passes()) known.push_back(pass);
   for (const Operator* op : all_operators()) {
@@ -336,7 +338,8 @@ void read_field(Policy& policy, const Field& field, const std::string& family,
                 const std::string& pass) {
   const auto& [key, value] = field;
   bool has_value = value.has_value();
-  for (const char* name : {"max_workspace", "prefer", "on_unsupported", "backends", "compute"}) {
+  for (const char* name :
+       {"max_workspace", "prefer", "replay", "on_unsupported", "backends", "compute"}) {
     TORCH_CHECK_VALUE(has_value || key != name, "policy text: '", name, "' needs a value: ", name,
                       "=...");
   }
@@ -345,6 +348,9 @@ void read_field(Policy& policy, const Field& field, const std::string& family,
   if (key == "compute") return void(policy.compute = read_compute(*value));
   if (key == "prefer") {
     return void(policy.prefer = enum_value(kPrefer, "policy text: prefer", *value));
+  }
+  if (key == "replay") {
+    return void(policy.replay = enum_value(kReplayModes, "policy text: replay", *value));
   }
   if (key == "on_unsupported") {
     return void(policy.on_unsupported =
@@ -448,6 +454,7 @@ std::string Policy::text(const std::string& family) const {
     items.push_back(c10::str("max_workspace=", std::string_view(digits, end.ptr - digits), "%"));
   }
   if (prefer) items.push_back(c10::str("prefer=", enum_text(kPrefer, *prefer)));
+  if (replay) items.push_back(c10::str("replay=", enum_text(kReplayModes, *replay)));
   for (const BooleanField& field : kBooleanFields) {
     const std::optional<bool>& value = this->*field.value;
     if (value) items.push_back(c10::str(field.name, *value ? "" : "=false"));

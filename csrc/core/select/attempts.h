@@ -1,5 +1,5 @@
-// Tries algorithms on a problem, one by one, and remembers why those that cannot run cannot.
-// Knows nothing of what the policy selects.
+// Tries algorithms on a problem, one by one, and remembers why an algorithm cannot run. Knows
+// nothing of what the policy selects.
 #pragma once
 
 #include <memory>
@@ -34,14 +34,15 @@ struct Attempts {
   // Finds the first algorithm in order; with prefer=memory, the one with the smallest workspace.
   Found try_in_order(const Request& request, const std::string& why);
 
-  // Some algorithms besides a pin that can run, as text. Not all: cuDNN may take seconds for one.
+  // Some algorithms other than the pin that can run, as text. It does not list all, since cuDNN may
+  // take seconds for one.
   std::string others_that_run(const Request& request, const Algorithm& pinned) const;
   // Each reason once, with the first algorithm that it holds for.
   std::string reasons() const;
 
   // Algorithms and backends that cannot run, and why.
   std::vector<std::pair<std::string, std::string>> ruled_out;
-  bool is_transient = false;  // whether one may run at another time
+  bool is_transient = false;  // whether one of them may run at another time
 };
 
 }  // namespace torch_cudnn_ext

@@ -95,9 +95,10 @@ class Decider {
     return find_heuristic("heuristic");
   }
 
-  // What the strongest level that speaks of this problem, or of one that shares its algorithm,
-  // selects; nullptr if none does. What the call, or else a rule, says of one of them holds for
-  // all, whatever weaker levels say of the others.
+  // The selection of the strongest level that has one for this problem or for a problem that shares
+  // its algorithm; nullptr if none has. The selection of the call, or else of a rule, for one of
+  // these problems holds for all of them, even if weaker levels select something else for the
+  // others.
   const Selection* find_selection() {
     const Policy* const levels[] = {&asked_.argument, &rules_.policy, &policy_, &cudnn_pins_};
     for (const Policy* level : levels) {
@@ -111,7 +112,8 @@ class Decider {
     return nullptr;
   }
 
-  // The same of one level, which must not pin problems that share an algorithm to different ones.
+  // The selection of one level. It is an error if the level selects differently for problems
+  // that share an algorithm.
   const Selection* find_selection(const Policy& level) {
     const Selection* selected = nullptr;
     std::vector<Problem> together = op_.coupled(problem_);
@@ -132,8 +134,8 @@ class Decider {
     return selected;
   }
 
-  // Whether the caller, or a knob, wants this problem tuned. enable() and rules speak of whatever
-  // problems come.
+  // Whether the caller or a knob asks to tune this problem. enable() and rules do not: they apply
+  // to any problem that comes.
   bool is_demanded() const {
     if (selecting_level_ == &rules_.policy) return false;
     return selecting_level_ == &asked_.argument ||
@@ -191,7 +193,8 @@ class Decider {
     return find_heuristic(c10::str("fallback: ", algorithm.text(), " cannot run: ", reason));
   }
 
-  // A backward alone, as in a compiled graph, runs what was, or will be, decided for its forward.
+  // A backward on its own, as in a compiled graph, runs the algorithm of its forward's decision.
+  // That decision is made now if it does not exist yet.
   Found find_as_forward(const Problem& forward) {
     Call call = find_forward_({forward, asked_, device_});
     if (call.plan == nullptr) {
@@ -228,7 +231,7 @@ class Decider {
       size_t before = attempts_.ruled_out.size();
       if (Found found = first_that_builds(*known, "cached")) return found;
       if (decision_->ranking.empty()) return find_rejected_baseline(*known);
-      // The ranking is from a file, perhaps of another version: it is measured again.
+      // The ranking is from a file, perhaps of another version. The problem is measured again.
       decision_->ranking.clear();
       attempts_.ruled_out.resize(before);
     }
@@ -273,8 +276,9 @@ class Decider {
     return {};
   }
 
-  // If nothing ran to its end: why one algorithm failed, or that there was no memory if that is
-  // among the reasons. Algorithms that are unsupported or excluded say nothing of the moment.
+  // Why no algorithm ran to its end; nullopt if one did, or if none failed. Lack of memory comes
+  // before the first other failure. Unsupported and excluded algorithms do not count as failures,
+  // since they would be so at any time.
   static std::optional<std::string> find_failure_of_all(
       const std::vector<Measurement>& measurements) {
     using Status = Measurement::Status;
@@ -290,7 +294,7 @@ class Decider {
     return failure;
   }
 
-  // Such measurements are not kept: the next process, or a later table, may have more luck.
+  // Such measurements are not kept: tuning may succeed in the next process, or for a later table.
   Found find_without_tuning(const std::string& failure) {
     bool no_memory = failure == kOutOfMemory;
     decision_->warning = c10::str(
@@ -302,7 +306,8 @@ class Decider {
                                     : "heuristic: every algorithm failed while tuning");
   }
 
-  // If tuning rejected every algorithm, PyTorch's own kernel runs, as it would without us.
+  // If tuning rejected every algorithm, PyTorch's own kernel runs, as it would without this
+  // package.
   Found find_rejected_baseline(const std::vector<Measurement>& measurements) {
     auto own = std::find_if(measurements.begin(), measurements.end(), [](const Measurement& m) {
       return m.algorithm.is_baseline() && m.status == Measurement::Status::rejected;
@@ -375,14 +380,15 @@ class Decider {
     return try_algorithm(algorithm, why, request_.policy);
   }
 
-  // A pin that did not support the problem at an earlier run is tried again, but not at once.
+  // A pin that did not support the problem at an earlier call is tried again, but not in that call.
   Found try_algorithm(const Algorithm& algorithm, const std::string& why,
                       const ResolvedPolicy& policy) {
     bool retries = decision_->is_pinned && !after_unsupported_;
     return attempts_.try_algorithm({problem_, policy, device_}, algorithm, why, retries);
   }
 
-  // PyTorch's own kernel, if only PyTorch's switches exclude it, which would let it run.
+  // PyTorch's own kernel, if only PyTorch's switches exclude it. PyTorch itself runs it under these
+  // switches.
   Found try_nondeterministic_baseline(const Algorithm& algorithm, const std::string& why) {
     if (!request_.policy.baseline_may_be_nondeterministic || !algorithm.is_baseline()) return {};
     ResolvedPolicy lenient = request_.policy;
@@ -390,7 +396,7 @@ class Decider {
     return try_algorithm(algorithm, why, lenient);
   }
 
-  // What a forward ran although `backends` excludes it, if the policy may fall back.
+  // The algorithm that a forward ran although `backends` excludes it, if the policy may fall back.
   Found try_beyond_backends(const Algorithm& algorithm) {
     bool may = policy_.backends && policy_.may_fall_back();
     return may ? try_algorithm(algorithm, kCoupled, with_all_backends()) : Found();
@@ -409,8 +415,8 @@ class Decider {
 
   // --- messages
 
-  // Whether to warn of a fallback. After an algorithm that did not support the problem as it ran
-  // there was a warning already.
+  // Whether to warn of a fallback. There was a warning already if an algorithm did not support the
+  // problem when it ran.
   bool warns() const {
     return policy_.on_unsupported == OnUnsupported::warn && !after_unsupported_;
   }
@@ -471,7 +477,7 @@ const DecisionRecord& decide(const Problem& problem, std::optional<std::string_v
                              const Device& device) {
   OverrideGuard plain;
   Request request{problem, resolve_policy(family_of(problem), policy), device};
-  // A target runs and keeps nothing.
+  // Nothing runs on a target, and no decision for it is kept.
   Call call = device.is_target() ? make_call(request, false, false) : find_call(request);
   TORCH_CHECK(call.plan != nullptr, call.decision->error);
   return *call.decision->record;

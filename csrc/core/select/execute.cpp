@@ -23,21 +23,21 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-// A captured graph may be replayed when nothing else keeps the plan, whose code it runs.
+// A captured graph runs the plan's code, and may be replayed when nothing else keeps the plan.
 void retain_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
   if (!plan->notes.has(Note::runtime_compilation)) return;
   if (runtime_of(device).is_capturing(device)) retain_until_exit(plan);
 }
 
-// Whether no other algorithm may replace this one: a pin that may not fall back, or the algorithm
-// of a backward's forward.
+// Whether no other algorithm may replace this one. That holds for a pin that may not fall back, and
+// for a backward that must run its forward's algorithm.
 bool is_final(const Problem& problem, const Decision& decision) {
   if (!decision.is_pinned) return false;
   return !decision.policy->policy.may_fall_back() ||
          operator_of(problem).forward_of(problem).has_value();
 }
 
-// The error of an algorithm that is final. For want of memory no others are built to name some.
+// The error of an algorithm that is final. If memory was short, others are not built to be named.
 std::string error_of_final(const Request& request, const Call& call, std::string reason,
                            bool no_memory) {
   const Problem& problem = request.problem;
@@ -57,7 +57,8 @@ std::string error_of_final(const Request& request, const Call& call, std::string
       "\n  (on_unsupported=warn or fallback takes one with a smaller workspace instead)");
 }
 
-// Withdraws a decision whose algorithm did not support the problem: from now on another one runs.
+// Withdraws a decision, since its algorithm did not support the problem. Another algorithm runs
+// from now on.
 void withdraw(const Request& request, const Call& call, const std::string& error) {
   const Algorithm& algorithm = call.plan->algorithm;
   remember_unsupported(request, algorithm, error);
@@ -68,8 +69,8 @@ void withdraw(const Request& request, const Call& call, const std::string& error
       ". Problem: ", problem_text(request.problem)));
 }
 
-// Whether a plan that ran out of memory may have changed its inputs before, which another plan
-// would change once more. Plans that know their workspace allocate everything first.
+// Whether a plan may have changed its inputs before it ran out of memory. Another plan would change
+// them a second time. Plans that know their workspace allocate everything first.
 bool may_have_changed_inputs(const Problem& problem, const Plan& plan) {
   if (plan.workspace_bytes) return false;
   std::vector<SlotSpec> slots = operator_of(problem).slots(problem);
@@ -77,7 +78,7 @@ bool may_have_changed_inputs(const Problem& problem, const Plan& plan) {
                      [](const SlotSpec& slot) { return slot.is_mutated; });
 }
 
-// Makes the record of a plan that ran for want of memory, and warns the first time.
+// Records that a plan ran because another one ran out of memory, and warns the first time.
 void note_smaller(const Request& request, const Call& failed, const AdmissiblePlan& ran) {
   std::string why =
       c10::str("fallback: no memory for the workspace of ", failed.plan->algorithm.text(), " (",
@@ -92,7 +93,7 @@ void note_smaller(const Request& request, const Call& failed, const AdmissiblePl
   }
 }
 
-// Runs the next algorithm in rank order whose workspace is smaller and can be had.
+// Runs the next algorithm in rank order that has a smaller workspace and enough memory for it.
 void run_smaller(const Request& request, const Call& failed, Bindings& bindings,
                  const std::string& failure) {
   const Problem& problem = request.problem;
@@ -109,7 +110,7 @@ void run_smaller(const Request& request, const Call& failed, Bindings& bindings,
     auto result = admissible_plan(request, algorithm);
     auto* admissible = std::get_if<AdmissiblePlan>(&result);
     if (admissible == nullptr) continue;
-    // Whether a plan fits that does not know its workspace shows only when it runs.
+    // If a plan does not know its workspace, only its run shows whether it fits.
     std::optional<int64_t> bytes = admissible->plan->workspace_bytes;
     if (bytes && *bytes >= limit) continue;
     try {
@@ -132,7 +133,7 @@ void run_smaller(const Request& request, const Call& failed, Bindings& bindings,
                    "\n  problem: ", problem_text(problem), "\n  ", failure);
 }
 
-// The problem on tensors that are aligned; nullopt if its tensors are.
+// The same problem with aligned tensors; nullopt if its tensors are aligned already.
 std::optional<Problem> with_aligned_tensors(const Problem& problem) {
   return std::visit(
       [](auto p) -> std::optional<Problem> {
@@ -145,9 +146,9 @@ std::optional<Problem> with_aligned_tensors(const Problem& problem) {
       problem);
 }
 
-// If no admissible algorithm takes tensors at these addresses, one may take aligned copies: hooks
-// of autograd give a backward tensors at any address. False if copies do not help, or if a tensor
-// that is written is not aligned.
+// Runs the problem on aligned copies if no admissible algorithm takes tensors at these addresses.
+// Hooks of autograd give a backward tensors at any address. Returns false if copies do not help, or
+// if a tensor that is written is not aligned.
 bool run_on_copies(const Request& request, Bindings& bindings, bool after_unsupported) {
   const auto& [problem, policy, device] = request;
   std::optional<Problem> aligned = with_aligned_tensors(problem);
@@ -173,7 +174,6 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     forget_executed();
     return execute_dry(problem, device, bindings);
   }
-  bindings.replay = Replay::where_it_pays;
   Request asked{problem, policy, device};
   for (bool after_unsupported = false;; after_unsupported = true) {
     Call call = find_call(asked, after_unsupported);
@@ -181,6 +181,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
     note_executed(problem, call.decision->record);
     Request request{problem, *call.decision->policy, device};  // with rules
+    bindings.replay = call.decision->policy->policy.replay_of_calls();
     try {
       call.plan->run(bindings);
       retain_for_graph(call.plan, device);

@@ -17,7 +17,7 @@
 #include "core/errors.h"
 #include "core/operator.h"
 #include "core/policy/levels.h"
-#include "core/tune/measure.h"
+#include "core/select/admit.h"
 
 namespace torch_cudnn_ext {
 
@@ -82,7 +82,7 @@ std::shared_ptr<Plan> known_admissible_plan(const Request& request, const Algori
   auto* known = thread_store().plans.find(plan_key(request, algorithm));
   if (known == nullptr || !(*known)->workspace_bytes) return nullptr;
   bool admitted = exclusion_by_backend(algorithm.backend, policy, device).empty() &&
-                  refusal(**known, *(*known)->workspace_bytes, policy, device).empty();
+                  exclusion_by_plan(**known, *(*known)->workspace_bytes, policy, device).empty();
   return admitted ? *known : nullptr;
 }
 

@@ -1,10 +1,13 @@
 #include "core/tune/tuning_table.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "core/base/enum_text.h"
+#include "core/errors.h"
 
 namespace torch_cudnn_ext {
 
@@ -30,6 +33,27 @@ auto& table() {
 
 const char* status_text(Status status) { return enum_text(kStatuses, status); }
 Status status_from_text(const std::string& text) { return enum_value(kStatuses, "status", text); }
+
+void Measurement::set_unsupported(const Unsupported& unsupported) {
+  status = unsupported.needs_driver ? Status::needs_driver : Status::unsupported;
+  reason = unsupported.reason;
+}
+
+void Measurement::set_failed(const c10::Error& error) {
+  status = Status::failed;
+  reason = error.what_without_backtrace();
+  // PyTorch's message goes on with the memory of each process at that moment.
+  if (is_out_of_memory(error)) {
+    reason = c10::str(kOutOfMemory, ": ", reason.substr(0, reason.find(" GPU ")));
+  }
+}
+
+bool Measurement::exclude_if(std::string why) {
+  if (why.empty()) return false;
+  status = Status::excluded;
+  reason = std::move(why);
+  return true;
+}
 
 namespace tuning_table {
 

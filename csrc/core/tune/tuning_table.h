@@ -1,5 +1,5 @@
-// What was measured, kept by problem, device and constraints. In memory, shared by all threads; the
-// file belongs to Python.
+// Measurements, and the table that keeps them by problem, device and constraints: in memory, shared
+// by all threads. The tuning store on disk belongs to Python.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,12 @@
 
 namespace torch_cudnn_ext {
 
+// How the reason begins of a candidate that was pruned, that came after the time budget, or that
+// found no memory.
+constexpr const char* kLeftOut = "not tried: other knobs of its engine took ";
+constexpr const char* kOutOfTime = "not tried: the time budget of ";
+constexpr const char* kOutOfMemory = "out of memory";
+
 struct Measurement {
   enum class Status : uint8_t { ok, unsupported, excluded, needs_driver, failed, rejected };
 
@@ -19,12 +25,17 @@ struct Measurement {
   Status status = Status::unsupported;
   std::string reason;                          // empty when ok
   std::optional<double> median_ms, spread_ms;  // spread: half the interquartile range
-  std::optional<double> host_ms;  // the host's median for a call; none where it does the work
+  std::optional<double> host_ms;  // the host's median for a call; none if it does the work itself
   int64_t samples = 0;
   std::optional<int64_t> workspace_bytes;
   Notes notes;
   std::optional<double> error;  // relative, against the float64 reference
   double build_ms = 0;
+
+  void set_unsupported(const Unsupported& unsupported);
+  void set_failed(const c10::Error& error);
+  // Records an exclusion. False if there is no reason for one.
+  bool exclude_if(std::string why);
 };
 const char* status_text(Measurement::Status status);
 Measurement::Status status_from_text(const std::string& text);  // throws ValueError

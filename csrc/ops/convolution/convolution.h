@@ -1,41 +1,105 @@
-// The convolution operator family below the dispatcher: what its registrations share.
+// What the parts of convolution share: its operators' arguments, and what is known of a call
+// without data. Knows no algorithm.
 #pragma once
 
-#include "ops/arguments.h"
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+#include <tuple>
+
+#include "ops/call.h"
 
 namespace torch_cudnn_ext::convolution {
 
-// The kernels of CPU, CUDA and meta tensors (convolution.cpp).
-Tensor forward(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-               SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-               bool transposed, SymIntArrayRef output_padding, SymInt groups,
-               const OptionalTensor& z, double alpha, double beta, bool flip_kernel,
-               OptionalPolicy policy);
+inline const OptionalTensor kNone;
+
+// --- arguments. The last tensor is the addend z, or the result `out`.
+
+template <class Last>
+struct ForwardArgsWith {
+  const Tensor &input, &weight;
+  const OptionalTensor& bias;
+  SymIntArrayRef stride, padding, dilation;
+  bool transposed;
+  SymIntArrayRef output_padding;
+  const SymInt& groups;
+  Last last;
+  double alpha, beta;
+  bool flip_kernel;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    return std::tie(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                    groups, last, alpha, beta, flip_kernel, policy);
+  }
+};
+struct ForwardArgs : ForwardArgsWith<const OptionalTensor&> {
+  static constexpr const char* kName = "convolution";
+  using Result = Tensor;
+};
+struct ForwardOutArgs : ForwardArgsWith<Tensor&> {
+  static constexpr const char* kName = "convolution_out";
+  using Result = void;
+};
+
 // relu(conv + bias + z)
-Tensor forward_relu(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                    SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                    SymInt groups, const OptionalTensor& z, bool flip_kernel,
-                    OptionalPolicy policy);
-Tensor backward_input(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
-                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                      SymInt groups, const OptionalTensor& z, double alpha, double beta,
-                      bool flip_kernel, OptionalPolicy policy);
-Tensor backward_weight(const Tensor& grad_output, const Tensor& input, SymIntArrayRef weight_size,
-                       SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                       SymInt groups, const OptionalTensor& z, double alpha, double beta,
-                       bool flip_kernel, OptionalPolicy policy);
-void forward_out(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                 SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                 bool transposed, SymIntArrayRef output_padding, SymInt groups, Tensor& out,
-                 double alpha, double beta, bool flip_kernel, OptionalPolicy policy);
-void backward_input_out(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
-                        SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                        SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
-                        OptionalPolicy policy);
-void backward_weight_out(const Tensor& grad_output, const Tensor& input, SymIntArrayRef weight_size,
-                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                         SymInt groups, Tensor& out, double alpha, double beta, bool flip_kernel,
-                         OptionalPolicy policy);
+struct ForwardReluArgs {
+  static constexpr const char* kName = "convolution_relu";
+  using Result = Tensor;
+  const Tensor &input, &weight;
+  const OptionalTensor& bias;
+  SymIntArrayRef stride, padding, dilation;
+  const SymInt& groups;
+  const OptionalTensor& z;
+  bool flip_kernel;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    return std::tie(input, weight, bias, stride, padding, dilation, groups, z, flip_kernel, policy);
+  }
+};
+
+// For both backward operators: `other` is the weight or the input, `result` the sizes of the
+// gradient.
+template <class Last>
+struct BackwardArgsWith {
+  const Tensor &grad_output, &other;
+  SymIntArrayRef result, stride, padding, dilation;
+  const SymInt& groups;
+  Last last;
+  double alpha, beta;
+  bool flip_kernel;
+  OptionalPolicy policy;
+
+  auto tied() const {
+    return std::tie(grad_output, other, result, stride, padding, dilation, groups, last, alpha,
+                    beta, flip_kernel, policy);
+  }
+};
+struct BackwardInputArgs : BackwardArgsWith<const OptionalTensor&> {
+  static constexpr const char* kName = "convolution_backward_input";
+  using Result = Tensor;
+};
+struct BackwardWeightArgs : BackwardArgsWith<const OptionalTensor&> {
+  static constexpr const char* kName = "convolution_backward_weight";
+  using Result = Tensor;
+};
+struct BackwardInputOutArgs : BackwardArgsWith<Tensor&> {
+  static constexpr const char* kName = "convolution_backward_input_out";
+  using Result = void;
+};
+struct BackwardWeightOutArgs : BackwardArgsWith<Tensor&> {
+  static constexpr const char* kName = "convolution_backward_weight_out";
+  using Result = void;
+};
+
+// Kernels of CPU, CUDA and meta tensors, and the forward's at autograd's keys.
+Tensor forward(const ForwardArgs& args);
+Tensor backward_input(const BackwardInputArgs& args);
+Tensor backward_weight(const BackwardWeightArgs& args);
+Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs& args);
+
+// --- what is known of a call without data
 
 // What the arguments of an operator are called, for its error messages.
 struct Names {
@@ -57,7 +121,7 @@ struct Request {
   bool flip_kernel = false;
   double alpha = 1, beta = 0;
   OptionalPolicy policy = std::nullopt;
-  // Of a transposed convolution, which is a bwd_data that finds the sizes of its result.
+  // Given for a transposed convolution: a bwd_data that finds the sizes of its result.
   std::optional<SymIntArrayRef> output_padding = std::nullopt;
   Activation activation = Activation::none;
 
@@ -70,19 +134,18 @@ struct Sizes {
   const SymSizes& of(Role role) const { return role == Role::x ? x : role == Role::w ? w : y; }
 };
 
-// What a call is before there are data (convolution_meta.cpp), the same for all kernels:
-// its sizes; raises where there is no such convolution,
+// The sizes of a call; raises ValueError if there is no such convolution.
 Sizes checked_sizes(const Request& r, const OptionalTensor& bias);
-// raises unless z or out is fit for the result,
+// Raises ValueError unless z or out is fit for the result.
 void check_like(const Request& r, const char* name, const Tensor& t, SymIntArrayRef sizes);
-// whether the result is channels_last, which PyTorch decides; float64 never is,
+// Whether the result is channels_last, which PyTorch decides; float64 never is.
 bool prefers_channels_last(const Request& r, const Sizes& sizes);
-// and a tensor of that layout.
 Tensor empty_result(SymIntArrayRef sizes, bool channels_last, const Tensor& like);
 
-// The same transposed convolution with less output_padding than stride: as many strides as
-// output_padding has, as it may where dilation is larger still, are zeros behind the input.
-// Nullopt where it is so already, or where arguments are not valid.
+// What replaces input and output_padding, so that the same transposed convolution has less
+// output_padding than stride. If dilation is larger than stride, output_padding may hold whole
+// strides: as many zeros are put after the input. Nullopt if there is no whole stride in it, or if
+// arguments are not valid.
 struct WithoutSurplus {
   Tensor input;
   SymSizes output_padding;
@@ -90,6 +153,17 @@ struct WithoutSurplus {
 std::optional<WithoutSurplus> without_surplus(const Tensor& input, SymIntArrayRef stride,
                                               SymIntArrayRef dilation,
                                               SymIntArrayRef output_padding);
+
+// `kernel` of the arguments, or of the same convolution without surplus.
+template <class Args, class Kernel>
+typename Args::Result call_without_surplus(const Args& a, Kernel&& kernel) {
+  auto same = a.transposed ? without_surplus(a.input, a.stride, a.dilation, a.output_padding)
+                           : std::nullopt;
+  if (!same) return kernel(a);
+  return kernel(
+      Args{{same->input, a.weight, a.bias, a.stride, a.padding, a.dilation, true,
+            same->output_padding, a.groups, a.last, a.alpha, a.beta, a.flip_kernel, a.policy}});
+}
 
 // The problem that a call on these forward-convolution tensors poses; of the output of the pass
 // only sizes matter. Arguments are checked as a call checks them. A bias is the forward's alone.

@@ -1,19 +1,16 @@
 // What is known of a convolution without data: whether its arguments are valid, the sizes and the
-// layout of its result. And autocast.
+// layout of its result.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
 #include "ops/convolution/convolution.h"
 
 namespace torch_cudnn_ext::convolution {
-
 namespace {
 
-// Everything but sizes. First of all, since sizes are found with it: by indexing, by dividing.
+// All but sizes. It comes first: sizes are found by indexing with, and dividing by, what it checks.
 void check_arguments(const Request& r) {
   const Names& n = r.names;
   const Tensor& a = r.first;
@@ -58,7 +55,7 @@ SymSizes transposed_x(const Request& r, const SymSizes& w) {
   for (size_t i = 0; i < r.stride.size(); ++i) {
     TORCH_CHECK_VALUE(input[i + 2] >= 1, "torch_cudnn_ext::", op, ": input has sizes ", input,
                       ", wanted at least 1 in each dimension of space");
-    // Of what is less than dilation, without_surplus took whole strides.
+    // without_surplus took whole strides out of what is less than dilation.
     TORCH_CHECK_VALUE(output_padding[i] < r.stride[i], "torch_cudnn_ext::", op,
                       ": output_padding is ", output_padding, ", wanted less than stride ",
                       r.stride, " or dilation ", r.dilation);
@@ -136,7 +133,7 @@ void check_like(const Request& r, const char* name, const Tensor& t, SymIntArray
 
 namespace {
 
-// What an operator of PyTorch's says of this CPU; false where PyTorch is built without oneDNN.
+// What an operator of PyTorch's says of this CPU; false if PyTorch is built without oneDNN.
 bool onednn_says(const char* op) {
   auto schema = c10::Dispatcher::singleton().findSchema({op, ""});
   return schema && schema->typed<bool()>().call();
@@ -165,8 +162,8 @@ bool runs_in_onednn(const Request& r, const Sizes& sizes) {
                       x[0] * x[1] * x[2] * x[3] > 20480);
 }
 
-// Of a tensor over one dimension of space, what PyTorch finds for the same tensor as a plane of
-// height 1.
+// For a tensor over one dimension of space, this is what PyTorch finds for the same tensor as a
+// plane of height 1.
 bool is_channels_last(const Tensor& t) {
   if (t.dim() == 4) return t.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
   if (t.dim() == 5) return t.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
@@ -176,9 +173,9 @@ bool is_channels_last(const Tensor& t) {
 
 }  // namespace
 
-// Either operand has a say; but over one dimension of space PyTorch makes x contiguous first, so as
-// not to take a transposed sequence for channels_last, and on the CPU it has kernels of its own for
-// volumes, which give contiguous results.
+// Either operand decides, with two exceptions. Over one dimension of space PyTorch makes x
+// contiguous first, so as not to take a transposed sequence for channels_last. On the CPU it has
+// kernels of its own for volumes, which give contiguous results.
 bool prefers_channels_last(const Request& r, const Sizes& sizes) {
   if (r.first.scalar_type() == at::kDouble) return false;
   if (r.first.dim() == 3) {
@@ -217,93 +214,13 @@ std::optional<WithoutSurplus> without_surplus(const Tensor& input, SymIntArrayRe
   }
   if (!any) return std::nullopt;
   SymSizes rest;
-  SymSizes pad;  // of the last dimension first, each before and behind
+  SymSizes pad;  // of the last dimension first, each before and after
   for (size_t i = 0; i < spatial; ++i) {
     rest.push_back(output_padding[i] % stride[i]);
     size_t last = spatial - 1 - i;
     pad.append({0, output_padding[last] / stride[last]});
   }
   return WithoutSurplus{at::constant_pad_nd_symint(input, pad, 0), std::move(rest)};
-}
-
-namespace {
-
-// What is cast under autocast, in the way of PyTorch's own convolution: all tensors, to the lower
-// type.
-template <c10::DeviceType device>
-struct Cast {
-  c10::impl::ExcludeDispatchKeyGuard below{
-      at::autocast::get_autocast_dispatch_key_from_device_type(device)};
-  c10::ScalarType to = at::autocast::get_lower_precision_fp_from_device_type(device);
-
-  template <class T>
-  auto operator()(const T& tensor) const {
-    return at::autocast::cached_cast(to, tensor, device);
-  }
-};
-
-template <c10::DeviceType device>
-Tensor forward_autocast(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                        SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                        bool transposed, SymIntArrayRef output_padding, SymInt groups,
-                        const OptionalTensor& z, double alpha, double beta, bool flip_kernel,
-                        OptionalPolicy policy) {
-  static auto op = find_op<decltype(forward)>("torch_cudnn_ext::convolution");
-  Cast<device> cast;
-  return op.call(cast(input), cast(weight), cast(bias), stride, padding, dilation, transposed,
-                 output_padding, std::move(groups), cast(z), alpha, beta, flip_kernel, policy);
-}
-
-template <c10::DeviceType device>
-Tensor forward_relu_autocast(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                             SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
-                             SymInt groups, const OptionalTensor& z, bool flip_kernel,
-                             OptionalPolicy policy) {
-  static auto op = find_op<decltype(forward_relu)>("torch_cudnn_ext::convolution_relu");
-  Cast<device> cast;
-  return op.call(cast(input), cast(weight), cast(bias), stride, padding, dilation,
-                 std::move(groups), cast(z), flip_kernel, policy);
-}
-
-template <c10::DeviceType device>
-Tensor backward_input_autocast(const Tensor& grad_output, const Tensor& weight,
-                               SymIntArrayRef input_size, SymIntArrayRef stride,
-                               SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
-                               const OptionalTensor& z, double alpha, double beta, bool flip_kernel,
-                               OptionalPolicy policy) {
-  static auto op = find_op<decltype(backward_input)>("torch_cudnn_ext::convolution_backward_input");
-  Cast<device> cast;
-  return op.call(cast(grad_output), cast(weight), input_size, stride, padding, dilation,
-                 std::move(groups), cast(z), alpha, beta, flip_kernel, policy);
-}
-
-template <c10::DeviceType device>
-Tensor backward_weight_autocast(const Tensor& grad_output, const Tensor& input,
-                                SymIntArrayRef weight_size, SymIntArrayRef stride,
-                                SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
-                                const OptionalTensor& z, double alpha, double beta,
-                                bool flip_kernel, OptionalPolicy policy) {
-  static auto op =
-      find_op<decltype(backward_weight)>("torch_cudnn_ext::convolution_backward_weight");
-  Cast<device> cast;
-  return op.call(cast(grad_output), cast(input), weight_size, stride, padding, dilation,
-                 std::move(groups), cast(z), alpha, beta, flip_kernel, policy);
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) {
-  m.impl("convolution", TORCH_FN(forward_autocast<c10::kCPU>));
-  m.impl("convolution_relu", TORCH_FN(forward_relu_autocast<c10::kCPU>));
-  m.impl("convolution_backward_input", TORCH_FN(backward_input_autocast<c10::kCPU>));
-  m.impl("convolution_backward_weight", TORCH_FN(backward_weight_autocast<c10::kCPU>));
-}
-
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCUDA, m) {
-  m.impl("convolution", TORCH_FN(forward_autocast<c10::kCUDA>));
-  m.impl("convolution_relu", TORCH_FN(forward_relu_autocast<c10::kCUDA>));
-  m.impl("convolution_backward_input", TORCH_FN(backward_input_autocast<c10::kCUDA>));
-  m.impl("convolution_backward_weight", TORCH_FN(backward_weight_autocast<c10::kCUDA>));
 }
 
 }  // namespace torch_cudnn_ext::convolution

@@ -1,0 +1,138 @@
+// Times contenders in interleaved rounds. Contenders that are clearly slower than the best are
+// dropped early.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/errors.h"
+#include "core/tune/measure.h"
+#include "core/tune/problem_sequence.h"
+#include "core/tune/ranking.h"
+#include "core/tune/rotating_buffers.h"
+#include "core/tune/time_budget.h"
+
+namespace torch_cudnn_ext {
+
+class Rounds {
+ public:
+  Rounds(ProblemSequence& sequence, const TimeBudget& budget, const MeasureOptions& options,
+         Prefer prefer)
+      : sequence_(sequence),
+        buffers_(sequence),
+        budget_(budget),
+        options_(options),
+        ranking_(prefer),
+        runtime_(runtime_of(sequence.device)),
+        timer_(runtime_.make_timer(sequence.device)) {}
+
+  // Times a contender once and adds it. If its run throws, this throws the same and does not add
+  // it.
+  void add(Contender contender) {
+    sample(contender);
+    contenders_.push_back(std::move(contender));
+  }
+
+  // A spent budget still allows three rounds, unless those take more than twice the budget.
+  void time(int rounds) {
+    for (int round = 1; round < rounds && !budget_.is_spent(kLongest); ++round) {
+      time_one(round);
+      options_.report(round, rounds, Algorithm{"timing", "round", {}});
+      if (round >= 3 && budget_.is_spent()) break;
+    }
+  }
+
+  // Times the few contenders that may still be the best for more rounds.
+  void time_finalists() {
+    constexpr size_t kFinalists = 6;
+    std::vector<Contender*> order = best_first();
+    for (size_t i = 0; i < order.size(); ++i) {
+      order[i]->running = i < kFinalists || order[i]->algorithm().is_baseline();
+    }
+    if (!budget_.is_spent()) time(2 * options_.min_samples);
+  }
+
+  const std::vector<Contender>& contenders() const { return contenders_; }
+  std::vector<Contender*> best_first() { return ranking_.best_first(contenders_); }
+  double best_cost(const Contender& c) const { return ranking_.cost(c.best, c.best_host); }
+  void free_buffers() { buffers_.free(); }
+
+ private:
+  static constexpr double kLongest = 2;  // times the budget; then even a round that has begun stops
+
+  // Drops contenders that take more than twice the best time, and from the third round on those
+  // that take more than 1.25 times the best time. The baseline stays, since all others are compared
+  // with it.
+  void time_one(int round) {
+    buffers_.advance();
+    const Contender* found = find_baseline(contenders_);
+    double baseline = found != nullptr ? found->best : kInfinity;
+    double best = kInfinity;  // of the contenders that may win
+    for (const Contender& c : contenders_) {
+      if (c.best <= ranking_.limit_of_baseline(baseline)) best = std::min(best, best_cost(c));
+    }
+    bool early = round < 3;
+    // A launch-bound time has an absolute noise of a few microseconds.
+    auto limit = [&](double ms) { return ms * (early ? 2.0 : 1.25) + 0.002; };
+    for (Contender& c : contenders_) {
+      // An algorithm's first calls may take the host many times as long as later ones, so the
+      // host's time does not count in early rounds.
+      double own = early ? c.best : best_cost(c);
+      // A single short sample may include a time slice that the scheduler gave to others.
+      constexpr double kSliceMs = 50;
+      bool is_sure = c.samples.size() > 1 || c.best > kSliceMs;
+      bool hopeless = is_sure && (own > limit(best) || c.best > limit(baseline));
+      c.running = c.running && (c.algorithm().is_baseline() || !hopeless);
+      if (!c.running || budget_.is_spent(kLongest)) continue;
+      try {
+        sample(c);
+      } catch (const c10::Error& error) {
+        c.measurement->set_failed(error);
+      }
+    }
+    auto failed = [](const Contender& c) {
+      return c.measurement->status == Measurement::Status::failed;
+    };
+    contenders_.erase(std::remove_if(contenders_.begin(), contenders_.end(), failed),
+                      contenders_.end());
+  }
+
+  // Takes one sample. If the device may have waited for the host, the sample is taken again with a
+  // longer head start: an algorithm's first call may take the host many times as long as later
+  // ones.
+  void sample(Contender& contender) {
+    constexpr int kLongestHeadStart = 64;
+    constexpr double kShortMs = 1;
+    // A sample is to find cold data but warm code. Fetching the code of a large tile takes 5 us.
+    if (sequence_.device.is_cuda() && contender.best < kShortMs) {
+      sequence_.run(contender.plans, [] {});
+    }
+    for (int head_starts = 1; head_starts <= kLongestHeadStart; head_starts *= 4) {
+      sequence_.run(contender.plans, [&] {
+        if (options_.flush_cache) runtime_.flush_cache(sequence_.device);
+        timer_->start(head_starts);
+      });
+      timer_->stop();
+      if (timer_->host_was_ahead()) break;
+    }
+    double ms = timer_->milliseconds();
+    contender.samples.push_back(ms);
+    contender.best = std::min(contender.best, ms);
+    std::optional<double> host_ms = timer_->host_milliseconds();
+    if (host_ms) contender.host_samples.push_back(*host_ms);
+    contender.best_host = std::min(contender.best_host, host_ms.value_or(0));
+  }
+
+  ProblemSequence& sequence_;
+  RotatingBuffers buffers_;
+  const TimeBudget& budget_;
+  const MeasureOptions& options_;
+  const Ranking ranking_;
+  const DeviceRuntime& runtime_;
+  const std::unique_ptr<Timer> timer_;
+  std::vector<Contender> contenders_;
+};
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,26 @@
+// Autocast of operators that compute in the lower type, as PyTorch's own convolutions and recurrent
+// networks do. Knows no operator.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+
+#include <tuple>
+
+#include "ops/call.h"
+
+namespace torch_cudnn_ext {
+
+// Calls the operator with all tensors cast.
+template <c10::DeviceType device, class Args>
+typename Args::Result autocast(const Args& args) {
+  c10::impl::ExcludeDispatchKeyGuard below(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
+  return std::apply(
+      [&](auto&... a) {
+        return op_of<Args>().call(at::autocast::cached_cast(dtype, a, device)...);
+      },
+      args.tied());
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,210 @@
+// The public operators of recurrent networks, which are composites of the inner one, and PyTorch's
+// own, overridden by them. Arguments are those of torch._VF.
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+#include <torch/library.h>
+
+#include <tuple>
+#include <type_traits>
+
+#include "ops/rnn/rnn.h"
+#include "torch/overrides.h"
+
+namespace torch_cudnn_ext::rnn {
+namespace {
+
+constexpr const char* kPackedNames[] = {"rnn_relu_packed", "rnn_tanh_packed", "lstm_packed",
+                                        "gru_packed"};  // by cell
+
+// An LSTM takes a list, of a hidden and a cell state or of nothing, and returns both states.
+template <RnnCell cell>
+constexpr bool kIsLstm = cell == RnnCell::lstm;
+template <RnnCell cell>
+using Hidden = std::conditional_t<kIsLstm<cell>, TensorList, const OptionalTensor&>;
+template <RnnCell cell>
+using Outputs = std::conditional_t<kIsLstm<cell>, std::tuple<Tensor, Tensor, Tensor>,
+                                   std::tuple<Tensor, Tensor>>;
+
+struct NetworkArgs {
+  TensorList params;
+  bool has_biases;
+  int64_t num_layers;
+  double dropout;
+  bool train, bidirectional;
+
+  auto tied() const {
+    return std::tie(params, has_biases, num_layers, dropout, train, bidirectional);
+  }
+};
+
+struct OwnArgs {
+  bool skip_input = false, single_bias = false;
+  OptionalPolicy policy = std::nullopt;
+
+  auto tied() const { return std::tie(skip_input, single_bias, policy); }
+};
+
+template <RnnCell cell>
+struct DenseArgs {
+  static constexpr const char* kName = kNames[static_cast<int>(cell)];
+  using Result = Outputs<cell>;
+  const Tensor& input;
+  Hidden<cell> hx;
+  NetworkArgs network;
+  bool batch_first;
+  OwnArgs own;
+
+  auto tied() const {
+    return std::tuple_cat(std::tie(input, hx), network.tied(), std::tie(batch_first), own.tied());
+  }
+};
+
+template <RnnCell cell>
+struct PackedArgs {
+  static constexpr const char* kName = kPackedNames[static_cast<int>(cell)];
+  using Result = Outputs<cell>;
+  const Tensor& data;
+  IntArrayRef batch_sizes;
+  Hidden<cell> hx;
+  NetworkArgs network;
+  OwnArgs own;
+
+  auto tied() const {
+    return std::tuple_cat(std::tie(data, batch_sizes, hx), network.tied(), own.tied());
+  }
+};
+
+struct States {
+  OptionalTensor h, c;
+};
+States states_of(const OptionalTensor& hx) { return {hx, std::nullopt}; }
+States states_of(TensorList hx) {
+  TORCH_CHECK_VALUE(hx.empty() || hx.size() == 2, "torch_cudnn_ext::lstm: hx holds ", hx.size(),
+                    " tensors, wanted a hidden and a cell state, or none");
+  if (hx.empty()) return {};
+  return {hx[0], hx[1]};
+}
+
+template <RnnCell cell>
+Outputs<cell> run(const Tensor& input, IntArrayRef batch_sizes, const States& states,
+                  const NetworkArgs& network, bool batch_first, const OwnArgs& own) {
+  double dropout = network.dropout;
+  TORCH_CHECK_VALUE(dropout >= 0 && dropout <= 1, "torch_cudnn_ext::rnn: dropout is ", dropout,
+                    ", wanted 0 to 1");
+  if (!network.train || network.num_layers <= 1) dropout = 0;
+  RnnBias bias = !network.has_biases ? RnnBias::none
+                 : own.single_bias   ? RnnBias::single
+                                     : RnnBias::twice;
+  Settings settings{static_cast<int64_t>(cell), static_cast<int64_t>(bias),
+                    network.num_layers,         dropout,
+                    network.bidirectional,      own.skip_input};
+  auto [y, hy, cy, reserve, writer] = call_op(ForwardArgs{
+      input, batch_sizes, states.h, states.c, network.params, settings, false, own.policy});
+  if (batch_first) y = y.transpose(0, 1);
+  if constexpr (kIsLstm<cell>) {
+    return {y, hy, cy};
+  } else {
+    return {y, hy};
+  }
+}
+
+template <RnnCell cell>
+Outputs<cell> dense(const DenseArgs<cell>& args) {
+  States states = states_of(args.hx);
+  TORCH_CHECK_VALUE(args.input.dim() == 3, "torch_cudnn_ext::", args.kName, ": input has sizes ",
+                    args.input.sym_sizes(), ", wanted 3 dimensions");
+  return run<cell>(args.batch_first ? args.input.transpose(0, 1) : args.input, {}, states,
+                   args.network, args.batch_first, args.own);
+}
+
+template <RnnCell cell>
+Outputs<cell> packed(const PackedArgs<cell>& args) {
+  TORCH_CHECK_VALUE(!args.batch_sizes.empty(), "torch_cudnn_ext::", kNames[static_cast<int>(cell)],
+                    ": batch_sizes is empty, wanted one number for each time step");
+  return run<cell>(args.data, args.batch_sizes, states_of(args.hx), args.network, false, args.own);
+}
+
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
+  register_kernels<dense<RnnCell::lstm>, packed<RnnCell::lstm>, dense<RnnCell::gru>,
+                   packed<RnnCell::gru>, dense<RnnCell::tanh>, packed<RnnCell::tanh>,
+                   dense<RnnCell::relu>, packed<RnnCell::relu>>(m);
+}
+
+// --- PyTorch's own, overridden
+
+std::optional<std::string> refusal_of_rnn(c10::DispatchKeySet keys, RnnCell cell,
+                                          const Tensor& input, TensorList hx, TensorList params) {
+  if (cell == RnnCell::lstm && hx.size() != 2) return "hx does not hold two tensors";
+  if (auto reason = refusal_of_any(keys, {{"input", input}})) return reason;
+  for (const Tensor& t : hx) {
+    if (auto reason = refusal_of_any(keys, {{"hx", t}})) return reason;
+  }
+  for (const Tensor& t : params) {
+    if (auto reason = refusal_of_any(keys, {{"a parameter", t}})) return reason;
+  }
+  return std::nullopt;
+}
+
+template <RnnCell cell>
+using AtenHidden = std::conditional_t<kIsLstm<cell>, TensorList, const Tensor&>;
+
+template <RnnCell cell>
+struct AtenRnn {
+  static constexpr const char* kOp = kNames[static_cast<int>(cell)];
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
+                                            AtenHidden<cell> hx, TensorList params, bool, int64_t,
+                                            double, bool, bool, bool) {
+    return refusal_of_rnn(keys, cell, input, hx, params);
+  }
+  static Outputs<cell> with_autograd(c10::DispatchKeySet, const Tensor& input, AtenHidden<cell> hx,
+                                     TensorList params, bool has_biases, int64_t num_layers,
+                                     double dropout, bool train, bool bidirectional,
+                                     bool batch_first) {
+    return dense<cell>({input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
+                        batch_first, OwnArgs()});
+  }
+};
+
+template <RnnCell cell>
+struct AtenRnnPacked {
+  static constexpr const char* kOp = kNames[static_cast<int>(cell)];
+
+  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& data,
+                                            const Tensor& batch_sizes, AtenHidden<cell> hx,
+                                            TensorList params, bool, int64_t, double, bool, bool) {
+    bool readable = batch_sizes.is_cpu() && batch_sizes.scalar_type() == at::kLong &&
+                    batch_sizes.is_contiguous() &&
+                    !batch_sizes.key_set().has(c10::DispatchKey::Python);
+    if (!readable) return "batch_sizes are no int64 numbers on the CPU";
+    return refusal_of_rnn(keys, cell, data, hx, params);
+  }
+  static Outputs<cell> with_autograd(c10::DispatchKeySet, const Tensor& data,
+                                     const Tensor& batch_sizes, AtenHidden<cell> hx,
+                                     TensorList params, bool has_biases, int64_t num_layers,
+                                     double dropout, bool train, bool bidirectional) {
+    IntArrayRef numbers{batch_sizes.const_data_ptr<int64_t>(),
+                        static_cast<size_t>(batch_sizes.numel())};
+    return packed<cell>({data, numbers, hx, params, has_biases, num_layers, dropout, train,
+                         bidirectional, OwnArgs()});
+  }
+};
+
+template <RnnCell cell>
+struct RegisterCell {
+  const RegisterOverrideOfComposite<AtenRnn<cell>,
+                                    Outputs<cell>(const Tensor&, AtenHidden<cell>, TensorList, bool,
+                                                  int64_t, double, bool, bool, bool)>
+      input{c10::str(kNames[static_cast<int>(cell)], ".input").c_str()};
+  const RegisterOverrideOfComposite<AtenRnnPacked<cell>,
+                                    Outputs<cell>(const Tensor&, const Tensor&, AtenHidden<cell>,
+                                                  TensorList, bool, int64_t, double, bool, bool)>
+      packed{c10::str(kNames[static_cast<int>(cell)], ".data").c_str()};
+};
+const RegisterCell<RnnCell::lstm> lstm_overridden;
+const RegisterCell<RnnCell::gru> gru_overridden;
+const RegisterCell<RnnCell::tanh> tanh_overridden;
+const RegisterCell<RnnCell::relu> relu_overridden;
+
+}  // namespace
+}  // namespace torch_cudnn_ext::rnn

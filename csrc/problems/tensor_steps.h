@@ -1,0 +1,45 @@
+// Steps on the tensors of one family that its operator and its backends share. They work above
+// autograd too. Knows nothing of how a call binds its tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "problems/convolution.h"
+#include "problems/reduction.h"
+
+namespace torch_cudnn_ext {
+
+// Turns the weight of the problem's mode into the one that cross-correlation needs, and back.
+inline at::Tensor flip_for_mode(const ConvolutionProblem& p, const at::Tensor& w) {
+  if (p.mode == ConvolutionMode::cross) return w;
+  Dims axes;
+  for (int i = 2; i < p.w.sizes.size(); ++i) axes.push_back(i);
+  return w.flip(axes);
+}
+
+// Adds one number to each channel, which is dimension 1.
+inline void add_bias(at::Tensor& result, const at::Tensor& bias) {
+  Dims shape(static_cast<int>(result.dim()), 1);
+  shape[1] = bias.size(0);
+  result.add_(bias.view(shape));
+}
+
+// The epilogue of a convolution without its bias, in place. `tensors` gives a tensor by its role.
+template <class Tensors>
+void add_z_and_clamp(const ConvolutionProblem& p, at::Tensor& result, const Tensors& tensors) {
+  if (p.z) result.add_(tensors[Role::z]);
+  if (p.activation == Activation::relu) result.relu_();
+}
+
+template <class Tensors>
+void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Tensors& tensors) {
+  if (p.bias) add_bias(result, tensors[Role::bias]);
+  add_z_and_clamp(p, result, tensors);
+}
+
+// What a reduction reads, as [kept, reduced].
+inline at::Tensor reduced_rows(const ReduceProblem& p, const at::Tensor& x) {
+  return x.permute(p.rows_order()).reshape({-1, p.reduced_count()});
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,82 @@
+#include "python/conversions.h"
+
+namespace py = pybind11;
+
+namespace torch_cudnn_ext {
+namespace {
+
+std::optional<bool> deterministic_of(const Measurement& m) {
+  if (m.status == Measurement::Status::unsupported ||
+      m.status == Measurement::Status::needs_driver) {
+    return std::nullopt;
+  }
+  return !m.notes.has(Note::nondeterministic);
+}
+
+py::dict measurement_dict(const Measurement& m) {
+  py::dict d = candidate_dict(m);
+  d["median_ms"] = object_of(m.median_ms);
+  d["spread_ms"] = object_of(m.spread_ms);
+  d["host_ms"] = object_of(m.host_ms);
+  d["samples"] = m.samples;
+  d["error"] = object_of(m.error);
+  d["build_ms"] = m.build_ms;
+  return d;
+}
+
+}  // namespace
+
+py::dict candidate_dict(const Measurement& m) {
+  py::dict d;
+  d["algorithm"] = m.algorithm.text();
+  d["backend"] = m.algorithm.backend;
+  d["status"] = status_text(m.status);
+  d["reason"] = m.reason;
+  d["workspace_bytes"] = object_of(m.workspace_bytes);
+  d["notes"] = m.notes.texts();
+  d["deterministic"] = object_of(deterministic_of(m));
+  d["source"] = m.source;
+  return d;
+}
+
+py::list ranking(const std::vector<Measurement>& measurements) {
+  py::list out;
+  for (const Measurement& m : measurements) out.append(measurement_dict(m));
+  return out;
+}
+
+Measurement measurement_from(const py::dict& d) {
+  Measurement m;
+  m.algorithm = parse_algorithm(field<std::string>(d, "algorithm"));
+  m.status = status_from_text(field<std::string>(d, "status"));
+  m.reason = field<std::string>(d, "reason");
+  m.workspace_bytes = field<std::optional<int64_t>>(d, "workspace_bytes");
+  m.notes = notes_from_texts(field<std::vector<std::string>>(d, "notes"));
+  m.source = field<std::string>(d, "source");
+  m.median_ms = field<std::optional<double>>(d, "median_ms");
+  m.spread_ms = field<std::optional<double>>(d, "spread_ms");
+  // Files of earlier versions have none.
+  if (d.contains("host_ms")) m.host_ms = field<std::optional<double>>(d, "host_ms");
+  m.samples = field<int64_t>(d, "samples");
+  m.error = field<std::optional<double>>(d, "error");
+  m.build_ms = field<double>(d, "build_ms");
+  bool timed = m.status != Measurement::Status::ok || m.median_ms.has_value();
+  TORCH_CHECK_VALUE(timed, "median_ms of ", m.algorithm.text(),
+                    " is null, wanted a time: it is ok");
+  return m;
+}
+
+py::dict decision_dict(const DecisionRecord& r) {
+  py::dict d;
+  d["op"] = r.op;
+  d["problem"] = r.problem;
+  d["algorithm"] = r.algorithm;
+  d["why"] = r.why;
+  d["workspace_bytes"] = object_of(r.workspace_bytes);
+  d["decision_ms"] = r.decision_ms;
+  d["device"] = r.device;
+  d["policy"] = r.policy;
+  return d;
+}
+
+}  // namespace torch_cudnn_ext

@@ -1,0 +1,83 @@
+"""The commands `info` and help, the version, and the installed script."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+import torch
+from cli_helpers import Capture
+from conftest import ROOT
+
+from torch_cudnn_ext import _C, __version__
+from torch_cudnn_ext.cli import main, script
+
+
+def test_info(capsys: Capture) -> None:
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    for text in (torch.__version__, "libcudnn.so.9", "target:h200", "graph", "legacy", "cpu"):
+        assert text in out
+    assert out.startswith(f"torch_cudnn_ext {__version__}\n")
+    if not torch.cuda.is_available():  # there several do it by default
+        assert main(["info", "--jobs", "2"]) == 0
+        assert capsys.readouterr().out == out
+
+
+def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:
+    for operator in _C.operators():
+        described = [operator[key] for key in ("entry_points", "dtypes", "layouts", "examples")]
+        assert all(described), operator["family"]
+    assert main(["info", "--operators", "--jobs", "2"]) == 2
+    capsys.readouterr()
+    assert main(["info", "--operators"]) == 0
+    table = capsys.readouterr().out
+    readme = (ROOT / "README.md").read_text()
+    shown = readme.partition("<!-- operators -->\n")[2].partition("<!-- end of operators -->")[0]
+    if torch.cuda.is_available():  # a driver tells more of the engines that want one
+        shown, table = (re.sub(r"graph \d+", "graph", text) for text in (shown, table))
+    assert shown == table, "copy what `tools/run info --operators` prints into README.md"
+
+
+def test_no_command_is_the_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert "\nCommands:\n" in shown.out and shown.err == ""
+    assert main(["-h"]) == 0
+    assert capsys.readouterr() == shown
+
+
+def test_the_version_is_an_option(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"torch_cudnn_ext {__version__}\n"
+
+
+def test_the_command_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert resolve_name(project["project"]["scripts"]["torch_cudnn_ext"]) is script
+    monkeypatch.setattr(sys, "argv", ["torch_cudnn_ext", "nonsense"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match="2"):
+        script()
+
+
+def test_the_command_that_is_installed_finds_networks_of_the_folder(
+    tmp_path: Path, networks: str
+) -> None:
+    code = "from torch_cudnn_ext.cli import script; script()"
+    command = [sys.executable, "-P", "-c", code, "profile", "--device", "cpu"]
+    process = subprocess.run(
+        [*command, "--passes", "fwd", "--time-budget", "0.01", "--model", f"{networks}:conv"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "conv_fwd" in process.stdout

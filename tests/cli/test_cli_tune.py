@@ -1,0 +1,155 @@
+"""The command `tune`."""
+
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+import torch
+from cli_helpers import Capture, json_of
+from helpers import LINE, PROBLEM
+
+from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext.bench import networks as whole_networks
+from torch_cudnn_ext.cli import main
+from torch_cudnn_ext.cli.running import ProgressBar
+
+
+def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "table.jsonl"
+    command = ["tune", "--table", str(file), "--device", "cpu", "--time-budget", "0.1"]
+    (best,) = json_of(capsys, *command, PROBLEM)["best"]
+    assert best["problem"] == LINE and float(str(best["median_ms"])) > 0
+    kept = file.read_text()
+    assert main([*command, PROBLEM]) == 0  # as after Ctrl-C: what is there is not measured again
+    assert "1 of 1 problems were in" in capsys.readouterr().out and file.read_text() == kept
+    tuning.reset()
+    problems = tmp_path / "lines.txt"
+    problems.write_text(f"{LINE}\nsoftmax_fwd x=f32[2,3,4]:nchw log=false\n")
+    rows = json_of(capsys, *command, "--problems", str(problems), "--jobs", "2", "--deterministic")
+    assert [row["problem"] for row in rows["best"]] == problems.read_text().splitlines()
+    tuning.reset()
+    assert tuning.import_table(file) == 3  # one of them under other constraints
+    torch.backends.cudnn.deterministic = False  # which the command set in its process
+    choice = _C.decide(PROBLEM, "cpu", "autotune")
+    assert (choice["algorithm"], choice["why"]) == (best["algorithm"], "cached")
+
+
+def test_tune_of_a_network_takes_what_enable_meets(
+    capsys: Capture, tmp_path: Path, networks: str
+) -> None:
+    command = ["tune", "--model", f"{networks}:functions", "--device", "cpu"]
+    command += ["--table", str(tmp_path / "table"), "--time-budget", "0.05"]
+
+    def ops(*arguments: str) -> list[str]:
+        rows = json_of(capsys, *command, *arguments)["best"]
+        return [str(row["problem"]).partition(" ")[0] for row in rows]
+
+    forward, backward = ["conv_fwd", "pool_fwd", "softmax_fwd"], ["softmax_bwd", "conv_bwd_filter"]
+    assert ops() == [*forward, *backward]  # a pooling's gradient has its forward's algorithm
+    network, inputs = resolve_name(f"{networks}:functions")()
+    known = tuning.tune_model(network, inputs, policy="autotune", time_budget_s=0.05)
+    assert known == {}
+    assert ops("--passes", "fwd") == forward
+    assert ops("--passes", "bwd_filter") == ["conv_bwd_filter"]
+    assert ops("--shard", "2/2") == ["pool_fwd", "softmax_bwd"]
+    command[2] = f"{networks}:softmax"
+    assert main(command) == 2
+    message = capsys.readouterr().err
+    assert "--model: no tensor of the model's output" in message
+    assert "or --passes fwd" in message
+    assert ops("--passes", "fwd") == ["softmax_fwd"]
+
+
+def test_tune_prints_the_same_whatever_is_known(capsys: Capture, tmp_path: Path) -> None:
+    command = ["tune", "--table", str(tmp_path / "table"), "--device", "cpu"]
+    command += ["--time-budget", "0.1", "softmax_fwd x=f32[2,3,4]:nchw", "--format"]
+    assert main([*command, "csv"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 2
+    assert main([*command, "csv"]) == 0  # now all is known
+    assert capsys.readouterr().out == shown
+    assert main([*command, "markdown"]) == 0
+    assert "\n\n" in (out := capsys.readouterr().out) and not out.endswith("\n\n")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_tune_prints_and_keeps_what_was_finished(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str
+) -> None:
+    choices, file = tmp_path / "table.jsonl", tmp_path / "lines.txt"
+    lines = [LINE, LINE.replace("pad=1", "pad=0"), LINE.replace("pad=1", "pad=2")]
+    file.write_text("\n".join(lines))
+    command = ["tune", "--problems", str(file), "--table", str(choices), "--device", "cpu"]
+    command += ["--time-budget", "0.1", "--jobs", jobs, "--format", "csv"]
+
+    def stop(bar: object, done: int, total: int, text: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressBar, "problem", stop)
+        assert main(command) == 130
+    shown = capsys.readouterr()
+    finished = "[123]" if jobs == "2" else "1"  # other jobs may have finished meanwhile
+    assert re.search(f"interrupted: {finished} of 3 problems were finished", shown.err)
+    assert lines[0] in shown.out and (jobs == "2" or lines[1] not in shown.out)
+    assert lines[0] in choices.read_text()
+    # Nor is it lost to a problem that no algorithm takes.
+    small = "softmax_fwd x=f32[2,3,4]:nchw log=false"
+    file.write_text(f"{small}\n{LINE.replace('8,8', '64,64')}\n")
+    assert main([*command, "--policy", "backends=aten", "--max-workspace", "1KiB"]) == 1
+    shown = capsys.readouterr()
+    assert small in shown.out and "error: tune: no algorithm works" in shown.err
+    assert " and 35 more: excluded by backends=aten" in shown.err
+
+
+def test_a_file_of_the_tuning_table_is_checked_first(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", None)
+    monkeypatch.setattr(whole_networks, "compare_networks", None)
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text("nonsense")
+    for command in (["tune", PROBLEM], ["bench", "--networks", "alexnet"]):
+        for path, text in (
+            (damaged, "line 1: "),
+            (tmp_path, "Is a directory"),
+            (Path("/dev/null"), "Not a regular file: '/dev/null'"),
+            (tmp_path / "none" / "table", f"No such file or directory: '{tmp_path}/none/tabl"),
+        ):
+            assert main([*command, "--device", "cpu", "--table", str(path)]) == 2
+            error = capsys.readouterr().err
+            assert error.startswith("error: --table: ") and text in error
+    assert damaged.read_text() == "nonsense"
+
+
+def test_tune_says_how_much_was_known_before(capsys: Capture, tmp_path: Path) -> None:
+    command = ["tune", "--table", str(tmp_path / "c"), "--device", "cpu", "--time-budget", "0.1"]
+    assert main([*command, PROBLEM]) == 0
+    assert "before" not in capsys.readouterr().out
+    assert main([*command, PROBLEM, "--passes", "fwd,bwd"]) == 0
+    assert "1 of 3 problems were in" in capsys.readouterr().out
+
+
+def test_tune_takes_a_converted_network(capsys: Capture, networks: str, tmp_path: Path) -> None:
+    command = ["tune", "--model", f"{networks}:converted", "--table", str(tmp_path / "table")]
+    rows = json_of(capsys, *command, "--device", "cpu", "--time-budget", "0.05")["best"]
+    ops = {str(row["problem"]).split()[0] for row in rows}
+    assert ops == {"conv_fwd", "conv_bwd_filter"}  # its images want no gradient
+
+
+def test_a_backward_is_tuned_with_its_forward(
+    capsys: Capture, networks: str, tmp_path: Path
+) -> None:
+    command = ["tune", "--model", f"{networks}:functions", "--table", str(tmp_path / "table")]
+    rows = json_of(capsys, *command, "--passes", "bwd", "--device", "cpu", "--time-budget", "0.05")[
+        "best"
+    ]
+    assert {str(row["problem"]).split()[0] for row in rows} == {
+        "conv_bwd_filter",
+        "pool_fwd",
+        "softmax_bwd",
+    }
+    assert main([*command, "--passes", "bwd_data", "--device", "cpu"]) != 0
+    assert "meets on these inputs, fwd,bwd,bwd_filter;" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,252 @@
+"""tools/bootstrap decides well: which Python, when to build, and what it says when it cannot."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+# An extension that compiles in a moment stands for the real one.
+MODULE = """
+#include <Python.h>
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C"};
+PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&definition); }
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A fresh checkout with a tiny extension."""
+    root = tmp_path / "checkout"
+    package = root / "torch_cudnn_ext"
+    package.mkdir(parents=True)
+    shutil.copytree(ROOT / "tools", root / "tools")
+    for name in ("setup.py", "pyproject.toml", "torch_cudnn_ext/_libraries.py"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "README.md").touch()
+    (package / "__init__.py").write_text('__version__ = "0"\n')
+    (root / "csrc").mkdir()
+    (root / "csrc" / "module.cpp").write_text(MODULE)
+    return root
+
+
+def bootstrap(checkout: Path, *extras: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs tools/bootstrap, by default for this interpreter."""
+    return subprocess.run(
+        [shutil.which("bash") or "bash", str(checkout / "tools" / "bootstrap"), *extras],
+        env={**os.environ, "TORCH_CUDNN_EXT_PYTHON": sys.executable, "CXX": "", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def assert_stops(process: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr that holds the words."""
+    assert (process.returncode, process.stdout) == (2, ""), process.stderr
+    assert process.stderr.count("\n") == 1, process.stderr
+    for word in words:
+        assert word in process.stderr
+
+
+def folder_of_commands(folder: Path, *commands: str) -> str:
+    """A PATH that holds these commands and no other."""
+    folder.mkdir()
+    for command in commands:
+        (folder / command).symlink_to(shutil.which(command) or command)
+    return str(folder)
+
+
+def fake_torch(folder: Path, version: str, cuda: str | None) -> str:
+    """A PYTHONPATH on which a torch of this version is found before any other."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").touch()
+    (folder / "torch" / "version.py").write_text(
+        f"__version__ = {version!r}\ncuda: Optional[str] = {cuda!r}\n"
+    )
+    return str(folder)
+
+
+def empty_python(folder: Path) -> Path:
+    """An interpreter without any package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder / "bin" / "python"
+
+
+def test_builds_once_and_again_after_a_change(checkout: Path) -> None:
+    first = bootstrap(checkout)
+    assert (first.returncode, first.stdout) == (0, f"{sys.executable}\n"), first.stderr
+    assert list((checkout / "torch_cudnn_ext").glob("_C*.so"))
+
+    start = time.perf_counter()
+    second = bootstrap(checkout)
+    assert time.perf_counter() - start < 2
+    assert (second.stdout, second.stderr) == (first.stdout, "")
+
+    (checkout / "csrc" / "module.cpp").write_text(MODULE + "// changed\n")
+    third = bootstrap(checkout)
+    assert third.returncode == 0
+    assert "building the extension" in third.stderr
+
+
+def test_compile_error_is_shown(checkout: Path) -> None:
+    (checkout / "csrc" / "module.cpp").write_text("int wrong = undeclared;\n")
+    process = bootstrap(checkout)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "error: ‘undeclared’" in process.stderr or "error: use of" in process.stderr
+    assert str(checkout / "build" / "build.log") in process.stderr
+
+
+def test_the_error_is_found_whatever_language_the_compiler_speaks(
+    checkout: Path, tmp_path: Path
+) -> None:
+    (checkout / "csrc" / "module.cpp").write_text("int wrong = undeclared;\n")
+    compiler = tmp_path / "translated"
+    compiler.write_text(
+        "#!/bin/bash\n"
+        '[[ $LC_ALL == C.UTF-8 ]] && exec c++ "$@"\n'
+        """c++ "$@" 2> >(sed 's/error:/Fehler:/' >&2)\n"""
+    )
+    compiler.chmod(0o755)
+    process = bootstrap(checkout, CXX=str(compiler), LC_ALL="", LANG="de_DE.UTF-8")
+    assert process.returncode == 2
+    assert "error: " in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("nothing-like-this -O2", "there is no nothing-like-this"),
+        ('g++ "', "No closing quotation"),
+    ],
+)
+def test_a_compiler_that_is_none_is_refused(checkout: Path, command: str, message: str) -> None:
+    process = bootstrap(checkout, CXX=command)
+    assert_stops(process, f"CXX is {command!r}, wanted a", message)
+
+
+def test_a_checkout_that_cannot_be_written_to_is_refused(checkout: Path) -> None:
+    (checkout / "build").write_text("no folder, which keeps root out as well")
+    assert_stops(bootstrap(checkout), "cannot be written to", "copy it elsewhere")
+
+
+def test_tools_may_be_links(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "torch_cudnn_ext" / "__main__.py").write_text("print(__file__)\n")
+    (tmp_path / "linked").symlink_to(checkout / "tools" / "run")
+    process = subprocess.run(
+        [str(tmp_path / "linked")],
+        env={**os.environ, "TORCH_CUDNN_EXT_PYTHON": sys.executable, "CXX": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == f"{checkout}/torch_cudnn_ext/__main__.py\n"
+
+
+def test_no_compiler(checkout: Path, tmp_path: Path) -> None:
+    path = folder_of_commands(tmp_path / "bin", "cat", "dirname", "flock", "mkdir", "readlink")
+    assert_stops(bootstrap(checkout, PATH=path), "no C++ compiler", "apt install g++")
+
+
+def test_no_python_header(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sysconfig; sysconfig.get_path = lambda *_, **__: '/nowhere'\n"
+    )
+    process = bootstrap(checkout, PYTHONPATH=str(tmp_path))
+    assert_stops(process, "/nowhere/Python.h is missing", "apt install python3-dev")
+
+
+def test_compiler_with_a_libstdcxx_of_its_own_is_passed_over(
+    checkout: Path, tmp_path: Path
+) -> None:
+    """Such a compiler finds no shared libstdc++: it repeats the name that it was asked for."""
+    compiler = tmp_path / "static-g++"
+    compiler.write_text("#!/bin/sh\necho libstdc++.so\n")
+    compiler.chmod(0o755)
+    process = subprocess.run(
+        [sys.executable, "setup.py", "toolchain"],
+        cwd=checkout,
+        env={**os.environ, "CXX": str(compiler)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0
+    assert f"{compiler} would put its own libstdc++ into the extension" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "reason"),
+    [
+        ("2.10.0+cu130", "13.0", "has torch 2.10.0+cu130, wanted 2.11.*"),
+        ("2.11.0+cpu", None, "has torch 2.11.0+cpu, which is not built for CUDA 13"),
+        ("2.11.0+cu128", "12.8", "has torch 2.11.0+cu128, which is not built for CUDA 13"),
+    ],
+)
+def test_unsuitable_torch(
+    checkout: Path, tmp_path: Path, version: str, cuda: str | None, reason: str
+) -> None:
+    process = bootstrap(checkout, PYTHONPATH=fake_torch(tmp_path / "fake", version, cuda))
+    assert_stops(process, sys.executable, reason)
+
+
+def test_missing_packages_are_named(checkout: Path, tmp_path: Path) -> None:
+    process = bootstrap(
+        checkout,
+        "test",
+        TORCH_CUDNN_EXT_PYTHON=str(empty_python(tmp_path / "empty")),
+        PYTHONPATH=fake_torch(tmp_path / "fake", "2.11.0", "13.0"),
+    )
+    assert_stops(process, "has torch 2.11.0 but not", "typer", "hypothesis", "torchvision")
+
+
+def test_another_version_of_a_package_is_none(checkout: Path, tmp_path: Path) -> None:
+    for name, version in (("torchvision", "0.25.0"), ("timm", "1.0.31+local")):
+        folder = tmp_path / "packages" / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    process = bootstrap(checkout, "test", "models", PYTHONPATH=str(tmp_path / "packages"))
+    assert_stops(process, "but not torchvision==0.26.*\n")
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
+def test_a_source_distribution_holds_what_the_clone_holds(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:  # say of a clone that is someone else's
+        pytest.skip(f"git ls-files: {listed.stderr}")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    command += ["sdist", "--formats", "tar", "--dist-dir", str(tmp_path)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    (made,) = tmp_path.glob("*.tar")
+    with tarfile.open(made) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert set(listed.stdout.splitlines()) - held == {".gitignore"}
+    assert not [name for name in held if name.endswith((".so", ".pyc"))]
+
+
+def test_no_python_at_all(checkout: Path) -> None:
+    assert_stops(
+        bootstrap(checkout, TORCH_CUDNN_EXT_PYTHON="/bin/false"), "/bin/false is no Python"
+    )
+
+
+def test_environment_of_someone_else_is_left_alone(checkout: Path, tmp_path: Path) -> None:
+    empty_python(checkout / ".venv")
+    path = f"{empty_python(tmp_path / 'empty').parent}{os.pathsep}{os.environ['PATH']}"
+    before = sorted((checkout / ".venv").rglob("*"))
+    process = bootstrap(checkout, PATH=path, TORCH_CUDNN_EXT_PYTHON="", PYTHONPATH="")
+    assert process.returncode == 2
+    assert "has no torch, wanted 2.11.*" in process.stderr
+    assert f"{checkout}/.venv is not one that tools/bootstrap made" in process.stderr
+    assert sorted((checkout / ".venv").rglob("*")) == before
+
+
+def test_an_extra_that_is_none_is_refused(checkout: Path) -> None:
+    assert_stops(bootstrap(checkout, "tests"), "got tests, wanted test, models or ci")

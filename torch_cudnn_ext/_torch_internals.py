@@ -1,0 +1,205 @@
+"""Every private interface of PyTorch and of CPython that the package uses, as of PyTorch 2.11.
+
+A new version of PyTorch is checked against this module. `_libraries`, which comes before it, has
+its own. The methods of ``torch.nn`` that `nn` overrides by name stay there: ``_apply``,
+``_conv_forward``, ``__prepare_scriptable__``.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import _ops as operators
+from torch._functorch import compile_utils
+from torch._subclasses import fake_impls, fake_tensor
+from torch.fx.experimental import symbolic_shapes
+from torch.nn import _reduction as reductions
+from torch.nn import functional as F
+from torch.utils import _python_dispatch as dispatch
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+OpOverload = operators.OpOverload  # one overload of an operator, as torch.ops gives it
+TorchDispatchMode = dispatch.TorchDispatchMode  # a mode that sees operators below autograd
+# Context managers that suspend all modes of Python, all modes and subclasses that have a
+# __torch_function__, and the transforms of torch.func.
+disable_current_modes = dispatch._disable_current_modes
+DisableTorchFunction = torch._C.DisableTorchFunction
+DisableFuncTorch = torch._C._DisableFuncTorch
+
+# Nested containers, those included that are registered with PyTorch.
+tree_leaves, tree_map, tree_map_only = pytree.tree_leaves, pytree.tree_map, pytree.tree_map_only
+is_traceable_wrapper_subclass = dispatch.is_traceable_wrapper_subclass  # whether others are inside
+
+FakeTensor = fake_tensor.FakeTensor  # a tensor without data, as torch.compile uses it
+FakeTensorMode = fake_tensor.FakeTensorMode
+register_op_impl = fake_impls.register_op_impl  # how an operator runs on fake tensors
+guard_or_false = symbolic_shapes.guard_or_false  # a symbolic condition; False if it is unknown
+# Operators of which torch.compile keeps equal calls apart. It reads no tags for that.
+unmerged_operators: list[Any] = compile_utils.rand_ops
+
+current_graph_task = torch._C._current_graph_task_id  # -1 if autograd does not run
+next_sequence_number = torch._C._autograd._get_sequence_nr  # of this thread's next autograd node
+profiler_is_on = torch._C._autograd._profiler_enabled
+jit_tracing_state = torch._C._get_tracing_state  # None if torch.jit.trace does not run
+
+reduction_index: Callable[[Any], int] = reductions.get_enum  # of none, mean and sum
+legacy_reduction = reductions.legacy_get_string  # the name for size_average and reduce
+implicit_softmax_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # warns, too
+occupy_gpu: Callable[[int], None] = torch.cuda._sleep  # for so many cycles, on the current stream
+current_frame = sys._getframe
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """The schema of an operator: its name, its arguments, and which of them it writes to."""
+    return operator._schema
+
+
+def is_functorch_wrapped(value: object) -> bool:
+    """Whether it is a tensor that a transform of ``torch.func`` wraps."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def storage_of(t: Tensor) -> int:
+    """Which memory holds a tensor; equal for tensors that share it."""
+    return int(t.untyped_storage()._cdata)
+
+
+def base_of_view(t: Tensor) -> Tensor | None:
+    """What a tensor is a view of; ``None`` if it is no view to autograd."""
+    return t._base if t._is_view() else None
+
+
+def version_of(t: Tensor) -> int | None:
+    """How often a tensor was written to; ``None`` if PyTorch does not count that."""
+    return None if t.is_inference() else t._version
+
+
+def set_version(t: Tensor, version: int) -> None:
+    """Set the count by which a backward sees that a saved tensor was written to."""
+    torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+
+
+def sequence_number(node: Any) -> int:
+    """The number of an autograd node: nodes that a thread makes later have larger ones."""
+    return int(node._sequence_nr())
+
+
+@contextmanager
+def without_accumulate_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Meanwhile no hook hears that a leaf's gradient was accumulated."""
+    hooks = [(leaf, found) for leaf in leaves if (found := leaf._post_accumulate_grad_hooks)]
+    try:
+        for leaf, _ in hooks:
+            leaf._post_accumulate_grad_hooks = {}
+        yield
+    finally:
+        for leaf, found in hooks:
+            leaf._post_accumulate_grad_hooks = found
+
+
+def run_engine(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    """``torch.autograd.backward``, which itself hides recomputed operators from modes."""
+    torch.autograd.Variable._execution_engine.run_backward(
+        outputs,
+        gradients,
+        False,  # retain_graph
+        False,  # create_graph
+        (),  # inputs: all leaves
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
+
+
+def forget_compiled(overridden: Iterable[OpOverload]) -> None:
+    """Drop what the operators found in the dispatcher, and what ``torch.compile`` compiled."""
+    for operator in overridden:
+        operator._dispatch_cache.clear()
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
+def keep_gradient_buffers() -> AbstractContextManager[object]:
+    """Let a compiled backward keep its buffers, so that it can run again."""
+    from torch._functorch import config
+
+    patch: AbstractContextManager[object] = config.patch(donated_buffer=False)
+    return patch
+
+
+def backends_may_change() -> AbstractContextManager[object]:
+    """Let the switches of ``torch.backends`` be set after ``disable_global_flags``."""
+    allowed = getattr(torch.backends, "__allow_nonbracketed_mutation")  # noqa: B009
+    context: AbstractContextManager[object] = allowed()
+    return context
+
+
+def compiled_original(module: nn.Module) -> nn.Module | None:
+    """The module that ``torch.compile`` wrapped, if this is what it made."""
+    return module._modules["_orig_mod"] if "_orig_mod" in module._modules else None
+
+
+def registered_names(module: nn.Module) -> set[str]:
+    """The names of a module's parameters, buffers and children."""
+    return {*module._parameters, *module._buffers, *module._modules}
+
+
+def forget_global_hook(handle: RemovableHandle) -> None:
+    """Remove what ``handle.remove()`` leaves of a forward hook of all modules."""
+    of_all = torch.nn.modules.module
+    of_all._global_forward_hooks_with_kwargs.pop(handle.id, None)
+    of_all._global_forward_hooks_always_called.pop(handle.id, None)
+
+
+def check_input_dim(norm: nn.Module, input: Tensor) -> None:
+    """Raise ValueError if a batch norm does not take an input of that many dimensions."""
+    norm._check_input_dim(input)  # type: ignore[operator]
+
+
+def reversed_padding(conv: nn.Module) -> list[int]:
+    """A convolution's padding as ``torch.nn.functional.pad`` takes it."""
+    return conv._reversed_padding_repeated_twice  # type: ignore[return-value]
+
+
+def output_padding(conv: Any, input: Tensor, output_size: list[int] | None) -> list[int]:
+    """The padding by which a transposed convolution gives an output of that size."""
+    kernel = conv.kernel_size
+    sizes = (conv.stride, conv.padding, kernel, len(kernel), conv.dilation)
+    found: list[int] = conv._output_padding(input, output_size, *sizes)
+    return found
+
+
+def flat_weights(rnn: nn.RNNBase) -> list[Tensor]:
+    """A recurrent module's parameters in the order of the operator, brought up to date."""
+    rnn._update_flat_weights()
+    return rnn._flat_weights  # type: ignore[return-value]
+
+
+def weight_names(rnn: nn.RNNBase) -> list[list[str]]:
+    """The names of a recurrent module's parameters, by layer and direction."""
+    return rnn._all_weights
+
+
+def drop_weights(rnn: nn.RNNBase, names: Iterable[str]) -> None:
+    """Delete parameters of a recurrent module."""
+    for name in names:
+        delattr(rnn, name)
+        rnn._flat_weights_names.remove(name)
+        next(found for found in rnn._all_weights if name in found).remove(name)
+    rnn._init_flat_weights()
+
+
+def processes_of(pool: ProcessPoolExecutor) -> list[BaseProcess]:
+    """The processes that a pool has started."""
+    return [*(pool._processes or {}).values()]
+
+
+def close_results(pool: ProcessPoolExecutor) -> None:
+    """Close this process's writing end of the pipe by which a pool gets its results."""
+    pool._result_queue._writer.close()  # type: ignore[attr-defined]

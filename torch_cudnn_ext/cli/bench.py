@@ -1,0 +1,205 @@
+"""``bench``: tuned algorithms compared with PyTorch's best."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import typer
+
+from torch_cudnn_ext import nn
+from torch_cudnn_ext._workload.models import IMAGE_SIZE
+from torch_cudnn_ext._workload.problems import Layer, convolution_arguments
+from torch_cudnn_ext.analysis.tables import Table
+from torch_cudnn_ext.bench import layers, modules, networks, overhead
+from torch_cudnn_ext.bench.rounds import DEFAULT_POLICY
+from torch_cudnn_ext.cli import options, running, workload
+from torch_cudnn_ext.tuning.measure import check_knob_search
+
+# The options that each mode takes.
+_TAKEN = {
+    "overhead": "device format",
+    "modules": "dtype channels_last device policy max_workspace deterministic allow_tf32 format "
+    "compiled",
+    "networks": "dtype batch image_size channels_last device policy format jobs table knob_search "
+    "time_budget",
+}
+
+
+@dataclass(frozen=True)
+class _Mode:
+    """What is compared, and with what else."""
+
+    overhead: bool = options.option(
+        False, "--overhead", "Host time per call instead, on small problems."
+    )
+    kernels: bool = options.option(
+        False, "--kernels", "Also the names of the GPU kernels of both sides."
+    )
+    modules: str | None = options.option(
+        None,
+        "--modules",
+        "Modules of torch.nn against the drop-ins instead: all, or words of their names "
+        "(Pool,BatchNorm2d), or mixed, of other sizes. --dtype takes several: f32,f16.",
+    )
+    compiled: bool = options.option(False, "--compiled", "With --modules: torch.compile too.")
+    networks: str | None = options.option(
+        None,
+        "--networks",
+        "Unmodified networks under enable() against eager PyTorch instead: names as --model takes "
+        "them, with commas. --dtype takes several: f32,tf32,f16,bf16.",
+    )
+    table: str | None = options.option(
+        None,
+        "--table",
+        "For layers and --networks: a file of the tuning table, to begin with and to add to.",
+    )
+
+
+# What is compared, the text of what was finished, and how many there are.
+_Comparison = tuple[Iterable[Any], Callable[[list[Any], str], str | list[Table]], int]
+
+
+@options.with_options
+def bench_command(
+    *,
+    context: typer.Context,
+    source: options.Source,
+    tensors: options.Tensors,
+    device: options.Device = None,
+    constraints: options.Constraints,
+    shard_text: options.Shard = None,
+    resume: options.Resume = None,
+    format: options.FormatOption = options.Format.table,
+    search: options.Search,
+    mode: _Mode,
+) -> None:
+    """Compare tuned algorithms with PyTorch's best, side by side.
+
+    Single layers and modules are compared by the GPU's time, so tuning ranks by it there:
+    --policy is "autotune;prefer=gpu_time" by default, and with --networks "autotune". An algorithm
+    that it pins, or leaves to the heuristic, is compared instead of the best.
+    """
+    place = options.place_of(device)
+    for name, taken in _TAKEN.items():
+        if getattr(mode, name) not in (False, None):
+            options.allow_only(context, name, *taken.split())
+            break
+    with running.ProgressBar() as bar:
+        compared: _Comparison
+        if mode.overhead:
+            total = len(overhead.overhead_problems(place))
+            compared = overhead.measure_overhead(place, bar), overhead.overhead_text, total
+        elif mode.modules is not None:
+            compared = _modules(mode.modules, mode.compiled, tensors, place, constraints, bar)
+        elif mode.networks is not None:
+            policy = constraints.policy or "autotune"
+            compared = _networks(mode.networks, mode.table, tensors, place, policy, search, bar)
+        else:
+            if mode.compiled:
+                raise typer.BadParameter("--compiled: got it without --modules, wanted both")
+            if mode.kernels and place == "cpu":
+                raise typer.BadParameter(
+                    "--kernels: given on cpu, which runs no GPU kernels, wanted a GPU"
+                )
+            found = workload.from_options(source, tensors, constraints.policy, place).layers
+            name = "--model" if source.model else "--problems" if source.problems else ""
+            found = _convolutions(found, name or "problem line")
+            ranked = replace(constraints, policy=constraints.policy or DEFAULT_POLICY)
+            settings = running.settings_of(found, place, None, ranked, search)
+            part = workload.only_shard(found, shard_text)
+            _merge_table(mode.table, resume)
+            journal, jobs = running.journal_of(resume), search.jobs
+            results = layers.compare_layers(
+                part, settings, mode.kernels, journal, bar, jobs, mode.table
+            )
+            compared = results, layers.comparison_text, len(part)
+        items, text, total = compared
+        finished, end = running.collect(items)
+        output = text(finished, format.value)
+    running.print_output(output)
+    running.finish(end, len(finished), total)
+
+
+def _modules(
+    text: str,
+    compiled: bool,
+    tensors: options.Tensors,
+    device: str,
+    constraints: options.Constraints,
+    bar: running.ProgressBar,
+) -> _Comparison:
+    with options.errors_of("--modules"):
+        cases = modules.select_cases(text, tensors.channels_last)
+    dtypes = options.words_of("f32,f16" if tensors.dtype is None else tensors.dtype)
+    for dtype in dtypes:
+        options.one_of("--dtype", dtype, ("f32", "f16", "bf16"))
+    policy = running.constrained(constraints.policy or DEFAULT_POLICY, constraints)
+    for family in dict.fromkeys(getattr(nn, case.module).family for case in cases):
+        running.check_policy(policy, family)
+    compared = modules.compare_modules(
+        cases, dtypes, tensors.channels_last, device, policy, compiled, bar
+    )
+    total = sum(len(case.passes) for case in cases) * len(dtypes)
+    return compared, modules.comparison_text, total
+
+
+def _networks(
+    text: str,
+    table: str | None,
+    tensors: options.Tensors,
+    device: str,
+    policy: str,
+    search: options.Search,
+    bar: running.ProgressBar,
+) -> _Comparison:
+    precisions = options.words_of("f32" if tensors.dtype is None else tensors.dtype)
+    for precision in precisions:
+        options.one_of("--dtype", precision, networks.PRECISIONS)
+    names = options.words_of(text)
+    for name in names:  # complains of a wrong one at once
+        workload.load_network(name, replace(tensors, dtype=None), option="--networks")
+    running.check_policy(policy)
+    with options.errors_of_arguments():
+        check_knob_search(search.knob_search, device)
+    _merge_table(table)
+    settings = networks.NetworkSettings(
+        channels_last=tensors.channels_last,
+        device=device,
+        policy=policy,
+        batch=tensors.batch or networks.NETWORK_BATCH,
+        image_size=tensors.image_size or IMAGE_SIZE,
+        jobs=search.jobs,
+        knob_search=search.knob_search,
+        time_budget_s=search.time_budget,
+    )
+    compared = networks.compare_networks(names, precisions, settings, bar, table)
+    return compared, networks.comparison_text, 2 * len(names) * len(precisions)
+
+
+def _convolutions(found: list[Layer], source: str) -> list[Layer]:
+    """The problems that are PyTorch's convolutions; what is left out is told."""
+    kept = [layer for layer in found if layer.problem.startswith("conv_")]
+    others = [layer.problem for layer in found if layer not in kept]
+    if not kept:
+        raise typer.BadParameter(f"{source}: got {workload.ops_of(others)}, wanted a convolution")
+    with options.errors_of(source):
+        for layer in kept:
+            convolution_arguments(layer.problem)
+    if others:
+        typer.echo(
+            f"left out {len(others)} of {len(found)} problems, which are no convolutions: "
+            f"{workload.ops_of(others)}; --modules compares such",
+            err=True,
+        )
+    return kept
+
+
+def _merge_table(path: str | None, resume: str | None = None) -> None:
+    if path is None:
+        return
+    if resume is not None and os.path.realpath(path) == os.path.realpath(resume):
+        raise typer.BadParameter(f"--table: got {path!r}, the file of --resume, wanted another")
+    running.merge_file(path)

@@ -1,0 +1,283 @@
+"""The options that commands share, and the complaints about them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext._workload.models import IMAGE_SIZE, MODEL_BATCH
+from torch_cudnn_ext.analysis.settings import DEFAULT_TARGET
+from torch_cudnn_ext.bench.networks import NETWORK_BATCH
+from torch_cudnn_ext.tuning.measure import checked_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+N = TypeVar("N", int, float)
+
+_MOST = 2**31 - 1  # the largest whole number that an option takes
+
+
+class Format(Enum):
+    """How results are printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def _number(kind: Callable[[str], N], least: N) -> Callable[[str], N]:
+    """The reader of an option's number, whose complaint tells what it got, unlike typer's own."""
+
+    def read(text: str) -> N:
+        with suppress(ValueError):
+            if least <= (value := kind(text)) < math.inf:  # nor nan
+                if kind is int and value > _MOST:
+                    raise typer.BadParameter(f"got {text!r}, wanted at most {_MOST}")
+                return value
+        noun = "a whole number" if kind is int else "a number"
+        raise typer.BadParameter(f"got {str(text)!r}, wanted {noun}, {least} or more")
+
+    return read
+
+
+def count(name: str, least: int, help: str) -> Any:
+    """An option that takes a whole number."""
+    return typer.Option(name, parser=_number(int, least), metavar="N", help=help)
+
+
+def option(default: Any, name: str, help: str) -> Any:
+    """A dataclass's field for an option; see `with_options`."""
+    return field(default=default, metadata={"option": typer.Option(name, help=help)})
+
+
+def _count(default: int | None, name: str, help: str) -> Any:
+    return field(default=default, metadata={"option": count(name, 1, help)})
+
+
+_MODEL = ("--model", "A network of torchvision, or module:callable that gives one.")
+Model = Annotated[str, typer.Option(_MODEL[0], help=_MODEL[1])]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda or cuda:<index>; by default the GPU if there is one."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        help="A GPU that need not be there: what it accepts is listed. "
+        f"{DEFAULT_TARGET} by default without a GPU and --device.",
+    ),
+]
+_POLICY = (
+    "--policy",
+    "A policy text of the problems' operator; for several kinds of operators, and for explain and "
+    "bench --networks, as enable() takes it.",
+)
+PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
+Shard = Annotated[
+    str | None, typer.Option("--shard", help="Only the i-th of n parts: i/n, from 1/n to n/n.")
+]
+Resume = Annotated[
+    str | None,
+    typer.Option("--resume", help="Keep finished problems in this file, and skip those in it."),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where problems come from, and which of their passes are wanted."""
+
+    problem: str | None = field(
+        default=None,
+        metadata={"option": typer.Argument(help="A problem line, in quotes.", show_default=False)},
+    )
+    model: str | None = option(None, *_MODEL)
+    problems: str | None = option(
+        None,
+        "--problems",
+        "A file of problem lines, - for standard input, or a shipped one (resnet50). A line may "
+        "end in the layers that have it and how often it occurs: # conv1, layer1.conv x2.",
+    )
+    passes: str | None = option(
+        None,
+        "--passes",
+        "fwd, bwd (all others), or passes by name: bwd_data,…; of a model fwd alone is inference, "
+        "all else a training step.",
+    )
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The dtype, sizes and layout of a network's tensors, or of those of problem lines."""
+
+    dtype: str | None = option(
+        None,
+        "--dtype",
+        "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others are what "
+        "they are.",
+    )
+    batch: int | None = _count(
+        None,
+        "--batch",
+        f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: "
+        f"{NETWORK_BATCH}).",
+    )
+    image_size: int | None = _count(
+        None,
+        "--image-size",
+        f"Height and width of a model's images; {IMAGE_SIZE} by default. Neither this nor --batch "
+        "goes with a callable that gives inputs of other sizes.",
+    )
+    channels_last: bool = option(False, "--channels-last", "Lay tensors out channels-last.")
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """A policy text, and constraints that are added to it."""
+
+    policy: str = option("", *_POLICY)
+    max_workspace: str | None = option(
+        None, "--max-workspace", "A cap: bytes, 64MiB, or 20% of the memory."
+    )
+    deterministic: bool = option(False, "--deterministic", "Only deterministic algorithms.")
+    allow_tf32: bool | None = option(
+        None, "--allow-tf32/--no-allow-tf32", "TF32 for f32; by default as PyTorch."
+    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """How long and how widely to search, and in how many processes."""
+
+    time_budget: float | None = field(
+        default=None,
+        metadata={
+            "option": typer.Option(
+                "--time-budget",
+                parser=_number(float, 0),
+                metavar="S",
+                help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU; of "
+                "bench --networks autotune's, or none with --jobs or --knob-search.",
+            )
+        },
+    )
+    knob_search: bool = option(
+        False, "--knob-search", "Also search the engine knobs of the best engines, on a GPU."
+    )
+    jobs: int = _count(1, "--jobs", "Processes that build side by side, and run and time in turns.")
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes an option for each field of its parameters that are dataclasses."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: one for name, one in hints.items() if is_dataclass(one)}
+    parameters: list[inspect.Parameter] = []
+
+    def add(name: str, default: Any, hint: Any) -> None:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint))
+
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            add(name, parameter.default, hints[name])
+            continue
+        types = get_type_hints(groups[name])
+        for one in fields(groups[name]):
+            add(one.name, one.default, Annotated[types[one.name], one.metadata["option"]])
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
+        command(**values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def allow_only(context: typer.Context, mode: str, *taken: str) -> None:
+    """Raise BadParameter for what was given on the command line and has no effect in this mode."""
+    words = ", ".join(_option(context, name) for name in taken)
+    for name in context.params:
+        if name not in (mode, *taken):
+            forbid(context, name, f"--{mode}, which takes no more than {words}")
+
+
+def forbid(context: typer.Context, name: str, other: str) -> None:
+    """Raise BadParameter if an option was given, which has no effect together with another."""
+    source = context.get_parameter_source(name)
+    if source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter(f"{_as_given(context, name)} with {other}")
+
+
+def _as_given(context: typer.Context, name: str) -> str:
+    """An option and its value, as they are written on a command line."""
+    value = context.params[name]
+    if isinstance(value, bool):
+        (param,) = (p for p in context.command.params if p.name == name)
+        return f"{(param.opts if value else param.secondary_opts)[0]}: given"
+    return f"{_option(context, name)}: got {value.value if isinstance(value, Enum) else value!r}"
+
+
+def _option(context: typer.Context, name: str) -> str:
+    if name == "problem":
+        return "a problem line"
+    return next(p.opts[0] for p in context.command.params if p.name == name)
+
+
+def one_of(option: str, word: str, known: Iterable[str]) -> str:
+    """The word, if it is known; else BadParameter with the nearest words."""
+    if word not in known:
+        words = [*known]
+        near = _C.nearest_words(word, words)
+        hint = f"; the nearest: {', '.join(near)}" if near else ""
+        raise typer.BadParameter(f"{option}: got {word!r}, wanted one of {', '.join(words)}{hint}")
+    return word
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text with commas."""
+    return [word.strip() for word in text.split(",")]
+
+
+@contextmanager
+def errors_of(option: str) -> Iterator[None]:
+    """Errors raised inside are complaints about this option."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        # The text may begin with a name of its own, which the option replaces.
+        text = str(error).removeprefix(f"{option.removeprefix('--')}: ")
+        text = re.sub(r"^(problem|problem text|policy text|device): ", "", text)
+        raise typer.BadParameter(f"{option}: {text}") from error
+
+
+@contextmanager
+def errors_of_arguments() -> Iterator[None]:
+    """Errors raised inside are complaints about the options named as the arguments they name."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        name, _, rest = str(error).partition(":")
+        rest = re.sub("^ got True ", " given ", rest)  # a flag has no value on the command line
+        raise typer.BadParameter(f"--{name.replace('_', '-')}:{rest}") from error
+
+
+def place_of(device: str | None) -> str:
+    """The device of ``--device``."""
+    with errors_of_arguments():
+        return checked_device(device)

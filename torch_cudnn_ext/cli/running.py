@@ -1,0 +1,199 @@
+"""What commands share from their options to their output: settings, files, interruption."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
+from torch_cudnn_ext._workload.journal import Journal
+from torch_cudnn_ext._workload.network import Workload
+from torch_cudnn_ext._workload.problems import Layer
+from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.results import LayerProfile, Profile
+from torch_cudnn_ext.analysis.settings import Settings, make_settings
+from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables, profile_tables
+from torch_cudnn_ext.cli import options
+from torch_cudnn_ext.policy import text_for_all
+from torch_cudnn_ext.tuning.measure import fp32_switches
+
+T = TypeVar("T")
+End = KeyboardInterrupt | OSError | RuntimeError | ValueError | None
+
+
+# Settings.
+
+
+def settings_of(
+    layers: list[Layer],
+    device: str | None,
+    target: str | None,
+    constraints: options.Constraints,
+    search: options.Search,
+) -> Settings:
+    """How to measure; the policy is of the layers' one family, or as `enable` takes it."""
+    families = {_C.problem_info(layer.problem)["family"] for layer in layers}
+    policy = check_policy(constraints.policy, families.pop() if len(families) == 1 else "conv")
+    _check_reaches(policy, {layer.problem.split()[0] for layer in layers})
+    text = constrained(policy, constraints)
+    with options.errors_of_arguments():
+        return make_settings(device, target, text, search.time_budget, None, search.knob_search)
+
+
+def check_policy(text: str, family: str = "conv") -> str:
+    """The policy's text for all families; BadParameter if no call can follow it."""
+    with options.errors_of("--policy"):
+        text = text_for_all(text, family)
+        _C.resolved_policy(text, family)
+    return text
+
+
+def _check_reaches(policy: str, ops: set[str]) -> None:
+    """BadParameter if a policy decides for operators alone that are not among these."""
+    words = {field.partition("=")[0] for field in fields_of(policy)}
+    decided = words & operators().keys()
+    if decided and not decided & ops and not words & {*FOR_ALL}:
+        listed, there = ", ".join(sorted(decided)), ", ".join(sorted(ops))
+        raise typer.BadParameter(f"--policy: got a policy for {listed}, wanted one for {there}")
+
+
+def constrained(policy: str, constraints: options.Constraints) -> str:
+    """A policy text with the constraints of the other options."""
+    words = [policy] if policy else []
+    deterministic, allow_tf32 = constraints.deterministic or None, constraints.allow_tf32
+    for name, wanted in (("deterministic", deterministic), ("allow_tf32", allow_tf32)):
+        said = _C.policy_fields(only_fields(policy, (name,))).get(name)
+        if None not in (wanted, said) and wanted != said:
+            raise typer.BadParameter(
+                f"--policy: got {name}={str(said).lower()} together with "
+                f"--{'' if wanted else 'no-'}{name.replace('_', '-')}, wanted one of them"
+            )
+    if constraints.max_workspace is not None:
+        cap = _workspace_field(constraints.max_workspace)
+        with options.errors_of("--policy"):  # the stricter one
+            words.append(_C.merged_policy(cap, only_fields(policy, ("max_workspace",))))
+    # PyTorch's own switches of this process follow, so that the baseline keeps the constraints.
+    if deterministic:
+        words.append("deterministic")
+        torch.backends.cudnn.deterministic = True
+    if allow_tf32 is not None:
+        words.append(f"allow_tf32={str(allow_tf32).lower()}")
+        for switch in fp32_switches():
+            switch.fp32_precision = "tf32" if allow_tf32 else "ieee"
+    return ";".join(words)
+
+
+def _workspace_field(value: str) -> str:
+    if ";" in value:
+        raise typer.BadParameter(f"--max-workspace: got {value!r}, wanted one value, without ';'")
+    with options.errors_of("--max-workspace"):
+        _C.canonical_policy(f"max_workspace={value}")
+    return f"max_workspace={value}"
+
+
+# Files.
+
+
+def journal_of(path: str | None) -> Journal | None:
+    """The file of ``--resume``."""
+    if path is None:
+        return None
+    with options.errors_of("--resume"):
+        return Journal(path)
+
+
+def merge_file(path: str) -> None:
+    """Merge the file of ``--table``; called before measuring, to complain about it at once."""
+    with options.errors_of("--table"):
+        tuning.merge_table(path)
+
+
+# Collecting and printing.
+
+
+def collect(items: Iterable[T]) -> tuple[list[T], End]:
+    """The items that could be finished, and the error that came then.
+
+    Raises:
+        OSError, RuntimeError, ValueError: Nothing was finished.
+    """
+    finished: list[T] = []
+    try:
+        for item in items:
+            finished.append(item)
+    except KeyboardInterrupt as end:
+        return finished, end
+    except (OSError, RuntimeError, ValueError) as end:
+        if not finished:
+            raise
+        return finished, end
+    return finished, None
+
+
+def finish(end: End, finished: int, total: int) -> None:
+    """Raise the error that came, after what was finished is printed."""
+    if isinstance(end, KeyboardInterrupt):
+        raise typer.Abort(f"{finished} of {total} problems were finished")
+    if end is not None:
+        raise end
+
+
+def print_output(output: str | list[Table]) -> None:
+    """Print text or tables."""
+    if isinstance(output, str):
+        typer.echo(output.removesuffix("\n"))
+    else:
+        print_tables(output)
+
+
+def profile_of(
+    layers: list[LayerProfile], settings: Settings, source: options.Source, work: Workload
+) -> Profile:
+    """The profile of a command's problems."""
+    title = source.model or source.problems or ""
+    return Profile(layers, settings, title, work.not_profiled, work.without_functions)
+
+
+def print_profile(result: Profile, format: options.Format, show_all: bool, top: int) -> None:
+    """Print a profile."""
+    if format is options.Format.json:
+        typer.echo(result.to_json())
+    elif format is options.Format.csv:
+        typer.echo(result.to_csv(), nl=False)
+    else:
+        tables = profile_tables(result, Extent(show_all, top, "--all", "--top 0"))
+        print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
+
+
+class ProgressBar(RichProgress):
+    """A bar on standard error for problems and their algorithms; only a terminal shows it."""
+
+    def __init__(self) -> None:
+        """Make the bar; entering shows it."""
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True, emoji=False),
+            transient=True,
+            redirect_stdout=False,
+            disable=sys.stderr is None or not sys.stderr.isatty(),
+        )
+        self._bars = self.add_task("problems", total=None), self.add_task("", total=None)
+
+    def problem(self, done: int, total: int, text: str) -> None:
+        """``done`` of ``total`` problems are finished; ``text`` is next."""
+        self.update(self._bars[0], completed=done, total=total, description=text[:70])
+
+    def algorithm(self, done: int, total: int, text: str) -> None:
+        """``done`` of ``total`` algorithms of one problem are finished; ``text`` is next."""
+        self.update(self._bars[1], completed=done, total=total, description=text[:70])

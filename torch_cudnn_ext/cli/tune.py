@@ -1,0 +1,115 @@
+"""``tune``: measure ahead of use."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext._workload.network import Workload, nothing_found
+from torch_cudnn_ext._workload.problems import (
+    PASSES,
+    Layer,
+    coupled_problems,
+    is_inference,
+    is_wanted,
+)
+from torch_cudnn_ext.analysis.html import formatted
+from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds
+from torch_cudnn_ext.cli import options, running, workload
+from torch_cudnn_ext.tuning.measure import check_constraints_alone
+from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
+from torch_cudnn_ext.tuning.tune import problems_met
+
+_COLUMNS = (
+    Column("problem", lambda r: r["problem"]),
+    ALGORITHM,
+    Column("ms", lambda r: milliseconds(r["median_ms"]), True),
+    Column("workspace", lambda r: bytes_text(r["workspace_bytes"]), True),
+)
+
+
+@options.with_options
+def tune_command(
+    *,
+    table: Annotated[
+        str,
+        typer.Option("--table", help="A file of the tuning table, to begin with and to add to."),
+    ],
+    source: options.Source,
+    tensors: options.Tensors,
+    device: options.Device = None,
+    constraints: options.Constraints,
+    shard_text: options.Shard = None,
+    search: options.Search,
+    format: options.FormatOption = options.Format.table,
+) -> None:
+    """Measure ahead of use, and keep the rankings in a file for `tuning.import_table`.
+
+    A network runs once on the device. Its problems are those of a training step under
+    enable("autotune"), calls by function too. With --passes fwd it infers; other passes keep the
+    problems of these passes alone.
+    """
+    work = workload.from_options(source, tensors, constraints.policy, device, _trace_enabled)
+    settings = running.settings_of(work.layers, device, None, constraints, search)
+    place, text = settings.device, settings.policy
+    with options.errors_of("--policy"):
+        check_constraints_alone(text)
+    lines = [layer.problem for layer in workload.only_shard(work.layers, shard_text)]
+    running.merge_file(table)
+    rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
+    left = [line for line in lines if rows(line) is None]
+    known = len(lines) - len(left)
+    footer = f"{known} of {len(lines)} problems were in {table} before" if known else ""
+    end: running.End = None
+    try:
+        with running.ProgressBar() as bar:
+            tuning.tune(
+                left,
+                device=place,
+                policy=text,
+                time_budget_s=settings.time_budget_s,
+                knob_search=search.knob_search,
+                jobs=search.jobs,
+                progress=bar,
+            )
+    except KeyboardInterrupt as interrupt:
+        end = interrupt
+    finally:
+        rankings = [(line, rows(line)) for line in lines]
+        records = [{"problem": line, **ranking[0]} for line, ranking in rankings if ranking]
+        fields, data = ("problem", *MEASUREMENT_FIELDS), {"best": records}
+        title = f"tuned on {place}"
+        try:
+            tuning.merge_table(table)
+        finally:
+            running.print_output(
+                formatted(format.value, data, title, _COLUMNS, records, fields, footer)
+            )
+    running.finish(end, len(records), len(lines))
+
+
+def _trace_enabled(
+    name: str, load: workload.Loader, passes: list[str], compute: str, device: str
+) -> Workload:
+    """The problems of a network under `enable`, as `tuning.tune_model` tunes it."""
+    network, inputs = load(device)
+    infers = is_inference(passes)
+    with workload.network_errors(
+        name, "--model" if passes == [*PASSES] else "--passes", "--passes fwd"
+    ):
+        met = problems_met(network, inputs, train=not infers, policy=compute)
+        every = infers and "fwd" in passes  # inference calls its forward alone
+
+        def wanted(problem: str) -> bool:
+            """Whether the problem is of a wanted pass, or is tuned with one that is."""
+            infos = map(_C.problem_info, [problem, *coupled_problems(problem)])
+            return any(is_wanted(info["pass_name"], passes) for info in infos)
+
+        lines = [problem for problem in met if every or wanted(problem)]
+        if not lines:
+            led = [one for problem in met for one in (problem, *coupled_problems(problem))]
+            raise ValueError(nothing_found(network, passes, led))
+    return Workload([Layer(line) for line in lines], {})
