@@ -112,7 +112,7 @@ def convolution_problem(
 
 def operators() -> list[dict[str, Any]]:
     """Each family: {"family": "conv", "passes": [...], "backends": [name, ...],
-    "legacy_names": {pass: [(integer, enum name, short name)]}, "has_one_choice": bool}.
+    "legacy_names": {pass: [(integer, enum name, short name)]}, "is_always_coupled": bool}.
 
     For the table of operators "entry_points", "dtypes", "layouts", "limits" and "examples"
     (problem lines of common forwards); "batch_sizes" says which size of which tensor is the batch.

@@ -89,7 +89,7 @@ _ALGORITHMS = {  # knob -> operator family
     for op in _C.operators()
     for name in (
         [op["family"]]  # one algorithm for all passes
-        if op["has_one_choice"]
+        if op["is_always_coupled"]
         else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
     )
 }

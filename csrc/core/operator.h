@@ -81,7 +81,7 @@ class Operator {
   // Whether algorithms may draw from PyTorch's generator.
   virtual bool is_random(const Problem& problem) const = 0;
   // Whether the passes of the family are always coupled, so that one algorithm is chosen for all.
-  virtual bool has_one_choice() const { return false; }
+  virtual bool is_always_coupled() const { return false; }
 };
 
 // An operator in terms of its family's struct, which tells the family and its passes.

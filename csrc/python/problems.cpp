@@ -75,7 +75,7 @@ py::list operators() {
     d["passes"] = op->passes();
     d["backends"] = backends;
     d["legacy_names"] = names;
-    d["has_one_choice"] = op->has_one_choice();
+    d["is_always_coupled"] = op->is_always_coupled();
     OperatorDescription text = op->description();
     d["entry_points"] = text.entry_points;
     d["dtypes"] = text.dtypes;

@@ -119,8 +119,8 @@ void reset_declined() {
   declined_counts().clear();
 }
 
-std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
-                                      const at::Tensor& t) {
+std::optional<std::string> why_tensor_is_declined(c10::DispatchKeySet keys, const char* name,
+                                                  const at::Tensor& t) {
   if (!t.defined()) return std::nullopt;
   if (torch::jit::tracer::isTracing()) warn_of_trace();
   if (t.layout() != at::kStrided) return c10::str(name, " has the layout ", t.layout());
@@ -150,10 +150,10 @@ std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name
   return std::nullopt;
 }
 
-std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
-                                          std::initializer_list<NamedTensor> tensors) {
+std::optional<std::string> why_any_is_declined(c10::DispatchKeySet keys,
+                                               std::initializer_list<NamedTensor> tensors) {
   for (const auto& [name, t] : tensors) {
-    if (auto reason = refusal_of(keys, name, t)) return reason;
+    if (auto reason = why_tensor_is_declined(keys, name, t)) return reason;
     if (t.defined() && t._fw_grad(/*level=*/0).defined()) {
       return c10::str(name, " has a tangent (forward-mode AD)");
     }
@@ -161,8 +161,8 @@ std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
   return std::nullopt;
 }
 
-std::optional<std::string> refusal_of_dtypes(const at::Tensor& input,
-                                             std::initializer_list<NamedTensor> tensors) {
+std::optional<std::string> why_dtypes_are_declined(const at::Tensor& input,
+                                                   std::initializer_list<NamedTensor> tensors) {
   at::ScalarType dtype = input.scalar_type();
   for (const auto& [name, t] : tensors) {
     if (t.defined() && t.scalar_type() != dtype && t.scalar_type() != compute_dtype(dtype)) {

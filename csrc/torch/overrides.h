@@ -43,19 +43,19 @@ std::map<std::string, int64_t> declined();
 void reset_declined();
 
 // Why a call with this tensor is declined: no operator of ours takes it. nullopt if one may.
-std::optional<std::string> refusal_of(c10::DispatchKeySet keys, const char* name,
-                                      const at::Tensor& t);
+std::optional<std::string> why_tensor_is_declined(c10::DispatchKeySet keys, const char* name,
+                                                  const at::Tensor& t);
 // The same for several tensors, for operators that do not have forward-mode AD.
 struct NamedTensor {
   const char* name;
   const at::Tensor& t;
 };
-std::optional<std::string> refusal_of_any(c10::DispatchKeySet keys,
-                                          std::initializer_list<NamedTensor> tensors);
+std::optional<std::string> why_any_is_declined(c10::DispatchKeySet keys,
+                                               std::initializer_list<NamedTensor> tensors);
 // Why a norm with these parameters and statistics is declined; nullopt if each has the dtype of the
 // input, or the dtype that the norm computes in.
-std::optional<std::string> refusal_of_dtypes(const at::Tensor& input,
-                                             std::initializer_list<NamedTensor> tensors);
+std::optional<std::string> why_dtypes_are_declined(const at::Tensor& input,
+                                                   std::initializer_list<NamedTensor> tensors);
 
 // The text of a ValueError; nullopt for any other error. While a fake tensor mode is on
 // (torch.compile), our operators are called through Python, and their ValueError arrives as a
@@ -65,7 +65,8 @@ std::optional<std::string> value_error_text(std::exception& error);
 // `Ours` replaces one operator of PyTorch's. `Signature` is that operator's, without the keys.
 // `Ours` has
 //   static constexpr const char* kOp;
-//   static std::optional<std::string> refusal(keys, args...)   why the call is declined, so that
+//   static std::optional<std::string> why_declined(keys, args...)   why the call is declined, so
+//   that
 //                                                              PyTorch's own kernel runs
 //   static R with_autograd(keys, args...)                      called at autograd's keys
 // PyTorch has kernels of a basic operator below autograd's keys, at the backends' keys, where
@@ -89,7 +90,7 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
 
   static R call(c10::DispatchKeySet keys, Args... args) {
     if (OverrideGuard::is_on()) return plain(keys, args...);
-    if (std::optional<std::string> reason = Ours::refusal(keys, args...)) {
+    if (std::optional<std::string> reason = Ours::why_declined(keys, args...)) {
       count_declined(Ours::kOp, *reason);
       return plain(keys, args...);
     }

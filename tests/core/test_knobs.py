@@ -39,7 +39,7 @@ def ran() -> str:
 def test_every_operator_has_its_knob() -> None:
     for op in _C.operators():
         family, passes = op["family"], op["passes"]
-        names = [family] if op["has_one_choice"] else [f"{family}_{name}" for name in passes]
+        names = [family] if op["is_always_coupled"] else [f"{family}_{name}" for name in passes]
         for name in names:
             assert getattr(knobs, f"{name}_algo") is None
             assert f"{name}_algo" in dir(knobs)
@@ -59,7 +59,7 @@ def test_a_knob_reaches_the_policy_of_every_call() -> None:
 def test_each_knob_of_a_pass_reaches_that_pass() -> None:
     """Of every operator, so that no two passes are taken for each other."""
     for op in _C.operators():
-        if op["has_one_choice"]:
+        if op["is_always_coupled"]:
             continue
         for name in op["passes"]:
             knob = f"{op['family']}_{name}_algo"

@@ -54,22 +54,22 @@ namespace {
 struct AtenBatchNorm {
   static constexpr const char* kOp = "batch_norm";
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            const OptionalTensor& weight,
-                                            const OptionalTensor& bias,
-                                            const OptionalTensor& running_mean,
-                                            const OptionalTensor& running_var, bool training,
-                                            double, double, bool) {
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 const OptionalTensor& weight,
+                                                 const OptionalTensor& bias,
+                                                 const OptionalTensor& running_mean,
+                                                 const OptionalTensor& running_var, bool training,
+                                                 double, double, bool) {
     const Tensor &w = or_undefined(weight), &b = or_undefined(bias),
                  &mean = or_undefined(running_mean), &var = or_undefined(running_var);
-    if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
+    if (auto reason = why_any_is_declined(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
       return reason;
     }
     for (const auto& [name, t] :
          {NamedTensor{"running_mean", mean}, NamedTensor{"running_var", var}}) {
-      if (auto reason = refusal_of(keys, name, t)) return reason;
+      if (auto reason = why_tensor_is_declined(keys, name, t)) return reason;
     }
-    if (auto reason = refusal_of_dtypes(
+    if (auto reason = why_dtypes_are_declined(
             input, {{"weight", w}, {"bias", b}, {"running_mean", mean}, {"running_var", var}})) {
       return reason;
     }

@@ -69,14 +69,14 @@ Tensor conv_transpose(const Tensor& input, const Tensor& weight, const OptionalT
 struct AtenConvolution {
   static constexpr const char* kOp = "convolution";
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            const Tensor& weight, const OptionalTensor& bias,
-                                            SymIntArrayRef, SymIntArrayRef, SymIntArrayRef,
-                                            bool transposed, SymIntArrayRef output_padding,
-                                            const SymInt&) {
-    if (auto reason = refusal_of(keys, "input", input)) return reason;
-    if (auto reason = refusal_of(keys, "weight", weight)) return reason;
-    if (auto reason = refusal_of(keys, "bias", or_undefined(bias))) return reason;
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 const Tensor& weight, const OptionalTensor& bias,
+                                                 SymIntArrayRef, SymIntArrayRef, SymIntArrayRef,
+                                                 bool transposed, SymIntArrayRef output_padding,
+                                                 const SymInt&) {
+    if (auto reason = why_tensor_is_declined(keys, "input", input)) return reason;
+    if (auto reason = why_tensor_is_declined(keys, "weight", weight)) return reason;
+    if (auto reason = why_tensor_is_declined(keys, "bias", or_undefined(bias))) return reason;
     // It records what PyTorch's kernel calls, not this operator.
     if (at::tracer::impl::is_dispatch_enabled()) return "torch.jit.trace is tracing";
     bool padded = std::any_of(output_padding.begin(), output_padding.end(),

@@ -22,7 +22,7 @@ class DropoutOperator : public CoupledOperatorOf<DropoutProblem> {
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
   bool is_random(const DropoutProblem&) const override { return true; }
-  bool has_one_choice() const override { return true; }
+  bool is_always_coupled() const override { return true; }
 
   std::vector<SlotSpec> slots(const DropoutProblem& p) const override {
     bool forward = p.pass == Pass::fwd;

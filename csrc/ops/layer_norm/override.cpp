@@ -9,14 +9,14 @@ namespace {
 
 OptionalTensor given(const OptionalTensor& t) { return t ? optional_of(*t) : t; }
 
-std::optional<std::string> refusal_of_norm(c10::DispatchKeySet keys, const Tensor& input,
-                                           const OptionalTensor& weight,
-                                           const OptionalTensor& bias) {
+std::optional<std::string> why_norm_is_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                const OptionalTensor& weight,
+                                                const OptionalTensor& bias) {
   const Tensor &w = or_undefined(weight), &b = or_undefined(bias);
-  if (auto reason = refusal_of_any(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
+  if (auto reason = why_any_is_declined(keys, {{"input", input}, {"weight", w}, {"bias", b}})) {
     return reason;
   }
-  if (auto reason = refusal_of_dtypes(input, {{"weight", w}, {"bias", b}})) return reason;
+  if (auto reason = why_dtypes_are_declined(input, {{"weight", w}, {"bias", b}})) return reason;
   if (w.defined() && b.defined() && w.scalar_type() != b.scalar_type()) {
     return "weight and bias have different dtypes";
   }
@@ -32,10 +32,10 @@ struct AtenNorm {
   static constexpr const char* kOp =
       std::is_same_v<Shape, SymIntArrayRef> ? "layer_norm" : "group_norm";
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input, Shape,
-                                            const OptionalTensor& weight,
-                                            const OptionalTensor& bias, double, bool) {
-    return refusal_of_norm(keys, input, weight, bias);
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 Shape, const OptionalTensor& weight,
+                                                 const OptionalTensor& bias, double, bool) {
+    return why_norm_is_declined(keys, input, weight, bias);
   }
   static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input, Shape shape,
                               const OptionalTensor& weight, const OptionalTensor& bias,

@@ -24,12 +24,12 @@ SymInts for_each(IntArrayRef list, size_t dims) {
 // `lists`: the arguments that have one number for each dimension of space, or one for all; a stride
 // may be empty.
 template <class List>
-std::optional<std::string> refusal_of_pooling(c10::DispatchKeySet keys, const Tensor& input,
-                                              size_t dims, std::initializer_list<List> lists) {
+std::optional<std::string> why_pooling_is_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                   size_t dims, std::initializer_list<List> lists) {
   for (const List& list : lists) {
     if (list.size() > 1 && list.size() != dims) return "a list has another length";
   }
-  if (auto reason = refusal_of_any(keys, {{"input", input}})) return reason;
+  if (auto reason = why_any_is_declined(keys, {{"input", input}})) return reason;
   auto rank = static_cast<size_t>(input.dim());
   if (rank != dims + 1 && rank != dims + 2) return c10::str("input has ", rank, " dimensions");
   return std::nullopt;
@@ -45,10 +45,10 @@ struct AtenMaxPool {
   static constexpr const char* kOps[] = {"max_pool1d", "max_pool2d", "max_pool3d"};
   static constexpr const char* kOp = kOps[dims - 1];
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            IntArrayRef kernel_size, IntArrayRef stride,
-                                            IntArrayRef padding, IntArrayRef dilation, bool) {
-    return refusal_of_pooling(keys, input, dims, {kernel_size, stride, padding, dilation});
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 IntArrayRef kernel_size, IntArrayRef stride,
+                                                 IntArrayRef padding, IntArrayRef dilation, bool) {
+    return why_pooling_is_declined(keys, input, dims, {kernel_size, stride, padding, dilation});
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
                               IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding,
@@ -73,11 +73,11 @@ template <size_t dims>
 struct AtenAvgPool {
   static constexpr const char* kOp = dims == 2 ? "avg_pool2d" : "avg_pool3d";
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            IntArrayRef kernel_size, IntArrayRef stride,
-                                            IntArrayRef padding, bool, bool,
-                                            std::optional<int64_t>) {
-    return refusal_of_pooling(keys, input, dims, {kernel_size, stride, padding});
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 IntArrayRef kernel_size, IntArrayRef stride,
+                                                 IntArrayRef padding, bool, bool,
+                                                 std::optional<int64_t>) {
+    return why_pooling_is_declined(keys, input, dims, {kernel_size, stride, padding});
   }
   static Tensor with_autograd(c10::DispatchKeySet keys, const Tensor& input,
                               IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding,
@@ -113,12 +113,12 @@ template <size_t dims>
 struct AtenAdaptiveAvgPool {
   static constexpr const char* kOp = dims == 2 ? "adaptive_avg_pool2d" : "adaptive_avg_pool3d";
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            SymIntArrayRef output_size) {
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 SymIntArrayRef output_size) {
     for (const SymInt& size : output_size) {
       if (size < 1) return "output_size is 0 or less";
     }
-    return refusal_of_pooling(keys, input, dims, {output_size});
+    return why_pooling_is_declined(keys, input, dims, {output_size});
   }
   static Tensor with_autograd(c10::DispatchKeySet, const Tensor& input,
                               SymIntArrayRef output_size) {

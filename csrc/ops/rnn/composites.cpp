@@ -132,15 +132,16 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
 
 // --- PyTorch's own, overridden
 
-std::optional<std::string> refusal_of_rnn(c10::DispatchKeySet keys, RnnCell cell,
-                                          const Tensor& input, TensorList hx, TensorList params) {
+std::optional<std::string> why_rnn_is_declined(c10::DispatchKeySet keys, RnnCell cell,
+                                               const Tensor& input, TensorList hx,
+                                               TensorList params) {
   if (cell == RnnCell::lstm && hx.size() != 2) return "hx does not hold two tensors";
-  if (auto reason = refusal_of_any(keys, {{"input", input}})) return reason;
+  if (auto reason = why_any_is_declined(keys, {{"input", input}})) return reason;
   for (const Tensor& t : hx) {
-    if (auto reason = refusal_of_any(keys, {{"hx", t}})) return reason;
+    if (auto reason = why_any_is_declined(keys, {{"hx", t}})) return reason;
   }
   for (const Tensor& t : params) {
-    if (auto reason = refusal_of_any(keys, {{"a parameter", t}})) return reason;
+    if (auto reason = why_any_is_declined(keys, {{"a parameter", t}})) return reason;
   }
   return std::nullopt;
 }
@@ -152,10 +153,10 @@ template <RnnCell cell>
 struct AtenRnn {
   static constexpr const char* kOp = kNames[static_cast<int>(cell)];
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input,
-                                            AtenHidden<cell> hx, TensorList params, bool, int64_t,
-                                            double, bool, bool, bool) {
-    return refusal_of_rnn(keys, cell, input, hx, params);
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 AtenHidden<cell> hx, TensorList params, bool,
+                                                 int64_t, double, bool, bool, bool) {
+    return why_rnn_is_declined(keys, cell, input, hx, params);
   }
   static Outputs<cell> with_autograd(c10::DispatchKeySet, const Tensor& input, AtenHidden<cell> hx,
                                      TensorList params, bool has_biases, int64_t num_layers,
@@ -170,14 +171,15 @@ template <RnnCell cell>
 struct AtenRnnPacked {
   static constexpr const char* kOp = kNames[static_cast<int>(cell)];
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& data,
-                                            const Tensor& batch_sizes, AtenHidden<cell> hx,
-                                            TensorList params, bool, int64_t, double, bool, bool) {
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& data,
+                                                 const Tensor& batch_sizes, AtenHidden<cell> hx,
+                                                 TensorList params, bool, int64_t, double, bool,
+                                                 bool) {
     bool readable = batch_sizes.is_cpu() && batch_sizes.scalar_type() == at::kLong &&
                     batch_sizes.is_contiguous() &&
                     !batch_sizes.key_set().has(c10::DispatchKey::Python);
     if (!readable) return "batch_sizes are no int64 numbers on the CPU";
-    return refusal_of_rnn(keys, cell, data, hx, params);
+    return why_rnn_is_declined(keys, cell, data, hx, params);
   }
   static Outputs<cell> with_autograd(c10::DispatchKeySet, const Tensor& data,
                                      const Tensor& batch_sizes, AtenHidden<cell> hx,

@@ -30,7 +30,7 @@ class RnnOperator : public CoupledOperatorOf<RnnProblem> {
   }
   bool has_math_types() const override { return true; }
   bool is_random(const RnnProblem& p) const override { return p.dropout > 0; }
-  bool has_one_choice() const override { return true; }
+  bool is_always_coupled() const override { return true; }
 
   std::vector<LegacyName> legacy_names(const std::string&) const override {
     return {{0, "CUDNN_RNN_ALGO_STANDARD", "standard", nullptr},

@@ -192,10 +192,10 @@ template <bool log>
 struct AtenSoftmax {
   static constexpr const char* kOp = log ? "_log_softmax" : "_softmax";
 
-  static std::optional<std::string> refusal(c10::DispatchKeySet keys, const Tensor& input, int64_t,
-                                            bool half_to_float) {
+  static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
+                                                 int64_t, bool half_to_float) {
     if (half_to_float && !input.is_cuda()) return "a narrow type is to become float32 on the CPU";
-    return refusal_of_any(keys, {{"input", input}});
+    return why_any_is_declined(keys, {{"input", input}});
   }
   static ForwardArgs<log> args(const Tensor& input, int64_t dim, bool half_to_float) {
     return {input, dim, half_to_float ? OptionalDtype(at::kFloat) : std::nullopt, {}};
