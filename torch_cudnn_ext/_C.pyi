@@ -1,6 +1,6 @@
-"""The compiled half: everything here speaks in texts, numbers, tensors and plain dicts.
+"""The compiled half. Its functions take and return texts, numbers, tensors and plain dicts.
 
-Devices are written ``cpu``, ``cuda``, ``cuda:1`` or ``target:h200`` (a GPU that is not there).
+Devices are written ``cpu``, ``cuda``, ``cuda:1`` or ``target:h200`` (a GPU that need not be there).
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 class Candidate(TypedDict):
-    """One algorithm on one problem, built (or refused) but not timed."""
+    """One algorithm on one problem, with the status of its build; not timed."""
 
     algorithm: str
     backend: str
@@ -18,7 +18,7 @@ class Candidate(TypedDict):
     workspace_bytes: int | None  # None: unknown before a run (aten)
     notes: list[str]  # "tensor_core", "tf32", "down_convert", "winograd", "nondeterministic", ...
     deterministic: bool | None
-    source: str  # where it came from: "heuristic A #3", "default knobs", "enumeration"
+    source: str  # how it was found: "heuristic A #3", "default knobs", "enumeration"
 
 class Measurement(TypedDict):
     """One algorithm on one problem, timed."""
@@ -29,7 +29,7 @@ class Measurement(TypedDict):
     reason: str
     median_ms: float | None
     spread_ms: float | None  # half of the interquartile range
-    host_ms: float | None  # the host's for a call, median; None where the host does the work itself
+    host_ms: float | None  # median host time of a call; None if the host does the work itself
     samples: int
     workspace_bytes: int | None
     notes: list[str]
@@ -61,7 +61,7 @@ class ProblemInfo(TypedDict):
     flops: float
     bytes: float  # every input read once, every output written once
     slots: dict[str, dict[str, Any]]  # role -> "dtype", "sizes", "strides", "output", "mutated"
-    coupled: list[str]  # problems that share its algorithm; of a backward, its forward
+    coupled: list[str]  # problems that share its algorithm; for a backward this is its forward
 
 class TableEntry(TypedDict):
     problem: str
@@ -69,12 +69,12 @@ class TableEntry(TypedDict):
     constraints: str
     measurements: list[Measurement]
 
-# Texts. Each raises ValueError that names the part that is wrong.
+# Texts. Each raises a ValueError that names the part that is wrong.
 def canonical_problem(text: str) -> str: ...
 def problem_info(text: str) -> ProblemInfo: ...
 def rnn_parameter_sizes(text: str) -> list[tuple[int, ...]]: ...
 def canonical_algorithm(text: str, op: str | None = None) -> str:
-    """With ``op`` ("conv_fwd") integers, enum and Theano names are accepted and resolved."""
+    """With ``op`` ("conv_fwd"), integers, enum names and Theano names are resolved as well."""
 
 def canonical_policy(text: str, family: str = "conv", written_for: str | None = None) -> str:
     """Passes of the family `written_for` (default: `family`) are written without its name."""
@@ -85,17 +85,18 @@ def policy_fields(text: str, family: str = "conv") -> dict[str, Any]:
 def merged_policy(stronger: str, weaker: str, family: str = "conv") -> str:
     """Field by field the stronger wins, but the strictest cap and determinism hold.
 
-    ``fastest`` ignores the cap of its own text only; beside a cap it is spelled out.
+    ``fastest`` ignores only the cap of its own text. A result with a cap does not contain
+    ``fastest``, but the other fields that it implies.
     """
 
 def policy_with_level(stronger: str, weaker: str, family: str = "conv") -> str:
-    """As `merged_policy`, of two levels: a stronger ``fastest`` leaves no choice of the weaker.
+    """As `merged_policy`, of two levels: a stronger ``fastest`` drops the weaker's selections.
 
-    ``fastest=false`` takes back that of the weaker, with its ``benchmark``.
+    A stronger ``fastest=false`` undoes a weaker ``fastest``, with its ``benchmark``.
     """
 
 def workspace_cap(text: str, device: str) -> int | None:
-    """The cap of a policy of convolutions in bytes; a share is one of the device's memory."""
+    """The cap of a policy of convolutions in bytes; a share is of the device's memory."""
 
 def convolution_problem(
     op: str,
@@ -108,34 +109,34 @@ def convolution_problem(
     policy: str | None = None,
     has_bias: bool = False,
 ) -> str:
-    """The problem line that a call on these tensors would have; a bias is the forward's alone."""
+    """The problem line that a call on these tensors would have; only a forward has a bias."""
 
 def operators() -> list[dict[str, Any]]:
     """Each family: {"family": "conv", "passes": [...], "backends": [name, ...],
     "legacy_names": {pass: [(integer, enum name, short name)]}, "is_always_coupled": bool}.
 
-    For the table of operators "entry_points", "dtypes", "layouts", "limits" and "examples"
-    (problem lines of common forwards); "batch_sizes" says which size of which tensor is the batch.
+    The table of operators uses "entry_points", "dtypes", "layouts", "limits" and "examples"
+    (problem lines of common forwards). "batch_sizes" says which size of which tensor is the batch.
     """
 
-# Texts that are parsed have at most so many bytes.
+# The most bytes of a text that is parsed.
 MAX_TEXT: int
-# Where the full lists of words are.
+# Texts that say where the full lists of words are.
 IN_POLICIES: str
 IN_TEXTS: str
 IN_OPERATORS: str
 
 def check_length(what: str, text: str) -> None:
-    """ValueError for more than MAX_TEXT bytes."""
+    """Raise ValueError for more than MAX_TEXT bytes."""
 
 def nearest_words(word: str, known: list[str]) -> list[str]:
-    """The known words with the fewest letters to change, at most five; ``*`` is any text."""
+    """At most five known words that differ in the fewest letters; ``*`` stands for any text."""
 
 def wanted_words(word: str, known: list[str], all: str) -> str:
-    """ "wanted one of ..."; of many words the nearest, and where ``all`` of them are."""
+    """ "wanted one of ..."; of many words the nearest, and ``all``, which says where all are."""
 
 def families_with(algorithm: str) -> list[str]:
-    """Those whose common problems have it; of engines of the graph API none."""
+    """The families whose common problems have an algorithm; none for a graph API engine."""
 
 # Devices.
 
@@ -147,12 +148,12 @@ def versions() -> dict[str, str]:
 def cudnn_files() -> list[str]:
     """Paths of all mapped libcudnn files, in order of mapping."""
 
-# Choosing.
-OUT_OF_MEMORY: str  # in the reason of what found none
-OUT_OF_TIME: str  # begins the reason of what was not tried
+# Selecting algorithms.
+OUT_OF_MEMORY: str  # occurs in the reason of an algorithm that ran out of memory
+OUT_OF_TIME: str  # begins the reason of an algorithm that was not tried
 
 def set_measurement_lock(path: str) -> None:
-    """Processes with one such file build side by side and otherwise measure one at a time."""
+    """Processes with the same file build at the same time, but run and time one by one."""
 
 def candidates(
     problem: str, device: str, policy: str = "", remember: bool = False
@@ -170,15 +171,15 @@ def measure(
     progress: Callable[[int, int, str], None] | None = None,
     levels: bool = True,
 ) -> list[Measurement]:
-    """Times candidates on scratch memory; ranked best first, then the others with reasons.
+    """Time candidates on scratch memory; ranked best first, then the others with reasons.
 
-    ``time_budget_s`` 0 means no limit; ``record`` stores the ranking in the choice table. Without
-    ``levels`` the policy alone holds, with PyTorch's switches: no knobs, flags or `enable`.
+    ``time_budget_s`` 0 means no limit. ``record`` stores the ranking in the tuning table. Without
+    ``levels`` only the policy and PyTorch's switches hold: no knobs, flags or `enable`.
     ``progress(done, total, algorithm)`` may raise (KeyboardInterrupt): then nothing is stored.
     """
 
 def decide(problem: str, device: str, policy: str = "") -> Decision:
-    """What an operator would run now (tunes when the policy says so)."""
+    """What an operator would run now (tunes if the policy says so)."""
 
 def run(
     problem: str,
@@ -187,16 +188,16 @@ def run(
     policy: str = "",
     replay: str = "never",
 ) -> dict[str, Tensor]:
-    """Run one algorithm on given tensors by role ("x", "w", "y"); outputs may be absent.
+    """Run one algorithm on given tensors, by role ("x", "w", "y"); outputs may be absent.
 
     Returns the tensors that it computed or changed. ``replay`` is "never", "graphs" or "kernels" as
-    in an operator's call; or, if the plan ran before, "graphs_at_once" or "kernels_at_once".
+    in an operator's call. If the plan ran before, it may be "graphs_at_once" or "kernels_at_once".
     """
 
 def execute_loop(
     problem: str, algorithm: str, tensors: dict[str, Tensor], iterations: int
 ) -> float:
-    """Host seconds a call of a loop of bare plan executions on tensors that are all given."""
+    """Host seconds a call, in a loop of bare plan executions; all tensors must be given."""
 
 def scratch(problem: str, device: str, seed: int = 0) -> dict[str, Tensor]:
     """Random inputs for a problem, by role."""
@@ -205,7 +206,7 @@ def reference(problem: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The float64 results by role, on the tensors' device."""
 
 def relative_error(result: Tensor, reference: Tensor) -> float:
-    """The error that a candidate is judged by; NaN when not finite."""
+    """The error that a candidate is judged by; NaN if it is not finite."""
 
 def tolerance(problem: str, notes: list[str]) -> float:
     """The relative error above which a candidate is rejected."""
@@ -219,10 +220,10 @@ def problems_posed_by(call: Callable[[], object]) -> list[str]:
 
 # State.
 def set_workspace_reserve(bytes_by_device: list[int]) -> None:
-    """How many bytes each CUDA device keeps for workspaces, by its index; 0: none."""
+    """Set how many bytes each CUDA device reserves for workspaces, by its index; 0: none."""
 
 def workspace_reserve_info() -> dict[str, int]:
-    """``held_bytes`` of the current device, and workspaces ``served`` in all."""
+    """``held_bytes`` of the current device, and the number of workspaces ``served`` in all."""
 
 def set_knobs(policy_text: str, verbose: bool) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
@@ -231,74 +232,74 @@ def replay_obstacle(policy: str, device: str) -> str:
     """Why calls cannot be repeated as the policy's ``replay`` asks; empty if they can."""
 
 def replay_info() -> dict[str, int]:
-    """How often calls of cuDNN were made again without it.
+    """Counts of calls of cuDNN that were repeated without cuDNN.
 
-    Calls that were ``recorded`` as graphs, calls that were ``replayed`` by them, and the
-    ``kernels`` that those graphs hold now; kinds of calls whose kernels were ``learnt``, and calls
-    that were ``relaunched``: those kernels, one by one.
+    As graphs: calls that were ``recorded``, calls that were ``replayed``, and the ``kernels`` that
+    the graphs hold now. As single kernels: kinds of calls whose kernels were ``learnt``, and calls
+    that were ``relaunched``, kernel by kernel.
     """
 
 def push_flags(policy_text: str) -> int: ...  # this thread
 def pop_flags(id: int) -> None: ...
 def enabled_policy(family: str = "conv") -> str: ...
 def set_enabled_policy(policy_text: str) -> None:
-    """What enable() says: stronger than flags and knobs."""
+    """Set the policy of enable(), which is stronger than flags and knobs."""
 
 def set_cudnn_pins(policy_text: str) -> None:
-    """What torch.backends.cudnn.conv_fwd_algo and its like say: the weakest level."""
+    """Set the pins of torch.backends.cudnn.conv_fwd_algo and the like: the weakest level."""
 
 def add_rule(matcher: str, use: str) -> int: ...
 def check_rule(matcher: str, use: str) -> str:
-    """The policy, with names of operators; ValueError where `add_rule` would raise it."""
+    """The policy, with names of operators. Raises ValueError if `add_rule` would raise it."""
 
 def remove_rule(id: int) -> None: ...
 def enable_overrides() -> None:
-    """Put the overrides of PyTorch's operators into its dispatcher; RuntimeError when they are."""
+    """Put overrides of PyTorch's operators in its dispatcher; RuntimeError if they are there."""
 
 def disable_overrides() -> None: ...
 def overrides_enabled() -> bool: ...
 def overridden_ops() -> list[str]:
-    """Of namespace aten, with their overloads: "convolution", "lstm.input"."""
+    """Names of operators in namespace aten, with overloads: "convolution", "lstm.input"."""
 
 def declined() -> dict[str, int]:
     """Calls that went to PyTorch's own kernel, by "operator: reason"."""
 
 def reset_declined() -> None: ...
 def set_recording(on: bool) -> None:
-    """Begin a recording of what this thread runs, and autograd's threads for it, or end the last.
+    """Begin a recording of what this thread, and autograd's threads for it, run; or end the newest.
 
-    The last begun takes over meanwhile.
+    Recordings nest: only the newest one records.
     """
 
 def set_model_tracing(on: bool) -> None:
-    """While on, what this thread runs, and autograd's threads for it, tunes nothing."""
+    """While on, this thread, and autograd's threads for it, tune nothing."""
 
 def is_model_tracing() -> bool: ...
 def recorded(begin: int = 0) -> list[Decision | str]:
     """What ran since recording began; a text says why PyTorch's own kernel ran."""
 
 def resolved_policy(policy: str | None, family: str = "conv") -> str:
-    """All levels merged but rules: argument, enable, flags, knobs, PyTorch's switches."""
+    """All levels but rules, merged: argument, enable, flags, knobs, PyTorch's switches."""
 
 def policy_for(problem: str, policy: str) -> str:
-    """The same, and the rules of this problem."""
+    """As `resolved_policy`, with the rules that match this problem."""
 
 def tuned(
     problem: str, device: str, policy: str = "", time_budget_s: float = 0
 ) -> list[Measurement] | None:
-    """The ranking that the table has of a problem under the policy's constraints.
+    """The ranking of a problem in the tuning table, under the policy's constraints.
 
-    None where nothing ran, or autotune left algorithms out: to measure all is what tuning is for.
-    None as well where a time budget did that which was smaller than ``time_budget_s`` (0: no
+    None if no algorithm ran, or if autotune left algorithms out, since tuning measures all of them.
+    Also None if a time budget left algorithms out that was smaller than ``time_budget_s`` (0: no
     limit).
     """
 
 def constraints_text(problem: str, policy: str) -> str:
-    """What of a policy an entry of the table of choices is under, as the table spells it."""
+    """The constraints under which the tuning table keeps a problem for this policy."""
 
 def table_export() -> list[TableEntry]: ...
 def check_measurement(row: dict[str, Any]) -> None:
-    """Raise a ValueError where a field of it is none."""
+    """Raise ValueError if a field has a value that a measurement cannot have."""
 
 def table_import(entries: list[TableEntry]) -> int: ...
 def table_clear() -> None: ...

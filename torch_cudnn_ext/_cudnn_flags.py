@@ -1,15 +1,15 @@
-"""``torch.backends.cudnn.conv_fwd_algo`` and its like, which `enable` installs.
+"""``torch.backends.cudnn.conv_fwd_algo`` and the attributes like it, which `enable` installs.
 
-Each is cuDNN's integer or name of an algorithm of its pass; -1 is off. On GPUs, such an attribute
-pins its pass unless a stronger level pins it; a pin that cannot run is an error. Like PyTorch's
-other switches these attributes belong to the process and are read when a pass runs.
+A value is cuDNN's integer or name of an algorithm of the attribute's pass; -1 is off. On GPUs, an
+attribute pins its pass unless a stronger level pins it. A pin that cannot run is an error. Like
+PyTorch's other switches, these attributes belong to the process and are read when a pass runs.
 
-``torch.backends.cudnn.flags`` takes them by keyword. It then leaves every flag that is not named as
-it is, whereas PyTorch's own resets it. A ``flags`` that was imported by name before `enable` is
-PyTorch's own and does not take them.
+``torch.backends.cudnn.flags`` takes them by keyword. A flag that such a call does not name keeps
+its value, whereas PyTorch's own ``flags`` resets it. A ``flags`` that was imported by name
+before `enable` is PyTorch's own and does not take them.
 
 A value that was assigned before `enable` is adopted, with a warning. Assigning to a name that is
-nearly one of these raises AttributeError, or warns if it happened before `enable`.
+nearly one of these raises AttributeError. `enable` warns if such a name was assigned before.
 """
 
 import inspect
@@ -89,7 +89,7 @@ def uninstall() -> None:
 
 
 def _warn_of_values(before: Mapping[str, object], assigned: Mapping[str, object]) -> None:
-    """Warn of assignments before `enable`, which PyTorch accepted without a word."""
+    """Warn of assignments before `enable`, which PyTorch accepted without a warning."""
     held = [
         f"{name}={value!r}"
         for name, value in before.items()
@@ -110,7 +110,7 @@ def _is_off(value: object) -> bool:
 
 
 def _meant_by(name: str) -> str:
-    """Our attributes that a misspelt name is near to; empty for other names."""
+    """The attributes of ours that a misspelt name resembles; empty for other names."""
     if name in _PASSES or name.startswith("__"):
         return ""
     is_like_ours = name.startswith("conv_") or name.endswith(("_algo", "_algorithm"))
@@ -118,7 +118,7 @@ def _meant_by(name: str) -> str:
 
 
 def _set_attribute(module: Any, name: str, value: object) -> None:
-    """Raise for a new attribute with nearly one of our names, which nobody would read."""
+    """Raise for a new attribute whose name resembles one of ours: nothing would read it."""
     if name not in vars(module) and name not in vars(type(module)) and (near := _meant_by(name)):
         raise AttributeError(
             f"torch.backends.cudnn has no attribute {name!r}, the nearest: {near}; all: "
@@ -136,7 +136,7 @@ def _keep_as_values(pins: Mapping[str, str | int]) -> None:
 
 
 class _Pin:
-    """One of the attributes."""
+    """The descriptor of one attribute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -158,7 +158,7 @@ class _Pin:
 
 
 def _set(values: Mapping[str, object]) -> None:
-    """Make these the pins and turn all others off; on an error nothing is changed."""
+    """Make these the pins and turn all others off; an error changes nothing."""
     parts = []
     pins: dict[str, str | int] = dict.fromkeys(_PASSES, _OFF)
     for name, value in values.items():
@@ -216,7 +216,7 @@ def _installed() -> bool:
 
 
 def _set_or_keep(pins: Mapping[str, Any]) -> None:
-    """Set these pins; while uninstalled, as plain values that `install` adopts."""
+    """Set these pins; while uninstalled, keep them as plain values that `install` adopts."""
     with _lock:
         if _installed():
             _set({**_pins, **pins})
@@ -226,7 +226,7 @@ def _set_or_keep(pins: Mapping[str, Any]) -> None:
 
 
 def _change_settings(values: Mapping[str, Any]) -> None:
-    """Set some of PyTorch's own flags, even after it was told to forbid assignments."""
+    """Set some of PyTorch's own flags, even after ``disable_global_flags``."""
     with backends_may_change():
         for name, value in values.items():
             setattr(torch.backends.cudnn, name, value)

@@ -92,7 +92,7 @@ def sequence_number(node: Any) -> int:
 
 @contextmanager
 def without_accumulate_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Meanwhile no hook hears that a leaf's gradient was accumulated."""
+    """Call no hook on the accumulation of leaves' gradients inside the block."""
     hooks = [(leaf, found) for leaf in leaves if (found := leaf._post_accumulate_grad_hooks)]
     try:
         for leaf, _ in hooks:

@@ -5,7 +5,7 @@
     >>> knobs.max_workspace = "64MiB"
     >>> with knobs.flags(deterministic=True, conv_bwd_data_algo=1):
     ...     loss = network(images).sum()
-    >>> loss.backward()  # keeps to what held at its forward
+    >>> loss.backward()  # obeys the knobs that held at its forward
 
 Knobs of the first two groups are ``None`` if they are not set:
 
@@ -14,16 +14,16 @@ Knobs of the first two groups are ``None`` if they are not set:
 - ``max_workspace``, ``prefer``, ``replay``, ``deterministic``, ``allow_tf32``,
   ``allow_down_convert``, ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``,
   ``backends``, ``compute``: as in `Policy`. ``torch.backends`` decides what is not set.
-- ``enabled``: ``True`` admits cuDNN's backends alone; ``False`` excludes them; ``"auto"`` does
-  neither, and overrides what weaker levels say of it and of ``backends``.
+- ``enabled``: ``True`` admits cuDNN's backends alone. ``False`` excludes them. ``"auto"``
+  does neither; it overrides what weaker levels say of ``enabled`` and ``backends``.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
 - ``reserve_workspace``: memory that each GPU reserves for the workspaces of cuDNN calls, so that a
-  workspace does not depend on other allocations: bytes, a text such as ``256MiB`` or ``20%`` (of
-  the GPU's memory). 0, the default, gives it back to PyTorch's allocator. A GPU's block is
-  allocated at the first call that needs a workspace. One call uses it at a time; a call on another
-  stream uses it after the GPU has finished the call before. All other calls, larger workspaces, and
-  calls under stream capture allocate their own. ``max_workspace`` bounds a workspace in either
-  case.
+  workspace does not depend on other allocations. The value is a number of bytes, or a text such as
+  ``256MiB`` or ``20%`` (of the GPU's memory). 0, the default, returns the memory to PyTorch's
+  allocator. A GPU's block is allocated at the first call that needs a workspace. One call uses the
+  block at a time; a call on another stream uses it after the GPU has finished the call before. All
+  other calls, larger workspaces, and calls under stream capture allocate their own.
+  ``max_workspace`` bounds a workspace in either case.
 
 Stronger levels are `flags` (of one thread), the policy of `enable`, rules of `when`, and an
 operator's ``policy=``, a module's policy or a layer's pin. The smallest ``max_workspace`` and a
@@ -127,9 +127,10 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     demand for determinism hold. ``verbose`` and ``reserve_workspace`` are process-wide
     and cannot be set here.
 
-    A backward keeps to the flags of its forward. Of the flags around ``backward()`` it obeys what
-    is stricter; what a checkpoint computes again there obeys all of them. Autograd's threads obey
-    both as well. The program's own threads start without flags.
+    A backward obeys the flags of its forward. It obeys a flag around ``backward()`` only if that
+    one is stricter. What a checkpoint recomputes there obeys all flags around ``backward()``.
+    Autograd's threads obey the flags of the forward and of the ``backward()`` in the same way. The
+    program's own threads start without flags.
 
     Blocks of one thread may end in any order. Closing a block on a thread that did not open it
     raises RuntimeError, and the block stays in force on the thread that opened it.
@@ -153,7 +154,7 @@ def flags(**values: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def pushed(text: str) -> Iterator[None]:
-    """`flags` as a policy text."""
+    """`flags`, with the knobs given as a policy text."""
     level = _C.push_flags(text)
     try:
         yield
@@ -251,7 +252,7 @@ def _level_text(values: Mapping[str, Any]) -> str:
 
 
 def _install(process: dict[str, Any]) -> None:
-    """Make these the knobs of the process; on an error nothing is changed."""
+    """Make these the knobs of the process; an error changes nothing."""
     environment = _environment
     if process.get("enabled") == "auto":
         # Naming all backends instead would miss what was tuned while no backend was named.

@@ -41,13 +41,13 @@ class Policy:
     A policy is immutable. Two policies are equal if their families and canonical texts are.
     ``str(policy)`` is that text, and ``Policy.parse`` reads it.
 
-    A selection is ``autotune``, ``heuristic``, or an algorithm: its text
-    (``legacy:fft_tiling/math=fma``, ``graph:eng67/k2=1``, ``cpu:im2col``), an integer, enum name or
-    short name of cuDNN's classic API, or one of Theano's names (``none``, ``small``, ``large``,
-    ``fft``, ``fft_tiling``, ``winograd``, ``winograd_non_fused``, ``deterministic``). Theano's
-    ``guess_on_shape_change`` and ``time_on_shape_change`` mean ``heuristic`` and ``autotune``,
-    since every decision holds for one shape. ``guess_once`` and ``time_once`` are for modules,
-    which keep their first algorithm. ``None``, ``""`` and -1 leave a pass unpinned.
+    A selection is ``autotune``, ``heuristic``, or an algorithm. An algorithm is given by its text
+    (``legacy:fft_tiling/math=fma``, ``graph:eng67/k2=1``, ``cpu:im2col``), by its integer, enum
+    name or short name of cuDNN's classic API, or by one of Theano's names (``none``, ``small``,
+    ``large``, ``fft``, ``fft_tiling``, ``winograd``, ``winograd_non_fused``, ``deterministic``).
+    Theano's ``guess_on_shape_change`` and ``time_on_shape_change`` mean ``heuristic`` and
+    ``autotune``, since every decision holds for one shape. ``guess_once`` and ``time_once`` are for
+    modules, which keep their first algorithm. ``None``, ``""`` and -1 leave a pass unpinned.
 
     The passes of a transposed convolution name the cuDNN primitive that runs: its forward runs
     ``bwd_data``, its data gradient runs ``fwd``.
@@ -72,22 +72,22 @@ class Policy:
         prefer: What tuning ranks by: ``time`` is the longer of GPU time and host time;
             ``gpu_time`` is GPU time alone, for what is captured as a CUDA graph; ``memory`` is the
             workspace, among algorithms within 5 % of the best time.
-        replay: Whether calls of cuDNN are recorded and repeated without it, which takes less host
-            time: ``off``, as CUDA ``graphs``, or as single ``kernels``. Off by default: a recording
-            captures a stream, and another thread that waits for the whole device meanwhile gets an
-            error.
+        replay: How calls of cuDNN are recorded and repeated without cuDNN, which takes less host
+            time: ``off``, as CUDA ``graphs``, or as single ``kernels``. The default is ``off``,
+            since a recording captures a stream: another thread that waits for the whole device
+            during the capture gets an error.
         backends: The admitted backends: a list, or a text such as ``aten,cpu``. ``cudnn`` stands
             for ``graph`` and ``legacy``.
         on_unsupported: What happens if a pin cannot run: ``error``, or ``warn`` or ``fallback``,
             which run the heuristic's algorithm. If no admitted backend has an algorithm, ``warn``
             and ``fallback`` let the heuristic take one of any backend.
         benchmark: Autotune an unpinned problem at its first call.
-        fastest: Autotune what this policy does not pin, by time unless ``prefer`` is given,
-            regardless of its ``max_workspace``.
+        fastest: Autotune what this policy does not pin, and ignore its ``max_workspace``. Tuning
+            ranks by time unless ``prefer`` is given.
         compute: The type of accumulation in convolutions: ``f16``, ``f32``, ``f64``, ``as_input``
             (that of the data), or ``as_input_f32`` (the same, but float32 for narrower data). One
-            word is for data of all types. ``f16:f32,bf16:f32,f64:f64`` sets some types and leaves
-            the others to weaker levels.
+            word holds for data of all types. ``f16:f32,bf16:f32,f64:f64`` sets some types and
+            leaves the others to weaker levels.
         **selections: Selections for operators of any family, as ``softmax_fwd="accurate"``, or for
             all passes of one family, as ``softmax="autotune"``.
 
@@ -183,8 +183,8 @@ class Policy:
     def get(self, field: str) -> str | None:
         """The text of a field: a pass (``fwd``), or a constraint (``max_workspace``).
 
-        Flags read ``true`` or ``false``. A policy can hold two caps of the workspace, one in bytes
-        and one in percent; then this is the one in bytes. ``None`` if the field is not set.
+        A flag is ``true`` or ``false``. If a policy holds two caps of the workspace, one in bytes
+        and one in percent, this is the one in bytes. A field that is not set is ``None``.
         """
         return value_of(self.text, field)
 
@@ -215,7 +215,7 @@ class Policy:
     def __or__(self, other: PolicyLike) -> "Policy":
         """Merge field by field: the right side wins.
 
-        The smaller ``max_workspace`` and ``deterministic`` hold from either side.
+        The smaller ``max_workspace`` holds, and ``deterministic`` holds if either side demands it.
         """
         stronger = as_policy(other, self.family).text
         return Policy.parse(_C.merged_policy(stronger, self.text, self.family), self.family)
@@ -238,7 +238,7 @@ class Policy:
 
 
 def as_policy(policy: PolicyLike, family: str = "conv") -> Policy:
-    """Read whatever stands for a policy, which may also select for other families.
+    """Make a `Policy` of what stands for one; it may select for other families alone.
 
     Raises:
         TypeError: It has a type that stands for no policy.
@@ -263,7 +263,7 @@ def policy_text(policy: PolicyLike, family: str = "conv") -> str | None:
 
 
 def plain_text(policy: PolicyLike, family: str) -> str | None:
-    """`policy_text` that may select for other families; a text is returned unchecked."""
+    """As `policy_text`, but also for other families alone; a text is returned unchecked."""
     if policy is None:
         return None
     if isinstance(policy, str):

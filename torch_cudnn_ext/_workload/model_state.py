@@ -1,4 +1,4 @@
-"""What a run of a model changes, and putting it back."""
+"""Save what a run of a model changes, and restore it."""
 
 import copy
 from collections import deque
@@ -24,16 +24,22 @@ from torch_cudnn_ext.nn import Tunable
 
 @contextmanager
 def preserve_model_state(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
-    """Put back what a run changes.
+    """Restore what a run changes.
 
-    That is the random state; the attributes of the model and of its modules, and what Python's
-    containers among them hold; the values of buffers, inputs and other tensors there, but not of
-    parameters; and what requires a gradient. Meanwhile the gradients are absent and no hook hears
-    that one is accumulated. Modules that attributes hold unregistered are included.
+    These are restored:
+
+    - the random state;
+    - the attributes of the model and of its modules, and what Python's containers in them hold;
+    - the values of the inputs, of buffers, and of other tensors in attributes, but not of
+      parameters;
+    - which tensors require a gradient.
+
+    Inside the block the gradients are absent, and no hook is called when one is accumulated.
+    Modules that an attribute holds without registering them are included.
     """
     modules = modules_of(model)
     states = [(module, type(module), dict(vars(module))) for module in modules]
-    # Parameters are the module's own business: FSDP exchanges them as they come and go.
+    # The container of parameters is left alone: FSDP exchanges its parameters during a run.
     held = [
         (container, copy.copy(container))
         for container in mutable_containers_in(
@@ -77,7 +83,7 @@ def _restore_attributes(module: nn.Module, cls: type[nn.Module], before: Mapping
 
 
 class _GraphStart(torch.autograd.Function):
-    """A new beginning of a tensor's graph, which is no leaf and so may be written to."""
+    """A tensor that begins a new graph. It is no leaf, so that it may be written to."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, needs_gradient: Tensor) -> Tensor:
@@ -89,7 +95,7 @@ class _GraphStart(torch.autograd.Function):
 
 
 def _cut_graphs(containers: Iterable[Any]) -> None:
-    """Cut the tensors in containers from their graphs, whose owner may run a backward later."""
+    """Replace tensors in containers by detached ones: their graphs may run a backward later."""
     cut: dict[int, Tensor] = {}
     needs_gradient = torch.zeros((), requires_grad=True)
 
@@ -119,9 +125,9 @@ def _cut_graphs(containers: Iterable[Any]) -> None:
 
 @contextmanager
 def preserve_values(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put back the values, sizes and dtypes of tensors that have changed.
+    """Restore the values, sizes and dtypes of tensors that have changed.
 
-    A graph that saved such a tensor before may still run backward.
+    A graph that saved such a tensor before the block can still run its backward.
     """
     with ExitStack() as stack:
         for t in tensors:
@@ -131,12 +137,12 @@ def preserve_values(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def is_plain(t: Tensor) -> bool:
-    """Whether it is strided, and no wrapper of other tensors."""
+    """Whether a tensor is strided and does not wrap other tensors."""
     return not (t.is_nested or t.layout != torch.strided or is_traceable_wrapper_subclass(t))
 
 
 def _is_freed(t: Tensor) -> bool:
-    """Whether its memory was taken away, as FSDP does between calls."""
+    """Whether the memory of a tensor was freed, as FSDP does between calls."""
     return is_plain(t) and t.numel() > 0 and t.untyped_storage().nbytes() == 0
 
 
@@ -166,7 +172,7 @@ def _put_value_back(t: Tensor, data: Tensor, value: Tensor, version: int | None)
     if is_other or t.shape != data.shape or t.dtype != data.dtype:
         t.data = data
     for dim, stride in enumerate(t.stride()):
-        if stride == 0 and t.shape[dim] > 1:  # all elements along it are one
+        if stride == 0 and t.shape[dim] > 1:  # all elements along it share one address
             t, value = t.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     try:
         differs = t.device != value.device or not torch.equal(t, value)
@@ -178,9 +184,10 @@ def _put_value_back(t: Tensor, data: Tensor, value: Tensor, version: int | None)
 
 @contextmanager
 def preserve_requires_grad(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Put back which leaves require a gradient.
+    """Restore which leaves require a gradient.
 
-    A leaf that something was computed into becomes a leaf again, unless it is a view or has one.
+    A leaf that an in-place operation gave a graph becomes a leaf again, unless it is a view or has
+    a view.
     """
     wanted = [(leaf, leaf.requires_grad) for leaf in leaves if leaf.is_leaf]
     try:
@@ -196,7 +203,7 @@ def preserve_requires_grad(leaves: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def preserve_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Take the gradients of leaves away for a while, and the hooks that hear of new ones."""
+    """Remove the gradients of leaves inside the block, and the hooks on accumulating new ones."""
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     try:
         for leaf in leaves:
@@ -210,10 +217,10 @@ def preserve_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Put a model into training mode or eval mode for a while.
+    """Put a model into training mode or eval mode inside the block.
 
-    A model that is in that mode already stays as it is: some of its layers, such as frozen batch
-    norms, may be in the other one.
+    A model that is already in that mode stays as it is, since some of its layers, such as frozen
+    batch norms, may be in the other mode.
     """
     modes = {module: module.training for module in model.modules()}
     if model.training == train:

@@ -28,7 +28,7 @@ def load_model(
 ) -> tuple[nn.Module, Any]:
     """A network and inputs for it, by default on the meta device, where only shapes count.
 
-    A network with lazy layers runs once, where it was made.
+    A network with lazy layers runs once, on the device on which it was made.
 
     Args:
         name: A network of torchvision that takes images (``resnet18``), with random weights, or
@@ -39,7 +39,7 @@ def load_model(
             torchvision's are f32, and what a callable gives keeps its own.
         channels_last: Whether the 4-D and 5-D tensors of the network and its inputs are
             channels-last.
-        device: Where they are. On another device than meta their values are random.
+        device: The device of both. On another device than meta, values are random.
 
     Raises:
         ValueError: There is no such network.

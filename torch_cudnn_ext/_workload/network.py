@@ -62,24 +62,24 @@ def network_layers(
     """The distinct problems of one forward pass of a network, and of its backward.
 
     The model runs once forward, in the mode that it is in (training or not). If `passes` has more
-    than inference has, it also runs backward, from gradients of ones. Meanwhile its layers, pinned
-    ones included, and the functions of `torch.nn.functional` that `ops` has are exchanged for this
-    package's. Its pins, buffers and gradients, the random state, and inputs and parameters that are
-    written to are restored. What PyTorch's other functions call in turn, such as the products of
-    attention, is not seen. If the model raises an error with our functions, such as one that writes
-    to a tensor that ours saved, it runs with PyTorch's.
+    than inference has, it also runs backward, from gradients of ones. During the run its layers,
+    pinned ones included, and the functions of `torch.nn.functional` that `ops` has are exchanged
+    for this package's. Afterwards its pins, buffers and gradients, the random state, and inputs and
+    parameters that were written to are restored. What PyTorch's other functions call in turn, such
+    as the products of attention, is not traced. If the model raises an error with our functions,
+    for example because it writes to a tensor that ours saved, it runs with PyTorch's.
 
-    The model and its inputs may be on the meta device: then nothing is computed. Each call is then
-    posed again, forward and backward, on tensors of the same form and with the gradients that
-    arrived, to see its problems; that computes nothing either.
+    Each call is then posed again, forward and backward, on tensors of the same form and with the
+    gradients that arrived, to list its problems. That computes nothing. If the model and its inputs
+    are on the meta device, the run computes nothing either.
 
-    A gradient that the backward does not compute is not listed, whatever `passes` says: that of
-    inputs and parameters that require none, such as the first layer's input. If no output of the
-    model has a gradient, every layer is taken to have all of its own, in its output's layout. A
-    pass is the layer's own: for ``nn.ConvTranspose*`` the forward is the problem
-    ``conv_bwd_data`` and the gradient of its input ``conv_fwd``, and the layer's note says so. A
-    backward that only its own forward's algorithm can serve is measured with that forward, and not
-    listed in addition.
+    A gradient that the backward does not compute is not listed, whatever `passes` says. Such are
+    the gradients of inputs and parameters that require none, for example the first layer's input.
+    If no output of the model has a gradient, every layer is assumed to have all of its gradients,
+    in its output's layout. A pass is the layer's own: for ``nn.ConvTranspose*`` the forward is the
+    problem ``conv_bwd_data`` and the gradient of its input is ``conv_fwd``, and the layer's note
+    says so. A backward that needs its own forward's algorithm is measured with that forward, and
+    not listed in addition.
 
     Args:
         model: Any module.
@@ -235,7 +235,7 @@ def nothing_found(
 ) -> str:
     """Why a network has none of the passes: it has only others, or no operator of this package.
 
-    The text tells which calls were refused, and why, or what else was called.
+    The text tells which calls were declined, and why, or what else was called.
     """
     name = type(model).__name__
     if names := dict.fromkeys(_C.problem_info(line)["pass_name"] for line in others):

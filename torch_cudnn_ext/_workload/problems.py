@@ -22,10 +22,10 @@ DTYPES = {
     "bf16": torch.bfloat16,
 }
 PROBLEM_FOLDER = Path(__file__).parent / "problem_files"
-PROXY_BATCH = 1  # of what the CPU measures for a GPU that is not there
+PROXY_BATCH = 1  # the batch size of a proxy, which the CPU measures for a target
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
-_MOST_CALLS = 10**9  # of one problem
+_MOST_CALLS = 10**9  # the largest count of one problem
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Layer:
 def merge(layers: Iterable[Layer]) -> list[Layer]:
     """Join layers of one problem: counts add up, names and notes are kept once, order stays.
 
-    If notes differ, each says whose it is.
+    If notes differ, each names its layers.
     """
     groups: dict[str, list[Layer]] = {}
     for layer in layers:
@@ -131,7 +131,7 @@ def rewrite(
 
 
 class ConvolutionArguments(NamedTuple):
-    """The arguments of PyTorch's convolutions besides tensors, in their order."""
+    """The arguments of PyTorch's convolutions that are not tensors, in their order."""
 
     stride: list[int]
     padding: list[int]
@@ -246,7 +246,7 @@ def _named_passes(words: Sequence[str], family: str, forward: str) -> list[str]:
 
 
 def without_batch(problems: Sequence[str]) -> list[str]:
-    """The problems whose sizes do not tell their batch.
+    """The problems whose batch cannot be told from their sizes.
 
     If all problems are of rows, the number of rows is the batch. In a network that has images, too,
     it may be a multiple of the batch.

@@ -1,4 +1,4 @@
-"""What a model runs as it is: each recorded call with its layer, and the problems alone."""
+"""Record what an unchanged model runs: each call with its layer, or the problems alone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -145,10 +145,11 @@ def trace(
 
 
 class _Recorder:
-    """Which layer made which call.
+    """Records which layer made which call.
 
-    Calls are recorded in order. A layer's own are those between its pre-hook and its hook that no
-    inner layer has, and those of a backward between the hooks of the layer's autograd nodes.
+    Calls are recorded in order. A layer's own calls are those between its pre-hook and its hook,
+    less those of inner layers. Its backward calls are those between the hooks of its autograd
+    nodes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -172,7 +173,7 @@ class _Recorder:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """See the calls of the model's modules.
+        """Record the calls of the model's modules.
 
         The hooks are those of all modules: a `torch.nn.TransformerEncoderLayer` with a hook of its
         own would not take the fast path that it takes otherwise.
@@ -186,8 +187,8 @@ class _Recorder:
             before.remove()
             after.remove()
             forget_global_hook(after)
-            # Nodes hold their hooks, and these hold the recorder: the collector does not see that
-            # circle.
+            # Nodes hold their hooks, and the hooks hold the recorder. The garbage collector does
+            # not see this circle.
             self._nodes.clear()
             self._open.clear()
 
@@ -213,7 +214,7 @@ class _Recorder:
             if node is None or node in seen or sequence_number(node) < first_node:
                 continue
             seen.add(node)
-            if node not in self._nodes:  # a known one is an inner layer's; its inputs may not be
+            if node not in self._nodes:  # a known node is an inner layer's; its inputs may be new
                 self._nodes.add(node)
                 if node.name().startswith(_NODE):
                     self._watch_node(node, module)
@@ -225,7 +226,7 @@ class _Recorder:
         node.register_hook(lambda results, grads: self._claim(begins.pop(), module))
 
     def calls(self) -> Iterator[RecordedCall]:
-        """One for each event, and one for each call of a layer that should have had some."""
+        """One for each event, and one for each call of a layer that should have had an event."""
         count = self._count()
         busy = set(self._owners.values())
         idle: dict[int, list[RecordedCall]] = {}
@@ -242,7 +243,7 @@ class _Recorder:
                 yield RecordedCall(name, owner, self._events[i])
 
     def _why_idle(self, module: nn.Module, is_busy: bool) -> str:
-        """Why a module that was called made none of the calls that were to be expected."""
+        """Why a module that was called made none of the calls that it should have made."""
         if isinstance(module, nn.TransformerEncoderLayer):
             called = any(child in self._called for child in module.children())
             return "" if called else "PyTorch's fast path ran, which does not call its layers"

@@ -16,7 +16,7 @@ DRY_RUN_POLICY = "heuristic;on_unsupported=fallback"
 
 
 def dry_run() -> AbstractContextManager[None]:
-    """Tune nothing meanwhile: the model runs only to show its calls."""
+    """Tune nothing inside the block: the model runs only to show its calls."""
     return _on(_C.set_model_tracing)
 
 
@@ -89,7 +89,7 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     leaves = [t for t in outputs if t.is_leaf]
     nodes: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     known = set(nodes)
-    for node in nodes:  # the list grows meanwhile
+    for node in nodes:  # the list grows in the loop
         if type(node).__name__ == "AccumulateGrad":
             leaves.append(node.variable)
         found = {after for after, _ in node.next_functions if after is not None} - known

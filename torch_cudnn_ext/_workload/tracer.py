@@ -29,16 +29,16 @@ from torch_cudnn_ext._workload.running import DRY_RUN_POLICY, call_model, detach
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.ops._arguments import is_meta
 
-# The errors by which our functions refuse arguments.
+# What our functions raise for arguments that they do not take.
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 class MetaError(RuntimeError):
-    """The meta device does not tell what autocast makes of a network, nor any values."""
+    """A network on the meta device needs autocast or values, which that device lacks."""
 
 
 def is_function(name: str) -> bool:
-    """Whether a layer's name is that of a function that a module calls, which no pin reaches."""
+    """Whether a layer's name is that of a function, called by a module; no pin reaches it."""
     return name.endswith("()")
 
 
@@ -49,10 +49,11 @@ def function_name(module: str, function: str) -> str:
 
 @dataclass(frozen=True)
 class TensorForm:
-    """All of a tensor but its values, which integers keep: they may be lengths.
+    """What describes a tensor without its values.
 
-    ``may_need_gradient`` is what its operator allows, ``needs_gradient`` what autograd said when it
-    came.
+    Tensors that are not floating-point keep their values, since these may be lengths.
+    ``may_need_gradient`` says whether its operator allows a gradient, ``needs_gradient`` whether
+    autograd required one at the call.
     """
 
     sizes: tuple[int, ...]
@@ -61,7 +62,7 @@ class TensorForm:
     device: torch.device
     may_need_gradient: bool
     needs_gradient: bool
-    is_result: bool  # it is written in place, and the operator gives nothing else
+    is_result: bool  # the operator writes its result to it, and returns nothing
     values: tuple[int, ...] | None
 
     def tensor(self, requires_grad: bool) -> Tensor:
@@ -97,7 +98,8 @@ class TracedCall:
         autocast: The device and dtype of autocast, if it was on.
         names: How often each module made the call.
         kind: The class of the first module.
-        gradients: Those that arrived, by the place of their result; ``None`` without a backward.
+        gradients: The gradients that arrived, by the index of their result; ``None`` without a
+            backward.
     """
 
     function: OpOverload
@@ -146,7 +148,7 @@ class TracedCall:
         with (
             torch.autocast(device, dtype, enabled=self.autocast is not None),
             torch.set_grad_enabled(with_backward),
-            torch.autograd.set_multithreading_enabled(False),  # a dry run is one thread's
+            torch.autograd.set_multithreading_enabled(False),  # a dry run belongs to one thread
         ):
             arguments, keywords = tree_map(realised, (self.arguments, self.keywords))
             lines = _C.problems_posed_by(forward)
@@ -160,19 +162,19 @@ class _Running:
     name: str
     kind: str
     is_ours: bool = False
-    in_forward: bool = True  # and not in a hook
+    in_forward: bool = True  # False in a hook
 
     @property
     def runs_ours(self) -> bool:
-        """Whether this package makes the calls that come now."""
+        """Whether this package makes the next calls."""
         return self.is_ours and self.in_forward
 
 
 class CallTracer(TorchFunctionMode):
-    """Sees the calls of this package's operators, before autograd and autocast do.
+    """Records the calls of this package's operators, before autograd and autocast see them.
 
-    With `functions` a function of PyTorch that the network calls is replaced by that of `ops`, if
-    it takes the arguments.
+    With ``functions``, a function of PyTorch that the network calls is replaced by its counterpart
+    in `ops`, if that takes the arguments.
 
     Attributes:
         calls: The calls in order.
@@ -190,7 +192,7 @@ class CallTracer(TorchFunctionMode):
         self._other_calls = _OtherCalls(self.others, model)
 
     def run(self, inputs: Any, backward: bool) -> bool:
-        """Run the model, which stays as it was, and its backward; False if it has none."""
+        """Run the model and its backward, and restore it; False if there is no backward."""
         others = self._other_calls
         with (
             preserve_model_state(self._model, inputs),
@@ -205,7 +207,7 @@ class CallTracer(TorchFunctionMode):
 
     @contextmanager
     def naming_modules(self) -> Iterator[None]:
-        """Know meanwhile which module makes a call."""
+        """Record which module makes a call inside the block."""
         handles = []
         for name, module in self._model.named_modules():
             entry = _Running(name, type(module).__name__, isinstance(module, Tunable))
@@ -215,7 +217,7 @@ class CallTracer(TorchFunctionMode):
 
             handles += [
                 module.register_forward_pre_hook(enter, prepend=True),
-                # What other hooks call is the network's.
+                # Calls that other hooks make count as the network's.
                 module.register_forward_pre_hook(lambda *_: self._in_forward(True)),
                 module.register_forward_hook(lambda *_: self._in_forward(False), prepend=True),
                 module.register_forward_hook(lambda *_: self._leave(), always_call=True),
@@ -235,17 +237,17 @@ class CallTracer(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note a call of ours, or make it in place of PyTorch's."""
+        """Record a call of our operator, or replace a call of PyTorch's function by ours."""
         kwargs = kwargs or {}
         if isinstance(func, OpOverload) and func.namespace == "torch_cudnn_ext":
             return self._traced(func, args, kwargs)
         ours = self._replacements.get(func)
-        # Neither what our functions call, nor what tensors with functions of their own call.
+        # What our functions call is not replaced, nor are calls on subclasses of tensors.
         is_replaced = {Tensor, nn.Parameter}.issuperset(types) and not self._stack[-1].runs_ours
         if ours is None or not is_replaced:
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        # One sample of vmap's tells neither the sizes nor the gradients of all.
+        # Under vmap a call has one sample, without the sizes and gradients of all samples.
         if not any(map(is_floating, leaves)) or any(map(is_functorch_wrapped, leaves)):
             return func(*args, **kwargs)
         return self._replaced(func, ours, args, kwargs)
@@ -287,7 +289,7 @@ class CallTracer(TorchFunctionMode):
         """The call that is about to run, and those of its arguments that will be its results."""
         schema = schema_of(func)
         written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
-        # An operator that gives results writes to a state, such as running statistics.
+        # If an operator returns results, it writes to a state only, such as running statistics.
         results = set() if schema.returns else written
         named = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
         given = {**named, **kwargs}
@@ -299,7 +301,7 @@ class CallTracer(TorchFunctionMode):
         }
         running = self._stack[-1]
         name = running.name
-        if not running.runs_ours:  # neither our layer calls, which has the name, nor our function
+        if not running.runs_ours:  # the caller is neither our layer nor our function
             name = function_name(name, schema.name.partition("::")[2])
         call = TracedCall(
             func,
@@ -347,8 +349,8 @@ class CallTracer(TorchFunctionMode):
 class _OtherCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the calls that compute and are none of this package's operators.
 
-    Leaving `written` restores the parameters that these write to, such as those of an embedding
-    with ``max_norm``.
+    Leaving `written` restores the parameters that such calls write to, for example those of an
+    embedding with ``max_norm``.
     """
 
     def __init__(self, counts: Counter[str], model: nn.Module) -> None:
@@ -363,7 +365,7 @@ class _OtherCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """The calls that come now belong to an operator of this package."""
+        """Count no calls inside the block: they belong to an operator of this package."""
         before, self._is_silent = self._is_silent, True
         try:
             yield
@@ -373,7 +375,7 @@ class _OtherCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _preserve_written(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Keep the values of parameters that are about to be written for the first time."""
+        """Save the values of parameters that are about to be written for the first time."""
         for place, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

@@ -1,4 +1,4 @@
-"""How much of a network cuDNN computes, and by reason what it does not.
+"""How much of a network cuDNN computes, and the reasons for the rest.
 
 result = coverage(model.cuda(), images.cuda())
 print(result.share("pool"))
@@ -28,7 +28,7 @@ from torch_cudnn_ext.models.enable import apply_rules, enabled, is_enabled
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Decision
 
-REASONS = 2  # at most so many a problem: the most common
+REASONS = 2  # listed for a problem at most: the most common ones
 
 
 @dataclass
@@ -110,11 +110,12 @@ def coverage(
 ) -> Coverage:
     """Run a network with its calls kept to some backends, and count what ran.
 
-    Meanwhile the layers are exchanged for this package's, `enable` is on, and pins are set aside.
     The network runs twice: first to trace its problems, then with each problem kept to the backends
-    if they support it. A problem that they do not support may take any algorithm, and is an
-    exception with their reason. What is pinned otherwise, or a layer with a policy of its own,
-    keeps to that. The model, its gradients, the inputs and PyTorch's random state stay as they are.
+    if they support it. In both runs the layers are exchanged for this package's, `enable` is on,
+    and pins of layers are set aside. A problem that the backends do not support may take any
+    algorithm, and is an exception with their reason. A pin of another level, and a layer's own
+    policy, still hold. The model, its gradients, the inputs and PyTorch's random state stay as they
+    are.
 
     Args:
         model: Any module, in the mode to examine (training or not).
@@ -201,7 +202,7 @@ def _ran(
 ) -> tuple[list[Decision], Counter[str], bool]:
     """What a run executed, what it left to PyTorch with the reason, and whether it had a backward.
 
-    Each run has its own tracer, since some of PyTorch's layers take another way while it is on.
+    Each run has its own tracer, since some of PyTorch's layers run other code while it is on.
     """
     with recording():
         ran_backward = tracer.run(inputs, backward)

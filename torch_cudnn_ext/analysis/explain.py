@@ -33,20 +33,20 @@ class LayerCall:
     Attributes:
         layer: The innermost module that made the call, by name; empty for the model itself.
         kind: Its class.
-        op: The operator and pass, such as ``conv_bwd_data``; empty where PyTorch's own kernel ran.
-        problem: The problem line; empty likewise.
-        algorithm: What ran; empty likewise.
-        why: Why that one: ``tuned``, ``heuristic``, ...; ``pinned`` and by what, such as a pattern,
-            a rule, `enable` or a knob (``pinned`` alone where that is not known, as of an
-            operator's ``policy=``); or the reason why PyTorch's own kernel ran.
-        workspace_bytes: Its workspace; ``None`` where unknown.
-        ms: Its time on scratch tensors, in milliseconds; ``None`` where not measured. Of a forward
-            that only its own algorithm's backward can follow, the time of both.
+        op: The operator and pass, such as ``conv_bwd_data``; empty if PyTorch's own kernel ran.
+        problem: The problem line; empty if PyTorch's own kernel ran.
+        algorithm: What ran; empty if PyTorch's own kernel ran.
+        why: Why that algorithm ran: ``tuned``, ``heuristic``, ..., or ``pinned`` and by what, such
+            as a pattern, a rule, `enable` or a knob. It is ``pinned`` alone if the source is not
+            known, as for an operator's ``policy=``. If PyTorch's own kernel ran, the reason.
+        workspace_bytes: Its workspace; ``None`` if unknown.
+        ms: Its time on scratch tensors, in milliseconds; ``None`` if not measured. For a forward
+            that only its own algorithm's backward can follow, this is the time of both.
         device: Where it ran.
         policy: The policy, with all its levels merged.
         pytorch: What PyTorch itself runs for this problem: on a GPU the names of its kernels, on
-            the CPU those of its operators, longest first. Empty where not measured, and where
-            PyTorch cannot do it.
+            the CPU those of its operators, longest first. Empty if not measured, or if
+            PyTorch cannot run it.
     """
 
     layer: str
@@ -64,14 +64,14 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The calls of one run of a model, in order; printed as a table."""
+    """The calls of one run of a model, in order. It prints as a table."""
 
     calls: list[LayerCall]
     title: str = ""
 
     @property
     def share(self) -> float:
-        """How many of the calls took our way, from 0 to 1."""
+        """The share of the calls that this package ran, from 0 to 1."""
         return sum(bool(call.op) for call in self.calls) / max(1, len(self.calls))
 
     def table(self) -> Table:
@@ -117,15 +117,19 @@ def explain(
 ) -> Explanation:
     """Run a model once, and tell for every call of its layers what ran and why.
 
-    The model is left as it was, but for what is named below, and so are its inputs' gradients and
-    PyTorch's random state: without ``train`` it runs in eval mode and without gradients, with
-    ``train`` in training mode forward and backward. What that changes is put back: buffers,
-    gradients and what requires one, attributes, what Python's containers among them hold, the
-    values of tensors there, and with ``train`` those of parameters; not what other objects hold,
-    nor parameter objects that the model replaces itself. A model that is in that mode already runs
-    as it is, with layers in the other one, such as frozen batch norms. Where `enable` was not
-    called, it is enabled meanwhile. Call it inside ``torch.autocast``, `knobs.flags` and the like
-    for what holds there. What is compiled runs in eager mode; the model must run in one thread.
+    Without ``train`` the model runs in eval mode and without gradients. With ``train`` it runs
+    forward and backward in training mode. If the model is already in that mode, its layers keep
+    theirs: frozen batch norms, for example, may be in the other mode.
+
+    What the run changes is restored: PyTorch's random state, the gradients of the inputs, and of
+    the model the buffers, the gradients and what requires one, the attributes, the content of
+    Python's containers in these, and the values of tensors there; with ``train`` also the values of
+    parameters. What other objects hold is not restored, nor are parameter objects that the model
+    itself replaces.
+
+    If `enable` was not called, it is on during the run. Inside ``torch.autocast``, `knobs.flags`
+    and the like, `explain` tells what runs there. Compiled code runs in eager mode. The model must
+    run in one thread.
 
     Args:
         model: Any module.
@@ -171,10 +175,10 @@ def _layer_call(call: RecordedCall) -> LayerCall:
 
 
 def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
-    """What pinned a call, as far as that can be told behind it; else empty."""
+    """What pinned a call, if that can be told after it; else empty."""
     info = _C.problem_info(choice["problem"])
     family = info["family"]
-    sharing = [info, *map(_C.problem_info, info["coupled"])]  # one choice
+    sharing = [info, *map(_C.problem_info, info["coupled"])]  # they share one decision
     passes = [one["pass_name"] for one in sharing]
 
     def said_by(policy: str) -> str | None:
@@ -185,7 +189,7 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
     if isinstance(module, Tunable) and ours is not None and ours.family == family:
         if (pin := pin_of(module)) is not None:
             patterns = [pin.patterns[name] for name in passes if name in pin.patterns]
-            if patterns:  # unless the model had another pin meanwhile
+            if patterns:  # none if the layer had another pin at the call
                 said = (said_by(choice["policy"]), "guess_once", "time_once")
                 return repr(patterns[0]) if said_by(pin.text) in said else ""
         elif said_by(module.policy or ""):
@@ -204,7 +208,7 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
 
 
 def _measured(calls: list[LayerCall]) -> list[LayerCall]:
-    """With the time of each distinct algorithm on its problem, and what PyTorch runs."""
+    """Add the time of each distinct algorithm on its problem, and what PyTorch runs."""
     times: dict[tuple[str, str, str], tuple[float | None, int | None]] = {}
     kernels: dict[tuple[str, str], tuple[str, ...]] = {}
     done = []
@@ -221,7 +225,7 @@ def _measured(calls: list[LayerCall]) -> list[LayerCall]:
         if place not in kernels:
             kernels[place] = _kernels_of_pytorch(*place)
         ms, workspace_bytes = times[key]
-        if call.workspace_bytes is not None:  # which the decision knew
+        if call.workspace_bytes is not None:  # the decision knew it
             workspace_bytes = call.workspace_bytes
         done.append(replace(call, ms=ms, workspace_bytes=workspace_bytes, pytorch=kernels[place]))
     return done
@@ -240,7 +244,7 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
         _C.run(problem, BASELINE, dict(tensors), "backends=aten")
 
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout draws
-        if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward left
+        if info["coupled"] and info["pass_name"] != "fwd":  # it reads what its forward saved
             forward = info["coupled"][0]
             inputs = _C.scratch(forward, device) | tensors
             left = _C.run(forward, BASELINE, inputs, "backends=aten")
@@ -250,7 +254,7 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
 
 
 def _with_backward(call: LayerCall) -> bool:
-    """Whether its time is that of its backward too."""
+    """Whether the time of a call includes its backward."""
     return call.ms is not None and bool(coupled_problems(call.problem))
 
 

@@ -64,8 +64,8 @@ def profile(
 ) -> Profile:
     """Measure every algorithm on one problem.
 
-    If a target is given, or there is no GPU, the algorithms of the CPU are measured, and what the
-    target (by default an H200) would accept is listed with workspaces and notes.
+    If a target is given, or there is no GPU, the algorithms of the CPU are measured. What the
+    target (by default an H200) would accept is then listed with workspaces and notes.
 
     Args:
         problem: A problem line.
@@ -75,7 +75,7 @@ def profile(
             ``fwd``, is convolution's; other operators take ``softmax_fwd``, or a `Policy` of their
             family.
         time_budget_s: Seconds for the problem.
-        min_samples: Least number of timed runs of what may be the fastest.
+        min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
         progress: Told of every algorithm; may raise to stop.
 
@@ -117,8 +117,8 @@ def profile_model(
 
     The network runs once, forward and backward, to trace its calls and their gradients
     (`network_layers`); on the meta device that costs nothing. The problems are then measured on
-    scratch tensors. Traced are the layers that `convert` exchanges, and PyTorch's functions that
-    `ops` has, in forms that it takes. Everything else is counted in `not_profiled`.
+    scratch tensors. The layers that `convert` exchanges are traced, and so are PyTorch's functions
+    that `ops` has, if it takes their arguments. Everything else is counted in `not_profiled`.
 
     Args:
         model: The network, with the dtype, memory format and device to profile.
@@ -134,7 +134,7 @@ def profile_model(
         target: A GPU that need not be there.
         policy: Constraints, and the decision that is marked in the tables.
         time_budget_s: Seconds a problem.
-        min_samples: Least number of timed runs of what may be the fastest.
+        min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
         progress: Told of every problem and algorithm; may raise to stop.
 
@@ -211,7 +211,7 @@ def list_layer(layer: Layer, device: str, policy: str) -> LayerProfile:
 
 
 def profile_of_table(entries: Iterable[TableEntry]) -> Profile:
-    """The profile that a tuning table holds, as it was measured then, on whatever device.
+    """The measurements of a tuning table as a profile, whatever device they are of.
 
     Args:
         entries: From `tuning.entries`, or from a file.
@@ -295,7 +295,7 @@ def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) ->
     if any(row["algorithm"] == BASELINE and row["median_ms"] is not None for row in rows):
         return rows
     reasons = [row["reason"] for row in rows if row["algorithm"] == BASELINE and row["reason"]]
-    # Under PyTorch's own switches and nothing else: what a user of plain PyTorch gets.
+    # Only PyTorch's own switches hold: this is what a user of plain PyTorch gets.
     (baseline,) = _C.measure(
         problem,
         settings.device,

@@ -132,7 +132,8 @@ def compare_layers(
         kernels: Also record the names of the GPU kernels of both sides.
         journal: Where finished comparisons are kept.
         progress: Told of every problem and algorithm.
-        jobs: How many processes tune, before anything is compared; with 1 all goes layer by layer.
+        jobs: How many processes tune, before anything is compared. With 1, each layer is tuned and
+            compared before the next one.
         table: A file of the tuning table to begin with, if it exists, and to add to. What it holds
             is neither measured nor searched again.
 
@@ -148,7 +149,7 @@ def compare_layers(
     keys = [f"bench | kernels={kernels} | {settings.key(layer.problem)}" for layer in layers]
     finished = [journal.get(key, Comparison) if journal is not None else None for key in keys]
     left = [layer.problem for layer, one in zip(layers, finished, strict=True) if one is None]
-    for problem in left:  # before anything is measured
+    for problem in left:  # before the first measurement
         convolution_arguments(problem)
     tasks = [_task(problem, settings) for problem in left]
     failed = []
@@ -202,7 +203,7 @@ def _known(task: Task) -> list[Measurement] | None:
 
 
 def _task(problem: str, settings: Settings) -> Task:
-    """To measure all, or the baseline and what the policy decides without measuring."""
+    """A task for all algorithms, or for the baseline and what the policy decides unmeasured."""
     task = settings.task(problem, settings.policy)
     info = _C.problem_info(problem)
     fields = _C.policy_fields(_C.resolved_policy(settings.policy))

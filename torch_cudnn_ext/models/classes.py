@@ -21,7 +21,7 @@ from torch_cudnn_ext import nn
 from torch_cudnn_ext._torch_internals import registered_names
 from torch_cudnn_ext.policy import PolicyLike
 
-# Attributes of a class that `_rebased` derived, and of the class that it derived it from.
+# Attributes that `_rebased` sets on the classes that it derives, and on their originals.
 _ORIGINAL, _DERIVED, _SHARED = "_rebased_from", "_rebased_classes", "_rebased_attributes"
 
 # Classes whose fast path computes their layers without calling them, and the attribute of each
@@ -30,7 +30,7 @@ _FAST_PATHS: dict[type[torch.nn.Module], str] = {
     torch.nn.TransformerEncoderLayer: "activation_relu_or_gelu",
     torch.nn.TransformerEncoder: "use_nested_tensor",
 }
-_FAST = "_torch_cudnn_ext_fast_path"  # the value that this attribute had
+_FAST = "_torch_cudnn_ext_fast_path"  # keeps the value that this attribute had
 
 
 @cache
@@ -104,11 +104,11 @@ def _bases_of_ours(cls: type[torch.nn.Module]) -> list[type[torch.nn.Module]]:
     return [base for base in cls.__mro__ if issubclass(base, nn.Tunable)]
 
 
-# Layers that would not compute by our class.
+# Layers that would not run the code of our class.
 
 
 def obstacle(module: torch.nn.Module, ours: type[nn.Tunable]) -> str:
-    """Why a layer of PyTorch's, or of a subclass, would not compute by our class; or empty."""
+    """Why a layer of PyTorch's, or of a subclass, would not run our class's code; or empty."""
     named = _overridden(ours)
     held = {*vars(module)} | registered_names(module)
     for name in sorted(named & held - _attributes_of_ours(type(module))):
@@ -176,7 +176,7 @@ class Pinned(nn.Tunable):
         )
 
     def obey(self, pin: Pin) -> None:
-        """Take a pin, whose policy was checked."""
+        """Set the pin, whose policy the caller has checked."""
         self._pin = pin
         self._policy = pin.text
         self._policy_changed()
@@ -232,7 +232,7 @@ _pinned_classes: dict[type[torch.nn.Module], type[Pinned]] = {}
 
 
 def _hidden_class(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type[Any]:
-    """A class whose bases do not get their ``__init_subclass__`` called."""
+    """Make a class without running the ``__init_subclass__`` of its bases."""
     return type(name, bases, {**namespace, "_is_hidden": True})
 
 
@@ -251,7 +251,7 @@ def _without_pin(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 
 def class_with_pin(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The class that a module has with a pin, or would have."""
+    """The class that a module has, or would have, with a pin."""
     if isinstance(module, Pinned):
         return type(module)
     return _with_layer_class(module, pinned_class)
@@ -288,7 +288,7 @@ _merged_classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
 def _with_layer_class(
     module: torch.nn.Module, derive: Callable[[type[torch.nn.Module]], type[torch.nn.Module]]
 ) -> type[torch.nn.Module]:
-    """A module's class without its pin, with ``derive(layer class)`` for the layer's class."""
+    """A module's class without its pin, and with ``derive`` applied to the layer's class."""
     cls = class_without_pin(module)
     # ``parametrize`` derives its class from the module's, and later removes it again.
     if is_parametrized(module) and counterpart(cls.__bases__[0]) is not None:
@@ -297,7 +297,7 @@ def _with_layer_class(
 
 
 def _rebased(cls: type[torch.nn.Module], *bases: type) -> type[torch.nn.Module]:
-    """A class like this one on other bases.
+    """A copy of a class, with other bases.
 
     The same bases give the same class, and the original bases give the original class.
     """
@@ -322,7 +322,7 @@ def _own_attributes(cls: type[torch.nn.Module]) -> dict[str, Any]:
 
 
 def _synchronise(source: type[torch.nn.Module], target: type[torch.nn.Module]) -> None:
-    """Copy attributes that changed since both were alike: a parametrization adds to its class."""
+    """Copy attributes that changed since the last copy: a parametrization adds some."""
     derived = source if _ORIGINAL in vars(source) else target
     known, now = vars(derived)[_SHARED], _own_attributes(source)
     for name in known.keys() - now.keys():

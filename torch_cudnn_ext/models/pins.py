@@ -4,10 +4,10 @@
     >>> with pinned(model, pins):
     ...     model(images).sum().backward()
 
-A pin holds whether or not `enable` was called. A pinned layer is of a hidden class of this package,
-which has the name of the layer's own class and is a subclass of it. Without the pin it is of its
-own class again. The pin is copied and pickled with the layer and is no part of ``state_dict``.
-What ``torch.compile`` made follows a change of pins. No other module of the process is touched.
+A pin holds whether or not `enable` was called. A pinned layer has a hidden class of this package.
+That is a subclass of the layer's own class, with its name. Without the pin, the layer has its own
+class again. The pin is copied and pickled with the layer and is no part of ``state_dict``.
+Code that ``torch.compile`` made obeys a change of pins. No other module of the process is touched.
 """
 
 import fnmatch
@@ -84,8 +84,8 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
     """`apply_pins` for a ``with`` block, after which the model has its former pins.
 
     This includes layers that were taken out of the model inside the block. A layer that was
-    converted inside has no pin. A backward keeps to the pins of its forward; what a checkpoint
-    computes again after the block has none.
+    converted inside has no pin. A backward obeys the pins of its forward; what a checkpoint
+    recomputes after the block has none.
 
     Blocks may end in any order: the pins of a block that began later stay in force.
 

@@ -1,4 +1,4 @@
-"""What every module of this package has beyond its parent in ``torch.nn``: a policy."""
+"""What every module of this package has in addition to its parent in ``torch.nn``: a policy."""
 
 import inspect
 from collections.abc import Callable
@@ -16,17 +16,18 @@ T = TypeVar("T")
 
 
 class Tunable(torch.nn.Module):
-    """Policy of a module; a mixin that stands before the class of ``torch.nn``.
+    """A mixin that gives a module a policy; as a base it precedes the class of ``torch.nn``.
 
     The policy is kept as text, so that a module pickles and compiles like its parent.
     ``_policy`` is the policy that the user set or, for a pinned layer, that its pin set.
-    ``_running`` is the policy that the operator gets. It follows from ``_policy``: there
-    ``heuristic`` and ``autotune`` replace ``guess_once`` and ``time_once`` until the first call,
-    and the algorithm that they choose replaces them from then on. ``_once`` names the passes that
-    still wait for that. A copied, unpickled, moved or cast module chooses anew; a copy of a
-    parametrized one, which ``torch.nn.utils.parametrize`` makes, keeps the algorithm. `convert` and
-    pins make a PyTorch module one of this package's by changing its class, so whatever a subclass
-    adds to a module has its default in the class.
+    ``_running`` is the policy that the operator gets. It is ``_policy`` with other words for
+    ``guess_once`` and ``time_once``: ``heuristic`` and ``autotune`` until the first call, and
+    afterwards the algorithm that these selected. ``_once`` names the passes that still wait for
+    that. A copied, unpickled, moved or cast module selects anew. A copy of a parametrized module,
+    which ``torch.nn.utils.parametrize`` makes, keeps the algorithm.
+
+    `convert` and pins turn a PyTorch module into one of this package by changing its class.
+    Therefore each attribute that a subclass adds to a module has its default in the class.
 
     Attributes:
         replaces: The class of ``torch.nn`` that this one stands for.
@@ -40,11 +41,11 @@ class Tunable(torch.nn.Module):
     _running: str | None = None
     _once: tuple[str, ...] = ()
     _settled_for: tuple[str, ...] = ()  # patterns of calls that ran no pass of `_once`
-    _draws: ClassVar[bool] = False  # whether an algorithm says which random numbers it draws
+    _draws: ClassVar[bool] = False  # whether the random numbers depend on the algorithm
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Give the class the signature of the one that it replaces, and its own keywords."""
-        if "_is_hidden" in vars(cls):  # made by a pin: a user's base class does not hear of it
+        if "_is_hidden" in vars(cls):  # hidden classes do not notify a user's base class
             return
         super().__init_subclass__(**kwargs)
         if "replaces" in vars(cls):
@@ -77,19 +78,20 @@ class Tunable(torch.nn.Module):
         self._policy_changed()
 
     def set_mode(self, *choices: AlgorithmSelection, **named: AlgorithmSelection) -> Self:
-        """Choose the algorithm of each pass, in order or by name.
+        """Select the algorithm of each pass, in order or by name.
 
-        The passes are those of the family: ``fwd``, ``bwd_data`` and ``bwd_filter`` of convolution,
-        ``fwd`` and ``bwd`` of others, ``infer`` too of batch norm, ``fwd`` alone of CTC and of
-        matrix products. An algorithm that cannot run is an error at the call, unless the policy
-        says ``on_unsupported=warn`` or ``fallback``. The passes of a transposed convolution name
-        the cuDNN primitive that runs: the forward runs ``bwd_data``, the data gradient ``fwd``.
+        The passes are those of the family. Convolution has ``fwd``, ``bwd_data`` and
+        ``bwd_filter``; CTC and matrix products have ``fwd`` alone; others have ``fwd`` and ``bwd``,
+        and batch norm also has ``infer``. An algorithm that cannot run is an error at the
+        call, unless the policy says ``on_unsupported=warn`` or ``fallback``. The passes of a
+        transposed convolution name the cuDNN primitive that runs: the forward runs ``bwd_data``,
+        the data gradient ``fwd``.
 
-        ``guess_once`` and ``time_once`` pin the algorithm that the heuristic or tuning chooses at
-        the first call that runs the pass, for all shapes that come later. Passes that share an
-        algorithm are chosen for together. If a call has several problems of a pass, the first one
-        decides. A copied, unpickled, moved or cast module chooses anew, but not the copy of a
-        parametrized one.
+        ``guess_once`` and ``time_once`` pin the algorithm that the heuristic or tuning selects at
+        the first call that runs the pass, also for shapes that come later. Passes that share an
+        algorithm get it together. If a call has several problems of a pass, the first one decides.
+        A copied, unpickled, moved or cast module selects anew; a copy of a parametrized module does
+        not.
 
         Args:
             *choices: ``autotune``, ``heuristic``, or an algorithm: its text, or cuDNN's integer or
@@ -100,8 +102,8 @@ class Tunable(torch.nn.Module):
             The module.
 
         Raises:
-            TypeError: A choice has a wrong type, or there is no such pass.
-            ValueError: A choice is none of the above; then no pass has been changed.
+            TypeError: A selection has a wrong type, or there is no such pass.
+            ValueError: A selection is none of the above; then no pass has been changed.
         """
         passes = passes_of(self.family)
         name = type(self).__name__
@@ -123,9 +125,9 @@ class Tunable(torch.nn.Module):
         return self
 
     def reset_mode(self) -> Self:
-        """Remove all that chooses: pins, tuning, `fastest` and ``prefer``.
+        """Remove every selection: pins, tuning, `fastest` and ``prefer``.
 
-        The constraints stay, `workspace_limit` among them.
+        The constraints stay, `workspace_limit` included.
 
         Returns:
             The module.
@@ -134,7 +136,7 @@ class Tunable(torch.nn.Module):
         return self
 
     def fastest(self) -> Self:
-        """Autotune all passes for time alone; drops the pins and the `workspace_limit`.
+        """Autotune all passes for time alone; drop the pins and the `workspace_limit`.
 
         A warning names what is dropped.
 
@@ -160,7 +162,7 @@ class Tunable(torch.nn.Module):
     def workspace_limit(self) -> int | str | None:
         """The largest workspace in bytes; ``None`` without a limit of this module.
 
-        A share of the GPU's memory is set and given as text (``20%``).
+        A share of the GPU's memory is a text (``20%``).
 
         Raises:
             TypeError: On setting: the limit is neither an integer, a text nor ``None``.
@@ -184,7 +186,7 @@ class Tunable(torch.nn.Module):
         self._thaw()
 
     def __prepare_scriptable__(self) -> Self:
-        """Refuse ``torch.jit.script``, which calls this.
+        """Raise for ``torch.jit.script``, which calls this method.
 
         Raises:
             RuntimeError: Always.
@@ -202,7 +204,7 @@ class Tunable(torch.nn.Module):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled or copied module, which chooses anew."""
+        """Restore a pickled or copied module, which selects anew."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._thaw()
 
@@ -215,7 +217,7 @@ class Tunable(torch.nn.Module):
         self._running = replaced or self._policy or None
 
     def _asked_once(self) -> dict[str, str]:
-        """The passes that keep their first algorithm, and the choice that finds it."""
+        """The passes that keep their first algorithm, and the selection that finds it."""
         if not any(word in self._policy for word in ONCE):
             return {}
         policy = Policy.parse(self._policy, self.family)
@@ -223,7 +225,7 @@ class Tunable(torch.nn.Module):
         return {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
 
     def _run_operator(self, operator: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """Call an operator under this module's policy, and choose first for passes that wait.
+        """Call an operator under this module's policy; select first for passes that wait.
 
         Raises:
             TypeError: As of the operator.
@@ -246,7 +248,7 @@ class Tunable(torch.nn.Module):
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> None:
-        """Choose now for the passes that wait and that this call, or its backward, will run."""
+        """Select for the waiting passes that this call, or its backward, will run."""
         # A dry run is not the first call.
         if _C.is_model_tracing() or not is_computed(tensors_of(arguments, keywords)):
             return

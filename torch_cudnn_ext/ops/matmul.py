@@ -85,7 +85,8 @@ def linear(
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")
     keywords: dict[str, Any] = {"transpose_b": True, "policy": text}
-    # torch.jit.trace turns sizes into tensors, which do not compare: a vector is taken to fit.
+    # torch.jit.trace turns sizes into tensors, which cannot be compared: a vector is then assumed
+    # to fit.
     traced = jit_tracing_state() is not None and bias is not None and bias.dim() == 1
     if isinstance(bias, Tensor) and not traced and bias.shape != weight.shape[:1]:
         bias, keywords = None, {**keywords, "z": bias, "beta": 1.0}

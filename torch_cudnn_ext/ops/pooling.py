@@ -190,7 +190,7 @@ def lp_pool2d(
 
     The policy selects the algorithm that averages the powers, so that cuDNN computes any norm, L2
     among them; power and root are PyTorch's. With ``ceil_mode`` a window at the end counts as full,
-    as in PyTorch. The gradient is zero where the sum is. Errors are those of `avg_pool2d`.
+    as in PyTorch. The gradient is zero for a sum of zero. Errors are those of `avg_pool2d`.
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``.

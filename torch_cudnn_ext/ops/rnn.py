@@ -1,7 +1,7 @@
 """Recurrent networks as functions, with the arguments of their namesakes in ``torch._VF``.
 
-All take sequences of time-major (or, with ``batch_first``, batch-major) input, or, with
-``batch_sizes``, the data of a ``PackedSequence``. The parameters of each layer and direction come
+All take time-major input, or batch-major input with ``batch_first``, or the data of a
+``PackedSequence`` with ``batch_sizes``. The parameters of each layer and direction come
 in PyTorch's order: ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``, ``weight_hr``, without
 those that the network does not have. Parameters that are contiguous in memory, as
 ``torch.nn.LSTM.flatten_parameters`` lays them out, are used in place; others are copied at each
@@ -220,7 +220,7 @@ def _run(
 
 
 def _listed(values: Any) -> Any:
-    """A list of the values. No iterable is returned as it is; the operator names it in an error."""
+    """A list of the values. What is not iterable stays; the operator's error names it."""
     try:
         return list(values)
     except TypeError:

@@ -1,6 +1,7 @@
 """The tuning table, measured rankings in memory, and the tuning store, the files that keep them.
 
-A file holds JSON lines: one problem on one device under one set of constraints a line.
+Each line of a file is a JSON object: the measurements of one problem on one device under one set of
+constraints.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 _Key: TypeAlias = tuple[str, str, str]
 
 _ENTRY_FIELDS = {"problem": str, "device": str, "constraints": str, "measurements": list}
-_MOST = 2**63 - 1  # of a count
+_MOST = 2**63 - 1  # the largest count
 _NUMBER, _NONE = (int, float), type(None)
-# In the order in which they are written.
+# The fields of a measurement, in the order in which they are written.
 MEASUREMENT_FIELDS: dict[str, tuple[type, ...]] = {
     "algorithm": (str,),
     "backend": (str,),
@@ -64,9 +65,9 @@ def clear() -> None:
 
 
 def reset() -> None:
-    """Forget every measurement and every plan, and give cached GPU memory back.
+    """Forget every measurement and every plan, and release cached GPU memory.
 
-    The plans of another thread, such as that of autograd on a GPU, go at its next call.
+    The plans of another thread, such as autograd's for a GPU, are dropped at its next call.
     """
     _C.table_clear()
     _C.plan_cache_clear()
@@ -75,7 +76,7 @@ def reset() -> None:
 
 
 def export_table(path: str | os.PathLike[str]) -> int:
-    """Write the tuning table as JSON lines; the file is whole or, on an error, as before.
+    """Write the tuning table as JSON lines; after an error the file is as it was before.
 
     Returns:
         The number of entries.
@@ -110,9 +111,10 @@ def import_table(path: str | os.PathLike[str]) -> int:
 def merge_table(path: str | os.PathLike[str]) -> int:
     """Merge the tuning table and a file: afterwards both hold what either held.
 
-    If both have a problem, the table's ranking is kept, unless it is what the file held when this
-    process last read or wrote it. Processes that merge with one file at a time wait for each other,
-    so that no problem is lost. The lock is a hidden file in the same folder, which stays.
+    If both have a problem, the table's ranking is kept. The file's is kept instead if the table's
+    is the one that the file held when this process last read or wrote it. Processes that merge with
+    one file wait for each other, so that no problem is lost. Their lock is a hidden file in the
+    same folder, which is not removed.
 
     Returns:
         The number of entries.
@@ -131,7 +133,7 @@ def merge_table(path: str | os.PathLike[str]) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             theirs, held = read_table(path), _held.get(target, {})
-            measured = entries()  # not before: other threads may tune while this one waits
+            measured = entries()  # after the wait, in which other threads may tune
             lines = _lines(measured)
             _import(target, theirs)
             _C.table_import([e for e in measured if held.get(_key(e)) != lines[_key(e)]])
@@ -139,7 +141,7 @@ def merge_table(path: str | os.PathLike[str]) -> int:
 
 
 def read_table(path: str | os.PathLike[str]) -> list[TableEntry]:
-    """The entries of a file, the last of equal ones; raises as `import_table`."""
+    """The entries of a file; of several for one key, the last. Raises as `import_table`."""
     entries: dict[_Key, TableEntry] = {}
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -169,7 +171,7 @@ def _check_replaceable(path: str | os.PathLike[str]) -> None:
 
 def _import(path: Path, read: list[TableEntry]) -> int:
     count = _C.table_import(read)
-    now = _lines(entries())  # as the table has them
+    now = _lines(entries())  # in the table's spelling
     _held[path] = {key: now[key] for key in map(_key, read)}
     return count
 

@@ -1,4 +1,4 @@
-"""New processes that end with the one that started them, whatever they are doing then."""
+"""New processes that end with the one that started them, whatever they are doing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def worker_pool(
             yield WorkerPool(pool)
         except BaseException as error:
             lifeline.send("end")
-            # A process that still imports modules hears of nothing before the killer comes.
+            # A process that still imports modules reacts to nothing before it is killed.
             killer = Timer(grace_s, _kill, [processes_of(pool)])
             killer.daemon = True
             killer.start()
@@ -113,7 +113,7 @@ def _run(work: Callable[..., T], *arguments: Any) -> T:
     except KeyboardInterrupt:
         # The process that waits for the result would take it for a Ctrl-C of its own.
         raise RuntimeError("a process that works for this one was ended by SIGTERM") from None
-    except SystemExit as end:  # it would end the process, and the future would hear nothing
+    except SystemExit as end:  # it would end the process, and the future would never get a result
         raise RuntimeError(f"SystemExit: {end}") from end
     except Exception as error:
         try:
