@@ -17,6 +17,9 @@ namespace torch_cudnn_ext {
 
 namespace {
 
+// Keys that need a value.
+constexpr const char* kValueKeys[] = {"max_workspace", "prefer",         "replay",
+                                      "backends",      "on_unsupported", "compute"};
 constexpr EnumName<bool> kBooleans[] = {{true, "true"}, {true, "yes"}, {true, "on"},
                                         {true, "1"},    {false, "no"}, {false, "false"},
                                         {false, "off"}, {false, "0"}};
@@ -252,8 +255,7 @@ std::string hint(std::string_view text, const std::vector<std::string>& known) {
 
 // All that a policy's text may say before a `=`.
 std::vector<std::string> known_keys(const std::string& family) {
-  std::vector<std::string> known{"max_workspace", "prefer",         "replay",
-                                 "backends",      "on_unsupported", "compute"};
+  std::vector<std::string> known(std::begin(kValueKeys), std::end(kValueKeys));
   for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
   for (const std::string& pass : find_operator(family).passes()) known.push_back(pass);
   for (const Operator* op : all_operators()) {
@@ -338,24 +340,19 @@ void read_field(Policy& policy, const Field& field, const std::string& family,
                 const std::string& pass) {
   const auto& [key, value] = field;
   bool has_value = value.has_value();
-  for (const char* name :
-       {"max_workspace", "prefer", "replay", "on_unsupported", "backends", "compute"}) {
+  for (const char* name : kValueKeys) {
     TORCH_CHECK_VALUE(has_value || key != name, "policy text: '", name, "' needs a value: ", name,
                       "=...");
   }
   if (key == "max_workspace") return read_max_workspace(*value, policy);
   if (key == "backends") return void(policy.backends = read_backends(*value));
   if (key == "compute") return void(policy.compute = read_compute(*value));
-  if (key == "prefer") {
-    return void(policy.prefer = enum_value(kPrefer, "policy text: prefer", *value));
-  }
-  if (key == "replay") {
-    return void(policy.replay = enum_value(kReplayModes, "policy text: replay", *value));
-  }
-  if (key == "on_unsupported") {
-    return void(policy.on_unsupported =
-                    enum_value(kOnUnsupported, "policy text: on_unsupported", *value));
-  }
+  auto read = [&key = key, &value = value](const auto& names) {
+    return enum_value(names, c10::str("policy text: ", key), *value);
+  };
+  if (key == "prefer") return void(policy.prefer = read(kPrefer));
+  if (key == "replay") return void(policy.replay = read(kReplayModes));
+  if (key == "on_unsupported") return void(policy.on_unsupported = read(kOnUnsupported));
   for (const BooleanField& each : kBooleanFields) {
     if (key == each.name) return void(policy.*each.value = read_boolean(key, value));
   }
