@@ -140,10 +140,30 @@ PyObject* to_python(Results results, const c10::FunctionSchema& schema) {
   return tuple.release().ptr();
 }
 
+// The generic call takes more than the parser, such as NumPy's booleans. If it does not take an
+// argument's type either, the error is a TypeError in one line.
+PyObject* call_generic(const FastCall& fast, PyObject* args, PyObject* kwargs,
+                       const std::string& parser_error) {
+  PyObject* result = PyObject_Call(fast.generic, args, kwargs);
+  if (result != nullptr || PyErr_ExceptionMatches(PyExc_RuntimeError) == 0) return result;
+  py::error_already_set error;
+  std::string text = py::str(error.value());
+  std::string reason = text.substr(0, text.find('\n'));
+  if (reason.find("Expected a value of type") == std::string::npos) {
+    error.restore();
+    return nullptr;
+  }
+  // The parser's names the argument, unless it speaks of an element of a list.
+  bool names_argument = parser_error.find(": argument '") != std::string::npos;
+  PyErr_SetString(PyExc_TypeError, names_argument ? parser_error.c_str() : reason.c_str());
+  return nullptr;
+}
+
 PyObject* fast_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   auto& fast = *static_cast<FastCall*>(PyCapsule_GetPointer(self, nullptr));
   bool is_read = false;
+  std::string parser_error;
   try {
     torch::ParsedArgs<kMaxArguments> parsed;
     torch::PythonArgs r = fast.parser.parse(args, kwargs, parsed);
@@ -154,13 +174,14 @@ PyObject* fast_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     Results results = fast.call(fast.op, reader);
     reader.take_gil();
     return to_python(std::move(results), fast.op.schema());
-  } catch (const c10::Error&) {
+  } catch (const c10::Error& error) {
     if (is_read) throw;
-  } catch (const torch::PyTorchError&) {
+    parser_error = error.what_without_backtrace();
+  } catch (const torch::PyTorchError& error) {
     if (is_read) throw;
+    parser_error = error.what();
   }
-  // The generic call takes more, such as NumPy's booleans, or says what is wrong.
-  return PyObject_Call(fast.generic, args, kwargs);
+  return call_generic(fast, args, kwargs, parser_error);
   END_HANDLE_TH_ERRORS
 }
 

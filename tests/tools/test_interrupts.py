@@ -59,7 +59,9 @@ if __name__ == "__main__":
     finally:
         tuning.merge_table(sys.argv[1])
 """
+# What PyTorch and NumPy make of an interrupt while they are imported is theirs.
 IMPORT = """
+import torch
 print("begun", flush=True)
 import torch_cudnn_ext
 """
