@@ -106,7 +106,7 @@ def _ended(code: str, file: Path, wait_s: float, sent: signal.Signals) -> tuple[
         (IN_JOBS, 0.7),
         (IN_JOBS, 5.0),
         (IMPORT, 0.3),
-        (IMPORT, 1.2),
+        (IMPORT, 0.6),
     ],
 )
 def test_a_signal_ends_the_process(
@@ -116,7 +116,9 @@ def test_a_signal_ends_the_process(
     status, output, took_s = _ended(code, file, wait_s, sent)
     if status != 0 or code is not IMPORT:  # which may be over by then
         assert status in (-sent, 128 + sent), output
-        assert sent == signal.SIGTERM or "KeyboardInterrupt" in output, output
+        # An interpreter that is about to end says nothing.
+        says = sent == signal.SIGINT and code is not IMPORT
+        assert not says or "KeyboardInterrupt" in output, output
     if code is FIRST_CALL and sent == signal.SIGINT:
         assert "other threads go on True\ntuned\n" in output
     if file.exists():
