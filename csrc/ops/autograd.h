@@ -42,8 +42,7 @@ using Needed = c10::SmallVector<bool, 8>;
 //   static constexpr const char* kName  the node's name
 //   static constexpr size_t kInputs     how many inputs may need a gradient, or kAny
 //   (attributes, as members)
-//   auto attributes()                   std::tie of them, or a template that visits each of them:
-//                                       void attributes(F&& visit)
+//   auto attributes()                   std::tie of them
 //   variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed)
 //                                       the gradients of the inputs, undefined if not needed; calls
 //                                       operators through the dispatcher, so that gradients have
@@ -64,8 +63,6 @@ template <class Gradient, template <class> class Member>
 inline constexpr bool has_member<Gradient, Member, std::void_t<Member<Gradient>>> = true;
 
 template <class Gradient>
-using TiedAttributes = decltype(std::declval<Gradient&>().attributes());
-template <class Gradient>
 using ForwardMode = decltype(Gradient::kForwardMode);
 template <class Gradient>
 using RetainVariables = decltype(Gradient::retain_variables);
@@ -76,11 +73,7 @@ using Remade = decltype(&Gradient::remade);
 
 template <class Gradient, class Visit>
 void each_attribute(Gradient& gradient, Visit&& visit) {
-  if constexpr (has_member<Gradient, TiedAttributes>) {
-    std::apply([&](auto&... items) { (visit(items), ...); }, gradient.attributes());
-  } else {
-    gradient.attributes(visit);
-  }
+  std::apply([&](auto&... items) { (visit(items), ...); }, gradient.attributes());
 }
 
 using torch::dynamo::autograd::PackedArgs;

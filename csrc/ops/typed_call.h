@@ -119,8 +119,7 @@ using TypedCall = Results (*)(const c10::OperatorHandle& op, ArgumentReader& rea
 // By the operator's name without its namespace.
 std::map<std::string, TypedCall>& typed_calls();
 
-// Registers a kernel as m.impl() does, and the operator's typed call. One kernel of each operator
-// is registered so.
+// Registers a kernel as m.impl() does, and the operator's typed call.
 template <class Signature, Signature* kernel>
 void implement(torch::Library& m, const char* name,
                c10::CompileTimeFunctionPointer<Signature, kernel> function) {

@@ -1,5 +1,5 @@
-// Differences between the versions of PyTorch, from 2.11 to 2.15, in one place. Each function does
-// what its namesake of either version does; the types tell which one that is.
+// Differences between the versions of PyTorch, from 2.11 to 2.15, in one place. The code compiles
+// with each of them; PyTorch's own types select the branch.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -11,7 +11,7 @@ namespace {
 
 int64_t last(const Dims& dims) { return dims[dims.size() - 1]; }
 
-// The first size, and those of space except the last.
+// The batch size and all spatial sizes but the last.
 Dims rows_of(const Dims& sizes) {
   Dims rows{sizes[0]};
   for (int i = 2; i + 1 < sizes.size(); ++i) rows.push_back(sizes[i]);

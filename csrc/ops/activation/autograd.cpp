@@ -64,9 +64,7 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs<false>& a) {
 template <class Args>
 void redispatch_inplace(c10::DispatchKeySet keys, const Args& args) {
   at::AutoDispatchBelowADInplaceOrView guard;
-  std::apply(
-      [&](auto&... a) { op_of<Args>().redispatch(keys & c10::after_ADInplaceOrView_keyset, a...); },
-      args.tied());
+  redispatch(keys, args, c10::after_ADInplaceOrView_keyset);
   torch::autograd::increment_version(std::get<0>(args.tied()));
 }
 
