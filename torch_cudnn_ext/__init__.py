@@ -51,7 +51,7 @@ from torch_cudnn_ext.models.pins import Pins, apply_pins, clear_pins, pinned
 from torch_cudnn_ext.ops import last_decision
 from torch_cudnn_ext.policy import Policy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Pins", "Policy", "analysis", "apply_pins", "apply_rules", "clear_pins", "convert",
