@@ -73,33 +73,13 @@ def command_line() -> str:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, command in commands.items():
         lines += [f"## {name}", "", *paragraphs(command.help or ""), ""]
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        usage = " ".join([name, *(f"[{p.name}]" for p in arguments), "[options]"])
-        lines += ["```console", f"$ tools/run {usage}", "```", ""]
-        rows = [option_row(p) for p in command.params if p.name != "help"]
-        lines += [markdown_table(["option", "default", "meaning"], rows), ""]
+        context = typer.Context(command, info_name=f"tools/run {name}")
+        records = [param.get_help_record(context) for param in command.params]
+        rows = [[code(names), " ".join(text.split())] for names, text in filter(None, records)]
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        lines += ["```console", f"$ {usage}", "```", ""]
+        lines += [markdown_table(["option", "meaning"], rows), ""]
     return "\n".join(lines)
-
-
-def option_row(param: Any) -> list[str]:
-    """The cells of one option or argument."""
-    if param.param_type_name == "argument":
-        names = [param.name]
-    else:
-        names = [*param.opts, *param.secondary_opts]
-    value = "" if getattr(param, "is_flag", False) else f" {value_of_option(param)}"
-    default = param.default
-    shown = "" if default in (None, False, ()) or callable(default) else str(default)
-    text = " ".join((getattr(param, "help", "") or "").split())
-    return [", ".join(code(one + value) for one in names), code(shown), text]
-
-
-def value_of_option(param: Any) -> str:
-    """What stands for an option's value."""
-    choices = getattr(param.type, "choices", None)
-    if choices:
-        return "|".join(str(getattr(one, "value", one)) for one in choices)
-    return str(param.metavar or getattr(param.type, "name", "text").upper())
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -189,13 +169,26 @@ def selections() -> str:
 
 
 def operators() -> str:
-    """The table that ``info --operators`` prints."""
-    table = re.sub(r"cudnnBackendExecute(?:, )?", "graph API, ", operators_markdown())
-    return (
-        "# Operators\n\nThe numbers of cuDNN's algorithms are of engines that an H200 may run on "
-        "some common problems (`graph`), and of algorithms that cuDNN's classic API names "
-        f"(`legacy`). `tools/run info --operators` prints this table.\n\n{table}"
-    )
+    """The table that ``info --operators`` prints, as a section for each family."""
+    rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in operators_markdown().splitlines()
+        if line.startswith("|")
+    ]
+    headings, cells = rows[0], rows[2:]
+    lines = [
+        "# Operators",
+        "",
+        "The numbers of cuDNN's algorithms are of engines that an H200 may run on some common "
+        "problems (`graph`), and of algorithms that cuDNN's classic API names (`legacy`). "
+        "`cudnnBackendExecute` is the graph API. `tools/run info --operators` prints all of this "
+        "as one table.",
+        "",
+    ]
+    for row in cells:
+        fields = [[name, text] for name, text in zip(headings[1:], row[1:], strict=True) if text]
+        lines += ["## " + row[0].strip("`"), "", markdown_table(["", ""], fields), ""]
+    return "\n".join(lines)
 
 
 def algorithms() -> str:
@@ -203,7 +196,8 @@ def algorithms() -> str:
     lines = [
         "# Algorithms by family",
         "",
-        "`aten:default` is of every family: " + BASELINE[0].lower() + BASELINE[1:],
+        "Every family has `aten:default`. " + BASELINE.replace("PyTorch", "It is PyTorch", 1),
+        "",
         "Engines of the graph API are those that an H200 accepts for some common problems. Their "
         "numbers and knobs belong to a version of cuDNN.",
         "",

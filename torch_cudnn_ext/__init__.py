@@ -59,3 +59,8 @@ __all__ = [
     "last_decision", "load_pins", "load_rules", "models", "nn", "ops", "pinned", "profile",
     "profile_model", "save_pins", "trace", "tuning", "when",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted([*__all__, "__version__"])

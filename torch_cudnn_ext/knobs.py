@@ -349,7 +349,7 @@ class _Knobs(ModuleType):
             super().__delattr__(name)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *_NAMES]
+        return sorted([*__all__, *_NAMES])
 
     def __repr__(self) -> str:
         values = [f"{name}={value!r}" for name, value in _process.items()]

@@ -46,10 +46,6 @@ from torch_cudnn_ext.tuning.measure import BASELINE, Progress, check_progress, m
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement, TableEntry
 
-# Also what users find in `torch_cudnn_ext.profiling`.
-__all__ = ["LayerProfile", "Profile", "Settings", "list_layer", "make_settings"]
-__all__ += ["measure_layers", "profile", "profile_model", "profile_of_table"]
-
 
 def profile(
     problem: str,

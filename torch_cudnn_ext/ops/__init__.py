@@ -95,3 +95,8 @@ __all__ = [
     "relu", "relu6", "rms_norm", "rnn_parameter_sizes", "rnn_relu", "rnn_tanh", "sigmoid",
     "silu", "softmax", "sum", "sum_pool1d", "sum_pool2d", "sum_pool3d", "swish", "tanh",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted(__all__)
