@@ -30,8 +30,6 @@ extensions = [
 ]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
-# What the toctree of a reference finds if the code has it.
-suppress_warnings = ["toc.empty_glob"]
 exclude_patterns = ["_build"]
 
 default_role = "py:obj"

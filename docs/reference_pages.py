@@ -49,7 +49,7 @@ def pages() -> dict[str, str]:
         "selections.txt": selections(),
     }
     if errata := errata_markdown():
-        made["errata.md"] = f"# Errata\n\nKnown defects of library versions.\n\n{errata}"
+        made["defects-errata.md"] = f"# Errata\n\nKnown defects of library versions.\n\n{errata}"
     return {FOLDER + name: text for name, text in made.items()}
 
 
