@@ -7,6 +7,7 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FIELDS = {"gpu": str, "date": str, "software": str, "conditions": list, "results": list}
+NON_BREAKING_HYPHEN = "\u2011"
 OPTIONAL = {"repeat": list, "notes": list, "columns": list, "rows": list}
 
 
@@ -71,7 +72,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def _lines(data: dict[str, Any]) -> Iterator[str]:
-    yield f"# {data['gpu']}, {data['date']}"
+    yield f"# {data['gpu']}, {data['date'].replace('-', NON_BREAKING_HYPHEN)}"
     yield ""
     yield f"Measured with {data['software']}."
     yield ""

@@ -83,12 +83,14 @@ class Picture:
         color: str = "",
         anchor: str = "start",
         weight: int = 400,
+        halo: str = "",
     ) -> None:
-        """One line of text."""
+        """One line of text; a halo hides the lines under it."""
         fill = color or self.theme.text
         self.parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" '
-            f'text-anchor="{anchor}" font-weight="{weight}">{escape(words)}</text>'
+            f'text-anchor="{anchor}" font-weight="{weight}" paint-order="stroke" '
+            f'stroke="{halo or "none"}" stroke-width="4">{escape(words)}</text>'
         )
 
     def line(self, points: list[tuple[float, float]], color: str, extra: str = "") -> None:
@@ -140,28 +142,26 @@ def algorithms(theme: Theme) -> str:
     """Time against workspace of one layer's algorithms."""
     points = read_points()
     title = "Time against workspace of one layer's algorithms"
-    picture = Picture(760, 420, theme, title)
-    left, right, top, bottom = 64, 730, 70, 366
+    picture = Picture(680, 450, theme, title)
+    left, right, top, bottom = 52, 656, 84, 386
     most_ms, most_mib = 0.55, 240.0
 
     def place(mib_: float, ms: float) -> tuple[float, float]:
         x = left + mib_ / most_mib * (right - left)
         return x, bottom - ms / most_ms * (bottom - top)
 
-    picture.text(
-        left, 28, "One 3x3 convolution of ResNet-50: which algorithm runs?", 17, weight=600
-    )
-    picture.text(left, 50, "Forward, f32 without TF32, batch 32, 64 channels at 56x56. "
-                 "H100, cuDNN 9.19, 2026-11-26.", 13, theme.faint)  # fmt: skip
+    picture.text(20, 30, "One layer of ResNet-50, eleven algorithms", 18, weight=600)
+    words = "3x3 convolution, f32, batch 32, 64 channels at 56x56. H100, cuDNN 9.19, 2026-11-26."
+    picture.text(20, 53, words, 14, theme.faint)
     for step in range(6):
         _, y = place(0, step / 10)
         picture.line([(left, y), (right, y)], theme.line)
-        picture.text(left - 8, y + 4, f"{step / 10:.1f}", 12, theme.faint, "end")
-    for workspace in (0, 50, 100, 150, 200):
+        picture.text(left - 8, y + 4, f"{step / 10:.1f}", 14, theme.faint, "end")
+    for workspace in (0, 50, 100, 150):
         x, _ = place(workspace, 0)
-        picture.text(x, bottom + 20, str(workspace), 12, theme.faint, "middle")
-    picture.text(right, bottom + 40, "workspace in MiB", 12, theme.faint, "end")
-    picture.text(left, top - 4, "ms", 12, theme.faint, "end")
+        picture.text(x, bottom + 20, str(workspace), 14, theme.faint, "middle")
+    picture.text(right, bottom + 20, "workspace, MiB", 14, theme.faint, "end")
+    picture.text(20, top - 8, "time, ms", 14, theme.faint)
     frontier = best_under_caps(points)
     steps = [place(*frontier[0])]
     for point in frontier[1:]:
@@ -169,14 +169,16 @@ def algorithms(theme: Theme) -> str:
         steps += [(x, steps[-1][1]), (x, y)]
     steps.append((right, steps[-1][1]))
     picture.line(steps, theme.faint, 'stroke-width="1.5" stroke-dasharray="5 4"')
-    picture.text(right, steps[-1][1] + 18, "the best under a cap", 12, theme.faint, "end")
+    picture.text(
+        right, steps[-1][1] + 20, "the best with at most this workspace", 14, theme.faint, "end"
+    )
     draw_points(picture, points, place, right)
     x = float(left)
     for backend, words in {"graph": "cuDNN, graph API", "legacy": "cuDNN, classic API",
                            "aten": "PyTorch"}.items():  # fmt: skip
-        picture.dot(x + 6, bottom + 36, theme.of_backend[backend])
-        picture.text(x + 18, bottom + 40, words, 12)
-        x += 150
+        picture.dot(x + 6, bottom + 45, theme.of_backend[backend])
+        picture.text(x + 18, bottom + 50, words, 14)
+        x += 164
     return picture.done()
 
 
@@ -200,16 +202,21 @@ def draw_points(picture: Picture, points: list[Point], place: object, right: flo
             near[2].append(point)
         else:
             groups.append((x, y, [point]))
+    best = best_under_caps(points)
     for x, y, members in groups:
         for shift, backend in enumerate(dict.fromkeys(one.backend for one in members)):
             picture.dot(x + 9 * shift, y, picture.theme.of_backend[backend])
+    for x, y, members in groups:
         names = dict.fromkeys(one.name for one in members)
+        if len(members) == 1 and members[0].backend == "graph":  # by its engine knobs
+            names = dict.fromkeys([members[0].algorithm.removeprefix("graph:")])
         words = ", ".join(names).replace("aten:default", "PyTorch's own")
-        after = 9 * len({one.backend for one in members}) + 4
-        if x + after + 7 * len(words) > right:
-            picture.text(x - 10, y + 4, words, 12, anchor="end")
-        else:
-            picture.text(x + after, y + 4, words, 12)
+        is_best = any((one.workspace_mib, one.ms) in best for one in members)
+        anchor = "end" if x > right - 100 else "start"
+        x += 6 if anchor == "end" else -4
+        picture.text(
+            x, y + (22 if is_best else -11), words, 14, anchor=anchor, halo=picture.theme.background
+        )
 
 
 LEVELS = {

@@ -122,7 +122,7 @@ def algorithm_counts(op: str, problem: str, backends: list[str], gpu: str) -> li
 
 
 def operators_markdown() -> str:
-    """The README's table of operators.
+    """The table of operators, which the documents show too.
 
     The graph API's engines are those that an H200 may run on some of the common problems, listed
     without one; the classic API's algorithms are those that it names.
