@@ -138,6 +138,12 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     Raises:
         TypeError: A keyword is no knob, or its value has a type that the knob does not take.
         ValueError: A knob does not take its value.
+
+    Example:
+        >>> with flags(softmax_fwd_algo="cpu:online"):
+        ...     y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1)
+        >>> last_decision("softmax_fwd").algorithm
+        'cpu:online'
     """
     known = [name for name in _NAMES if name not in _OF_PROCESS]
     for name in values:

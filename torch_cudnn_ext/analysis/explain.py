@@ -143,6 +143,12 @@ def explain(
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient; or the model or its inputs have no data, such as on the meta device,
             which `profile_model` takes.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+        >>> explained = explain(model, torch.randn(1, 3, 8, 8), measure=False)
+        >>> [(call.layer, call.op) for call in explained.calls]
+        [('0', 'conv_fwd'), ('1', '')]
     """
     check_flag("explain", "train", train)
     model = eager_model("explain", model)

@@ -34,6 +34,11 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
         TypeError: ``pins`` or ``rules`` is no mapping, or a policy has a type that stands for none.
         ValueError: `load_pins` would not take a pattern or a policy; nothing is written.
         OSError: The file cannot be written.
+
+    Example:
+        >>> save_pins("pins.toml", {"0": "autotune"}, {"softmax_fwd log=false": "cpu:online"})
+        >>> load_pins("pins.toml")
+        {'0': 'autotune'}
     """
     check_patterns(pins)
     if rules is not None:

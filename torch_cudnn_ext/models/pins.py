@@ -69,6 +69,14 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
             type that stands for none.
         ValueError: A pattern matches no layer, or none that its policy fits and that would obey.
             Nothing is changed then.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+        >>> apply_pins(model, {"0": "fwd=cpu:im2col"})
+        >>> y = model(torch.randn(1, 3, 8, 8))
+        >>> last_decision("conv_fwd").algorithm
+        'cpu:im2col'
+        >>> clear_pins(model)
     """
     inner = unwrapped_model("apply_pins", model)
     _replace([*inner.modules()], _resolve(model, inner, pins))

@@ -115,6 +115,10 @@ class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
         ``[C_out, H_out, W_out]``.
+
+    Example:
+        >>> Conv2d(3, 8, 3, policy="autotune", activation="relu")(torch.randn(2, 3, 8, 8)).shape
+        torch.Size([2, 8, 6, 6])
     """
 
     replaces = torch.nn.Conv2d

@@ -259,7 +259,13 @@ class RNN(Recurrent, torch.nn.RNN):
 
 
 class LSTM(Recurrent, torch.nn.LSTM):
-    """``torch.nn.LSTM`` with a policy and the attributes of `Recurrent`."""
+    """``torch.nn.LSTM`` with a policy and the attributes of `Recurrent`.
+
+    Example:
+        >>> lstm = LSTM(8, 16, policy="cpu:fused")
+        >>> lstm(torch.randn(5, 2, 8))[0].shape
+        torch.Size([5, 2, 16])
+    """
 
     replaces = torch.nn.LSTM
     gates = 4

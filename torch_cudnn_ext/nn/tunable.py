@@ -32,6 +32,11 @@ class Tunable(torch.nn.Module):
     Attributes:
         replaces: The class of ``torch.nn`` that this one stands for.
         family: The family of operators that its passes belong to.
+
+    Example:
+        >>> layer = nn.Conv2d(3, 8, 3, policy="max_workspace=64MiB")
+        >>> layer.set_mode(fwd="cpu:im2col").policy
+        'fwd=cpu:im2col;max_workspace=64MiB'
     """
 
     replaces: ClassVar[type[torch.nn.Module]]

@@ -73,6 +73,12 @@ def batch_norm(
         ValueError: Sizes or dtypes do not fit, a channel has only one value in training, running
             statistics are missing without training, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> x = torch.randn(8, 3, 4, 4)
+        >>> y = batch_norm(x, None, None, training=True, policy="fwd=cpu:two_pass")
+        >>> y.shape, bool(y.mean().abs() < 1e-5)
+        (torch.Size([8, 3, 4, 4]), True)
     """
     check_tensor("batch_norm", "input", input)
     check_flag("batch_norm", "training", training)
@@ -100,6 +106,11 @@ def batch_norm_train(
         The output; the mean and inverse standard deviation (biased, with ``eps``) of each channel,
         float32 or float64, without gradients; and new running statistics (the variance unbiased),
         ``None`` if none were given.
+
+    Example:
+        >>> trained = batch_norm_train(torch.randn(8, 3, 4, 4))
+        >>> trained.mean.shape
+        torch.Size([3])
     """
     check_tensor("batch_norm_train", "input", input)
     _check_numbers("batch_norm_train", momentum, eps)

@@ -1,10 +1,9 @@
 """Convolutions as functions, with PyTorch's argument names and a selection of algorithms.
 
-``conv1d`` to ``conv_transpose3d`` take the arguments of their namesakes in
-``torch.nn.functional`` and, by keyword, ``policy`` and ``conv_mode``. `convolution`,
-`convolution_backward_input` and `convolution_backward_weight` are the three primitives. They can
-add to another tensor: ``alpha * result + beta * z``; `convolution` can also apply ReLU. All are
-differentiable any number of times.
+``conv1d`` to ``conv_transpose3d`` take the arguments of their namesakes in ``torch.nn.functional``,
+``policy`` and ``conv_mode``. `convolution`, `convolution_backward_input` and
+`convolution_backward_weight` are the three primitives. They can add to another tensor: ``alpha *
+result + beta * z``; `convolution` can also apply ReLU. All are differentiable any number of times.
 
 They run on the CPU and on CUDA GPUs, on float64, float32, float16 and bfloat16 tensors of any
 strides; all tensors of a call share dtype and device.
@@ -91,6 +90,10 @@ def conv2d(
             not fit together.
         RuntimeError: A pinned algorithm cannot run; the message names the problem, the reason, and
             the algorithms that can.
+
+    Example:
+        >>> conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), policy="cpu:im2col")
+        tensor([[[[9.]]]])
     """
     return _convolve(2, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 

@@ -74,6 +74,12 @@ def lstm(
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes, dtypes or devices do not fit, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("lstm", 8, 16)]
+        >>> states = (torch.zeros(1, 2, 16), torch.zeros(1, 2, 16))
+        >>> lstm(torch.randn(5, 2, 8), states, params)[0].shape
+        torch.Size([5, 2, 16])
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
@@ -93,6 +99,11 @@ def gru(
 
     Returns:
         The last layer's outputs, and the hidden states at the end. Differentiable as `lstm`.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("gru", 8, 16)]
+        >>> gru(torch.randn(5, 2, 8), torch.zeros(1, 2, 16), params)[0].shape
+        torch.Size([5, 2, 16])
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
@@ -152,6 +163,10 @@ def rnn_parameter_sizes(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: There is no such network, or a number is out of range or does not fit another.
+
+    Example:
+        >>> rnn_parameter_sizes("lstm", 8, 16)
+        [(64, 8), (64, 16), (64,), (64,)]
     """
     name = "rnn_parameter_sizes"
     if not isinstance(network, str):

@@ -83,6 +83,11 @@ def export_table(path: str | os.PathLike[str]) -> int:
 
     Raises:
         OSError: The file cannot be written, or is no regular file.
+
+    Example:
+        >>> count = export_table("tuning.jsonl")
+        >>> import_table("tuning.jsonl") == count
+        True
     """
     _check_replaceable(path)
     measured = entries()
