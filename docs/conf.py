@@ -38,6 +38,7 @@ autodoc_typehints = "none"  # signatures of PyTorch's length; the docstrings nam
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 napoleon_custom_sections = [("Shapes", "notes_style")]
 
 html_theme = "furo"
@@ -61,6 +62,14 @@ def write_pages(app: Sphinx) -> None:
             file.write_text(text)
 
 
+def skip_fields_of_tuples(
+    app: Sphinx, what: str, name: str, value: object, skip: bool, options: object
+) -> bool | None:
+    """Leaves out the fields of named tuples, which Python documents by their number alone."""
+    return True if str(value.__doc__).startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_pages)
+    app.connect("autodoc-skip-member", skip_fields_of_tuples)

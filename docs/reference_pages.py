@@ -96,44 +96,32 @@ def settings() -> str:
     """All settings, and all environment variables, in one table."""
     described = arguments_of(policy.Policy.__doc__ or "")
     of_knobs = knob_descriptions()
-    rows = []
-    for name, (_, wanted) in CONSTRAINTS.items():
-        rows.append(setting_row(name, wanted, described[name], in_policy=True))
+    rows = [setting_row(name, wanted, described[name]) for name, (_, wanted) in CONSTRAINTS.items()]
     for name in ("enabled", "verbose", "reserve_workspace"):
-        rows.append(setting_row(name, "", of_knobs[name], in_policy=False))
-    variable = "`TORCH_CUDNN_EXT_<KNOB>`"
-    names = [name for name in dir(knobs) if name.endswith("_algo")]
-    selected = "'autotune', 'heuristic', or an algorithm"
-    for name in names:
+        rows.append(setting_row(name, "No field of a policy.", of_knobs[name]))
+    for name in filter(lambda one: one.endswith("_algo"), dir(knobs)):
         key = name.removesuffix("_algo")
-        rows.append(setting_row(name, selected, f"The selection for `{key}`.", True, key))
-    headings = ["policy field", "knob", "environment variable", "values", "meaning"]
-    tools = [[code(name), meaning] for name, meaning in TOOL_VARIABLES.items()]
+        wanted = "'autotune', 'heuristic', or an algorithm"
+        rows.append(setting_row(name, wanted, f"The selection `{key}` of a policy."))
+    rows += [[code(name), "", meaning] for name, meaning in TOOL_VARIABLES.items()]
     return "\n".join(
         [
             "# Settings and environment variables",
             "",
             "A setting has one name at every level: a field of a [policy](../policy.md), an "
-            f"attribute of `torch_cudnn_ext.knobs`, and the environment variable {variable}. "
-            "Environment variables are read once, when the package is imported.",
+            "attribute of `torch_cudnn_ext.knobs`, and an environment variable, which stands "
+            "under it. Environment variables are read once, when the package is imported. The "
+            "last rows are variables that the scripts in `tools` and the build read.",
             "",
-            markdown_table(headings, rows),
-            "",
-            "The scripts in `tools` and the build read these variables too:",
-            "",
-            markdown_table(["environment variable", "meaning"], tools),
+            markdown_table(["setting and variable", "values", "meaning"], rows),
         ]
     )
 
 
-def setting_row(
-    name: str, wanted: str, meaning: str, in_policy: bool, field: str | None = None
-) -> list[str]:
+def setting_row(name: str, wanted: str, meaning: str) -> list[str]:
     """The cells of one setting."""
-    variable = f"TORCH_CUDNN_EXT_{name.upper()}"
-    values = re.sub("'([^']*)'", r"`\1`", wanted)
-    shown = (field or name) if in_policy else ""
-    return [code(shown), code(name), code(variable), values, meaning]
+    names = f"{code(name)}<br>{code(f'TORCH_CUDNN_EXT_{name.upper()}')}"
+    return [names, re.sub("'([^']*)'", r"`\1`", wanted), meaning]
 
 
 def arguments_of(docstring: str) -> dict[str, str]:

@@ -207,7 +207,7 @@ def test_the_reference_is_made_of_the_code(modules: dict[str, ModuleType]) -> No
     settings = pages[f"{folder}settings.md"]
     for name in dir(knobs):
         if name not in ("flags", "reset"):
-            assert settings.count(f"| `TORCH_CUDNN_EXT_{name.upper()}` |") == 1, name
+            assert settings.count(f"| `{name}`<br>`TORCH_CUDNN_EXT_{name.upper()}` |") == 1, name
     assert "torch_cudnn_ext::conv2d(" in pages[f"{folder}schemas.md"]
     assert "| `convert` | `ValueError` |" in pages[f"{folder}exceptions.md"]
     for operator in _C.operators():

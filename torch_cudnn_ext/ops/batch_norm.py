@@ -20,7 +20,15 @@ NormActivation: TypeAlias = Literal["none", "relu"]
 
 
 class BatchNormTrained(NamedTuple):
-    """The results of `batch_norm_train`."""
+    """The results of `batch_norm_train`.
+
+    Attributes:
+        output: The normalised data, with the sizes of the input.
+        mean: The mean of each channel, ``[C]``.
+        invstd: ``1 / sqrt(variance + eps)`` of each channel, ``[C]``.
+        running_mean: The updated running mean; ``None`` if none was given.
+        running_var: The updated running variance; ``None`` if none was given.
+    """
 
     output: Tensor
     mean: Tensor
