@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-FIELDS = {"gpu": str, "date": str, "software": str, "conditions": list, "results": list}
+FIELDS: dict[str, type] = {
+    "gpu": str,
+    "date": str,
+    "software": str,
+    "conditions": list,
+    "results": list,
+}
+OPTIONAL: dict[str, type] = {"repeat": list, "notes": list, "columns": list, "rows": list}
 NON_BREAKING_HYPHEN = "\u2011"
-OPTIONAL = {"repeat": list, "notes": list, "columns": list, "rows": list}
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ They are committed, since a README cannot be built. A test draws them again and 
 """
 
 import json
+import runpy
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -243,22 +244,30 @@ def levels(theme: Theme) -> str:
     return picture.done()
 
 
-LAYERS = [
-    ["python"],
-    ["ops", "backends", "cudnn", "cuda", "torch"],
-    ["core"],
-    ["problems"],
-    ["core/base"],
-]
-PYTHON_LAYERS = [["cli"], ["bench"], ["tuning", "analysis"], ["_workload"], ["models"], ["nn"],
-                 ["ops"], ["policy", "knobs"], ["_C"]]  # fmt: skip
+def layers_of_code() -> tuple[list[list[str]], list[list[str]]]:
+    """The layers of the C++ and the Python half, the highest first, as `tools/check_layers` has.
+
+    Small private modules are left out.
+    """
+    tables = runpy.run_path(str(STATIC.parents[1] / "tools" / "check_layers"))
+    depths: dict[str, int] = {}
+    for layer, below in sorted(tables["CPP"].items(), key=lambda one: len(one[1])):
+        depths[layer] = 1 + max((depths.get(other, 0) for other in below), default=0)
+    shown = [one for one in depths if one == "core/base" or not {"/", "."} & set(one)]
+    cpp = [[one for one in shown if depths[one] == depth] for depth in range(1, 9)]
+    python = [
+        [one for one in names if not one.startswith("_") or one in ("_C", "_workload")]
+        for names in tables["PYTHON"]
+    ]
+    return [row for row in reversed(cpp) if row], [row for row in reversed(python) if row]
 
 
 def layers(theme: Theme) -> str:
     """The layers of the C++ and the Python half: each may use what is below."""
-    height = 78 + 42 * len(PYTHON_LAYERS)
+    cpp, python = layers_of_code()
+    height = 78 + 42 * max(len(cpp), len(python))
     picture = Picture(720, height, theme, "The layers of the code")
-    for x, title, rows in ((24, "csrc", LAYERS), (376, "torch_cudnn_ext", PYTHON_LAYERS)):
+    for x, title, rows in ((24, "csrc", cpp), (376, "torch_cudnn_ext", python)):
         picture.text(x, 30, title, 15, weight=600)
         for row, names in enumerate(rows):
             width = (320 - 6 * (len(names) - 1)) / len(names)
