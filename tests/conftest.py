@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from sysconfig import get_config_var
 from typing import Any, TypeVar
 
 import pytest
@@ -14,11 +15,13 @@ from helpers import LINE, PASSES
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cudnn_ext import _C, knobs, ops, profile
+from torch_cudnn_ext import _C, _libraries, knobs, ops, profile
 from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.tuning.measure import fp32_switches
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository
+# Where setup.py builds for this torch and this Python.
+BUILD = ROOT / "build" / f"{_libraries.torch_tag(torch.__version__)}-{get_config_var('SOABI')}"
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 CUDA_MARKS = (
