@@ -12,6 +12,7 @@ for any text.
 import importlib
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import torch
 import typer
 from conftest import CUDA_MARKS, ROOT
 
-from torch_cudnn_ext import _C, disable, is_enabled, knobs, tuning
+from torch_cudnn_ext import _C, __version__, _libraries, disable, is_enabled, knobs, tuning
 from torch_cudnn_ext.cli.app import app
 
 DOCS = ROOT / "docs"
@@ -174,6 +175,18 @@ def test_a_page_is_short_and_has_the_words_of_the_house(page: Path) -> None:
         assert text.count("\n") <= MOST_README_LINES
     prose = BLOCK.sub("", text)
     assert not re.findall(r"\b(?:behind(?! PyTorch)|beside|stand-in)\b", prose, re.I)
+
+
+def test_versions_are_told_alike() -> None:
+    readme, changelog, citation = (
+        (ROOT / name).read_text() for name in ("README.md", "CHANGELOG.md", "CITATION.cff")
+    )
+    oldest, next_one = re.findall(r"2\.(\d+)", _libraries.TORCH_RANGE)
+    assert f"PyTorch 2.{oldest} to 2.{int(next_one) - 1}" in readme
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(classifiers))
+    assert f"Python {pythons[0]} to {pythons[-1]}" in readme
+    assert f"\n## {__version__} (" in changelog and f"\nversion: {__version__}\n" in citation
 
 
 @pytest.fixture(scope="module")
