@@ -114,7 +114,14 @@ _reserved: list[int] = []  # bytes of each GPU
 
 
 def reset() -> None:
-    """Unset every knob; the environment variables hold again."""
+    """Unset every knob; the environment variables hold again.
+
+    Example:
+        >>> torch_cudnn_ext.knobs.max_workspace = "64MiB"
+        >>> reset()
+        >>> torch_cudnn_ext.knobs.max_workspace is None
+        True
+    """
     with _lock:
         _install({})
         _deleted.clear()

@@ -239,6 +239,12 @@ def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[Non
     This includes pinned layers, whose pins and first algorithms are set aside, and layers of
     subclasses that compute as their parent in ``torch.nn`` does. Dropouts get no policy, under
     which they would draw other random numbers.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+        >>> with converted(model):
+        ...     type(model[0]) is nn.Conv2d
+        True
     """
     changes = [
         (step.module, ours)

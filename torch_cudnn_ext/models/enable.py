@@ -92,6 +92,12 @@ def disable() -> None:
 
     Raises:
         RuntimeError: The operators are not enabled.
+
+    Example:
+        >>> enable()
+        >>> disable()
+        >>> is_enabled()
+        False
     """
     with _lock:
         if not is_enabled():
@@ -180,7 +186,12 @@ def declined(reset: bool = False) -> dict[str, int]:
 
 
 class Rule:
-    """A rule of `when`, which holds until `remove` or the end of its ``with`` block."""
+    """A rule of `when`, which holds until `remove` or the end of its ``with`` block.
+
+    Example:
+        >>> rule = Rule("softmax_fwd log=false", "softmax_fwd=cpu:online")
+        >>> rule.remove()
+    """
 
     def __init__(self, matcher: str, use: str) -> None:
         """Check the rule and make it hold."""

@@ -73,6 +73,11 @@ def load_pins(path: str | Path) -> dict[str, str]:
         ValueError: The file is no TOML, has an unknown table, or a value that is no policy; the
             message names the line and the key. The rules of the file are checked as well.
         OSError: The file cannot be read.
+
+    Example:
+        >>> save_pins("pins.toml", {"layer1.*": "autotune"})
+        >>> load_pins("pins.toml")
+        {'layer1.*': 'autotune'}
     """
     return _load(path)[_LAYERS]
 
@@ -86,6 +91,11 @@ def load_rules(path: str | Path) -> dict[str, str]:
     Raises:
         ValueError: As `load_pins`.
         OSError: As `load_pins`.
+
+    Example:
+        >>> save_pins("pins.toml", {}, {"softmax_fwd log=false": "cpu:online"})
+        >>> list(load_rules("pins.toml"))
+        ['softmax_fwd log=false']
     """
     return _load(path)[_PROBLEMS]
 

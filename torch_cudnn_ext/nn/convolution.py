@@ -100,6 +100,10 @@ class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
+
+    Example:
+        >>> Conv1d(3, 8, 3)(torch.randn(1, 3, 10)).shape
+        torch.Size([1, 8, 8])
     """
 
     replaces = torch.nn.Conv1d
@@ -131,6 +135,10 @@ class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
         ``[N, C_out, D_out, H_out, W_out]`` or ``[C_out, D_out, H_out, W_out]``.
+
+    Example:
+        >>> Conv3d(3, 8, 3)(torch.randn(1, 3, 5, 6, 6)).shape
+        torch.Size([1, 8, 3, 4, 4])
     """
 
     replaces = torch.nn.Conv3d
@@ -142,6 +150,10 @@ class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
+
+    Example:
+        >>> ConvTranspose1d(3, 8, 3)(torch.randn(1, 3, 10)).shape
+        torch.Size([1, 8, 12])
     """
 
     replaces = torch.nn.ConvTranspose1d
@@ -158,6 +170,10 @@ class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
         ``[C_out, H_out, W_out]``.
+
+    Example:
+        >>> ConvTranspose2d(3, 8, 2, stride=2)(torch.randn(1, 3, 5, 5)).shape
+        torch.Size([1, 8, 10, 10])
     """
 
     replaces = torch.nn.ConvTranspose2d
@@ -170,6 +186,10 @@ class ConvTranspose3d(_TransposedConvolution, torch.nn.ConvTranspose3d):
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
         ``[N, C_out, D_out, H_out, W_out]`` or ``[C_out, D_out, H_out, W_out]``.
+
+    Example:
+        >>> ConvTranspose3d(3, 8, 3)(torch.randn(1, 3, 5, 6, 6)).shape
+        torch.Size([1, 8, 7, 8, 8])
     """
 
     replaces = torch.nn.ConvTranspose3d

@@ -118,7 +118,13 @@ def rnn_tanh(
     *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
     single_bias: bool = False, policy: PolicyLike = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Elman's network with tanh; arguments, results and errors are those of `gru`."""
+    """Elman's network with tanh; arguments, results and errors are those of `gru`.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("rnn_tanh", 8, 16)]
+        >>> rnn_tanh(torch.randn(5, 2, 8), torch.zeros(1, 2, 16), params)[0].shape
+        torch.Size([5, 2, 16])
+    """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
     y, hy = _run("rnn_tanh", input, hx, params, options, variants, policy)
@@ -132,7 +138,13 @@ def rnn_relu(
     *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
     single_bias: bool = False, policy: PolicyLike = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Elman's network with ReLU; arguments, results and errors are those of `gru`."""
+    """Elman's network with ReLU; arguments, results and errors are those of `gru`.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("rnn_relu", 8, 16)]
+        >>> rnn_relu(torch.randn(5, 2, 8), torch.zeros(1, 2, 16), params)[0].shape
+        torch.Size([5, 2, 16])
+    """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
     y, hy = _run("rnn_relu", input, hx, params, options, variants, policy)
