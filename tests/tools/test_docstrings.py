@@ -15,8 +15,8 @@ import torch_cudnn_ext
 from torch_cudnn_ext import analysis, disable, is_enabled, knobs, models, nn, ops, policy, tuning
 
 HOLDERS = (torch_cudnn_ext, ops, nn, policy, knobs, tuning, models, analysis)
-# Their docstrings refer to a function that has an example: that of two dimensions, or conv2d.
-SIBLINGS = re.compile(r"\w+_pool[13]d|conv[13]d|conv_transpose[123]d|convolution(_backward_\w+)?")
+# Their docstrings refer to the function of two dimensions, which has an example.
+SIBLINGS = re.compile(r"\w+_pool[13]d")
 # Results of functions, which no user makes.
 RESULTS = {"BatchNormTrained", "Decision", "Recurrent", "Step", *analysis.__all__}
 

@@ -11,7 +11,11 @@ from torch_cudnn_ext._torch_internals import output_padding, reversed_padding
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import sizes_of
 from torch_cudnn_ext.ops._border import border, pad_after
-from torch_cudnn_ext.ops.convolution import ConvActivation, check_activation, convolution
+from torch_cudnn_ext.ops.convolution_primitives import (
+    ConvActivation,
+    check_activation,
+    convolution,
+)
 
 
 class _Convolution(Tunable, _ConvNd):
