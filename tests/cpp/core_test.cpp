@@ -81,7 +81,8 @@ void check_tensor_specs() {
   TensorSpec last{c10::kHalf, sizes, channels_last_strides(sizes)};
   EXPECT(plain.numel() == 120 && plain.nbytes() == 240 && !(plain == last));
   EXPECT(is_channels_last(last) && !is_channels_last(plain) && is_packed(last) && is_packed(plain));
-  EXPECT(!is_packed({c10::kHalf, sizes, {120, 40, 10, 2}}));
+  TensorSpec gaps{c10::kHalf, sizes, {120, 40, 10, 2}};
+  EXPECT(!is_packed(gaps) && plain.extent() == 120 && gaps.extent() == 239);
   EXPECT(is_one_pixel({2, 3, 1, 1}) && !is_one_pixel({2, 3, 1, 2}));
   EXPECT(compute_dtype(c10::kHalf) == c10::kFloat && compute_dtype(c10::kDouble) == c10::kDouble);
   EXPECT(dtype_text(c10::kBFloat16) == "bf16" && dtype_text(c10::kLong) == "Long");
