@@ -81,4 +81,7 @@ WORDS: dict[str, str] = {
     "softmax cpu:three_pass": "The maximum, then exponentials and their sum, then the quotient.",
     "softmax legacy:accurate": "Subtracts the maximum first.",
     "softmax legacy:fast": "Does not subtract the maximum. Large values overflow.",
+    "transform cpu:gather": "Every element in the order of the result's memory.",
+    "transform cpu:tiles": "Squares of two dimensions through a buffer.",
+    "transform legacy:default": "cuDNN's conversion of layouts, of one type.",
 }

@@ -29,6 +29,7 @@ CUDA_MARKS = (
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 )
 BIG_CUDA_MARKS = (*CUDA_MARKS, pytest.mark.big)
+SMOKE = "1/16"  # the part of the tests that shows in minutes whether an installation works
 DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_MARKS))
 # Of one tensor of four dimensions.
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -83,11 +84,18 @@ def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds ``--shard i/n``."""
+    """Adds ``--shard i/n`` and ``--smoke``."""
     parser.addoption(
         "--shard",
         metavar="i/n",
         help="run the i-th of n equal parts of the collected tests (i from 1 to n)",
+    )
+    parser.addoption(
+        "--smoke",
+        action="store_const",
+        const=SMOKE,
+        dest="shard",
+        help=f"the same as --shard {SMOKE}",
     )
 
 
