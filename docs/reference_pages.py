@@ -45,6 +45,7 @@ def pages() -> dict[str, str]:
         "algorithms.md": algorithms(),
         "schemas.md": schemas(),
         "exceptions.md": exceptions(),
+        "constraints.txt": constraints(),
         "problem-lines.txt": problem_lines(),
         "selections.txt": selections(),
     }
@@ -121,7 +122,22 @@ def settings() -> str:
 def setting_row(name: str, wanted: str, meaning: str) -> list[str]:
     """The cells of one setting."""
     names = f"{code(name)}<br>{code(f'TORCH_CUDNN_EXT_{name.upper()}')}"
-    return [names, re.sub("'([^']*)'", r"`\1`", wanted), meaning]
+    return [names, words_as_code(wanted), meaning]
+
+
+def words_as_code(text: str) -> str:
+    """A text whose words in quotes are written as code."""
+    return re.sub("'([^']*)'", r"`\1`", text)
+
+
+def constraints() -> str:
+    """The fields of a policy that select nothing."""
+    described = arguments_of(policy.Policy.__doc__ or "")
+    rows = [
+        [code(name), words_as_code(wanted), described[name]]
+        for name, (_, wanted) in CONSTRAINTS.items()
+    ]
+    return markdown_table(["field", "values", "meaning"], rows)
 
 
 def arguments_of(docstring: str) -> dict[str, str]:
