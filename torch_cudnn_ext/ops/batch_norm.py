@@ -158,5 +158,6 @@ describe(
         forward_fields=("z", "act"),
         training_fields=("running",),
         images=lambda problem: ("x",),
+        training=("_batch_norm_train", "_batch_norm_train_alone"),
     )
 )

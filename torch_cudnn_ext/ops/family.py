@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from torch_cudnn_ext._torch_internals import unmerged_operators
+from torch_cudnn_ext._torch_internals import let_results_have_any_size, unmerged_operators
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import ProblemInfo
@@ -40,6 +40,7 @@ class Family:
         flops: By operator, how many operations ``torch.utils.flop_counter`` counts. A formula gets
             the shapes of tensors in their place.
         random: The operators that draw random numbers, of which two equal calls are not one.
+        training: The operators that return a reserve, whose size the algorithm decides.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Family:
     keywords: Mapping[str, str] = field(default_factory=dict)
     flops: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     random: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
 
 
 def describe(family: Family) -> None:
@@ -60,6 +62,7 @@ def describe(family: Family) -> None:
     for operator, formula in family.flops.items():
         register_flop_formula(getattr(_OPERATORS, operator))(formula)
     unmerged_operators.extend(getattr(_OPERATORS, operator) for operator in family.random)
+    let_results_have_any_size([getattr(_OPERATORS, name).default for name in family.training])
 
 
 def family_of(problem: "ProblemInfo") -> Family:

@@ -469,4 +469,4 @@ def _check_indices(name: str, policy: str | None) -> None:
         warn(f"{said}; aten:default runs instead")
 
 
-describe(Family("pool", images=lambda problem: ("x",)))
+describe(Family("pool", images=lambda problem: ("x",), training=("_max_pool_train",)))

@@ -260,4 +260,4 @@ def _steps(problem: "ProblemInfo") -> int:
     return steps
 
 
-describe(Family("rnn", steps=_steps, random=("_rnn",)))
+describe(Family("rnn", steps=_steps, random=("_rnn",), training=("_rnn",)))
