@@ -9,11 +9,12 @@
 
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <mutex>
 #include <utility>
+
+#include "core/capability.h"
 
 namespace torch_cudnn_ext {
 
@@ -84,12 +85,9 @@ class TargetRuntime : public DeviceRuntime {
  public:
   std::string fingerprint(const Device& device) const override { return device.text(); }
   int64_t total_memory_bytes(const Device& device) const override {
-    const std::string& json = target_properties(device);
-    const std::string key = "\"totalGlobalMem\":";
-    size_t found = json.find(key);
-    TORCH_CHECK_VALUE(found != std::string::npos, "device ", device.text(),
-                      " has no totalGlobalMem in its properties");
-    return std::strtoll(json.c_str() + found + key.size(), nullptr, 10);
+    auto bytes = number_in_properties(device, "totalGlobalMem");
+    TORCH_CHECK_VALUE(bytes, "device ", device.text(), " has no totalGlobalMem in its properties");
+    return *bytes;
   }
   bool is_capturing(const Device&) const override { return false; }
   void synchronize(const Device& device, const std::string&) const override { refuse(device); }

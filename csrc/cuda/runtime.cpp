@@ -13,6 +13,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/capability.h"
 #include "core/device.h"
 #include "core/errors.h"
 #include "cuda/capture_mode.h"
@@ -118,7 +119,10 @@ class CudaRuntime : public DeviceRuntime {
 
 const bool registered = [] {
   register_runtime(Device::Kind::cuda, std::make_unique<CudaRuntime>());
-  return true;
+  return register_capability([](int index) {
+    const cudaDeviceProp* p = at::cuda::getDeviceProperties(static_cast<int8_t>(index));
+    return p->major * 10 + p->minor;
+  });
 }();
 
 }  // namespace

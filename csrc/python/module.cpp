@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/caution.h"
 #include "core/errors.h"
 #include "core/select/plan_store.h"
 #include "python/bindings.h"
@@ -39,6 +40,10 @@ void install_hooks() {
   set_warning_sink([](const std::string& message) {
     py::gil_scoped_acquire acquire;
     py::module_::import("torch_cudnn_ext._warning").attr("warn")(message);
+  });
+  set_caution_sink([](const std::string& message) {
+    py::gil_scoped_acquire acquire;
+    py::module_::import("torch_cudnn_ext._warning").attr("warn_of_version")(message);
   });
   set_interrupt_check([] {
     // Signals are for Python's main thread; one that Python does not know may be joined by who
@@ -92,6 +97,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_tuning(m);
   bind_running(m);
   bind_devices(m);
+  bind_libraries(m);
   install_fast_calls();
   py::module_::import("atexit").attr("register")(py::cpp_function(leak_plans_at_exit));
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/caution.h"
 #include "core/operator.h"
 #include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
@@ -26,6 +27,7 @@ py::list candidates(const std::string& text, const std::string& device_text,
   std::vector<Measurement> list;
   {
     py::gil_scoped_release release;
+    give_caution_once(device);
     c10::OptionalDeviceGuard guard;
     if (device.is_cuda()) guard.reset_device(device.torch_device());
     const ResolvedPolicy& levels = ruled(problem, policy);
@@ -77,6 +79,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   std::vector<Measurement> list;
   {
     py::gil_scoped_release release;
+    give_caution_once(device);
     list = measure(problem, policy, device, options);
     bool any = !list.empty() && list[0].status == Measurement::Status::ok;
     bool kept = record && options.algorithms.empty() && are_rankings_kept(policy, device);

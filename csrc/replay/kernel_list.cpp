@@ -8,7 +8,10 @@
 #include <cstring>
 #include <utility>
 
-#include "cudnn/errata.h"
+#include "core/capability.h"
+#include "core/device.h"
+#include "core/library_versions.h"
+#include "cudnn/verified.h"
 
 namespace torch_cudnn_ext {
 
@@ -285,10 +288,8 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& syn
 }
 
 bool KernelList::can_learn() {
-  int capability = 0;
-  auto status = cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor,
-                                       c10::cuda::current_device());
-  return is_cudnn_9_19() && status == cudaSuccess && capability == 9 && driver().complete;
+  int capability = capability_of({Device::Kind::cuda, c10::cuda::current_device()});
+  return replays_kernels(library_version(Library::cudnn), capability) && driver().complete;
 }
 
 bool KernelList::covers_all(const RecordedAt& call, size_t most) {

@@ -11,6 +11,7 @@
 
 #include "cuda/capture_mode.h"
 #include "cudnn/handle.h"
+#include "cudnn/verified.h"
 
 namespace torch_cudnn_ext {
 
@@ -135,8 +136,8 @@ std::string replay_obstacle(const Device& device, Replay replay) {
   if (!device.is_cuda()) return c10::str(device.text(), " makes no calls of cuDNN");
   c10::cuda::CUDAGuard guard(device.torch_device());
   if (replay != Replay::kernels || KernelList::can_learn()) return "";
-  return "kernels are repeated one by one with cuDNN 9.19 on GPUs of compute capability 9 alone; "
-         "CUDA graphs are used";
+  return c10::str("kernels are repeated one by one with ", platforms_that_replay_kernels(),
+                  " alone; CUDA graphs are used");
 }
 
 ReplayInfo replay_info() {

@@ -1,5 +1,6 @@
 """The commands `info` and help, the version, and the installed script."""
 
+import json
 import os
 import re
 import signal
@@ -21,7 +22,15 @@ from torch_cudnn_ext.cli import main, script
 def test_info(capsys: Capture) -> None:
     assert main(["info"]) == 0
     out = capsys.readouterr().out
-    for text in (torch.__version__, "libcudnn.so.9", "target:h200", "graph", "legacy", "cpu"):
+    for text in (
+        torch.__version__,
+        "libcudnn.so.9",
+        "target:h200",
+        "graph",
+        "legacy",
+        "cpu",
+        "verified",
+    ):
         assert text in out
     assert out.startswith(f"torch_cudnn_ext {__version__}\n")
     if not torch.cuda.is_available():  # there several do it by default
@@ -45,6 +54,47 @@ def test_the_table_of_operators_describes_each(capsys: Capture) -> None:
     # A driver tells more of the engines that want one.
     assert re.sub(r"graph \d+", "graph N", conv[3]) == passes
     assert conv[4] == "direct, fft, im2col"
+
+
+@pytest.mark.parametrize("kind", ["errata", "hints"])
+def test_what_is_known_of_versions_is_shown(kind: str, capsys: Capture) -> None:
+    rows = _C.errata() if kind == "errata" else _C.engine_hints()
+    assert main(["info", f"--{kind}"]) == 0
+    shown = capsys.readouterr().out
+    assert all(row["id"] in shown and row["text"] in shown for row in rows)
+    assert main(["info", f"--{kind}", "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [line for line in lines if line.startswith("| ")]
+    assert len(cells) == len(rows) + 2 * sum(line.startswith("| ---") for line in lines)
+    assert main(["info", f"--{kind}", "--format", "json", "--cudnn", "9.28.1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    if kind == "errata":
+        (row,) = (row for row in found if row["id"] == "pool-max-infinite")
+        assert row["state"] == "fixed"
+    else:
+        assert not any(row["on"] for row in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--errata", "--jobs", "2"], "--jobs: got 2 with --errata, which takes no more than"),
+        (["--operators", "--errata"], "--errata: given with --operators, which takes no more"),
+        (
+            ["--hints", "--format", "csv"],
+            "--format: got 'csv', wanted one of table, json, markdown",
+        ),
+        (["--cudnn", "9.28.1"], "--cudnn: got '9.28.1' with neither --errata nor --hints"),
+        (["--errata", "--cudnn", "nine"], "--cudnn: version: got 'nine', wanted two or three"),
+    ],
+)
+def test_options_of_errata_and_hints_go_with_nothing_else(
+    arguments: list[str], complaint: str, capsys: Capture
+) -> None:
+    assert main(["info", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and complaint in shown.err
 
 
 def test_no_command_is_the_help(capsys: Capture) -> None:

@@ -5,10 +5,10 @@
 // imply.
 #include <functional>
 
-#include "backends/aten/convolution_errata.h"
 #include "backends/aten/matmul_convolution.h"
 #include "backends/aten/plan.h"
 #include "backends/aten/rewritten_convolution.h"
+#include "core/errata.h"
 #include "core/tensors.h"
 #include "problems/tensor_steps.h"
 
@@ -103,9 +103,10 @@ std::optional<Unsupported> refuse_compute(const ConvolutionProblem& p) {
 }
 
 // PyTorch's own convolution, whose kernel cuDNN chooses on a GPU.
-std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const Device& device) {
+std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p,
+                                              const Algorithm& algorithm, const Device& device) {
   if (auto refused = refuse_compute(p)) return refused;
-  return erratum_of_convolution(p, device);
+  return unsupported_by_erratum(p, algorithm, {}, device);
 }
 
 // What is scaled after PyTorch's kernel.
@@ -115,10 +116,10 @@ std::optional<Unsupported> refuse_scaled(const ConvolutionProblem& p) {
       "PyTorch's convolution is rounded to f16 before alpha scales it, so that it may overflow"};
 }
 
-std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const Device& device) {
-  if (auto refused = erratum_of_rewriting(p, device)) return refused;
-  if (auto refused = refuse_scaled(p)) return refused;
-  return refuse_convolution(p, device);
+std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                            const Device& device) {
+  if (auto refused = refuse_convolution(p, algorithm, device)) return refused;
+  return refuse_scaled(p);
 }
 
 // What PyTorch's switches make of its convolution in this pass.
@@ -135,7 +136,7 @@ Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& 
 BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorithm,
                           const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  if (auto refused = refuse_convolution(p, device)) return *refused;
+  if (auto refused = refuse_convolution(p, algorithm, device)) return *refused;
   // In f32 PyTorch's kernels on the CPU have errata of their own.
   if (auto refused = refuse_scaled(p); refused && !device.is_cuda()) return *refused;
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
@@ -144,14 +145,13 @@ BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorith
 
 BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_rewriting(p, device)) return *refused;
+  if (auto refused = refuse_rewriting(p, algorithm, device)) return *refused;
   if (!FoldedChannels::takes(p)) {
     return Unsupported{
         "folds forwards and filter gradients of 1 to 4 channels and a channels-last y, over 2 or 3 "
         "dimensions, with windows wider than a pixel and not dilated there, one group, "
         "cross-correlating, of f32 and narrower"};
   }
-  if (auto refused = erratum_of_folding(p, device)) return *refused;
   if (device.is_target()) return needs_device();
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
                                            FoldedChannels(p));
@@ -163,7 +163,7 @@ Algorithm turned_algorithm(int64_t block) {
 
 BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_rewriting(p, device)) return *refused;
+  if (auto refused = refuse_rewriting(p, algorithm, device)) return *refused;
   for (int64_t block : TransposedAsForward::blocks(p)) {
     if (!(algorithm == turned_algorithm(block))) continue;
     if (device.is_target()) return needs_device();

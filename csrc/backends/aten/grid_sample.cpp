@@ -1,5 +1,6 @@
 // PyTorch's sampler.
 #include "backends/aten/plan.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -7,13 +8,7 @@ namespace {
 BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse(algorithm, device)) return *refused;
-  bool may_crash = !device.is_cuda() && p.pass == Pass::bwd && p.spatial_dims() == 2 &&
-                   p.mode == SampleMode::bilinear && p.padding != SamplePadding::zeros;
-  if (may_crash) {
-    return Unsupported{
-        "PyTorch 2.11's gradients of bilinear samples on the CPU crash on a grid with NaN or "
-        "infinity unless the padding is zeros"};
-  }
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   Notes notes;
   // On CUDA dx is summed by atomic additions; dgrid is not.
   bool atomic = p.pass == Pass::bwd && p.input_gradient && device.is_cuda();

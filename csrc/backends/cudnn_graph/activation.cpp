@@ -81,20 +81,13 @@ std::optional<Unsupported> refuse(const ActivationProblem& p) {
   return std::nullopt;
 }
 
-std::string find_erratum(const ActivationProblem&, const Algorithm& algorithm, const Notes&) {
-  return elementwise_erratum(algorithm);
-}
-
 std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
-  // cuDNN 9.19 multiplies blocked gradients by zero, which gives NaN for infinities.
-  bool multiplies = p.pass == Pass::bwd && p.kind == ActivationKind::clipped_relu;
-  if (multiplies) engine.notes.add(Note::reduced_range);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));
 }
 
 const auto registered =
-    register_graphs<ActivationProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+    register_graphs<ActivationProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -166,8 +166,8 @@ std::shared_ptr<Plan> make_plan(const BatchNormProblem& p, const Algorithm& algo
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p), scalars_of(p));
 }
 
-const auto registered = register_graphs<BatchNormProblem, refuse, make_operation_graph,
-                                        no_erratum<BatchNormProblem>, make_plan>();
+const auto registered =
+    register_graphs<BatchNormProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

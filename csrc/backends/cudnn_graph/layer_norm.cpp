@@ -153,17 +153,6 @@ std::optional<Unsupported> refuse(const LayerNormProblem& p) {
   return std::nullopt;
 }
 
-std::string find_erratum(const LayerNormProblem& p, const Algorithm& algorithm,
-                         const Notes& notes) {
-  bool of_instances = asked(p).kind == LayerNormKind::instance && p.pass == Pass::bwd;
-  if (of_instances && algorithm.name == "eng0") {
-    return "cuDNN 9.19's engine 0 adds up the gradients of an instance norm's parameters on the "
-           "default stream, whatever stream it runs on: they are wrong on others, zero in CUDA "
-           "graphs, and memory is written that may be another's by then";
-  }
-  return alignment_erratum(notes, p.alignment);
-}
-
 std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
   bool grouped = p.kind == LayerNormKind::group;
@@ -177,7 +166,7 @@ std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algo
 }
 
 const auto registered =
-    register_graphs<LayerNormProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+    register_graphs<LayerNormProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -56,29 +56,12 @@ std::optional<Unsupported> refuse(const MatmulProblem& p) {
   return std::nullopt;
 }
 
-std::string find_erratum(const MatmulProblem& p, const Algorithm& algorithm, const Notes&) {
-  bool aligned = p.alignment >= 16;
-  if (algorithm.name == "eng0" && !aligned) {
-    return "engine 0 of cuDNN 9.19 fails when it runs on tensors that are not aligned to 16 bytes";
-  }
-  if (algorithm.name == "eng2" && !(aligned && has_aligned_rows(p.x) && has_aligned_rows(p.w))) {
-    return "engine 2 of cuDNN 9.19 computes wrong results if rows are not aligned to 16 bytes";
-  }
-  return "";
-}
-
 std::shared_ptr<Plan> make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
-  // cuDNN may miss the note, as for engine 0 of cuDNN 9.19.
-  if (p.x.dtype == at::kFloat) engine.notes.add(Note::tf32);
-  // Engine 2 of cuDNN 9.19 turns infinities and NaN of bfloat16 into zeros.
-  bool hides_nonfinite = algorithm.name == "eng2" && p.x.dtype == at::kBFloat16;
-  if (hides_nonfinite) engine.notes.add(Note::reduced_range);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p),
                                       scalars_of(p));
 }
 
-const auto registered =
-    register_graphs<MatmulProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto registered = register_graphs<MatmulProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -4,16 +4,10 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/large_images.h"
-#include "cudnn/errata.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
-
-// The backward of a maximum over channels_last tensors reads the places in the windows that its
-// forward left; without them cuDNN 9.19 crashes. Over contiguous tensors it reads x and y. Single
-// pixels are both.
-bool keeps_indices(const PoolingProblem& p) { return p.train && p.x.strides[1] == 1; }
 
 TensorSpec indices_of(const PoolingProblem& p) {
   TensorSpec indices = p.y();
@@ -134,37 +128,6 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
   return std::nullopt;
 }
 
-std::string find_erratum(const PoolingProblem& p, const Algorithm& algorithm, const Notes& notes) {
-  bool average = p.mode != PoolingMode::max;
-  int64_t results = p.y().numel();
-  if (algorithm.name != "eng2" && exceeds_int(std::max(p.x.numel(), results))) {
-    return "of cuDNN 9.19's engines for pooling only engine 2 is right from 2^31 elements on";
-  }
-  constexpr int64_t kMostResults = 1 << 23, kMostPlaces = 64;
-  if (algorithm.name == "eng1" && results > kMostResults && p.window_volume() > kMostPlaces) {
-    return "engine 1 of cuDNN 9.19 computes wrong results if there are more than 2^23 of large "
-           "windows";
-  }
-  if (algorithm.name == "eng1" && exceeds_grid(p)) return kExceedsGrid;
-  if (!notes.has(Note::runtime_compilation)) {
-    bool fails = average && p.pass == Pass::bwd;
-    return fails ? "cuDNN 9.19 asks at the run for tensors that its backward of an average does "
-                   "not take"
-                 : "";
-  }
-  bool leaves_none = p.pass == Pass::fwd && !keeps_indices(p);
-  if (leaves_none && p.x.dtype == at::kBFloat16) {
-    return "cuDNN 9.19's run-time compiled pooling of bfloat16 that leaves no indices writes "
-           "outside of its result";
-  }
-  int64_t pixel_bytes = p.x.sizes[1] * static_cast<int64_t>(c10::elementSize(p.x.dtype));
-  if (pixel_bytes % 16 != 0) {
-    return "cuDNN 9.19's run-time compiled engines make misaligned accesses if pixels are not "
-           "multiples of 16 bytes";
-  }
-  return alignment_erratum(notes, p.alignment);
-}
-
 // Checks that the reserve is what a forward of this backend left.
 class PoolingPlan : public EnginePlan {
  public:
@@ -196,12 +159,10 @@ class PoolingPlan : public EnginePlan {
 
 std::shared_ptr<Plan> make_plan(const PoolingProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
-  if (p.mode == PoolingMode::max && pools_to_lowest()) engine.notes.add(Note::reduced_range);
   return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
 }
 
-const auto registered =
-    register_graphs<PoolingProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto registered = register_graphs<PoolingProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -4,8 +4,8 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/cudnn_problems.h"
 #include "core/operator.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
@@ -52,15 +52,10 @@ std::optional<Unsupported> refuse(const ReduceProblem& p) {
 }
 
 std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
-  // Sums differ from run to run, and products may, though cuDNN does not note it. Its extremes are
-  // fmaxf and fminf, which drop NaN.
-  bool accumulates = p.kind == ReduceKind::add || p.kind == ReduceKind::mul;
-  engine.notes.add(accumulates ? Note::nondeterministic : Note::reduced_range);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph,
-                                        no_erratum<ReduceProblem>, make_plan>();
+const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

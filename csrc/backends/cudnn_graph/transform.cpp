@@ -32,17 +32,13 @@ std::optional<Unsupported> refuse(const TransformProblem& p) {
       "memory"};
 }
 
-std::string find_erratum(const TransformProblem&, const Algorithm& algorithm, const Notes&) {
-  return elementwise_erratum(algorithm);
-}
-
 std::shared_ptr<Plan> make_plan(const TransformProblem& p, const Algorithm& algorithm,
                                 Engine engine) {
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
 const auto registered =
-    register_graphs<TransformProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+    register_graphs<TransformProblem, refuse, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

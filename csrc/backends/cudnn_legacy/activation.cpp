@@ -2,6 +2,7 @@
 // the input.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -76,14 +77,10 @@ class ActivationPlan : public ReplayedPlan {
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
   if (auto refused = refuse_all_but_default(algorithm)) return *refused;
-  if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd) {
-    if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
-    bool half = c10::isReducedFloatingType(p.x.dtype);
-    if (half) return Unsupported{"cuDNN's gradient at the ceiling differs in half types"};
+  if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd && p.from_output) {
+    return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
   }
-  if (p.kind == ActivationKind::elu && p.pass == Pass::bwd && p.coefficient != 1) {
-    return Unsupported{"cuDNN's gradient of ELU at zero is 1, not alpha"};
-  }
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   if (auto refused = refuse(device)) return *refused;
   return std::make_shared<ActivationPlan>(p, algorithm);
 }

@@ -2,11 +2,11 @@
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/cudnn_problems.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
-#include "cudnn/errata.h"
+#include "cudnn/problems.h"
 #include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
@@ -88,20 +88,22 @@ class ConvolutionPlan : public ReplayedPlan {
 // The classic API does not report an algorithm's properties, so they are written down here. cuDNN's
 // documentation of the two backward enumerations says which ones are not deterministic. A math type
 // other than FMA may use TF32 for float32 data.
-Notes notes_of(const ConvolutionProblem& p, int value, const std::string& name,
-               const MathType& math) {
+Notes notes_of(const ConvolutionProblem& p, int value, const Algorithm& algorithm,
+               const MathType& math, const Device& device) {
+  const std::string& name = algorithm.name;
   Notes notes;
   bool adds_atomically =
       (p.pass == ConvolutionPass::bwd_data && value == CUDNN_CONVOLUTION_BWD_DATA_ALGO_0) ||
       (p.pass == ConvolutionPass::bwd_filter && (value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 ||
                                                  value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3));
   if (adds_atomically) notes.add(Note::nondeterministic);
-  if (name.rfind("winograd", 0) == 0) add_winograd_notes(notes, p);
+  if (name.rfind("winograd", 0) == 0) notes.add(Note::winograd);
   if (name.rfind("fft", 0) == 0) notes.add(Note::fft);
   if (p.x.dtype == at::kFloat && math.value != CUDNN_FMA_MATH) {
     notes.add(Note::tf32);
     if (math.value == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION) notes.add(Note::down_convert);
   }
+  add_notes_of_errata(notes, p, algorithm, device);
   return notes;
 }
 
@@ -175,7 +177,7 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
   return std::make_shared<ConvolutionPlan>(problem, algorithm,
-                                           notes_of(p, *value, algorithm.name, *math), workspace,
+                                           notes_of(p, *value, algorithm, *math, device), workspace,
                                            std::move(d), *value);
 }
 

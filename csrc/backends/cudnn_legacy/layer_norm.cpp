@@ -4,6 +4,7 @@
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/group_norm.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -99,14 +100,9 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
   std::string reason = too_many_channels(p.view().count());
   if (!reason.empty()) return Unsupported{reason};
   bool persistent = algorithm.name == "spatial_persistent";
-  if (c10::isReducedFloatingType(p.x.dtype) && p.alignment < 16) {
-    return Unsupported{
-        "the classic API makes misaligned accesses in half types if tensors are not aligned to "
-        "16 bytes, and the process loses its GPU context"};
-  }
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   Notes notes;
-  // For float32 and float16 data it may sum scaled integers, which overflow if values are large.
-  if (persistent) notes.add(Note::reduced_range);
+  add_notes_of_errata(notes, p, algorithm, device);
   return std::make_shared<InstanceNormPlan>(
       p, algorithm, notes,
       persistent ? CUDNN_BATCHNORM_SPATIAL_PERSISTENT : CUDNN_BATCHNORM_SPATIAL);

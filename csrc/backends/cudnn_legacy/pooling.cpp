@@ -1,8 +1,7 @@
 // Pooling through cuDNN's classic API. Sums are averages times what they were divided by.
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/large_images.h"
 #include "core/backend.h"
-#include "cudnn/errata.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -81,9 +80,6 @@ std::string why_not(const PoolingProblem& p, const Algorithm& algorithm) {
   if (p.spatial_dims() == 3 && p.x.strides != contiguous_strides(p.x.sizes)) {
     return "the classic API pools volumes of contiguous tensors only";
   }
-  bool planes = p.x.strides == contiguous_strides(p.x.sizes);
-  bool adds = algorithm.name == "max" && (p.pass == Pass::bwd || p.train);
-  if (exceeds_grid(p) || (adds && planes && p.x.sizes[1] > kMostBlocks)) return kExceedsGrid;
   return "";
 }
 
@@ -104,6 +100,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   if (!algorithm.options.empty()) return Unsupported{"pooling has no options"};
   std::string reason = why_not(p, algorithm);
   if (!reason.empty()) return Unsupported{reason};
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   if (auto refused = refuse(device)) return *refused;
   auto d = std::make_unique<PoolingDescriptors>();
   TensorSpec y = p.y();
@@ -124,7 +121,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   }
   Notes notes;
   if (p.pass == Pass::bwd && algorithm.name == "max") notes.add(Note::nondeterministic);
-  if (p.mode == PoolingMode::max && pools_to_lowest()) notes.add(Note::reduced_range);
+  add_notes_of_errata(notes, p, algorithm, device);
   return std::make_shared<PoolingPlan>(p, algorithm, notes, std::move(d));
 }
 

@@ -2,9 +2,10 @@
 #include <ATen/ops/empty.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/cudnn_problems.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "cuda/workspace.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -40,18 +41,11 @@ struct Needs {
   size_t workspace_bytes = 0, indices_bytes = 0;
 };
 
-// cuDNN gives a finite minimum of values that are all inf, and a finite maximum of all -inf.
-Notes notes_of(const ReduceProblem& p) {
-  bool is_extreme = p.kind == ReduceKind::min || p.kind == ReduceKind::max;
-  return is_extreme ? Notes{Note::reduced_range} : Notes{};
-}
-
 class ReducePlan : public Plan {
  public:
-  ReducePlan(const ReduceProblem& p, const Algorithm& algorithm,
+  ReducePlan(const ReduceProblem& p, const Algorithm& algorithm, Notes notes,
              std::unique_ptr<Descriptors> descriptors, Needs needs)
-      : Plan(algorithm, notes_of(p),
-             static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
+      : Plan(algorithm, notes, static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
         p_(p),
         descriptors_(std::move(descriptors)),
         needs_(needs) {}
@@ -101,7 +95,9 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
                                           &needs.indices_bytes);
   }
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
-  return std::make_shared<ReducePlan>(p, algorithm, std::move(descriptors), needs);
+  Notes notes;
+  add_notes_of_errata(notes, p, algorithm, device);
+  return std::make_shared<ReducePlan>(p, algorithm, notes, std::move(descriptors), needs);
 }
 
 const RegisterBackendOperator<ReduceProblem> registered("legacy", only_default<ReduceProblem>,

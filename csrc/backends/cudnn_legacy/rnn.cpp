@@ -8,9 +8,9 @@
 
 #include "backends/cudnn_legacy/rnn_dropout.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
-#include "cudnn/errata.h"
 #include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -84,13 +84,11 @@ cudnnStatus_t get_spaces(const Descriptors& d, const RnnProblem& p, Layout& layo
 
 const void* address(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
 
-// Elements to allocate after the parameters. cuDNN 9.19's gradient of float16 LSTMs by
-// persist_static on tensor cores reads up to 464 bytes past the end of the matrices, and biases may
-// be fewer than that.
-int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm) {
+// Elements to allocate after the parameters if the algorithm reads past the end of the matrices and
+// there are fewer biases than it reads.
+int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   constexpr int64_t kSlack = 1024;
-  bool reads_past_end = is_cudnn_9_19() && p.pass == Pass::bwd && p.cell == RnnCell::lstm &&
-                        p.x.dtype == at::kHalf && algorithm.name == "persist_static";
+  bool reads_past_end = erratum_applies("rnn-persist-static-reads-past", p, algorithm, device);
   int64_t biases = 0;
   for (const RnnParameter& parameter : rnn_parameters(p)) {
     if (parameter.columns == 0) biases += parameter.rows;
@@ -360,39 +358,6 @@ std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
   return list;
 }
 
-// What cuDNN 9.19 accepts and then does wrong, seen on an H200 or an H100.
-std::string erratum_of(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
-  if (!is_cudnn_9_19()) return "";
-  bool stray_math = math == CUDNN_FMA_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
-  if (p.proj > 0 && p.x.dtype == at::kFloat && stray_math) {
-    return "cuDNN 9.19 writes past the end of its results with a projection and this math type";
-  }
-  bool half_products =
-      math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
-  if (kind == CUDNN_RNN_ALGO_PERSIST_STATIC && p.train && p.cell == RnnCell::lstm &&
-      p.x.dtype == at::kHalf && half_products && p.hidden % 16 == 8 && p.batch() % 2 == 1 &&
-      p.batch() < 8) {
-    return "the gradients of this algorithm of cuDNN 9.19 may be NaN on tensor cores for float16 "
-           "LSTMs of a hidden size that is an odd multiple of 8 and a batch of 1, 3, 5 or 7";
-  }
-  if (kind != CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H) return "";
-  int64_t largest = p.gates() == 1 ? 256 : 128;
-  if (p.train && p.hidden > largest) {
-    return c10::str("this algorithm of cuDNN 9.19 has no gradient of hidden sizes above ", largest);
-  }
-  bool converts = p.x.dtype == at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
-  if (converts && p.cell == RnnCell::lstm && p.hidden > 160 && p.batch() % 8 == 0) {
-    return "this algorithm of cuDNN 9.19 fails at the run if float32 LSTMs of hidden sizes above "
-           "160 are converted for tensor cores";
-  }
-  bool tensor_cores = converts || (p.x.dtype == at::kHalf && math == CUDNN_TENSOR_OP_MATH);
-  if (tensor_cores && p.has_small_h_erratum()) {
-    return "cuDNN 9.19 computes wrong results on tensor cores if the hidden size, above 32, is a "
-           "multiple of 8 but not of 32, and the batch size is a multiple of 8";
-  }
-  return "";
-}
-
 BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
@@ -402,8 +367,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
     return Unsupported{"sequences of several lengths need legacy:standard"};
   }
   auto kind = static_cast<cudnnRNNAlgo_t>(*value);
-  std::string erratum = erratum_of(p, kind, math->value);
-  if (!erratum.empty()) return Unsupported{erratum};
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   if (auto refused = refuse(device)) return *refused;
   auto d = std::make_unique<Descriptors>();
   set(d->h, rnn_h(p));
@@ -429,7 +393,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
   if (auto refused = find_pieces(*d, p, device.torch_device(), layout)) return *refused;
-  layout.slack = slack_of(p, algorithm);
+  layout.slack = slack_of(p, algorithm, device);
   layout.in_place = layout.pieces.size() == 1 && layout.pieces[0].theirs == 0 &&
                     layout.weight_bytes == static_cast<size_t>(rnn_w(p).nbytes());
   return std::make_shared<RnnPlan>(p, algorithm, notes_of(p, kind, math->value), std::move(d),

@@ -1,6 +1,7 @@
 // Softmax through cuDNN's classic API: fast (no maximum is subtracted) and accurate.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -59,11 +60,10 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   if (auto refused = refuse(device)) return *refused;
   bool fast = algorithm.name == "fast";
   Notes notes;
-  // The fast algorithm subtracts no maximum, so its exponentials overflow. The result of a
-  // contiguous row of -inf is NaN, but the accurate algorithm gives zeros and the logarithm -inf,
-  // except in float64. Gradients compute no exponentials.
-  bool hides_nan = p.x.sizes[2] == 1 && p.x.dtype != at::kDouble;
-  if (p.pass == Pass::fwd && (fast || hides_nan)) notes.add(Note::reduced_range);
+  // The fast algorithm subtracts no maximum, so its exponentials overflow. Gradients compute no
+  // exponentials.
+  if (p.pass == Pass::fwd && fast) notes.add(Note::reduced_range);
+  add_notes_of_errata(notes, p, algorithm, device);
   if (p.log) return std::make_shared<SoftmaxPlan>(p, algorithm, notes, CUDNN_SOFTMAX_LOG);
   return std::make_shared<SoftmaxPlan>(p, algorithm, notes,
                                        fast ? CUDNN_SOFTMAX_FAST : CUDNN_SOFTMAX_ACCURATE);

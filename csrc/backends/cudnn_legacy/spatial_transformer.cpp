@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/large_images.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -112,7 +112,7 @@ BuildResult build_affine_grid(const AffineGridProblem& p, const Algorithm& algor
   if (p.grid.sizes[1] == 1 || p.grid.sizes[2] == 1) {
     return Unsupported{"cuDNN's grids have at least two points a dimension"};
   }
-  if (p.pass == Pass::fwd && p.grid.sizes[0] > kMostBlocks) return Unsupported{kExceedsGrid};
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   if (auto refused = refuse(device)) return *refused;
   return std::make_shared<AffineGridPlan>(p, algorithm);
 }

@@ -14,6 +14,7 @@
 
 #include "core/backend.h"
 #include "core/base/lru_cache.h"
+#include "core/caution.h"
 #include "core/errors.h"
 #include "core/operator.h"
 #include "core/policy/levels.h"
@@ -172,6 +173,7 @@ Call find_shared(const Request& request, MakeDecision make) {
   if (made_here && !call.decision->warning.empty()) warnings.push_back(call.decision->warning);
   if (slots_held == 0) {
     for (const std::string& text : std::exchange(warnings, {})) warn(text);
+    give_caution_once(request.device);
   }
   if (call.plan == nullptr && call.decision->algorithm) {
     call.plan = plan_of(request, *call.decision->algorithm);

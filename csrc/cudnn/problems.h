@@ -37,6 +37,11 @@ inline ConvolutionProblem lift_to_plane(const ConvolutionProblem& problem) {
   return out;
 }
 
+// Whether a maximum keeps the places in its windows for its gradient, which the graph API then
+// reads over channels-last tensors; without them cuDNN 9.19 crashes. Over contiguous tensors it
+// reads x and y. Single pixels are both.
+inline bool keeps_indices(const PoolingProblem& p) { return p.train && p.x.strides[1] == 1; }
+
 inline cudnnReduceTensorOp_t cudnn_reduction(ReduceKind kind) {
   // In the order of ReduceKind.
   constexpr cudnnReduceTensorOp_t kOps[] = {
