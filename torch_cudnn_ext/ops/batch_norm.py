@@ -139,5 +139,6 @@ describe(
         forward_fields=("z", "act"),
         training_fields=("running",),
         images=lambda problem: ("x",),
+        float32_parameters=True,
     )
 )
