@@ -1,6 +1,6 @@
 #include "backends/aten/convolution_errata.h"
 
-#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/Context.h>
 
 #include <utility>
 
@@ -120,7 +120,7 @@ bool sums_nothing(const ConvolutionProblem& p) {
 std::optional<Unsupported> erratum_of_convolution(const ConvolutionProblem& p,
                                                   const Device& device) {
   if (device.is_cuda()) {
-    bool is_cudnn_9_19 = at::detail::getCUDAHooks().versionRuntimeCuDNN() / 100 == 919;
+    bool is_cudnn_9_19 = at::globalContext().versionRuntimeCuDNN() / 100 == 919;
     if (!is_cudnn_9_19 || !exceeds_int_in_8_images(p)) return std::nullopt;
     return Unsupported{
         "PyTorch 2.11's filter gradients of half types in cuDNN 9.19 may read memory that is not "
