@@ -6,7 +6,7 @@ namespace {
 
 BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   bool may_crash = !device.is_cuda() && p.pass == Pass::bwd && p.spatial_dims() == 2 &&
                    p.mode == SampleMode::bilinear && p.padding != SamplePadding::zeros;
   if (may_crash) {

@@ -111,7 +111,7 @@ bool has_window_in_padding(const PoolingProblem& p) {
 }
 
 BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (!device.is_cuda() && has_window_in_padding(p)) {
     return Unsupported{
         "PyTorch 2.11's gradient of a maximum on the CPU writes out of bounds if a window lies in "

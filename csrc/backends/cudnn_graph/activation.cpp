@@ -85,7 +85,7 @@ OperationGraph make_operation_graph(const ActivationProblem& p, const Device& de
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const ActivationProblem& p) {
+std::optional<Unsupported> why_unsupported(const ActivationProblem& p) {
   if (p.from_output && (p.kind == ActivationKind::clipped_relu || p.kind == ActivationKind::elu)) {
     return Unsupported{
         "the graph API computes this gradient from x, which a call in place does not keep"};
@@ -107,8 +107,8 @@ std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& alg
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));
 }
 
-const auto registered =
-    register_graphs<ActivationProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto registered = register_graphs<ActivationProblem, why_unsupported, make_operation_graph,
+                                        find_erratum, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -148,7 +148,7 @@ class InferencePlan : public Plan {
 };
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const BatchNormProblem& p) {
+std::optional<Unsupported> why_unsupported(const BatchNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"the graph API has no float64 normalisation"};
   if (p.pass == BatchNormPass::bwd && !p.train) {
     return Unsupported{
@@ -166,7 +166,7 @@ std::shared_ptr<Plan> make_plan(const BatchNormProblem& p, const Algorithm& algo
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p), scalars_of(p));
 }
 
-const auto registered = register_graphs<BatchNormProblem, refuse, make_operation_graph,
+const auto registered = register_graphs<BatchNormProblem, why_unsupported, make_operation_graph,
                                         no_erratum<BatchNormProblem>, make_plan>();
 
 }  // namespace

@@ -75,7 +75,7 @@ class ActivationPlan : public ReplayedPlan {
 
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
+  if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd) {
     if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
     bool half = c10::isReducedFloatingType(p.x.dtype);
@@ -84,7 +84,7 @@ BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
   if (p.kind == ActivationKind::elu && p.pass == Pass::bwd && p.coefficient != 1) {
     return Unsupported{"cuDNN's gradient of ELU at zero is 1, not alpha"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<ActivationPlan>(p, algorithm);
 }
 
