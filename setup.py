@@ -7,6 +7,7 @@ compiler and Python's headers and prints the compiler's command; it needs no tor
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent
 BYTES_PER_JOB = 2 * 2**30  # what one compiler takes on a file that includes torch's headers
+BYTES_PER_UNIT = 30_000  # of source; another file may follow if there is less in a unit
 
 
 def fail(message: str) -> NoReturn:
@@ -106,68 +108,98 @@ def check_torch() -> None:
     try:
         import torch
     except ImportError as error:
-        fail(
-            f"torch cannot be imported ({error}); install 'torch=={libraries.TORCH_VERSION}.*' and "
-            "build with pip install --no-build-isolation --no-deps ."
-        )
+        fail(f"torch cannot be imported ({error}): pip install 'torch{libraries.TORCH_RANGE}'")
     try:
         libraries.check_torch(torch.__version__, torch.version.cuda)
     except ImportError as error:
         fail(str(error).removeprefix("torch_cudnn_ext: "))
 
 
-def find_cuda(find_in_wheels: Callable[[str], Path | None], folder: str, file: str) -> Path:
-    """The folder of a CUDA file: in a wheel of CUDA's, else in a CUDA toolkit.
+def find_cuda_headers(find_in_wheels: Callable[[str], Path | None], cuda: str, file: str) -> Path:
+    """The folder of one of CUDA's headers: in a wheel of CUDA's, else in a CUDA toolkit.
 
-    Torch depends on most of CUDA's wheels, but not on the two whose headers the others include.
+    Torch depends on most of CUDA's wheels, but not on all whose headers the others include.
     """
-    if wheel := find_in_wheels(f"nvidia/cu[0-9]*/{folder}/{file}"):
-        return Path(str(wheel).removesuffix(f"/{file}"))
+    major = int(cuda.split(".")[0])
+    wheels = f"nvidia/cu{major}" if major >= 13 else "nvidia/cuda_*"
+    if found := find_in_wheels(f"{wheels}/include/{file}"):
+        return Path(str(found).removesuffix(f"/{file}"))
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
-    if (toolkit / folder / file).exists():
-        return toolkit / folder
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    requires = project["build-system"]["requires"]
-    wheels = shlex.join(word for word in requires if word.startswith("nvidia-"))
+    if (toolkit / "include" / file).exists():
+        return toolkit / "include"
+    names = ("runtime", "cccl", "crt") if major >= 13 else ("runtime", "cccl", "nvcc")
+    suffix = "" if major >= 13 else f"-cu{major}"
+    install = shlex.join(f"nvidia-cuda-{name}{suffix}=={cuda}.*" for name in names)
     fail(
-        f"CUDA's {file} is neither in a wheel nor under {toolkit}; install it: pip install {wheels}"
+        f"CUDA's {file} is neither in a wheel nor under {toolkit}; install it: pip install "
+        f"{install}"
     )
 
 
-def extension():
+def translation_units(folder: Path) -> list[str]:
+    """Writes one file a folder of csrc that includes its sources, and returns their paths.
+
+    PyTorch's headers cost a compiler 2.5 s a translation unit, precompiled or not, since their
+    templates are instantiated in each. Larger folders become several units.
+    """
+    units: dict[Path, str] = {}
+    source_folders = sorted({path.parent for path in (ROOT / "csrc").rglob("*.cpp")})
+    for source_folder in source_folders:
+        name = "_".join(source_folder.relative_to(ROOT / "csrc").parts) or "csrc"
+        parts: list[list[Path]] = [[]]
+        for path in sorted(source_folder.glob("*.cpp")):
+            if sum(part.stat().st_size for part in parts[-1]) > BYTES_PER_UNIT:
+                parts.append([])
+            parts[-1].append(path)
+        for number, part in enumerate(parts):
+            text = "".join(f'#include "{path}"\n' for path in part)
+            units[folder / f"{name}.{number}.cpp"] = text
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in set(folder.glob("*.cpp")) - units.keys():
+        old.unlink()
+    for unit, text in units.items():
+        if not unit.is_file() or unit.read_text() != text:  # else ninja compiles it again
+            unit.write_text(text)
+    return [os.path.relpath(unit, ROOT) for unit in units]
+
+
+def extension(build_folder: Path):
     """The one extension module, from every C++ file under csrc."""
+    import torch
     from torch.utils.cpp_extension import CppExtension
 
-    find_in_wheels = libraries_module().find_in_wheels
-    cudnn = find_in_wheels("nvidia/cudnn/lib/libcudnn.so.9")
-    cudnn_header = find_in_wheels("nvidia/cudnn/include/cudnn_backend.h")
+    libraries = libraries_module()
+    cuda = str(torch.version.cuda)
+    cudnn = libraries.find_in_wheels("nvidia/cudnn/lib/libcudnn.so.9")
+    cudnn_header = libraries.find_in_wheels("nvidia/cudnn/include/cudnn_backend.h")
     if cudnn is None or cudnn_header is None:
-        fail("torch's wheel nvidia-cudnn-cu13 is missing: pip install nvidia-cudnn-cu13")
-    cudart = find_cuda(find_in_wheels, "lib", "libcudart.so.13")
+        wheel = f"nvidia-cudnn-cu{cuda.split('.')[0]}"
+        fail(f"torch's wheel {wheel} is missing: pip install {wheel}")
     cuda_headers = [
-        find_cuda(find_in_wheels, "include", header)
+        find_cuda_headers(libraries.find_in_wheels, cuda, header)
         for header in ("cuda_runtime_api.h", "crt/host_defines.h", "nv/target")
     ]
-    sources, headers = (
-        sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob(pattern))
-        for pattern in ("*.cpp", "*.h")
-    )
-    link = [f"-L{cudnn.parent}", f"-L{cudart}", f"-l:{cudnn.name}", "-l:libcudart.so.13"]
-    # A convenience for tools such as ldd: at import, torch and _libraries.py have loaded all of it.
-    rpath = [f"-Wl,-rpath,{cudnn.parent}", f"-Wl,-rpath,{cudart}"]
     return CppExtension(
-        "torch_cudnn_ext._C",
-        sources,
-        depends=headers,
+        f"torch_cudnn_ext._built.{libraries.torch_tag(torch.__version__)}._C",
+        translation_units(build_folder / "units"),
+        depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.[ch]*")),
         include_dirs=[
             str(ROOT / "csrc"),
             str(cudnn_header.parent),
             *dict.fromkeys(map(str, cuda_headers)),
         ],
+        # CUDA's runtime comes with c10_cuda, of whatever major version torch was built for.
         libraries=["c10_cuda", "torch_cuda"],
         # -g0: some Pythons hand down -g, which triples time and size with torch's headers.
-        extra_compile_args=["-O2", "-g0", "-std=c++17"],
-        extra_link_args=[*link, *rpath, "-Wl,--disable-new-dtags"],
+        extra_compile_args=["-O2", "-g0", "-std=c++20"],
+        # The path is a convenience for tools such as ldd: at import, torch and _libraries.py have
+        # loaded all of it.
+        extra_link_args=[
+            f"-L{cudnn.parent}",
+            f"-l:{cudnn.name}",
+            f"-Wl,-rpath,{cudnn.parent}",
+            "-Wl,--disable-new-dtags",
+        ],
     )
 
 
@@ -191,10 +223,30 @@ def precompile(include_dirs: list[str], flags: list[str], folder: Path) -> list[
     text = "".join(f"// {line}\n" for line in depends) + source.read_text()
     compiled = Path(f"{header}.gch")
     if not (compiled.is_file() and header.is_file() and header.read_text() == text):
+        print("torch_cudnn_ext: compiling PyTorch's headers once, for all files", flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         header.write_text(text)
         subprocess.run([*command, "-o", str(compiled)], check=True)
     return ["-include", str(header)]
+
+
+def version() -> str:
+    """The package's version, with the torch that it is built for: 0.2.0+torch2.15."""
+    import torch
+
+    text = (ROOT / "torch_cudnn_ext" / "__init__.py").read_text()
+    own = re.search(r'^__version__ = "(.*)"', text, re.M)
+    assert own
+    return f"{own[1]}+torch{'.'.join(torch.__version__.split('.')[:2])}"
+
+
+def requirements() -> list[str]:
+    """What an installation needs: the torch that it was built for, and the rest."""
+    import torch
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    torch_release = ".".join(torch.__version__.split(".")[:2])
+    return [f"torch=={torch_release}.*", *project["tool"]["torch_cudnn_ext"]["requires"]]
 
 
 def main() -> None:
@@ -208,21 +260,34 @@ def main() -> None:
         return
     check_torch()
     set_environment(compiler)
+    import torch
     from setuptools import setup
     from torch.utils.cpp_extension import BuildExtension
 
+    tag = libraries_module().torch_tag(torch.__version__)
+    build_folder = ROOT / "build" / f"{tag}-{sysconfig.get_config_var('SOABI')}"
+
     class Build(BuildExtension):
+        def initialize_options(self):
+            super().initialize_options()
+            self.build_temp = str(build_folder)
+
         def build_extension(self, ext):
             include_dirs = [*ext.include_dirs, *self.compiler.include_dirs]
             flags = [*self.compiler.compiler_so[1:], *ext.extra_compile_args]
-            ext.extra_compile_args += precompile(
-                include_dirs, flags, Path(self.build_temp).resolve()
-            )
+            ext.extra_compile_args += precompile(include_dirs, flags, build_folder)
             super().build_extension(ext)
+
+        def run(self):
+            for ext in self.extensions:
+                Path(self.get_ext_fullpath(ext.name)).parent.mkdir(parents=True, exist_ok=True)
+            super().run()
 
     os.chdir(ROOT)
     setup(
-        ext_modules=[extension()],
+        version=version(),
+        install_requires=requirements(),
+        ext_modules=[extension(build_folder)],
         cmdclass={"build_ext": Build.with_options(use_ninja=True)},
     )
 

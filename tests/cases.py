@@ -1009,6 +1009,57 @@ REDUCE: tuple[Line, ...] = (
 )
 
 
+def _transform(
+    name: str,
+    sizes: tuple[int, ...],
+    layouts: str,
+    dtypes: str,
+    size: str = "small",
+    extra: str = "",
+) -> Iterator[Line]:
+    """Conversions between two layouts, such as ``nchw>nhwc``; a cast is written ``f32>f16``."""
+    x_layout, y_layout = layouts.split(">")
+    for kind in dtypes.split():
+        dtype, _, cast = kind.partition(">")
+        words = f"x={_tensor(dtype, sizes, x_layout)} y=:{y_layout}"
+        words += f" dtype={cast}" if cast else ""
+        yield Line(f"transform-{name}-{kind}", f"transform_fwd {words}{extra}", size)
+
+
+_CASTS = " ".join(f"{a}>{b}" for a in _EACH.split() for b in _EACH.split() if a != b)
+_CASTS_TO_HALVES = "f32>f16 f32>bf16"
+
+TRANSFORM: tuple[Line, ...] = (
+    *_transform("to_nhwc", (2, 5, 6, 7), "nchw>nhwc", f"{_EACH} {_CASTS}"),
+    *_transform("to_nchw", (2, 5, 6, 7), "nhwc>nchw", f"{_EACH} {_CASTS}"),
+    *_transform("volume_to_nhwc", (2, 3, 4, 5, 6), "nchw>nhwc", f"{_TWO} {_CASTS_TO_HALVES}"),
+    *_transform("volume_to_nchw", (2, 3, 4, 5, 6), "nhwc>nchw", f"{_TWO} f16>f32"),
+    *_transform("line", (2, 5, 11), "nchw>nhwc", _TWO),
+    *_transform("matrix", (37, 70), "s(1,37)>nchw", _EACH),
+    *_transform("matrices", (3, 70, 65), "nchw>nhwc", f"{_EACH} {_CASTS_TO_HALVES}"),
+    *_transform("same", (1031,), "nchw>nchw", f"{_EACH} {_CASTS}"),
+    *_transform("same_even", (4096,), "nchw>nchw", f"{_TWO} {_CASTS_TO_HALVES} f16>f32"),
+    *_transform("same_nhwc", (2, 5, 6, 7), "nhwc>nhwc", f"f32 {_CASTS_TO_HALVES}"),
+    *_transform("one", (1, 1), "nchw>nchw", "f32 f32>f16"),
+    *_transform("one_channel", (3, 1, 5, 7), "nchw>nhwc", "f32"),
+    *_transform("reversed", (2, 3, 4, 5), "s(1,2,6,24)>nchw", f"{_TWO} f32>bf16"),
+    *_transform("rows_of_more", (4, 6, 8), "s(96,16,1)>nchw", f"{_TWO} f32>f16"),
+    *_transform("every_other", (4, 6, 8), "s(96,16,2)>nchw", f"{_TWO} f16>f64"),
+    *_transform("channels_of_more", (2, 3, 6, 7), "s(336,1,56,8)>nchw", f"{_TWO} f32>f16"),
+    *_transform("windows", (9, 4), "s(1,1)>nchw", "f32"),
+    *_transform("into_more", (3, 4, 5), "nchw>s(80,20,2)", f"{_TWO} f32>f16"),
+    *_transform("align4", (2, 5, 6, 7), "nchw>nhwc", "f32 f16", extra=" align=4"),
+    *_transform("align2", (2, 5, 6, 7), "nhwc>nchw", "bf16 f16>f64", extra=" align=2"),
+    *_transform("align2_even", (4096,), "nchw>nchw", "f16 f16>f32", extra=" align=2"),
+    *_transform("resnet_to_nhwc", (32, 64, 56, 56), "nchw>nhwc", f"{_EACH} f32>f16", "big"),
+    *_transform("resnet_to_nchw", (32, 64, 56, 56), "nhwc>nchw", f"{_TWO} f16>f32", "big"),
+    *_transform("stem", (64, 3, 224, 224), "nchw>nhwc", f"{_TWO} f32>bf16", "big"),
+    *_transform("unet_volume", (2, 32, 64, 64, 64), "nchw>nhwc", _TWO, "big"),
+    *_transform("many", (70000, 8, 9), "nchw>nhwc", "f32 f32>f16", "big"),
+    *_transform("weights", (1 << 24,), "nchw>nchw", f"f32 {_CASTS_TO_HALVES} bf16>f32", "big"),
+)
+
+
 def _convolution_lines() -> Iterator[Line]:
     for case in CASES:
         for op in PASSES if case.align == 16 else PASSES[:1]:  # gradients copy their tensors
@@ -1127,4 +1178,5 @@ LINES: tuple[Line, ...] = (
     *ACTIVATION,
     *MATMUL,
     *REDUCE,
+    *TRANSFORM,
 )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from sysconfig import get_config_var
 from typing import Any, TypeVar
 
 import pytest
@@ -14,11 +15,13 @@ from helpers import LINE, PASSES
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cudnn_ext import _C, knobs, ops, profile
+from torch_cudnn_ext import _C, _libraries, knobs, ops, profile
 from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.tuning.measure import fp32_switches
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository
+# Where setup.py builds for this torch and this Python.
+BUILD = ROOT / "build" / f"{_libraries.torch_tag(torch.__version__)}-{get_config_var('SOABI')}"
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 CUDA_MARKS = (
@@ -26,6 +29,7 @@ CUDA_MARKS = (
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 )
 BIG_CUDA_MARKS = (*CUDA_MARKS, pytest.mark.big)
+SMOKE = "1/16"  # the part of the tests that shows in minutes whether an installation works
 DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_MARKS))
 # Of one tensor of four dimensions.
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -80,11 +84,18 @@ def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds ``--shard i/n``."""
+    """Adds ``--shard i/n`` and ``--smoke``."""
     parser.addoption(
         "--shard",
         metavar="i/n",
         help="run the i-th of n equal parts of the collected tests (i from 1 to n)",
+    )
+    parser.addoption(
+        "--smoke",
+        action="store_const",
+        const=SMOKE,
+        dest="shard",
+        help=f"the same as --shard {SMOKE}",
     )
 
 

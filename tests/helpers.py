@@ -17,6 +17,7 @@ LINE = f"{PROBLEM} compute=f32"
 OTHER = LINE.replace("pad=1", "pad=0")
 ACTIVATION = "activation_fwd x=f32[100]:nchw kind=relu"
 PASSES = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
+OUTPUT_ROLE = {"conv_fwd": "y", "conv_bwd_data": "x", "conv_bwd_filter": "w"}
 
 
 def policy_fields(policy: Policy) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch  # maps the cuDNN that everything below shares
 from torch_cudnn_ext import _libraries
 
 _libraries.check_torch(torch.__version__, torch.version.cuda)
-_libraries.check_built()
+__path__.insert(0, str(_libraries.find_extension(torch.__version__)))  # of _C
 _libraries.load()
 
 # isort: split

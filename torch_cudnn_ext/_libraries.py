@@ -18,7 +18,10 @@ import sys
 import sysconfig
 from pathlib import Path
 
-TORCH_VERSION = "2.11"
+TORCH_RANGE = ">=2.11,<2.16"  # what the C++ code compiles with
+_OLDEST_TORCH, _NEXT_TORCH = (2, 11), (2, 16)
+_CUDA_MAJORS = (12, 13)
+_BUILT = Path(__file__).parent / "_built"  # a folder for each torch: builds stay side by side
 _CUDNN_FILE = re.compile(r"libcudnn(_\w+)?\.so(\.\d+)*")
 
 
@@ -73,8 +76,21 @@ def check() -> None:
         )
 
 
+def torch_tag(version: str) -> str:
+    """The name of the folder of an extension that was built for this torch.
+
+    Args:
+        version: ``torch.__version__``: ``2.15.0+cu132``.
+
+    Returns:
+        ``torch2_15``: extensions work with all patch releases of a minor one.
+    """
+    major, minor = version.split(".")[:2]
+    return f"torch{major}_{minor}"
+
+
 def check_torch(version: str, cuda: str | None) -> None:
-    """Check that torch is a CUDA build of the version whose C++ interface the extension uses.
+    """Check that torch is a CUDA build of a version that the extension can be built for.
 
     Args:
         version: ``torch.__version__``.
@@ -83,31 +99,39 @@ def check_torch(version: str, cuda: str | None) -> None:
     Raises:
         ImportError: The version or the build is another.
     """
-    wanted = f"{TORCH_VERSION}.*"
-    if not version.startswith(f"{TORCH_VERSION}."):
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not _OLDEST_TORCH <= release < _NEXT_TORCH:
         raise ImportError(
-            f"torch_cudnn_ext: torch is {version}, wanted {wanted}: pip install 'torch=={wanted}'"
+            f"torch_cudnn_ext: torch is {version}, wanted {TORCH_RANGE}: "
+            f"pip install 'torch{TORCH_RANGE}'"
         )
-    if not (cuda or "").startswith("13."):
+    if not cuda or int(cuda.split(".")[0]) not in _CUDA_MAJORS:
         raise ImportError(
-            f"torch_cudnn_ext: torch {version} is built for CUDA {cuda}, wanted CUDA 13: PyPI's "
-            f"own torch=={wanted} for Linux"
+            f"torch_cudnn_ext: torch {version} is built for CUDA {cuda}, wanted CUDA "
+            f"{' or '.join(map(str, _CUDA_MAJORS))}: PyPI's own torch for Linux"
         )
 
 
-def check_built() -> None:
-    """Check that this Python finds the extension.
+def find_extension(version: str) -> Path:
+    """The folder of the extension that was built for this torch and this Python.
+
+    Args:
+        version: ``torch.__version__``.
 
     Raises:
-        ImportError: The extension is not built, or built for another Python.
+        ImportError: The extension is not built, or built for others; the message names them.
     """
-    if importlib.util.find_spec("torch_cudnn_ext._C") is None:
-        folder = Path(__file__).parent
-        raise ImportError(
-            f"torch_cudnn_ext: {folder} holds no _C{sysconfig.get_config_var('EXT_SUFFIX')}: the "
-            "extension is not built for this Python; build it: tools/bootstrap in a clone, or "
-            "pip install --no-build-isolation ."
-        )
+    folder = _BUILT / torch_tag(version)
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    if (folder / f"_C{suffix}").is_file():
+        return folder
+    built = sorted(str(path.relative_to(_BUILT)) for path in _BUILT.glob("*/_C*.so"))
+    others = f"; it holds {', '.join(built)}" if built else ""
+    raise ImportError(
+        f"torch_cudnn_ext: {_BUILT} holds no {folder.name}/_C{suffix}: the extension is not built "
+        f"for torch {version} and this Python{others}. Build it: tools/bootstrap in a clone, or "
+        "pip install --no-build-isolation ."
+    )
 
 
 def load() -> Path:
@@ -130,8 +154,8 @@ def load() -> Path:
         wheel = find_in_wheels("nvidia/cudnn/lib/libcudnn.so.9")
         if wheel is None:
             raise ImportError(
-                "torch_cudnn_ext: torch loaded no libcudnn.so.9 and its wheel nvidia-cudnn-cu13 is "
-                f"not installed; this needs a CUDA build of torch {TORCH_VERSION}"
+                "torch_cudnn_ext: torch loaded no libcudnn.so.9 and its wheel of cuDNN is not "
+                "installed; this needs a CUDA build of torch"
             )
         _open(wheel)
         cudnn = [wheel.resolve()]

@@ -55,7 +55,8 @@ void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tenso
     out = at::empty_strided(result.sizes(), spec.strides, result.options().dtype(spec.dtype))
               .copy_(result);
   } else {  // the strides of dimensions of size 1 may differ
-    out = strides == spec.strides ? result : strided_view(result, result.sizes(), spec.strides);
+    bool same_strides = strides == c10::IntArrayRef(spec.strides);
+    out = same_strides ? result : strided_view(result, result.sizes(), spec.strides);
   }
 }
 

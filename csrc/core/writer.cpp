@@ -22,19 +22,19 @@ Known& known() {
 }
 
 // Few enough that strides and bytes computed from these sizes do not overflow.
-constexpr int64_t kNumbers = INT64_C(1) << 48;
+constexpr int64_t kWriterNumbers = INT64_C(1) << 48;
 
 }  // namespace
 
 int64_t writer_number(const std::string& policy) {
   // The hash is the same in all processes. If another policy has the number, the next one is tried.
-  auto number = static_cast<int64_t>(std::hash<std::string>{}(policy) % kNumbers);
+  auto number = static_cast<int64_t>(std::hash<std::string>{}(policy) % kWriterNumbers);
   std::lock_guard<std::mutex> lock(known().mutex);
   while (true) {
     number = std::max<int64_t>(number, 1);
     const std::string& entry = known().policies.try_emplace(number, policy).first->second;
     if (entry == policy) return number;
-    number = (number + 1) % kNumbers;
+    number = (number + 1) % kWriterNumbers;
   }
 }
 

@@ -41,8 +41,7 @@ bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
   return !are_operators_observed();
 }
 
-void check_dtype(const char* op, const char* name, const Tensor& t) {
-  auto dtype = t.scalar_type();
+void check_dtype(const char* op, const char* name, c10::ScalarType dtype) {
   bool supported =
       dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble;
   TORCH_CHECK_VALUE(supported, "torch_cudnn_ext::", op, ": ", name, " is ", dtype,

@@ -81,7 +81,10 @@ inline TensorSpec spec_of(const Tensor& t) { return {t.scalar_type(), t.sizes(),
 inline bool is_dense(const Tensor& t) { return t.is_non_overlapping_and_dense(); }
 
 // Raises unless the dtype is float32, float16, bfloat16 or float64.
-void check_dtype(const char* op, const char* name, const Tensor& t);
+void check_dtype(const char* op, const char* name, c10::ScalarType dtype);
+inline void check_dtype(const char* op, const char* name, const Tensor& t) {
+  check_dtype(op, name, t.scalar_type());
+}
 // Raises unless `t` is on the device of `like`.
 void check_device(const char* op, const char* name, const Tensor& t, const char* like_name,
                   const Tensor& like);

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
@@ -39,6 +41,7 @@ class ArgumentReader {
   virtual void read(int i, std::string_view& value) = 0;
   virtual void read(int i, std::optional<std::string_view>& value) = 0;
   virtual void read(int i, std::optional<c10::ScalarType>& value) = 0;
+  virtual void read(int i, std::optional<c10::MemoryFormat>& value) = 0;
   virtual void end() = 0;  // all are read
 };
 

@@ -32,6 +32,7 @@
 #include "problems/reduction.h"
 #include "problems/rnn.h"
 #include "problems/softmax.h"
+#include "problems/transform.h"
 
 namespace torch_cudnn_ext {
 
@@ -39,7 +40,7 @@ namespace torch_cudnn_ext {
 using Problem =
     std::variant<ConvolutionProblem, SoftmaxProblem, PoolingProblem, BatchNormProblem, RnnProblem,
                  AffineGridProblem, GridSampleProblem, DropoutProblem, CtcProblem, LayerNormProblem,
-                 LrnProblem, ActivationProblem, MatmulProblem, ReduceProblem>;
+                 LrnProblem, ActivationProblem, MatmulProblem, ReduceProblem, TransformProblem>;
 
 const char* family_of(const Problem& problem);
 std::string pass_of(const Problem& problem);                 // "fwd"

@@ -21,12 +21,17 @@ constexpr int kMaxArguments = 32;
 
 // The parser's word for an element type of a schema.
 std::string parser_type(const std::string& schema_type) {
-  static const std::map<std::string, std::string> words = {
-      {"Tensor", "Tensor"},        {"Tensor[]", "TensorList"},
-      {"SymInt", "SymInt"},        {"SymInt[]", "SymIntArrayRef"},
-      {"int", "int64_t"},          {"int[]", "IntArrayRef"},
-      {"float", "double"},         {"bool", "bool"},
-      {"str", "c10::string_view"}, {"ScalarType", "ScalarType"}};
+  static const std::map<std::string, std::string> words = {{"Tensor", "Tensor"},
+                                                           {"Tensor[]", "TensorList"},
+                                                           {"SymInt", "SymInt"},
+                                                           {"SymInt[]", "SymIntArrayRef"},
+                                                           {"int", "int64_t"},
+                                                           {"int[]", "IntArrayRef"},
+                                                           {"float", "double"},
+                                                           {"bool", "bool"},
+                                                           {"str", "c10::string_view"},
+                                                           {"ScalarType", "ScalarType"},
+                                                           {"MemoryFormat", "MemoryFormat"}};
   auto known = words.find(schema_type);
   TORCH_INTERNAL_ASSERT(known != words.end(), "no argument parser for ", schema_type);
   return known->second;
@@ -83,6 +88,9 @@ class ParsedReader : public ArgumentReader {
   }
   void read(int i, std::optional<c10::ScalarType>& value) override {
     value = parsed_.scalartypeOptional(i);
+  }
+  void read(int i, std::optional<c10::MemoryFormat>& value) override {
+    value = parsed_.memoryformatOptional(i);
   }
   void end() override {
     is_read_ = true;

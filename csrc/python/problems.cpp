@@ -102,8 +102,9 @@ void bind_problems(py::module_& m) {
       [](const std::string& text) {
         py::list sizes;
         for (const RnnParameter& one : rnn_parameters(std::get<RnnProblem>(parse_problem(text)))) {
-          sizes.append(one.columns > 0 ? py::make_tuple(one.rows, one.columns)
-                                       : py::make_tuple(one.rows));
+          py::tuple size = py::make_tuple(one.rows);
+          if (one.columns > 0) size = py::make_tuple(one.rows, one.columns);
+          sizes.append(size);
         }
         return sizes;
       },

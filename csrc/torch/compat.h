@@ -2,10 +2,12 @@
 // with each of them; PyTorch's own types select the branch.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 
@@ -47,5 +49,26 @@ bool has_names(const T&, long) {
   return false;
 }
 inline bool has_names(const at::Tensor& t) { return has_names(t, 0); }
+
+// torch.backends.cudnn.depthwise_kernel, which came with 2.15: whose kernel at::convolution runs.
+enum class DepthwiseKernel : uint8_t { automatic, cudnn, native };
+template <class Context>
+auto depthwise_kernel(const Context& context, int)
+    -> decltype(context.cudnnDepthwiseKernel(), DepthwiseKernel{}) {
+  using Kernel = decltype(context.cudnnDepthwiseKernel());
+  switch (context.cudnnDepthwiseKernel()) {
+    case Kernel::CUDNN:
+      return DepthwiseKernel::cudnn;
+    case Kernel::NATIVE:
+      return DepthwiseKernel::native;
+    default:
+      return DepthwiseKernel::automatic;
+  }
+}
+template <class Context>
+DepthwiseKernel depthwise_kernel(const Context&, long) {
+  return DepthwiseKernel::automatic;
+}
+inline DepthwiseKernel depthwise_kernel() { return depthwise_kernel(at::globalContext(), 0); }
 
 }  // namespace torch_cudnn_ext

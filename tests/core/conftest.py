@@ -3,14 +3,13 @@
 import fcntl
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import BUILD, ROOT
 from torch import Tensor
 from torch.utils import cpp_extension
 
@@ -23,7 +22,7 @@ def fake_backend() -> Any:
 
     Times that its algorithms are scripted to take are what the clock shows, exactly.
     """
-    folder = ROOT / "build" / "fake_backend" / str(sysconfig.get_config_var("SOABI"))
+    folder = BUILD / "fake_backend"
     folder.mkdir(parents=True, exist_ok=True)
     toolchain = [sys.executable, str(ROOT / "setup.py"), "toolchain"]
     compiler = subprocess.run(toolchain, capture_output=True, text=True, check=True).stdout.strip()

@@ -5,18 +5,20 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from cases import LINES
+from conftest import BUILD, ROOT
 from torch.utils import cpp_extension
 
+from torch_cudnn_ext import _C
+
 TEST = ROOT / "tests" / "cpp" / "core_test.cpp"
-FOLDER = ROOT / "build" / "core_test" / str(sysconfig.get_config_var("SOABI"))
+FOLDER = BUILD / "core_test"
 LIBRARIES = Path(torch.__file__).parent / "lib"
 
 
@@ -40,14 +42,13 @@ def compile_to_object(source: Path, compiler: list[str]) -> Path:
 
     Neither Python's headers nor those of CUDA and cuDNN are on the compiler's path.
     """
-    name = source.relative_to(ROOT).with_suffix(".o")
-    for known in [*ROOT.glob(f"build/temp*/{name}"), FOLDER / name]:
+    name = f"{source.stem}.o"
+    for known in [*BUILD.rglob(f"units/{name}"), FOLDER / name]:
         if known.is_file() and known.stat().st_mtime > last_change(source):
             return known
     made = FOLDER / name
-    made.parent.mkdir(parents=True, exist_ok=True)
     includes = [f"-I{path}" for path in [ROOT / "csrc", *cpp_extension.include_paths("cpu")]]
-    flags = ["-O1", "-g0", "-std=c++17", "-fPIC"]
+    flags = ["-O1", "-g0", "-std=c++20", "-fPIC"]
     command = [*compiler, *flags, *includes, "-c", str(source), "-o", f"{made}.new"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -62,8 +63,9 @@ def core_test() -> Path:
     toolchain = [sys.executable, str(ROOT / "setup.py"), "toolchain"]
     answer = subprocess.run(toolchain, capture_output=True, text=True, check=True).stdout
     compiler = answer.split()
-    folders = [ROOT / "csrc" / "core", ROOT / "csrc" / "problems"]
-    sources = [TEST, *(file for folder in folders for file in sorted(folder.rglob("*.cpp")))]
+    units = [unit for name in ("core", "problems") for unit in sorted(BUILD.glob(f"units/{name}*"))]
+    assert units, f"{BUILD}/units, which setup.py makes, holds none of core and problems"
+    sources = [TEST, *units]
     program = FOLDER / "core_test"
     with (FOLDER / "mutex").open("w") as mutex:
         fcntl.flock(mutex, fcntl.LOCK_EX)
@@ -80,7 +82,9 @@ def core_test() -> Path:
 
 
 def test_checks_hold(core_test: Path) -> None:
-    result = subprocess.run([core_test], capture_output=True, text=True)
+    problems = dict.fromkeys(_C.canonical_problem(line.problem) for line in LINES)
+    text = "".join(f"{problem}\n" for problem in problems)
+    result = subprocess.run([core_test], input=text, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout == "all checks hold\n"
 

@@ -33,7 +33,6 @@ from torch_cudnn_ext.bench.modules import compare_modules
 pytestmark = [*CUDA_MARKS]
 
 OPS = torch.ops.torch_cudnn_ext
-OUTPUT_ROLE = {"conv_fwd": "y", "conv_bwd_data": "x", "conv_bwd_filter": "w"}
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 

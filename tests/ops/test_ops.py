@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from cases import CASES, PASSES, SMALL, Case
 from conftest import EVERY_NUMERICS, misaligned, needs_cuda, newest
+from helpers import OUTPUT_ROLE
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_cudnn_ext import _C, ops
 from torch_cudnn_ext.knobs import pushed
 
-OUTPUT_ROLE = {"conv_fwd": "y", "conv_bwd_data": "x", "conv_bwd_filter": "w"}
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 OPS = torch.ops.torch_cudnn_ext

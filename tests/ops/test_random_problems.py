@@ -19,7 +19,7 @@ LARGE_SIZES = (112, 127, 128, 160, 192, 224, 256, 257, 384, 512, 640, 1000, 1024
 EPILOGUES = ("bias={0}", "bias={0}", "act=relu", "bias={0} act=relu", "bias={0} z={0} act=relu")
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 # Of the others the sizes of several tensors hang together, or of what is in them.
-FAMILIES = "activation batch_norm layer_norm lrn matmul pool reduce rnn softmax".split()
+FAMILIES = "activation batch_norm layer_norm lrn matmul pool reduce rnn softmax transform".split()
 OTHERS: dict[str, list[str]] = {family: [] for family in FAMILIES}
 for line in LINES:
     family = line.problem.split()[0].rpartition("_")[0]

@@ -185,6 +185,11 @@ SCHEMAS = {
     # Reductions.
     "reduce": f"({_REDUCE}, *, {_POLICY}) -> Tensor",
     "reduce_with_indices": f"({_REDUCE}, *, {_POLICY}) -> (Tensor values, Tensor indices)",
+    # Conversions.
+    "transform": (
+        "(Tensor input, *, ScalarType? dtype=None, MemoryFormat? memory_format=None, "
+        f"{_POLICY}) -> Tensor"
+    ),
     "convolution_out": f"({_CONVOLUTION}, *, {_OUT}) -> ()",
     "convolution_backward_input_out": f"({_BACKWARD_INPUT}, *, {_OUT}) -> ()",
     "convolution_backward_weight_out": f"({_BACKWARD_WEIGHT}, *, {_OUT}) -> ()",
@@ -415,6 +420,12 @@ def _samples(device: str) -> dict[str, Call]:
         "reduce": ("reduce", (leaf(3, 4), "mul"), {}),
         "reduce_dims": ("reduce", (last(leaf(2, 4, 5, 3)), "norm2", [1, -1], True), {}),
         "reduce_with_indices": ("reduce_with_indices", (leaf(3, 4, 5), "max", [0, 2]), {}),
+        "transform": ("transform", (leaf(2, 3, 4),), {"dtype": torch.float32}),
+        "transform_channels_last": (
+            "transform",
+            (leaf(2, 4, 5, 3),),
+            {"memory_format": torch.channels_last, "policy": "autotune"},
+        ),
         "convolution_out": (
             "convolution_out",
             (plain(*x), plain(*w), plain(6), *two, False, [0, 0], 2),

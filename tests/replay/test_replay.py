@@ -231,6 +231,7 @@ def _network(**arguments: Any) -> nn.LSTM:
     return network
 
 
+@pytest.mark.usefixtures("each_way")
 def test_recurrent_networks_are_replayed() -> None:
     network = _network(num_layers=2)
     x = torch.randn(6, 4, 32, device="cuda")
@@ -246,7 +247,7 @@ def test_recurrent_networks_are_replayed() -> None:
     before = made_again()
     replayed = results()
     assert made_again() == before + 2 and len(replayed) == 9
-    knobs.replay = False
+    knobs.replay = "off"
     for mine, plain in zip(replayed, results(), strict=True):
         torch.testing.assert_close(mine, plain, rtol=0, atol=0)
 
@@ -324,7 +325,7 @@ def test_each_tensor_of_a_call_tells_calls_apart(problem: str, backend: str) -> 
             other.mul_(0.75)
         changed = tensors | {role: other}
         plain = run(changed, "never")
-        for replay in ("kernels_at_once", "at_once"):
+        for replay in ("kernels_at_once", "graphs_at_once"):
             relaunched = [_C.replay_info()["relaunched"]]
             run(tensors, replay)  # what a key without this tensor would find
             relaunched.append(_C.replay_info()["relaunched"])
@@ -360,6 +361,7 @@ def test_shared_memory_for_a_kernel_launched_anew_leaves_cudnns_launches_alone()
         torch.testing.assert_close(y.double(), wanted, rtol=1e-2, atol=1e-2)
 
     narrow, middle, wide = images(16), images(32), images(64)
+    knobs.replay = "kernels"
     for _ in range(CALLS):
         ours(middle)
     for x in (narrow, middle, wide):
@@ -371,6 +373,7 @@ def test_shared_memory_for_a_kernel_launched_anew_leaves_cudnns_launches_alone()
         check(theirs(x), x)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_no_dropout_and_no_packed_batch_is_replayed() -> None:
     x = torch.randn(6, 4, 32, device="cuda")
     network = _network(num_layers=2, dropout=0.5)

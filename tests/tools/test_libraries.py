@@ -146,10 +146,10 @@ def test_mapped_files_may_have_any_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "cuda", "message"),
     [
-        ("2.10.0+cu130", "13.0", "torch is 2.10.0+cu130, wanted 2.11.*: pip install"),
-        ("2.110.0", "13.0", "torch is 2.110.0, wanted 2.11.*"),
-        ("2.11.0+cu128", "12.8", "torch 2.11.0+cu128 is built for CUDA 12.8, wanted CUDA 13"),
-        ("2.11.0+cpu", None, "torch 2.11.0+cpu is built for CUDA None, wanted CUDA 13"),
+        ("2.10.0+cu130", "13.0", "torch is 2.10.0+cu130, wanted >=2.11,<2.16: pip install"),
+        ("2.110.0", "13.0", "torch is 2.110.0, wanted >=2.11,<2.16"),
+        ("2.11.0+cu118", "11.8", "torch 2.11.0+cu118 is built for CUDA 11.8, wanted CUDA 12 or 13"),
+        ("2.11.0+cpu", None, "torch 2.11.0+cpu is built for CUDA None, wanted CUDA 12 or 13"),
     ],
 )
 def test_another_torch_is_refused_before_anything_is_loaded(
@@ -168,15 +168,23 @@ import torch_cudnn_ext
 
 def test_an_extension_that_is_not_built_is_told_in_one_line(tmp_path: Path) -> None:
     package = tmp_path / "torch_cudnn_ext"
-    shutil.copytree(ROOT / "torch_cudnn_ext", package, ignore=shutil.ignore_patterns("_C*.so"))
-    (package / "_C.cpython-310-x86_64-linux-gnu.so").touch()  # another Python's
+    shutil.copytree(ROOT / "torch_cudnn_ext", package, ignore=shutil.ignore_patterns("*.so"))
+    tag = _libraries.torch_tag(torch.__version__)
+    for folder in (tag, "torch2_10"):
+        (package / "_built" / folder).mkdir(parents=True, exist_ok=True)
+    other_python = package / "_built" / tag / "_C.cpython-310.so"
+    other_python.touch()
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    other_torch = package / "_built" / "torch2_10" / f"_C{suffix}"
+    other_torch.touch()
     script = tmp_path / "script.py"  # whose folder is looked through first
     script.write_text("import torch_cudnn_ext\n")
     process = python(str(script))
     assert process.returncode == 1
     said = process.stderr.splitlines()[-1]
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    assert said.startswith(f"ImportError: torch_cudnn_ext: {package} holds no _C{suffix}: ")
+    assert said.startswith(f"ImportError: torch_cudnn_ext: {package}/_built holds no torch2_")
+    assert f"_C{suffix}: the extension is not built for torch {torch.__version__} and" in said
+    assert f"it holds torch2_10/_C{suffix}, torch2_" in said and "_C.cpython-310.so. Build" in said
     assert "tools/bootstrap" in said and "pip install --no-build-isolation ." in said
 
 

@@ -79,6 +79,7 @@ from torch_cudnn_ext.ops.reduction import (
 from torch_cudnn_ext.ops.rnn import gru, lstm, rnn_parameter_sizes, rnn_relu, rnn_tanh
 from torch_cudnn_ext.ops.softmax import log_softmax, softmax
 from torch_cudnn_ext.ops.spatial_transformer import affine_grid, grid_sample
+from torch_cudnn_ext.ops.transform import transform
 
 __all__ = [
     "BatchNormTrained", "BorderMode", "ConvActivation", "ConvMode", "Decision", "LrnWindow",
@@ -94,4 +95,5 @@ __all__ = [
     "max_pool2d", "max_pool3d", "mean", "norm1", "norm2", "prod", "prod_nonzero", "reduce",
     "relu", "relu6", "rms_norm", "rnn_parameter_sizes", "rnn_relu", "rnn_tanh", "sigmoid",
     "silu", "softmax", "sum", "sum_pool1d", "sum_pool2d", "sum_pool3d", "swish", "tanh",
+    "transform",
 ]  # fmt: skip

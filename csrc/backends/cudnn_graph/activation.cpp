@@ -1,23 +1,11 @@
 // Activations as an operation graph of one elementwise operation, or three for gradients from the
 // output.
-#include <numeric>
-
 #include "backends/cudnn_graph/builder.h"
+#include "backends/cudnn_graph/elementwise.h"
 #include "backends/cudnn_graph/engine.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
-
-// Engines take a matrix in rows. The number of columns is the largest power of two that divides the
-// size, up to a bound that leaves rows to distribute.
-TensorSpec as_matrix(const TensorSpec& x) {
-  constexpr int64_t kColumns = 4096, kFewest = 8;
-  int64_t n = x.sizes[0];
-  int64_t columns = std::gcd(n, kColumns);
-  if (columns < kFewest) columns = n;
-  Dims sizes{1, n / columns, columns};
-  return {x.dtype, sizes, contiguous_strides(sizes)};
-}
 
 Descriptor make_activation(const ActivationProblem& p, c10::ScalarType compute) {
   bool forward = p.pass == Pass::fwd;
@@ -60,7 +48,7 @@ std::vector<SlotSpec> slots_of(const ActivationProblem& p) {
 
 OperationGraph make_operation_graph(const ActivationProblem& p, const Device& device) {
   auto compute = compute_dtype(p.x.dtype);
-  TensorSpec spec = as_matrix(p.x);
+  TensorSpec spec = as_matrix(p.x.dtype, p.x.sizes[0]);
   Builder graph;
   for (const SlotSpec& slot : slots_of(p)) {
     graph.keep(make_tensor(spec, slot.role, p.alignment));
@@ -94,9 +82,7 @@ std::optional<Unsupported> why_unsupported(const ActivationProblem& p) {
 }
 
 std::string find_erratum(const ActivationProblem&, const Algorithm& algorithm, const Notes&) {
-  const std::string* kernel = algorithm.option("k24");
-  bool affected = kernel != nullptr && *kernel == "35";
-  return affected ? "kernel 35 of cuDNN 9.19 fails when it runs on some sizes" : "";
+  return elementwise_erratum(algorithm);
 }
 
 std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& algorithm,

@@ -36,6 +36,12 @@ int64_t TensorSpec::nbytes() const {
   return numel() * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
+int64_t TensorSpec::extent() const {
+  int64_t count = 1;
+  for (int i = 0; i < sizes.size(); ++i) count += (sizes[i] - 1) * strides[i];
+  return count;
+}
+
 Dims contiguous_strides(const Dims& sizes) {
   Dims strides(sizes.size(), 1);
   for (int i = sizes.size() - 2; i >= 0; --i) {

@@ -32,6 +32,7 @@ struct TensorSpec {
 
   int64_t numel() const;
   int64_t nbytes() const;
+  int64_t extent() const;  // elements from the first to the last, gaps included
   bool operator==(const TensorSpec& other) const {
     return dtype == other.dtype && sizes == other.sizes && strides == other.strides;
   }

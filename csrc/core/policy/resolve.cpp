@@ -12,6 +12,7 @@
 #include "core/operator.h"
 #include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
+#include "torch/compat.h"
 
 namespace torch_cudnn_ext {
 
@@ -32,6 +33,10 @@ Switches read_switches(std::string_view family) {
       context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly());
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
+  DepthwiseKernel depthwise =
+      op == at::Float32Op::CONV ? depthwise_kernel() : DepthwiseKernel::automatic;
+  set(Switches::kDepthwiseCudnn, depthwise == DepthwiseKernel::cudnn);
+  set(Switches::kDepthwiseNative, depthwise == DepthwiseKernel::native);
   return switches;
 }
 

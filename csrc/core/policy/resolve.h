@@ -17,6 +17,8 @@ struct Switches {
   static constexpr uint8_t kDeterministic = 1, kAllowTf32 = 2, kBenchmark = 4, kCudnnEnabled = 8;
   static constexpr uint8_t kTf32Products = 16;  // of matrices, which convolutions may be
   static constexpr uint8_t kStrict = 32;  // PyTorch raises if an algorithm is nondeterministic
+  // torch.backends.cudnn.depthwise_kernel of convolutions, if it is not "auto".
+  static constexpr uint8_t kDepthwiseCudnn = 64, kDepthwiseNative = 128;
   uint8_t bits = 0;
   bool has(uint8_t bit) const { return (bits & bit) != 0; }
 };

@@ -379,7 +379,10 @@ std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedP
 }
 
 bool are_rankings_kept(const ResolvedPolicy& policy, const Device& device) {
-  return !device.has_gpu_backends() || policy.switches.has(Switches::kCudnnEnabled);
+  Switches switches = policy.switches;
+  return !device.has_gpu_backends() ||
+         (switches.has(Switches::kCudnnEnabled) && !switches.has(Switches::kDepthwiseCudnn) &&
+          !switches.has(Switches::kDepthwiseNative));
 }
 
 }  // namespace torch_cudnn_ext

@@ -45,8 +45,9 @@ using PlanConsumer =
 std::vector<Measurement> list_candidates(const Problem& problem, const ResolvedPolicy& policy,
                                          const Device& device, const PlanConsumer& admitted = {});
 
-// Whether the tuning table holds rankings under a policy. It holds none for a GPU while PyTorch's
-// switch turns cuDNN off, which is no part of its keys.
+// Whether the tuning table holds rankings under a policy. It holds none for a GPU while a switch of
+// PyTorch that is no part of its keys turns cuDNN off or selects the kernel of depthwise
+// convolutions.
 bool are_rankings_kept(const ResolvedPolicy& policy, const Device& device);
 
 }  // namespace torch_cudnn_ext

@@ -88,14 +88,12 @@ bool holds_input(const Operator& op, const Problem& problem, const SlotSpec& slo
 
 at::Tensor empty_for_slot(const SlotSpec& slot, const Problem& problem, const Device& device) {
   const TensorSpec& spec = slot.spec;
-  int64_t extent = 1;
-  for (int i = 0; i < spec.sizes.size(); ++i) extent += (spec.sizes[i] - 1) * spec.strides[i];
   auto options =
       at::TensorOptions(spec.dtype).device(slot.on_host ? at::kCPU : device.torch_device());
   int64_t alignment = alignment_of_tensors(problem);
   auto element = static_cast<int64_t>(c10::elementSize(spec.dtype));
   int64_t offset = alignment >= 16 ? 0 : alignment / element;
-  return at::empty({extent + offset}, options).as_strided(spec.sizes, spec.strides, offset);
+  return at::empty({spec.extent() + offset}, options).as_strided(spec.sizes, spec.strides, offset);
 }
 
 Bindings make_scratch(const Problem& problem, const Device& device, uint64_t seed) {
