@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "core/capability.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -90,12 +90,12 @@ class TargetRuntime : public DeviceRuntime {
     return *bytes;
   }
   bool is_capturing(const Device&) const override { return false; }
-  void synchronize(const Device& device, const std::string&) const override { refuse(device); }
-  std::unique_ptr<Timer> make_timer(const Device& device) const override { refuse(device); }
-  void flush_cache(const Device& device) const override { refuse(device); }
+  void synchronize(const Device& device, const std::string&) const override { fail(device); }
+  std::unique_ptr<Timer> make_timer(const Device& device) const override { fail(device); }
+  void flush_cache(const Device& device) const override { fail(device); }
 
  private:
-  [[noreturn]] static void refuse(const Device& device) {
+  [[noreturn]] static void fail(const Device& device) {
     device.torch_device();
     TORCH_INTERNAL_ASSERT(false);
   }
@@ -147,7 +147,7 @@ Device parse_device(const std::string& text) {
   if (text == "cpu") return {};
   if (text != "cuda") return {Device::Kind::cuda, std::stoi(text.substr(5))};
   if (!at::hasCUDA()) return {Device::Kind::cuda, 0};
-  return device_of(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice());
+  return device_of(current_device_of(c10::DeviceType::CUDA));
 }
 
 void add_target(const std::string& name, const std::string& device_properties_json) {

@@ -1,7 +1,5 @@
 // _C: registers all functions, translates C++ errors, and answers what the core asks of Python.
 #include <pybind11/pybind11.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <chrono>
 #include <thread>
@@ -13,6 +11,7 @@
 #include "python/fast_call.h"
 #include "replay/replay.h"
 #include "torch/overrides.h"
+#include "torch/python_internals.h"
 #include "torch/registration.h"
 
 namespace py = pybind11;
@@ -78,7 +77,7 @@ std::optional<std::string> value_error_text(std::exception& error) {
   if (auto* native = dynamic_cast<c10::ValueError*>(&error)) {
     return native->what_without_backtrace();
   }
-  auto* python = dynamic_cast<python_error*>(&error);
+  auto* python = dynamic_cast<PythonError*>(&error);
   if (python == nullptr) return std::nullopt;
   py::gil_scoped_acquire acquire;
   python->persist();  // out of the interpreter, if it is still there

@@ -67,8 +67,8 @@ const Driver& driver() {
 // priority is the stream's.
 constexpr CUlaunchAttributeID kKept[] = {CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
                                          CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
-constexpr CUlaunchAttributeID kRefused[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
-                                            CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN};
+constexpr CUlaunchAttributeID kUnsupported[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+                                                CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN};
 // Attributes that change only a kernel's speed. A driver may not know all of them.
 constexpr CUlaunchAttributeID kHints[] = {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
                                           CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
@@ -110,7 +110,7 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
                 params.blockDimX, params.blockDimY, params.blockDimZ};
   step.shared_bytes = params.sharedMemBytes;
   CUlaunchAttribute attribute;
-  for (CUlaunchAttributeID id : kRefused) {
+  for (CUlaunchAttributeID id : kUnsupported) {
     if (!read_attribute(node, id, attribute) || is_set(attribute)) return false;
   }
   for (CUlaunchAttributeID id : kKept) {

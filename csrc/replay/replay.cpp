@@ -99,8 +99,8 @@ class Capture {
 Graph recorded(c10::function_ref<void()> call) {
   OwnErrors errors;
   Capture capture;
-  bool refused = !capture.goes_on();
-  if (!refused) {
+  bool failed = !capture.goes_on();
+  if (!failed) {
     c10::cuda::CUDAStreamGuard guard(
         c10::cuda::getStreamFromExternal(capture.stream(), c10::cuda::current_device()));
     // Work that cuDNN does outside the stream would be missing from the graph, so it must fail.
@@ -108,13 +108,13 @@ Graph recorded(c10::function_ref<void()> call) {
     try {
       call();
     } catch (const c10::Error&) {
-      refused = true;
+      failed = true;
     }
   }
   Graph graph = capture.end();
   errors.clear();
   cudnn_handle();  // sets the handle to the current stream before the captured one is destroyed
-  return refused ? nullptr : std::move(graph);
+  return failed ? nullptr : std::move(graph);
 }
 
 // The number of kernels and memsets; 0 if there is work of another kind, such as a copy of host

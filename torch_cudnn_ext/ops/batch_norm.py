@@ -159,5 +159,6 @@ describe(
         training_fields=("running",),
         images=lambda problem: ("x",),
         training=("_batch_norm_train", "_batch_norm_train_alone"),
+        float32_parameters=True,
     )
 )

@@ -33,6 +33,7 @@ class Family:
             channels-last.
         has_rows: Whether a problem's input is a matrix of rows. A network without images has one
             row per sample, and a network with images has several.
+        float32_parameters: Whether parameters stay in float32 if the data have a half type.
         steps: The number of steps that a problem takes one after the other.
         replaced: By function of PyTorch, the function of ours that takes the same arguments. The
             functions of ``torch.nn.functional`` with the names of ours are not listed.
@@ -48,6 +49,7 @@ class Family:
     training_fields: tuple[str, ...] = ()
     images: Callable[["ProblemInfo"], tuple[str, ...]] = lambda problem: ()
     has_rows: Callable[["ProblemInfo"], bool] = lambda problem: False
+    float32_parameters: bool = False
     steps: Callable[["ProblemInfo"], int] | None = None
     replaced: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     keywords: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +69,12 @@ def describe(family: Family) -> None:
 
 def family_of(problem: "ProblemInfo") -> Family:
     """The family of a problem."""
-    return _families.get(problem["family"], Family(problem["family"]))
+    return family_named(problem["family"])
+
+
+def family_named(name: str) -> Family:
+    """The family of this name."""
+    return _families.get(name, Family(name))
 
 
 def families() -> list[Family]:

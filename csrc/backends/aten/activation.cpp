@@ -64,7 +64,7 @@ void backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, con
 
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     bool is_forward = p.pass == Pass::fwd;
     Tensor& out =

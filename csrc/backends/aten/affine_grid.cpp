@@ -8,7 +8,7 @@ namespace {
 
 BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   Dims size{p.grid.sizes[0], 1};
   for (int i = 1; i + 1 < p.grid.sizes.size(); ++i) size.push_back(p.grid.sizes[i]);
   // PyTorch 2.11 does not support f16 and bf16 for a dimension of one point.

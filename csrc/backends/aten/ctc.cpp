@@ -9,7 +9,7 @@ at::IntArrayRef lengths(const Tensor& t) {
 }
 
 BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   Notes notes;
   if (p.gradient && device.is_cuda()) notes.add(Note::nondeterministic);  // atomic additions
   return make_plan(algorithm, notes, [p](Bindings& b) {

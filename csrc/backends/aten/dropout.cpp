@@ -34,7 +34,7 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, cons
   if (p.rng == RandomStream::cudnn) {
     return Unsupported{"the mask must come from cuDNN's generator (rng=cudnn)"};
   }
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   auto run = device.is_cuda() ? run_on_cuda : run_on_cpu;
   return make_plan(algorithm, {}, [p, run](Bindings& b) { run(p, b); });
 }

@@ -7,7 +7,7 @@ namespace {
 
 BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   Notes notes;
   // On CUDA dx is summed by atomic additions; dgrid is not.

@@ -136,7 +136,7 @@ void backward(const LayerNormProblem& p, Bindings& b) {
 
 BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {},
                    [p](Bindings& b) { p.pass == Pass::fwd ? forward(p, b) : backward(p, b); });
 }

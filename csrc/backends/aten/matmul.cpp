@@ -35,7 +35,7 @@ Tensor product(const MatmulProblem& p, const Bindings& b) {
 }
 
 BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   Notes notes;
   if (uses_tf32(at::Float32Op::MATMUL, p.x.dtype, device)) notes.add(Note::tf32);
   return make_plan(algorithm, notes, [p](Bindings& b) {

@@ -91,7 +91,7 @@ Notes notes_of(const PoolingProblem& p, const Device& device) {
 }
 
 BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   bool half = c10::isReducedFloatingType(p.x.dtype);
   bool is_max = p.mode == PoolingMode::max;

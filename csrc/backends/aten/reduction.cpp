@@ -46,7 +46,7 @@ std::tuple<Tensor, Tensor> reduce_with_indices(const ReduceProblem& p, const Ten
 }
 
 BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     TensorSpec y = p.output();
     if (!p.indices) {

@@ -15,7 +15,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   if (transposed && lies_in_rows)
     return Unsupported{"the sum runs over the last dimension already"};
   if (transposed && device.is_target()) return needs_device();
-  if (auto refused = transposed ? std::nullopt : refuse(algorithm, device)) return *refused;
+  if (auto reason = transposed ? std::nullopt : why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p, lies_in_rows, transposed](Bindings& b) {
     auto rows = [&](Role role) {
       if (transposed) return b[role].transpose(1, 2).contiguous();

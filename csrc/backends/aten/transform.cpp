@@ -6,7 +6,7 @@ namespace {
 
 BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     output_tensor(b, Role::y, p.y, b[Role::x]).copy_(b[Role::x]);
   });

@@ -115,7 +115,7 @@ class BatchNorm {
     return y;
   }
 
-  Tensor finish(Tensor y, const Tensor& z) const {
+  Tensor finish(const Tensor& y, const Tensor& z) const {
     if (z.defined()) y.add_(z);
     if (p_.activation == Activation::relu) y.relu_();
     return y.to(p_.x.dtype);

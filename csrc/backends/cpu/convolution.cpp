@@ -327,7 +327,7 @@ int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
       elements *= real(p.x.sizes[i + 2]) + 2 * real(p.padding[i]);
     }
   }
-  double bytes = elements * real(c10::elementSize(p.compute));
+  double bytes = elements * real(static_cast<int64_t>(c10::elementSize(p.compute)));
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   return bytes < real(kMost) ? static_cast<int64_t>(bytes) : kMost;
 }

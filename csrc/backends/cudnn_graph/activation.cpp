@@ -73,7 +73,7 @@ OperationGraph make_operation_graph(const ActivationProblem& p, const Device& de
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const ActivationProblem& p) {
+std::optional<Unsupported> why_unsupported(const ActivationProblem& p) {
   if (p.from_output && (p.kind == ActivationKind::clipped_relu || p.kind == ActivationKind::elu)) {
     return Unsupported{
         "the graph API computes this gradient from x, which a call in place does not keep"};
@@ -87,7 +87,7 @@ std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& alg
 }
 
 const auto registered =
-    register_graphs<ActivationProblem, refuse, make_operation_graph, make_plan>();
+    register_graphs<ActivationProblem, why_unsupported, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -148,7 +148,7 @@ class InferencePlan : public Plan {
 };
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const BatchNormProblem& p) {
+std::optional<Unsupported> why_unsupported(const BatchNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"the graph API has no float64 normalisation"};
   if (p.pass == BatchNormPass::bwd && !p.train) {
     return Unsupported{
@@ -167,7 +167,7 @@ std::shared_ptr<Plan> make_plan(const BatchNormProblem& p, const Algorithm& algo
 }
 
 const auto registered =
-    register_graphs<BatchNormProblem, refuse, make_operation_graph, make_plan>();
+    register_graphs<BatchNormProblem, why_unsupported, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

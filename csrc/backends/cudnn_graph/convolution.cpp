@@ -102,7 +102,7 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
+std::optional<Unsupported> why_unsupported(const ConvolutionProblem& p) {
   if (p.accumulate == Accumulate::general) {
     return Unsupported{
         "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
@@ -119,7 +119,7 @@ std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& al
 
 // The graph of the problem as it is, which is the fused one if there is an epilogue (bias, z,
 // relu).
-using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, make_plan>;
+using Graph = Graphs<ConvolutionProblem, why_unsupported, make_operation_graph, make_plan>;
 
 ConvolutionProblem plain_of(ConvolutionProblem p) {
   p.bias.reset();

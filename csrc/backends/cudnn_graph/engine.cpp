@@ -356,6 +356,7 @@ void EnginePlan::run(Bindings& bindings) {
   for (const SlotSpec& slot : slots_) {
     if (!slot.is_output) input = &bindings[slot.role];
   }
+  TORCH_INTERNAL_ASSERT(input != nullptr);
   ReplayKey key;
   for (const SlotSpec& slot : slots_) {
     at::Tensor& tensor = bindings[slot.role];

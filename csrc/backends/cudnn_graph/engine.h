@@ -90,17 +90,17 @@ class EnginePlan : public ReplayedPlan {
 };
 
 // The functions that `register_graphs` registers, composed from those of one operator.
-template <class P, auto refuse, auto make_operation_graph, auto make_plan>
+template <class P, auto why_unsupported, auto make_operation_graph, auto make_plan>
 struct Graphs {
-  static std::optional<Unsupported> refused(const P& p, const Device& device) {
+  static std::optional<Unsupported> why_unsupported_on(const P& p, const Device& device) {
     if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
-    if (auto reason = refuse(p)) return reason;
+    if (auto reason = why_unsupported(p)) return reason;
     return unsupported_by_erratum(p, "graph", device);
   }
 
   static std::vector<Candidate> candidates(const P& p, const Device& device) {
     std::vector<Candidate> carrier{{{"graph", "eng0", {}}, kDefaultKnobs}};  // says why
-    if (refused(p, device)) return carrier;
+    if (why_unsupported_on(p, device)) return carrier;
     try {
       return graph::candidates(make_operation_graph(p, device));
     } catch (const Failure&) {
@@ -110,7 +110,7 @@ struct Graphs {
 
   // The notes of an engine that is not built; nullopt if building says why it is unsupported.
   static std::optional<Notes> notes(const P& p, const Algorithm& algorithm, const Device& device) {
-    if (refused(p, device)) return std::nullopt;
+    if (why_unsupported_on(p, device)) return std::nullopt;
     try {
       return find_engine(make_operation_graph(p, device), algorithm).notes;
     } catch (const Failure&) {
@@ -119,7 +119,7 @@ struct Graphs {
   }
 
   static BuildResult build(const P& p, const Algorithm& algorithm, const Device& device) {
-    if (auto reason = refused(p, device)) return *reason;
+    if (auto reason = why_unsupported_on(p, device)) return *reason;
     try {
       OperationGraph graph = make_operation_graph(p, device);
       UnbuiltEngine engine = find_engine(graph, algorithm);
@@ -144,12 +144,12 @@ struct Graphs {
 };
 
 // Registers one operator for the graph API, by three functions of its problems:
-//   refuse                (p) -> the reason if no graph can be made, else nullopt
+//   why_unsupported       (p) -> the reason if no graph can be made, else nullopt
 //   make_operation_graph  (p, device) -> OperationGraph, or throws Failure
 //   make_plan             (p, algorithm, engine) -> its plan
-template <class P, auto refuse, auto make_operation_graph, auto make_plan>
+template <class P, auto why_unsupported, auto make_operation_graph, auto make_plan>
 RegisterBackendOperator<P> register_graphs() {
-  using Made = Graphs<P, refuse, make_operation_graph, make_plan>;
+  using Made = Graphs<P, why_unsupported, make_operation_graph, make_plan>;
   return {"graph", Made::candidates, Made::build, Made::neighbours, Made::notes};
 }
 

@@ -126,7 +126,7 @@ class NormPlan : public Plan {
 
   void run(Bindings& b) override {
     Bindings full = b;
-    auto options = b[Role::x].options().dtype(*q_.w);
+    auto options = b[Role::x].options().dtype(q_.w);
     bool forward = p_.pass == Pass::fwd;
     if (!full[Role::w].defined()) full[Role::w] = at::ones({p_.view().channels}, options);
     if (!p_.bias && q_.bias && forward) full[Role::bias] = at::zeros({p_.view().channels}, options);
@@ -148,7 +148,7 @@ class NormPlan : public Plan {
 };
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const LayerNormProblem& p) {
+std::optional<Unsupported> why_unsupported(const LayerNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's graph API has no norm of float64"};
   return std::nullopt;
 }
@@ -166,7 +166,7 @@ std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algo
 }
 
 const auto registered =
-    register_graphs<LayerNormProblem, refuse, make_operation_graph, make_plan>();
+    register_graphs<LayerNormProblem, why_unsupported, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

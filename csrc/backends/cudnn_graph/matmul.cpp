@@ -51,7 +51,7 @@ OperationGraph make_operation_graph(const MatmulProblem& p, const Device& device
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const MatmulProblem& p) {
+std::optional<Unsupported> why_unsupported(const MatmulProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's engines multiply no float64 matrices"};
   return std::nullopt;
 }
@@ -61,7 +61,7 @@ std::shared_ptr<Plan> make_plan(const MatmulProblem& p, const Algorithm& algorit
                                       scalars_of(p));
 }
 
-const auto registered = register_graphs<MatmulProblem, refuse, make_operation_graph, make_plan>();
+const auto registered = register_graphs<MatmulProblem, why_unsupported, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

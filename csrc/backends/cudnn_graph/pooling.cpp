@@ -106,7 +106,7 @@ OperationGraph make_operation_graph(const PoolingProblem& p, const Device& devic
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const PoolingProblem& p) {
+std::optional<Unsupported> why_unsupported(const PoolingProblem& p) {
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }
@@ -162,7 +162,7 @@ std::shared_ptr<Plan> make_plan(const PoolingProblem& p, const Algorithm& algori
   return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
 }
 
-const auto registered = register_graphs<PoolingProblem, refuse, make_operation_graph, make_plan>();
+const auto registered = register_graphs<PoolingProblem, why_unsupported, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

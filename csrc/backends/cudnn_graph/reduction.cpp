@@ -39,7 +39,7 @@ OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const ReduceProblem& p) {
+std::optional<Unsupported> why_unsupported(const ReduceProblem& p) {
   if (p.indices) return Unsupported{"the graph API gives no indices"};
   if (!is_offered(p.kind)) {
     return Unsupported{"the graph API reduces by add, mul, min, max and absmax alone"};
@@ -55,7 +55,7 @@ std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorit
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph, make_plan>();
+const auto registered = register_graphs<ReduceProblem, why_unsupported, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

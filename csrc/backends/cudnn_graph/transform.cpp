@@ -25,7 +25,7 @@ OperationGraph make_operation_graph(const TransformProblem& p, const Device& dev
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const TransformProblem& p) {
+std::optional<Unsupported> why_unsupported(const TransformProblem& p) {
   if (p.keeps_order()) return std::nullopt;
   return Unsupported{
       "cuDNN's engines transpose nothing; the graph takes dense tensors that keep their order in "
@@ -38,7 +38,7 @@ std::shared_ptr<Plan> make_plan(const TransformProblem& p, const Algorithm& algo
 }
 
 const auto registered =
-    register_graphs<TransformProblem, refuse, make_operation_graph, make_plan>();
+    register_graphs<TransformProblem, why_unsupported, make_operation_graph, make_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -76,12 +76,12 @@ class ActivationPlan : public ReplayedPlan {
 
 BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
+  if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd && p.from_output) {
     return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
   }
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<ActivationPlan>(p, algorithm);
 }
 

@@ -138,7 +138,7 @@ BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
   if (std::string reason = over_the_limit(p, per_activation); !reason.empty()) {
     return Unsupported{reason};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<BatchNormPlan>(p, algorithm, mode);
 }
 

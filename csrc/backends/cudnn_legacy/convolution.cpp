@@ -147,7 +147,7 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
                        const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   std::optional<int> value = find_value(problem, algorithm);
   if (!value) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
   ConvolutionProblem p = lift_to_plane(problem);

@@ -95,7 +95,7 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
         "cuDNN takes targets that are not empty and, with a blank between any two labels, no "
         "longer than their inputs"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   bool deterministic = algorithm.name == "deterministic";
   Notes notes;
   if (!deterministic) notes.add(Note::nondeterministic);

@@ -91,7 +91,7 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
         "the classic API knows instance norm as a batch norm of channels side by side, which those "
         "of several nhwc tensors are not"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   if (p.kind == LayerNormKind::group) {
     BuildResult built = build_plan(instances_of_groups(p), algorithm, device);
     if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;

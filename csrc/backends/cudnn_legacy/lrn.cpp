@@ -142,7 +142,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
     return Unsupported{
         "what cuDNN computes with means of its caller is different, and not documented"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   // Each of the two temporary tensors begins at a multiple of 256 bytes.
   int64_t bytes = as_computed(p).x.nbytes(), rounded = (bytes + 255) / 256 * 256;
   int64_t copies = p.x.dtype == at::kBFloat16 ? (p.pass == Pass::fwd ? 2 : 3 + reads_y(p)) : 0;

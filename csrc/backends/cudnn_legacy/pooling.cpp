@@ -101,7 +101,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   std::string reason = why_not(p, algorithm);
   if (!reason.empty()) return Unsupported{reason};
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   auto d = std::make_unique<PoolingDescriptors>();
   TensorSpec y = p.y();
   set(d->x, p.x);

@@ -80,10 +80,10 @@ class ReducePlan : public Plan {
 };
 
 BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
+  if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.x.dtype == at::kBFloat16) return Unsupported{"cuDNN reduces no bfloat16 data"};
   if (p.reduced_count() == 1) return Unsupported{"cuDNN has no reduction of a single element each"};
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   auto descriptors = std::make_unique<Descriptors>(p);
   Needs needs;
   auto status = cudnnGetReductionWorkspaceSize(cudnn_handle(), descriptors->reduce.get(),

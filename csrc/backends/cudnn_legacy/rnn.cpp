@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "backends/cudnn_legacy/rnn_dropout.h"
 #include "core/backend.h"
@@ -186,7 +187,7 @@ class RnnPlan : public ReplayedPlan {
           "cudnnRNNForward");
     });
     d_->dropout.used();
-    if (p_.train) b[Role::reserve] = reserve;
+    if (p_.train) b[Role::reserve] = std::move(reserve);
   }
 
   void backward(Bindings& b, void* workspace) {
@@ -368,7 +369,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   }
   auto kind = static_cast<cudnnRNNAlgo_t>(*value);
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   auto d = std::make_unique<Descriptors>();
   set(d->h, rnn_h(p));
   set(d->c, rnn_c(p));
@@ -392,7 +393,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   });
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
-  if (auto refused = find_pieces(*d, p, device.torch_device(), layout)) return *refused;
+  if (auto reason = find_pieces(*d, p, device.torch_device(), layout)) return *reason;
   layout.slack = slack_of(p, algorithm, device);
   layout.in_place = layout.pieces.size() == 1 && layout.pieces[0].theirs == 0 &&
                     layout.weight_bytes == static_cast<size_t>(rnn_w(p).nbytes());

@@ -57,7 +57,7 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
   if (p.log && algorithm.name == "fast") {
     return Unsupported{"cuDNN has one algorithm for log-softmax, legacy:accurate"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   bool fast = algorithm.name == "fast";
   Notes notes;
   // The fast algorithm subtracts no maximum, so its exponentials overflow. Gradients compute no

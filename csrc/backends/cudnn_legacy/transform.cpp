@@ -3,7 +3,7 @@
 #include <climits>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/cudnn_problems.h"
+#include "cudnn/problems.h"
 #include "core/backend.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -38,7 +38,7 @@ class TransformPlan : public Plan {
 
 BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm,
                        const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
+  if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.x.dtype != p.y.dtype) return Unsupported{"cudnnTransformTensor converts no types"};
   if (std::max(p.x.extent(), p.y.extent()) > INT_MAX) {
     return Unsupported{"the classic API counts elements in 32 bits"};
@@ -46,7 +46,7 @@ BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm,
   if (p.alignment < 16) {
     return Unsupported{"cudnnTransformTensor was not tested on tensors not aligned to 16 bytes"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<TransformPlan>(p, algorithm);
 }
 

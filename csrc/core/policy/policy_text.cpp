@@ -198,7 +198,7 @@ std::string compute_text(const ComputeByType& compute) {
 
 // The backends that a list names, in the order in which all are registered.
 std::vector<std::string> read_backends(std::string_view text) {
-  const std::vector<std::string> known = backend_names();
+  const std::vector<std::string>& known = backend_names();
   std::vector<std::string> names, ordered;
   for (std::string_view item : split(text, ',')) {
     std::string name(item);

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +18,7 @@
 #include "core/operator.h"
 #include "core/policy/levels.h"
 #include "core/select/admit.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -129,7 +129,7 @@ Call find_in_slot(SharedSlot& slot, const Device& device, MakeDecision make) {
   std::unique_lock<std::timed_mutex> one_builder(slot.mutex, std::defer_lock);
   // A thread that tunes may wait for autograd's thread of the device, which runs its reference's
   // gradients.
-  bool may_be_awaited = device.is_cuda() && torch::autograd::get_current_node() != nullptr;
+  bool may_be_awaited = device.is_cuda() && is_in_autograd_node();
   bool must_not_wait =
       slot.builder == std::this_thread::get_id() || (may_be_awaited && !one_builder.try_lock());
   if (must_not_wait) return make(true);
