@@ -9,20 +9,20 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-struct Entry {
+struct LibraryVersionsEntry {
   int64_t (*version)() = nullptr;
   std::atomic<int64_t> overridden{0};
 };
 
-Entry& entry_of(Library library) {
-  static auto* entries = new std::array<Entry, std::size(kLibraries)>();
+LibraryVersionsEntry& entry_of(Library library) {
+  static auto* entries = new std::array<LibraryVersionsEntry, std::size(kLibraries)>();
   return (*entries)[static_cast<size_t>(library)];
 }
 
 }  // namespace
 
 int64_t library_version(Library library) {
-  const Entry& entry = entry_of(library);
+  const LibraryVersionsEntry& entry = entry_of(library);
   if (int64_t overridden = entry.overridden) return overridden;
   return entry.version == nullptr ? 0 : entry.version();
 }

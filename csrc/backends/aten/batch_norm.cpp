@@ -19,7 +19,7 @@ Tensor as_rows(const Tensor& t) {
   return t.dim() == 2 ? with_unit_dim(t, 2) : without_unit_dim(t, 3);
 }
 
-void forward(const BatchNormProblem& p, Bindings& b) {
+void batch_norm_forward(const BatchNormProblem& p, Bindings& b) {
   bool training = p.pass == BatchNormPass::fwd;
   auto [y, mean, invstd, reserve, implementation] = at::_batch_norm_impl_index(
       as_image(b[Role::x]), b[Role::w], b[Role::bias], b[Role::running_mean], b[Role::running_var],
@@ -44,7 +44,7 @@ int64_t backward_implementation(const Tensor& x, const Bindings& b, const Tensor
   return reserve.numel() == static_cast<int64_t>(wanted) ? 1 : 0;
 }
 
-void backward(const BatchNormProblem& p, Bindings& b) {
+void batch_norm_backward(const BatchNormProblem& p, Bindings& b) {
   Tensor x = as_image(b[Role::x]), dy = as_image(b[Role::dy]);
   const Tensor& left = b[Role::reserve];
   Tensor reserve = left.defined() ? left : at::empty({0}, x.options().dtype(at::kByte));
@@ -72,21 +72,22 @@ void backward_of_inference(const BatchNormProblem& p, Bindings& b) {
   give(b, Role::dbias, p.statistic(), dbias);
 }
 
-BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_batch_norm_plan(const BatchNormProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
   if (auto reason = why_unsupported(algorithm, device)) return *reason;
   bool of_inference = !p.train && p.is_channels_last() && device.is_cuda();
   return make_plan(algorithm, {}, [p, of_inference](Bindings& b) {
     if (p.pass == BatchNormPass::bwd) {
-      of_inference ? backward_of_inference(p, b) : backward(p, b);
+      of_inference ? backward_of_inference(p, b) : batch_norm_backward(p, b);
     } else {
-      forward(p, b);
+      batch_norm_forward(p, b);
     }
   });
 }
 
-const RegisterBackendOperator<BatchNormProblem> registered("aten", candidates<BatchNormProblem>,
-                                                           build_plan);
+const RegisterBackendOperator<BatchNormProblem> batch_norm_registered("aten",
+                                                                      candidates<BatchNormProblem>,
+                                                                      build_batch_norm_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

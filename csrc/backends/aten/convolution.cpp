@@ -104,7 +104,8 @@ std::optional<Unsupported> why_compute_is_unsupported(const ConvolutionProblem& 
 
 // PyTorch's own convolution, whose kernel cuDNN chooses on a GPU.
 std::optional<Unsupported> why_convolution_is_unsupported(const ConvolutionProblem& p,
-                                              const Algorithm& algorithm, const Device& device) {
+                                                          const Algorithm& algorithm,
+                                                          const Device& device) {
   if (auto reason = why_compute_is_unsupported(p)) return reason;
   return unsupported_by_erratum(p, algorithm, {}, device);
 }
@@ -116,14 +117,16 @@ std::optional<Unsupported> why_scaling_is_unsupported(const ConvolutionProblem& 
       "PyTorch's convolution is rounded to f16 before alpha scales it, so that it may overflow"};
 }
 
-std::optional<Unsupported> why_rewriting_is_unsupported(const ConvolutionProblem& p, const Algorithm& algorithm,
-                                            const Device& device) {
+std::optional<Unsupported> why_rewriting_is_unsupported(const ConvolutionProblem& p,
+                                                        const Algorithm& algorithm,
+                                                        const Device& device) {
   if (auto reason = why_convolution_is_unsupported(p, algorithm, device)) return reason;
   return why_scaling_is_unsupported(p);
 }
 
 // What PyTorch's switches make of its convolution in this pass.
-Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& device) {
+Notes convolution_notes_of(ConvolutionPass pass, const ConvolutionProblem& p,
+                           const Device& device) {
   Notes notes;
   if (!device.is_cuda()) return notes;
   if (uses_tf32(at::Float32Op::CONV, p.x.dtype, device)) notes.add(Note::tf32);
@@ -139,7 +142,7 @@ BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorith
   if (auto reason = why_convolution_is_unsupported(p, algorithm, device)) return *reason;
   // In f32 PyTorch's kernels on the CPU have errata of their own.
   if (auto reason = why_scaling_is_unsupported(p); reason && !device.is_cuda()) return *reason;
-  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
+  return std::make_shared<AtenConvolution>(p, algorithm, convolution_notes_of(p.pass, p, device),
                                            [p](const Bindings& b) { return convolve(p, b); });
 }
 
@@ -153,7 +156,7 @@ BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm
         "cross-correlating, of f32 and narrower"};
   }
   if (device.is_target()) return needs_device();
-  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
+  return std::make_shared<AtenConvolution>(p, algorithm, convolution_notes_of(p.pass, p, device),
                                            FoldedChannels(p));
 }
 
@@ -167,7 +170,7 @@ BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm
   for (int64_t block : TransposedAsForward::blocks(p)) {
     if (!(algorithm == turned_algorithm(block))) continue;
     if (device.is_target()) return needs_device();
-    Notes notes = notes_of(ConvolutionPass::fwd, p, device);
+    Notes notes = convolution_notes_of(ConvolutionPass::fwd, p, device);
     return std::make_shared<AtenConvolution>(p, algorithm, notes, TransposedAsForward(p, block));
   }
   return Unsupported{
@@ -237,8 +240,8 @@ std::vector<Candidate> all(const ConvolutionProblem& p, const Device& device) {
   return list;
 }
 
-BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_convolution_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                   const Device& device) {
   if (algorithm.name == kMatmul) return build_matmul(p, algorithm, device);
   if (algorithm.name == kIm2col) return build_im2col(p, algorithm, device);
   if (algorithm.name == kTurned) return build_turned(p, algorithm, device);
@@ -246,7 +249,8 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
   return folded ? build_folded(p, algorithm, device) : build_default(p, algorithm, device);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("aten", all, build_plan);
+const RegisterBackendOperator<ConvolutionProblem> convolution_registered("aten", all,
+                                                                         build_convolution_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -5,8 +5,8 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_grid_sample_plan(const GridSampleProblem& p, const Algorithm& algorithm,
+                                   const Device& device) {
   if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   Notes notes;
@@ -31,8 +31,8 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
   });
 }
 
-const RegisterBackendOperator<GridSampleProblem> registered("aten", candidates<GridSampleProblem>,
-                                                            build_plan);
+const RegisterBackendOperator<GridSampleProblem> grid_sample_registered(
+    "aten", candidates<GridSampleProblem>, build_grid_sample_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -20,7 +20,7 @@ Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t before, int64_
                    : at::avg_pool3d(padded, window, stride);
 }
 
-BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_lrn_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     bool widen = p.kind == LrnKind::divisive && p.x.dtype != at::kDouble;
@@ -42,7 +42,8 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
   });
 }
 
-const RegisterBackendOperator<LrnProblem> registered("aten", candidates<LrnProblem>, build_plan);
+const RegisterBackendOperator<LrnProblem> lrn_registered("aten", candidates<LrnProblem>,
+                                                         build_lrn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

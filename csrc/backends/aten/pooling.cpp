@@ -83,14 +83,15 @@ void average_backward(const PoolingProblem& p, bool contiguous, Bindings& b) {
 
 // PyTorch's documentation says that all of these except avg_pool2d and means add atomically on a
 // GPU.
-Notes notes_of(const PoolingProblem& p, const Device& device) {
+Notes pooling_notes_of(const PoolingProblem& p, const Device& device) {
   bool adds_in_order =
       is_global_average(p) || (p.mode != PoolingMode::max && !p.adaptive && p.spatial_dims() == 2);
   if (p.pass == Pass::fwd || !device.is_cuda() || adds_in_order) return {};
   return {Note::nondeterministic};
 }
 
-BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   bool half = c10::isReducedFloatingType(p.x.dtype);
@@ -100,7 +101,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
     return Unsupported{"PyTorch has no average over volumes in half precision on the CPU"};
   }
   bool contiguous = erratum_applies("pytorch-pool-average-gradient", p, algorithm, device);
-  return make_plan(algorithm, notes_of(p, device), [p, is_max, contiguous](Bindings& b) {
+  return make_plan(algorithm, pooling_notes_of(p, device), [p, is_max, contiguous](Bindings& b) {
     if (p.pass == Pass::fwd) {
       const Tensor& x = b[Role::x];
       if (!is_max) {
@@ -118,8 +119,8 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   });
 }
 
-const RegisterBackendOperator<PoolingProblem> registered("aten", candidates<PoolingProblem>,
-                                                         build_plan);
+const RegisterBackendOperator<PoolingProblem> pooling_registered("aten", candidates<PoolingProblem>,
+                                                                 build_pooling_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

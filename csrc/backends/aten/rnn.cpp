@@ -259,7 +259,7 @@ class AtenRnn : public Plan {
   std::optional<bool> same_layout_;  // PyTorch's buffer and ours
 };
 
-BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_rnn_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (p.compute != p.default_compute()) {
     return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in ",
@@ -276,7 +276,8 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   return std::make_shared<AtenRnn>(p, algorithm, notes);
 }
 
-const RegisterBackendOperator<RnnProblem> registered("aten", candidates<RnnProblem>, build_plan);
+const RegisterBackendOperator<RnnProblem> rnn_registered("aten", candidates<RnnProblem>,
+                                                         build_rnn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

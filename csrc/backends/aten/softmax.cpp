@@ -9,7 +9,8 @@ const Algorithm kTransposed{"aten", "transposed", {}};
 
 // PyTorch has a special kernel for sums over the last dimension. `transposed` makes copies for it
 // if the sum runs over another one.
-BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_softmax_plan(const SoftmaxProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   bool lies_in_rows = p.x.sizes[2] == 1;
   bool transposed = algorithm == kTransposed;
   if (transposed && lies_in_rows)
@@ -45,7 +46,7 @@ std::vector<Candidate> all(const SoftmaxProblem& p, const Device& device) {
   return list;
 }
 
-const RegisterBackendOperator<SoftmaxProblem> registered("aten", all, build_plan);
+const RegisterBackendOperator<SoftmaxProblem> softmax_registered("aten", all, build_softmax_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

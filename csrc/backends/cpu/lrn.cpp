@@ -61,9 +61,9 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
   if (p.means) give(b, Role::dz, p.x, (-through).to(p.x.dtype));
 }
 
-constexpr const char* kNames[] = {"shifted", "prefix"};
+constexpr const char* kLrnNames[] = {"shifted", "prefix"};
 
-BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm) {
+BuildResult build_lrn_plan(const LrnProblem& p, const Algorithm& algorithm) {
   bool prefix = algorithm.name == "prefix";
   // One infinity or NaN makes all later running sums infinite or NaN.
   Notes notes;
@@ -71,7 +71,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm) {
   return make_plan(algorithm, notes, [=](Bindings& b) { run(p, b, prefix); });
 }
 
-const auto registered = cpu::register_named<LrnProblem, kNames, build_plan>();
+const auto lrn_registered = cpu::register_named<LrnProblem, kLrnNames, build_lrn_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -19,13 +19,13 @@ struct PassAttributes {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
 };
-constexpr PassAttributes kForward{CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
+constexpr PassAttributes kConvolutionForward{CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
 constexpr PassAttributes kBackwardData{CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
                                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
                                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
@@ -43,7 +43,7 @@ constexpr PassAttributes kBackwardFilter{
     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA};
 
 const PassAttributes& attributes_of(ConvolutionPass pass) {
-  if (pass == ConvolutionPass::fwd) return kForward;
+  if (pass == ConvolutionPass::fwd) return kConvolutionForward;
   return pass == ConvolutionPass::bwd_data ? kBackwardData : kBackwardFilter;
 }
 
@@ -68,7 +68,8 @@ TensorSpec bias_of(const ConvolutionProblem& p) {
   return {*p.bias, sizes, channels_last_strides(sizes)};
 }
 
-OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Device& device) {
+OperationGraph make_convolution_operation_graph(const ConvolutionProblem& problem,
+                                                const Device& device) {
   ConvolutionProblem p = lift_to_plane(problem);
   const PassAttributes& names = attributes_of(p.pass);
   bool relu = p.activation == Activation::relu;
@@ -102,7 +103,7 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> why_unsupported(const ConvolutionProblem& p) {
+std::optional<Unsupported> convolution_why_unsupported(const ConvolutionProblem& p) {
   if (p.accumulate == Accumulate::general) {
     return Unsupported{
         "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
@@ -111,15 +112,16 @@ std::optional<Unsupported> why_unsupported(const ConvolutionProblem& p) {
   return std::nullopt;
 }
 
-std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
+std::shared_ptr<Plan> make_convolution_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                            Engine engine) {
   if (p.has_epilogue()) engine.notes.add(Note::fused);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
 // The graph of the problem as it is, which is the fused one if there is an epilogue (bias, z,
 // relu).
-using Graph = Graphs<ConvolutionProblem, why_unsupported, make_operation_graph, make_plan>;
+using Graph = Graphs<ConvolutionProblem, convolution_why_unsupported,
+                     make_convolution_operation_graph, make_convolution_plan>;
 
 ConvolutionProblem plain_of(ConvolutionProblem p) {
   p.bias.reset();
@@ -221,8 +223,9 @@ std::optional<Notes> notes(const ConvolutionProblem& p, const Algorithm& algorit
   return p.has_epilogue() ? std::nullopt : Graph::notes(p, algorithm, device);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("graph", candidates, build_plan,
-                                                             neighbours, notes);
+const RegisterBackendOperator<ConvolutionProblem> convolution_registered("graph", candidates,
+                                                                         build_plan, neighbours,
+                                                                         notes);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

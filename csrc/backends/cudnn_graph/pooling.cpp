@@ -16,7 +16,7 @@ TensorSpec indices_of(const PoolingProblem& p) {
 }
 
 // What a plan of this problem reads and writes.
-std::vector<SlotSpec> slots_of(const PoolingProblem& p) {
+std::vector<SlotSpec> pooling_slots_of(const PoolingProblem& p) {
   TensorSpec y = p.y();
   std::vector<SlotSpec> slots;
   if (p.pass == Pass::fwd) {
@@ -88,7 +88,7 @@ Descriptor make_resampling(const PoolingProblem& p) {
   return resampling;
 }
 
-OperationGraph make_operation_graph(const PoolingProblem& p, const Device& device) {
+OperationGraph make_pooling_operation_graph(const PoolingProblem& p, const Device& device) {
   const bool forward = p.pass == Pass::fwd;
   Builder graph;
   size_t resampling = graph.keep(make_resampling(p));
@@ -97,7 +97,7 @@ OperationGraph make_operation_graph(const PoolingProblem& p, const Device& devic
   operation.set(
       forward ? CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC : CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DESC,
       graph[resampling]);
-  for (const SlotSpec& slot : slots_of(p)) {
+  for (const SlotSpec& slot : pooling_slots_of(p)) {
     size_t tensor = graph.keep(make_tensor(slot.spec, slot.role, p.alignment));
     operation.set(attribute_of(slot.role, p.pass), graph[tensor]);
   }
@@ -106,7 +106,7 @@ OperationGraph make_operation_graph(const PoolingProblem& p, const Device& devic
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> why_unsupported(const PoolingProblem& p) {
+std::optional<Unsupported> pooling_why_unsupported(const PoolingProblem& p) {
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }
@@ -132,7 +132,7 @@ std::optional<Unsupported> why_unsupported(const PoolingProblem& p) {
 class PoolingPlan : public EnginePlan {
  public:
   PoolingPlan(const PoolingProblem& p, const Algorithm& algorithm, Engine engine)
-      : EnginePlan(algorithm, std::move(engine), slots_of(p)),
+      : EnginePlan(algorithm, std::move(engine), pooling_slots_of(p)),
         reads_indices_(p.pass == Pass::bwd && keeps_indices(p)),
         indices_(indices_of(p)) {}
 
@@ -157,12 +157,13 @@ class PoolingPlan : public EnginePlan {
   const TensorSpec indices_;
 };
 
-std::shared_ptr<Plan> make_plan(const PoolingProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
+std::shared_ptr<Plan> make_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm,
+                                        Engine engine) {
   return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
 }
 
-const auto registered = register_graphs<PoolingProblem, why_unsupported, make_operation_graph, make_plan>();
+const auto pooling_registered = register_graphs<PoolingProblem, pooling_why_unsupported,
+                                                make_pooling_operation_graph, make_pooling_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

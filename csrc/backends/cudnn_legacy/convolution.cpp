@@ -88,8 +88,8 @@ class ConvolutionPlan : public ReplayedPlan {
 // The classic API does not report an algorithm's properties, so they are written down here. cuDNN's
 // documentation of the two backward enumerations says which ones are not deterministic. A math type
 // other than FMA may use TF32 for float32 data.
-Notes notes_of(const ConvolutionProblem& p, int value, const Algorithm& algorithm,
-               const MathType& math, const Device& device) {
+Notes convolution_notes_of(const ConvolutionProblem& p, int value, const Algorithm& algorithm,
+                           const MathType& math, const Device& device) {
   const std::string& name = algorithm.name;
   Notes notes;
   bool adds_atomically =
@@ -127,7 +127,7 @@ cudnnStatus_t workspace_of(const ConvolutionProblem& p, const ConvolutionPlan::D
   return CUDNN_STATUS_BAD_PARAM;
 }
 
-std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device&) {
+std::vector<Candidate> convolution_candidates(const ConvolutionProblem& p, const Device&) {
   std::vector<Candidate> list;
   const LegacyName* last = nullptr;
   std::vector<LegacyName> names = operator_of(p).legacy_names(pass_of(p));
@@ -143,8 +143,8 @@ std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device&) {
   return list;
 }
 
-BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_convolution_plan(const ConvolutionProblem& problem, const Algorithm& algorithm,
+                                   const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
   if (auto reason = why_unsupported(device)) return *reason;
@@ -176,12 +176,14 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   if (status == CUDNN_STATUS_SUCCESS) status = workspace_of(p, *d, *value, &workspace);
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
-  return std::make_shared<ConvolutionPlan>(problem, algorithm,
-                                           notes_of(p, *value, algorithm, *math, device), workspace,
-                                           std::move(d), *value);
+  return std::make_shared<ConvolutionPlan>(
+      problem, algorithm, convolution_notes_of(p, *value, algorithm, *math, device), workspace,
+      std::move(d), *value);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<ConvolutionProblem> convolution_registered("legacy",
+                                                                         convolution_candidates,
+                                                                         build_convolution_plan);
 
 }  // namespace
 }  // namespace legacy

@@ -84,7 +84,7 @@ class CtcPlan : public Plan {
   const std::unique_ptr<Descriptors> d_;
 };
 
-BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_ctc_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"ctc has no options"};
   if (p.log_probs.dtype != c10::ScalarType::Float) return Unsupported{"cuDNN's CTC loss is f32"};
   if (p.blank != 0) return Unsupported{"cuDNN's blank is class 0"};
@@ -109,7 +109,8 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
       labels);
 }
 
-const RegisterBackendOperator<CtcProblem> registered("legacy", every_name<CtcProblem>, build_plan);
+const RegisterBackendOperator<CtcProblem> ctc_registered("legacy", every_name<CtcProblem>,
+                                                         build_ctc_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -70,7 +70,8 @@ class DropoutPlan : public Plan {
   DropoutDescriptor dropout_;
 };
 
-BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_dropout_plan(const DropoutProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.rng == RandomStream::philox) {
     return Unsupported{"the mask must come from PyTorch's generator (rng=philox)"};
@@ -90,8 +91,9 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, cons
                                        static_cast<int64_t>(reserve_bytes));
 }
 
-const RegisterBackendOperator<DropoutProblem> registered("legacy", only_default<DropoutProblem>,
-                                                         build_plan);
+const RegisterBackendOperator<DropoutProblem> dropout_registered("legacy",
+                                                                 only_default<DropoutProblem>,
+                                                                 build_dropout_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

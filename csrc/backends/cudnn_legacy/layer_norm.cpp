@@ -75,13 +75,13 @@ class InstanceNormPlan : public Plan {
   TensorDescriptor x_, parameters_;
 };
 
-std::vector<Candidate> candidates(const LayerNormProblem&, const Device&) {
+std::vector<Candidate> layer_norm_candidates(const LayerNormProblem&, const Device&) {
   return {{{"legacy", "spatial_persistent", {}}, "enumeration"},
           {{"legacy", "spatial", {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_layer_norm_plan(const LayerNormProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"norms have no options"};
   if (p.kind == LayerNormKind::layer || p.kind == LayerNormKind::rms) {
     return Unsupported{"the classic API has no layer norm and no RMS norm"};
@@ -93,7 +93,7 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
   }
   if (auto reason = why_unsupported(device)) return *reason;
   if (p.kind == LayerNormKind::group) {
-    BuildResult built = build_plan(instances_of_groups(p), algorithm, device);
+    BuildResult built = build_layer_norm_plan(instances_of_groups(p), algorithm, device);
     if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;
     return std::make_shared<GroupNormPlan>(p, std::get<std::shared_ptr<Plan>>(built));
   }
@@ -108,7 +108,9 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
       persistent ? CUDNN_BATCHNORM_SPATIAL_PERSISTENT : CUDNN_BATCHNORM_SPATIAL);
 }
 
-const RegisterBackendOperator<LayerNormProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<LayerNormProblem> layer_norm_registered("legacy",
+                                                                      layer_norm_candidates,
+                                                                      build_layer_norm_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

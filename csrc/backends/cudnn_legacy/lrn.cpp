@@ -112,11 +112,11 @@ const char* name_of(const LrnProblem& p) {
   return p.kind == LrnKind::divisive ? "precomputed_means" : "cross_channel";
 }
 
-std::vector<Candidate> candidates(const LrnProblem& p, const Device&) {
+std::vector<Candidate> lrn_candidates(const LrnProblem& p, const Device&) {
   return {{{"legacy", name_of(p), {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_lrn_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
   if (!algorithm.options.empty() || algorithm.name != name_of(p)) {
     return Unsupported{c10::str("legacy has no ", algorithm.text(),
                                 " for this problem, only legacy:", name_of(p))};
@@ -152,7 +152,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
                                    p.kind == LrnKind::divisive ? 2 * rounded : 0, copies * bytes);
 }
 
-const RegisterBackendOperator<LrnProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<LrnProblem> lrn_registered("legacy", lrn_candidates, build_lrn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

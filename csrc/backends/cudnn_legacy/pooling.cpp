@@ -83,20 +83,21 @@ std::string why_not(const PoolingProblem& p, const Algorithm& algorithm) {
   return "";
 }
 
-cudnnPoolingMode_t mode_of(const PoolingProblem& p, const Algorithm& algorithm) {
+cudnnPoolingMode_t pooling_mode_of(const PoolingProblem& p, const Algorithm& algorithm) {
   if (algorithm.name == "max") return CUDNN_POOLING_MAX;
   if (algorithm.name == "max_deterministic") return CUDNN_POOLING_MAX_DETERMINISTIC;
   return p.mode == PoolingMode::avg_exclude ? CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING
                                             : CUDNN_POOLING_AVERAGE_COUNT_INCLUDE_PADDING;
 }
 
-std::vector<Candidate> candidates(const PoolingProblem& p, const Device&) {
+std::vector<Candidate> pooling_candidates(const PoolingProblem& p, const Device&) {
   if (p.mode != PoolingMode::max) return {{{"legacy", "avg", {}}, "enumeration"}};
   return {{{"legacy", "max", {}}, "enumeration"},
           {{"legacy", "max_deterministic", {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"pooling has no options"};
   std::string reason = why_not(p, algorithm);
   if (!reason.empty()) return Unsupported{reason};
@@ -107,7 +108,7 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   set(d->x, p.x);
   set(d->y, y);
   cudnnStatus_t status = cudnnSetPoolingNdDescriptor(
-      d->pooling.get(), mode_of(p, algorithm), CUDNN_PROPAGATE_NAN, p.spatial_dims(),
+      d->pooling.get(), pooling_mode_of(p, algorithm), CUDNN_PROPAGATE_NAN, p.spatial_dims(),
       as_ints(p.window).data(), as_ints(p.padding).data(), as_ints(p.stride).data());
   std::vector<int> sizes(y.sizes.size());
   if (status == CUDNN_STATUS_SUCCESS) {
@@ -125,7 +126,8 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   return std::make_shared<PoolingPlan>(p, algorithm, notes, std::move(d));
 }
 
-const RegisterBackendOperator<PoolingProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<PoolingProblem> pooling_registered("legacy", pooling_candidates,
+                                                                 build_pooling_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -21,8 +21,8 @@ TensorSpec with_four_dims(const TensorSpec& spec) {
   return {spec.dtype, sizes, contiguous_strides(sizes)};
 }
 
-struct Descriptors {
-  explicit Descriptors(const ReduceProblem& p) {
+struct ReductionDescriptors {
+  explicit ReductionDescriptors(const ReduceProblem& p) {
     set(x, with_four_dims(p.x));
     set(y, with_four_dims(p.output()));
     auto compute = cudnn_type(compute_dtype(p.x.dtype));
@@ -44,7 +44,7 @@ struct Needs {
 class ReducePlan : public Plan {
  public:
   ReducePlan(const ReduceProblem& p, const Algorithm& algorithm, Notes notes,
-             std::unique_ptr<Descriptors> descriptors, Needs needs)
+             std::unique_ptr<ReductionDescriptors> descriptors, Needs needs)
       : Plan(algorithm, notes, static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
         p_(p),
         descriptors_(std::move(descriptors)),
@@ -75,16 +75,17 @@ class ReducePlan : public Plan {
 
  private:
   const ReduceProblem p_;
-  const std::unique_ptr<Descriptors> descriptors_;
+  const std::unique_ptr<ReductionDescriptors> descriptors_;
   const Needs needs_;
 };
 
-BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_reduction_plan(const ReduceProblem& p, const Algorithm& algorithm,
+                                 const Device& device) {
   if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.x.dtype == at::kBFloat16) return Unsupported{"cuDNN reduces no bfloat16 data"};
   if (p.reduced_count() == 1) return Unsupported{"cuDNN has no reduction of a single element each"};
   if (auto reason = why_unsupported(device)) return *reason;
-  auto descriptors = std::make_unique<Descriptors>(p);
+  auto descriptors = std::make_unique<ReductionDescriptors>(p);
   Needs needs;
   auto status = cudnnGetReductionWorkspaceSize(cudnn_handle(), descriptors->reduce.get(),
                                                descriptors->x.get(), descriptors->y.get(),
@@ -100,8 +101,9 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
   return std::make_shared<ReducePlan>(p, algorithm, notes, std::move(descriptors), needs);
 }
 
-const RegisterBackendOperator<ReduceProblem> registered("legacy", only_default<ReduceProblem>,
-                                                        build_plan);
+const RegisterBackendOperator<ReduceProblem> reduction_registered("legacy",
+                                                                  only_default<ReduceProblem>,
+                                                                  build_reduction_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -29,7 +29,7 @@ struct Piece {
   int64_t ours, theirs, count;
 };
 
-struct Descriptors {
+struct RnnDescriptors {
   RnnDescriptor rnn;
   RnnDropout dropout;
   RnnDataDescriptor x, y;
@@ -71,14 +71,14 @@ cudnnStatus_t set_data(const RnnDataDescriptor& descriptor, const RnnProblem& p,
                                    static_cast<int>(features), lengths.data(), nullptr);
 }
 
-cudnnStatus_t set_sequences(const Descriptors& d, const RnnProblem& p,
+cudnnStatus_t set_sequences(const RnnDescriptors& d, const RnnProblem& p,
                             const std::vector<int>& lengths) {
   cudnnStatus_t status = set_data(d.x, p, p.input(), lengths);
   if (status != CUDNN_STATUS_SUCCESS) return status;
   return set_data(d.y, p, p.directions() * p.state(), lengths);
 }
 
-cudnnStatus_t get_spaces(const Descriptors& d, const RnnProblem& p, Layout& layout) {
+cudnnStatus_t get_spaces(const RnnDescriptors& d, const RnnProblem& p, Layout& layout) {
   return cudnnGetRNNTempSpaceSizes(cudnn_handle(), d.rnn.get(), forward_mode(p), d.x.get(),
                                    &layout.workspace_bytes, &layout.reserve_bytes);
 }
@@ -100,7 +100,7 @@ int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm, const Device& 
 class RnnPlan : public ReplayedPlan {
  public:
   RnnPlan(const RnnProblem& p, const Algorithm& algorithm, Notes notes,
-          std::unique_ptr<Descriptors> descriptors, Layout layout)
+          std::unique_ptr<RnnDescriptors> descriptors, Layout layout)
       : ReplayedPlan(algorithm, notes, layout.temporary_bytes(p)),
         p_(p),
         d_(std::move(descriptors)),
@@ -240,7 +240,7 @@ class RnnPlan : public ReplayedPlan {
   }
 
   const RnnProblem p_;
-  std::unique_ptr<Descriptors> d_;
+  std::unique_ptr<RnnDescriptors> d_;
   Layout layout_;
   int64_t rows_ = 0;  // of the batch that runs
 };
@@ -267,7 +267,7 @@ cudnnRNNMode_t cell_mode(RnnCell cell) {
   return static_cast<cudnnRNNMode_t>(cell);
 }
 
-cudnnStatus_t set_network(const Descriptors& d, const RnnProblem& p, cudnnRNNAlgo_t algorithm,
+cudnnStatus_t set_network(const RnnDescriptors& d, const RnnProblem& p, cudnnRNNAlgo_t algorithm,
                           cudnnMathType_t math) {
   return cudnnSetRNNDescriptor_v8(
       d.rnn.get(), algorithm, cell_mode(p.cell), bias_mode(p.bias),
@@ -279,7 +279,7 @@ cudnnStatus_t set_network(const Descriptors& d, const RnnProblem& p, cudnnRNNAlg
 }
 
 // The place where cuDNN has a gate's part of a parameter, in elements; -1 if it has none.
-cudnnStatus_t find_gate(const Descriptors& d, const RnnProblem& p, const RnnParameter& parameter,
+cudnnStatus_t find_gate(const RnnDescriptors& d, const RnnProblem& p, const RnnParameter& parameter,
                         int64_t gate, const Tensor& space, int64_t& place) {
   using Kind = RnnParameter::Kind;
   bool recurrent =
@@ -299,7 +299,7 @@ cudnnStatus_t find_gate(const Descriptors& d, const RnnProblem& p, const RnnPara
   return status;
 }
 
-std::optional<Unsupported> find_pieces(const Descriptors& d, const RnnProblem& p,
+std::optional<Unsupported> find_pieces(const RnnDescriptors& d, const RnnProblem& p,
                                        c10::Device device, Layout& layout) {
   // cuDNN computes addresses in a space that it is given; nothing is read.
   Tensor space = at::empty({static_cast<int64_t>(layout.weight_bytes)},
@@ -333,7 +333,7 @@ std::optional<Unsupported> find_pieces(const Descriptors& d, const RnnProblem& p
 
 // The classic API tells no properties of an algorithm: a math type other than FMA may use TF32 for
 // float32 data.
-Notes notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, int math) {
+Notes rnn_notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, int math) {
   Notes notes;
   if (algorithm == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) notes.add(Note::runtime_compilation);
   if (p.x.dtype != at::kFloat || math == CUDNN_FMA_MATH) return notes;
@@ -348,7 +348,7 @@ bool is_duplicate(const RnnProblem& p, int math) {
   return p.x.dtype != at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
 }
 
-std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
+std::vector<Candidate> rnn_candidates(const RnnProblem& p, const Device&) {
   std::vector<Candidate> list;
   for (const LegacyName& name : operator_of(p).legacy_names(pass_of(p))) {
     for (const MathType& math : kMathTypes) {
@@ -359,7 +359,7 @@ std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
   return list;
 }
 
-BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_rnn_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
   std::optional<int> value = find_value(p, algorithm);
@@ -370,7 +370,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   auto kind = static_cast<cudnnRNNAlgo_t>(*value);
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   if (auto reason = why_unsupported(device)) return *reason;
-  auto d = std::make_unique<Descriptors>();
+  auto d = std::make_unique<RnnDescriptors>();
   set(d->h, rnn_h(p));
   set(d->c, rnn_c(p));
   Layout layout;
@@ -397,11 +397,11 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   layout.slack = slack_of(p, algorithm, device);
   layout.in_place = layout.pieces.size() == 1 && layout.pieces[0].theirs == 0 &&
                     layout.weight_bytes == static_cast<size_t>(rnn_w(p).nbytes());
-  return std::make_shared<RnnPlan>(p, algorithm, notes_of(p, kind, math->value), std::move(d),
+  return std::make_shared<RnnPlan>(p, algorithm, rnn_notes_of(p, kind, math->value), std::move(d),
                                    std::move(layout));
 }
 
-const RegisterBackendOperator<RnnProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<RnnProblem> rnn_registered("legacy", rnn_candidates, build_rnn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -48,11 +48,12 @@ class SoftmaxPlan : public ReplayedPlan {
   TensorDescriptor x_;
 };
 
-std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
+std::vector<Candidate> softmax_candidates(const SoftmaxProblem&, const Device&) {
   return {{{"legacy", "accurate", {}}, "enumeration"}, {{"legacy", "fast", {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_softmax_plan(const SoftmaxProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"softmax has no options"};
   if (p.log && algorithm.name == "fast") {
     return Unsupported{"cuDNN has one algorithm for log-softmax, legacy:accurate"};
@@ -69,7 +70,8 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, cons
                                        fast ? CUDNN_SOFTMAX_FAST : CUDNN_SOFTMAX_ACCURATE);
 }
 
-const RegisterBackendOperator<SoftmaxProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<SoftmaxProblem> softmax_registered("legacy", softmax_candidates,
+                                                                 build_softmax_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -3,8 +3,8 @@
 #include <climits>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "cudnn/problems.h"
 #include "core/backend.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -36,8 +36,8 @@ class TransformPlan : public Plan {
   TensorDescriptor x_, y_;
 };
 
-BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_transform_plan(const TransformProblem& p, const Algorithm& algorithm,
+                                 const Device& device) {
   if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.x.dtype != p.y.dtype) return Unsupported{"cudnnTransformTensor converts no types"};
   if (std::max(p.x.extent(), p.y.extent()) > INT_MAX) {
@@ -50,8 +50,9 @@ BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm,
   return std::make_shared<TransformPlan>(p, algorithm);
 }
 
-const RegisterBackendOperator<TransformProblem> registered("legacy", only_default<TransformProblem>,
-                                                           build_plan);
+const RegisterBackendOperator<TransformProblem> transform_registered("legacy",
+                                                                     only_default<TransformProblem>,
+                                                                     build_transform_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -6,7 +6,7 @@
 namespace torch_cudnn_ext {
 namespace {
 
-constexpr Note kCompiled = Note::runtime_compilation;
+constexpr Note kConvolutionCompiled = Note::runtime_compilation;
 
 bool is_fused_one_pixel(const ConvolutionProblem& p) {
   return p.has_epilogue() && p.x.numel() == p.x.sizes[0] * p.x.sizes[1];
@@ -68,7 +68,7 @@ bool has_window_of_5(const ConvolutionProblem& p) {
 }
 
 // What all engines refuse or get wrong, or how they end the process.
-const bool registered = register_errata({
+const bool convolution_registered = register_errata({
     erratum<ConvolutionProblem>("conv-huge-numbers", divides_by_zero)
         .of("graph")
         .unsupported("strided data gradients divide by zero, and end the process, at dilations "
@@ -85,7 +85,7 @@ const bool registered = register_errata({
         .seen(kCudnn9_19, "wrong values; H200"),
     erratum<ConvolutionProblem>("conv-compiled-rows", has_unaligned_rows)
         .of("graph")
-        .having(kCompiled)
+        .having(kConvolutionCompiled)
         .unsupported("run-time compiled engines compute wrong results if rows are not packed "
                      "multiples of 16 bytes, except for those of one channel a group, which need "
                      "packed rows alone")
@@ -96,7 +96,7 @@ const bool registered = register_errata({
         "conv-compiled-accumulate",
         [](const ConvolutionProblem& p) { return p.accumulate != Accumulate::none; })
         .of("graph")
-        .having(kCompiled)
+        .having(kConvolutionCompiled)
         .unsupported("run-time compiled engines do not accumulate into their result")
         .seen(kCudnn9_19, "wrong values; H200")
         .reproduced_by("conv_fwd x=f16[8,64,28,28]:nhwc w=f16[64,64,3,3]:nhwc pad=1 accumulate=add",
@@ -105,14 +105,14 @@ const bool registered = register_errata({
         "conv-compiled-flipped",
         [](const ConvolutionProblem& p) { return p.mode == ConvolutionMode::conv; })
         .of("graph")
-        .having(kCompiled)
+        .having(kConvolutionCompiled)
         .unsupported("run-time compiled engines do not flip the kernel")
         .seen(kCudnn9_19, "wrong values; H200")
         .reproduced_by("conv_fwd x=f16[8,64,28,28]:nhwc w=f16[64,64,3,3]:nhwc pad=1 mode=conv",
                        "graph:eng71"),
     erratum<ConvolutionProblem>("conv-compiled-slices", has_odd_slices)
         .of("graph")
-        .having(kCompiled)
+        .having(kConvolutionCompiled)
         .unsupported("run-time compiled engines never end if k17, the number of slices of their "
                      "sums, is not a power of 2")
         .seen(kCudnn9_19, "hangs; H200")

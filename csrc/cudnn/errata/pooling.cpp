@@ -5,7 +5,7 @@
 namespace torch_cudnn_ext {
 namespace {
 
-constexpr Note kCompiled = Note::runtime_compilation;
+constexpr Note kPoolingCompiled = Note::runtime_compilation;
 
 bool is_average(const PoolingProblem& p) { return p.mode != PoolingMode::max; }
 
@@ -23,7 +23,7 @@ bool exceeds_grid(const PoolingProblem& p) {
          p.x.sizes[0] > kMostBlocks && y.sizes[2] * y.sizes[3] >= kResultsOfBlock;
 }
 
-const bool registered = register_errata({
+const bool pooling_registered = register_errata({
     erratum<PoolingProblem>("pool-large",
                             [](const PoolingProblem& p, const Algorithm& algorithm) {
                               int64_t most = std::max(p.x.numel(), p.y().numel());
@@ -66,7 +66,7 @@ const bool registered = register_errata({
                        "legacy:max"),
     erratum<PoolingProblem>("pool-average-gradient", is_average)
         .of("graph")
-        .lacking(kCompiled)
+        .lacking(kPoolingCompiled)
         .in({"bwd"})
         .unsupported("the backward of an average by engines that are not compiled at run time asks "
                      "for tensors that it does not take")
@@ -75,7 +75,7 @@ const bool registered = register_errata({
                        "graph:eng1"),
     erratum<PoolingProblem>("pool-bf16-without-indices", is_bf16_without_indices)
         .of("graph")
-        .having(kCompiled)
+        .having(kPoolingCompiled)
         .in({"fwd"})
         .unsupported("run-time compiled pooling of bfloat16 that keeps no indices writes outside "
                      "of its result")
@@ -105,7 +105,7 @@ const bool registered = register_errata({
                               return p.x.sizes[1] * element % 16 != 0;
                             })
         .of("graph")
-        .having(kCompiled)
+        .having(kPoolingCompiled)
         .unsupported("run-time compiled engines make misaligned accesses if pixels are not "
                      "multiples of 16 bytes")
         .seen(kCudnn9_19, "context lost; H200")

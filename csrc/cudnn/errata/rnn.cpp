@@ -18,7 +18,7 @@ bool is_wrong_on_tensor_cores(const RnnProblem& p) {
   return persistent && odd_hidden && p.batch() % 8 == 0;
 }
 
-const bool registered = register_errata({
+const bool rnn_registered = register_errata({
     erratum<RnnProblem>("rnn-projection",
                         [](const RnnProblem& p, const Algorithm& algorithm) {
                           return p.proj > 0 && p.x.dtype == kFloat &&
