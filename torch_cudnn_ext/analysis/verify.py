@@ -83,7 +83,7 @@ def verify_errata(
 
 
 def run_of(row: Erratum, device: str, rows: Sequence[Erratum]) -> Run:
-    """The run of a row. Other guards that could refuse its algorithm are lifted too."""
+    """The run of a row. Other guards that could make its algorithm unsupported are lifted too."""
     lifted = [
         other["id"]
         for other in rows

@@ -67,7 +67,7 @@ bool has_window_of_5(const ConvolutionProblem& p) {
   return std::any_of(p.w.sizes.begin() + 2, p.w.sizes.end(), [](int64_t n) { return n >= 5; });
 }
 
-// What all engines refuse or get wrong, or how they end the process.
+// What all engines do not support or get wrong, or how they end the process.
 const bool convolution_registered = register_errata({
     erratum<ConvolutionProblem>("conv-huge-numbers", divides_by_zero)
         .of("graph")
@@ -81,7 +81,8 @@ const bool convolution_registered = register_errata({
         "conv-fused-misaligned",
         [](const ConvolutionProblem& p) { return p.has_epilogue() && p.alignment < 16; })
         .of("graph")
-        .unsupported("fused engines refuse or misread tensors that are not aligned to 16 bytes")
+        .unsupported(
+            "fused engines do not support, or misread, tensors that are not aligned to 16 bytes")
         .seen(kCudnn9_19, "wrong values; H200"),
     erratum<ConvolutionProblem>("conv-compiled-rows", has_unaligned_rows)
         .of("graph")
