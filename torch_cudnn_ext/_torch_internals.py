@@ -44,6 +44,8 @@ guard_or_false = symbolic_shapes.guard_or_false  # a symbolic condition; False i
 # Operators of which torch.compile keeps equal calls apart. It reads no tags for that.
 unmerged_operators: list[Any] = compile_utils.rand_ops
 
+_unchecked: set[Any] = set()  # what Inductor lowers without a check of the results' sizes
+
 current_graph_task = torch._C._current_graph_task_id  # -1 if autograd does not run
 next_sequence_number = torch._C._autograd._get_sequence_nr  # of this thread's next autograd node
 profiler_is_on = torch._C._autograd._profiler_enabled
@@ -132,8 +134,6 @@ def let_results_have_any_size(operators: Sequence[OpOverload]) -> None:
     Inductor 2.15 checks the sizes of all results of an operator unless its lowering says otherwise.
     """
 
-    unchecked: set[Any] = set()
-
     @register_op_impl([*operators])
     def lower_without_checks(
         mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any
@@ -149,8 +149,8 @@ def let_results_have_any_size(operators: Sequence[OpOverload]) -> None:
             lowering.make_fallback(op, layout)  # type: ignore[no-untyped-call]
             # A checkpoint calls random operators by way of these.
             by_way = [rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state]
-            for lowered in {op, *by_way} - unchecked:
-                unchecked.add(lowered)
+            for lowered in {op, *by_way} - _unchecked:
+                _unchecked.add(lowered)
                 lowering.lowerings[lowered] = _without_size_checks(lowering.lowerings[lowered])
         return NotImplemented  # the operator's meta function follows
 
