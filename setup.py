@@ -230,25 +230,6 @@ def precompile(include_dirs: list[str], flags: list[str], folder: Path) -> list[
     return ["-include", str(header)]
 
 
-def version() -> str:
-    """The package's version, with the torch that it is built for: 0.2.0+torch2.15."""
-    import torch
-
-    text = (ROOT / "torch_cudnn_ext" / "__init__.py").read_text()
-    own = re.search(r'^__version__ = "(.*)"', text, re.M)
-    assert own
-    return f"{own[1]}+torch{'.'.join(torch.__version__.split('.')[:2])}"
-
-
-def requirements() -> list[str]:
-    """What an installation needs: the torch that it was built for, and the rest."""
-    import torch
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    torch_release = ".".join(torch.__version__.split(".")[:2])
-    return [f"torch=={torch_release}.*", *project["tool"]["torch_cudnn_ext"]["requires"]]
-
-
 def main() -> None:
     """Checks everything that can be missing, then builds."""
     if not sys.platform.startswith("linux"):
@@ -264,8 +245,14 @@ def main() -> None:
     from setuptools import setup
     from torch.utils.cpp_extension import BuildExtension
 
-    tag = libraries_module().torch_tag(torch.__version__)
+    libraries = libraries_module()
+    release = "{}.{}".format(*libraries.torch_release(torch.__version__))
+    tag = libraries.torch_tag(torch.__version__)
     build_folder = ROOT / "build" / f"{tag}-{sysconfig.get_config_var('SOABI')}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package = (ROOT / "torch_cudnn_ext" / "__init__.py").read_text()
+    version = re.search(r'^__version__ = "(.*)"', package, re.M)
+    assert version
 
     class Build(BuildExtension):
         def initialize_options(self):
@@ -285,8 +272,8 @@ def main() -> None:
 
     os.chdir(ROOT)
     setup(
-        version=version(),
-        install_requires=requirements(),
+        version=f"{version[1]}+torch{release}",
+        install_requires=[f"torch=={release}.*", *project["tool"]["torch_cudnn_ext"]["requires"]],
         ext_modules=[extension(build_folder)],
         cmdclass={"build_ext": Build.with_options(use_ninja=True)},
     )

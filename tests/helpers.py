@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_cudnn_ext import _C, Policy
+from torch_cudnn_ext._libraries import torch_release
 from torch_cudnn_ext._workload.network import network_layers
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
@@ -16,6 +17,7 @@ PROBLEM = "conv_fwd x=f32[2,4,8,8]:nchw w=f32[6,4,3,3]:nchw pad=1 stride=1 dilat
 LINE = f"{PROBLEM} compute=f32"
 OTHER = LINE.replace("pad=1", "pad=0")
 ACTIVATION = "activation_fwd x=f32[100]:nchw kind=relu"
+TORCH_RELEASE = torch_release(torch.__version__)  # (2, 15)
 PASSES = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
 OUTPUT_ROLE = {"conv_fwd": "y", "conv_bwd_data": "x", "conv_bwd_filter": "w"}
 

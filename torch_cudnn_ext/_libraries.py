@@ -18,8 +18,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-TORCH_RANGE = ">=2.11,<2.16"  # what the C++ code compiles with
-_OLDEST_TORCH, _NEXT_TORCH = (2, 11), (2, 16)
+_OLDEST_TORCH, _NEXT_TORCH = (2, 11), (2, 16)  # what the C++ code compiles with
+TORCH_RANGE = ">={}.{},<{}.{}".format(*_OLDEST_TORCH, *_NEXT_TORCH)
 _CUDA_MAJORS = (12, 13)
 _BUILT = Path(__file__).parent / "_built"  # a folder for each torch: builds stay side by side
 _CUDNN_FILE = re.compile(r"libcudnn(_\w+)?\.so(\.\d+)*")
@@ -76,6 +76,12 @@ def check() -> None:
         )
 
 
+def torch_release(version: str) -> tuple[int, int]:
+    """Major and minor number of a version: (2, 15) of ``2.15.0+cu132``."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
 def torch_tag(version: str) -> str:
     """The name of the folder of an extension that was built for this torch.
 
@@ -85,8 +91,7 @@ def torch_tag(version: str) -> str:
     Returns:
         ``torch2_15``: extensions work with all patch releases of a minor one.
     """
-    major, minor = version.split(".")[:2]
-    return f"torch{major}_{minor}"
+    return "torch{}_{}".format(*torch_release(version))
 
 
 def check_torch(version: str, cuda: str | None) -> None:
@@ -99,8 +104,7 @@ def check_torch(version: str, cuda: str | None) -> None:
     Raises:
         ImportError: The version or the build is another.
     """
-    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if not _OLDEST_TORCH <= release < _NEXT_TORCH:
+    if not _OLDEST_TORCH <= torch_release(version) < _NEXT_TORCH:
         raise ImportError(
             f"torch_cudnn_ext: torch is {version}, wanted {TORCH_RANGE}: "
             f"pip install 'torch{TORCH_RANGE}'"

@@ -138,15 +138,16 @@ def let_results_have_any_size(operators: Sequence[OpOverload]) -> None:
     def lower_without_checks(
         mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any
     ) -> Any:
-        from torch._inductor import lowering
-        from torch._library.utils import get_layout_constraint_tag
-        from torch._prims import rng_prims
+        # Inductor traces after it has imported this. Nothing else that traces needs it.
+        lowering = sys.modules.get("torch._inductor.lowering")
+        if lowering is not None and op not in lowering.lowerings:
+            from torch._library.utils import get_layout_constraint_tag
+            from torch._prims import rng_prims
 
-        if op not in lowering.lowerings:
             layout = lowering.tag_to_layout_constraint(
                 get_layout_constraint_tag(op, with_default=True)
             )
-            lowering.make_fallback(op, layout)  # type: ignore[no-untyped-call]
+            lowering.make_fallback(op, layout)
             # A checkpoint calls random operators by way of these.
             by_way = [rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state]
             for lowered in {op, *by_way} - _unchecked:

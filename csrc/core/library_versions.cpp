@@ -9,20 +9,20 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-struct LibraryVersionsEntry {
+struct RegisteredLibrary {
   int64_t (*version)() = nullptr;
   std::atomic<int64_t> overridden{0};
 };
 
-LibraryVersionsEntry& entry_of(Library library) {
-  static auto* entries = new std::array<LibraryVersionsEntry, std::size(kLibraries)>();
+RegisteredLibrary& entry_of(Library library) {
+  static auto* entries = new std::array<RegisteredLibrary, std::size(kLibraries)>();
   return (*entries)[static_cast<size_t>(library)];
 }
 
 }  // namespace
 
 int64_t library_version(Library library) {
-  const LibraryVersionsEntry& entry = entry_of(library);
+  const RegisteredLibrary& entry = entry_of(library);
   if (int64_t overridden = entry.overridden) return overridden;
   return entry.version == nullptr ? 0 : entry.version();
 }

@@ -11,12 +11,12 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-struct OperatorEntry {
+struct RegisteredOperator {
   std::string_view family;  // points into `op`; every call compares it
   std::unique_ptr<Operator> op;
 };
-std::vector<OperatorEntry>& operators() {
-  static auto* list = new std::vector<OperatorEntry>();
+std::vector<RegisteredOperator>& operators() {
+  static auto* list = new std::vector<RegisteredOperator>();
   return *list;
 }
 

@@ -50,6 +50,8 @@ class Operator {
   // The switch of PyTorch's that sets this operator's float32 precision. An operator that sums no
   // products has none, since TF32 does not concern it.
   virtual std::optional<at::Float32Op> float32_op() const { return std::nullopt; }
+  // Whether torch.backends.cudnn.depthwise_kernel selects among PyTorch's own kernels.
+  virtual bool obeys_depthwise_kernel() const { return false; }
   // The algorithms of cuDNN's classic API for a pass, and whether each has a math type.
   virtual std::vector<LegacyName> legacy_names(const std::string&) const { return {}; }
   virtual bool has_math_types() const { return false; }

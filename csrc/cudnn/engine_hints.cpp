@@ -143,22 +143,24 @@ const std::vector<EngineHint>& engine_hints() {
   return *hints;
 }
 
+const EngineHint* find_hint(const Problem& problem) {
+  for (const EngineHint& hint : engine_hints()) {
+    if (hint.family == family_of(problem) && hint.condition(problem)) return &hint;
+  }
+  return nullptr;
+}
+
 bool is_on(const EngineHint& hint, int64_t cudnn, int capability) {
-  return std::any_of(hint.measured.begin(), hint.measured.end(), [&](const Platform& p) {
-    return p.cudnn == cudnn && p.capability == capability;
-  });
+  Platform asked{cudnn, capability};
+  return std::find(hint.measured.begin(), hint.measured.end(), asked) != hint.measured.end();
 }
 
 namespace {
 
 const bool registered = set_hints([](const Problem& problem, const Device& device) {
-  for (const EngineHint& hint : engine_hints()) {
-    bool fits = hint.family == family_of(problem) && hint.condition(problem);
-    if (!fits) continue;
-    bool on = is_on(hint, library_version(Library::cudnn), capability_of(device));
-    return on ? hint.algorithms : std::vector<std::string>();
-  }
-  return std::vector<std::string>();
+  const EngineHint* hint = find_hint(problem);
+  bool on = hint != nullptr && is_on(*hint, library_version(Library::cudnn), capability_of(device));
+  return on ? hint->algorithms : std::vector<std::string>();
 });
 
 }  // namespace

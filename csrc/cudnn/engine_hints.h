@@ -22,6 +22,7 @@ struct EngineHint {
 };
 
 const std::vector<EngineHint>& engine_hints();
+const EngineHint* find_hint(const Problem& problem);  // nullptr if no row holds
 bool is_on(const EngineHint& hint, int64_t cudnn, int capability);
 
 }  // namespace torch_cudnn_ext

@@ -15,7 +15,7 @@ namespace {
 
 const VerifiedPlatform* find_verified(int64_t cudnn, int capability) {
   for (const VerifiedPlatform& row : kVerified) {
-    if (row.platform.cudnn == cudnn && row.platform.capability == capability) return &row;
+    if (row.platform == Platform{cudnn, capability}) return &row;
   }
   return nullptr;
 }

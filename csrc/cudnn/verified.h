@@ -10,6 +10,7 @@ namespace torch_cudnn_ext {
 struct Platform {
   int64_t cudnn;   // 91900 is 9.19.0
   int capability;  // 90 is 9.0
+  bool operator==(const Platform&) const = default;
 };
 
 struct VerifiedPlatform {

@@ -1,7 +1,5 @@
 #include "problems/transform.h"
 
-#include <c10/util/SmallVector.h>
-
 #include <algorithm>
 
 #include "problems/checks.h"
@@ -12,23 +10,19 @@ namespace {
 
 constexpr size_t kFewestDims = 3;
 
-struct Step {
-  int64_t size, x, y;
-};
-using Steps = c10::SmallVector<Step, kMaxDims>;
+using Step = TransformStep;
 
-// The dimensions in the order of y's memory, in which dimensions that can be merged are neighbours.
-Steps steps_of(c10::IntArrayRef sizes, c10::IntArrayRef x_strides, c10::IntArrayRef y_strides) {
-  Steps steps;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != 1) steps.push_back({sizes[i], x_strides[i], y_strides[i]});
-  }
-  std::sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.y > b.y; });
+// The same without dimensions of size 1. Dimensions that can be merged are neighbours.
+TransformSteps longer_steps(c10::IntArrayRef sizes, c10::IntArrayRef x_strides,
+                            c10::IntArrayRef y_strides) {
+  TransformSteps steps = steps_in_order_of_y(sizes, x_strides, y_strides);
+  steps.erase(std::remove_if(steps.begin(), steps.end(), [](const Step& s) { return s.size == 1; }),
+              steps.end());
   return steps;
 }
 
-Steps merged(const Steps& steps) {
-  Steps out;
+TransformSteps merged(const TransformSteps& steps) {
+  TransformSteps out;
   for (const Step& inner : steps) {
     bool merges = !out.empty() && out.back().x == inner.x * inner.size &&
                   out.back().y == inner.y * inner.size;
@@ -43,12 +37,23 @@ Steps merged(const Steps& steps) {
 
 }  // namespace
 
+TransformSteps steps_in_order_of_y(c10::IntArrayRef sizes, c10::IntArrayRef x_strides,
+                                   c10::IntArrayRef y_strides) {
+  TransformSteps steps;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    steps.push_back({sizes[i], x_strides[i], y_strides[i]});
+  }
+  std::stable_sort(steps.begin(), steps.end(),
+                   [](const Step& a, const Step& b) { return a.y > b.y; });
+  return steps;
+}
+
 std::optional<TransformProblem> TransformProblem::of(c10::IntArrayRef sizes,
                                                      c10::ScalarType x_dtype,
                                                      c10::IntArrayRef x_strides,
                                                      c10::ScalarType y_dtype,
                                                      c10::IntArrayRef y_strides) {
-  Steps steps = merged(steps_of(sizes, x_strides, y_strides));
+  TransformSteps steps = merged(longer_steps(sizes, x_strides, y_strides));
   bool repeats = std::any_of(steps.begin(), steps.end(), [](const Step& s) { return s.x == 0; });
   if (repeats || steps.size() > kMaxDims) return std::nullopt;
   // Dimensions of equal strides in x, which overlap, stay in the order of y.
@@ -77,7 +82,7 @@ void TransformProblem::canonicalise() {
 
 void TransformProblem::validate() const {
   check_sizes("transform", "x", x, 1, kMaxDims);
-  Steps steps = steps_of(x.sizes, x.strides, y.strides);
+  TransformSteps steps = longer_steps(x.sizes, x.strides, y.strides);
   double reach = 0;  // in elements from the first; steps go from the largest to the smallest
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     auto stride = static_cast<double>(step->y);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <optional>
 
@@ -9,6 +10,15 @@
 #include "problems/common.h"
 
 namespace torch_cudnn_ext {
+
+// One dimension of a conversion; its strides are in elements.
+struct TransformStep {
+  int64_t size, x, y;
+};
+using TransformSteps = c10::SmallVector<TransformStep, kMaxDims>;
+// The dimensions in the order of y's memory, outermost first.
+TransformSteps steps_in_order_of_y(c10::IntArrayRef sizes, c10::IntArrayRef x_strides,
+                                   c10::IntArrayRef y_strides);
 
 // y holds the elements of x in strides and a type of its own. Dimensions are in the order of x's
 // memory. Neighbours that follow one another in both tensors are merged, and dimensions of size 1

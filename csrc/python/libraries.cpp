@@ -81,12 +81,9 @@ py::list hints(int64_t cudnn, int capability) {
 }
 
 py::object hint_for(const std::string& text) {
-  Problem problem = parse_problem(text);
-  for (const EngineHint& hint : engine_hints()) {
-    bool fits = hint.family == family_of(problem) && hint.condition(problem);
-    if (fits) return py::str(hint.id);
-  }
-  return py::none();
+  const EngineHint* hint = find_hint(parse_problem(text));
+  if (hint == nullptr) return py::none();
+  return py::str(hint->id);
 }
 
 }  // namespace

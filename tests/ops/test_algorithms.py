@@ -7,6 +7,7 @@ import pytest
 import torch
 from cases import CASES, LINES, Line
 from conftest import CUDA_MARKS, EVERY_NUMERICS, elements_spanned, left_by_forward
+from helpers import TORCH_RELEASE
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy
@@ -85,9 +86,10 @@ def _normalises_in_halves(algorithm: str, problem: str, device: str) -> bool:
 
     Its error is six times that of 2.11 if an instance has two values.
     """
-    newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) > (2, 11)
     is_instance = problem.startswith("layer_norm_fwd x=f16[") and "kind=instance" in problem
-    return newer and is_instance and device == "cpu" and algorithm == "aten:default"
+    return (
+        TORCH_RELEASE > (2, 11) and is_instance and device == "cpu" and algorithm == "aten:default"
+    )
 
 
 def _adds_windows_in_halves(algorithm: str, problem: str, device: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from helpers import TORCH_RELEASE
 
 from torch_cudnn_ext import __version__
 
@@ -110,7 +111,7 @@ def test_builds_for_two_versions_of_torch_stay_side_by_side(checkout: Path, tmp_
 
 
 def test_another_version_of_torch_is_asked_for(checkout: Path) -> None:
-    release = ".".join(torch.__version__.split(".")[:2])
+    release = "{}.{}".format(*TORCH_RELEASE)
     assert bootstrap(checkout, TORCH_VERSION=release).returncode == 0
     wanted = f"has torch {torch.__version__}, wanted 2.10.*"
     assert_stops(bootstrap(checkout, TORCH_VERSION="2.10"), wanted)
@@ -130,7 +131,7 @@ def test_a_wheel_names_the_torch_that_it_was_built_for(checkout: Path) -> None:
         text=True,
     )
     assert process.returncode == 0, process.stderr
-    release = ".".join(torch.__version__.split(".")[:2])
+    release = "{}.{}".format(*TORCH_RELEASE)
     wheel = Path(process.stdout.strip())
     assert wheel.parent == checkout / "dist"
     assert wheel.name.startswith(f"torch_cudnn_ext-{__version__}+torch{release}-cp")

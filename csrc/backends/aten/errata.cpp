@@ -170,10 +170,10 @@ const bool registered_convolutions = register_errata({
     on_the_cpu(erratum<ConvolutionProblem>("pytorch-cpu-conv-unwritten", leaves_results_unwritten),
                kConvolutions)
         .in({"fwd", "bwd_filter"})
-        .unsupported("bf16 convolutions on the CPU may leave results unwritten: those of one "
-                     "column of windows with a column stride above 1, filter gradients of images "
-                     "smaller than the stride, and forwards of deeper windows over volumes of "
-                     "depth 1")
+        .unsupported("bf16 convolutions on the CPU may leave results unwritten if the result has "
+                     "one column and the column stride is above 1, if a filter gradient reads "
+                     "images smaller than the stride, or if a forward has windows deeper than 1 "
+                     "over volumes of depth 1")
         .seen(kPyTorch2_11, "values not written")
         .reproduced_by("conv_fwd x=bf16[1,3,1,8,8]:nchw w=bf16[8,3,3,3,3]:nchw pad=1",
                        "aten:default"),

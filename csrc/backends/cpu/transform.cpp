@@ -7,28 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <vector>
 
 #include "backends/cpu/plan.h"
 
 namespace torch_cudnn_ext {
 namespace {
 
-struct Step {
-  int64_t size, x, y;  // strides in elements
-};
-using TransformSteps = std::vector<Step>;
-
-// The dimensions in the order of y's memory, outermost first.
-TransformSteps steps_of(const TransformProblem& p) {
-  TransformSteps steps;
-  for (int i = 0; i < p.x.sizes.size(); ++i) {
-    steps.push_back({p.x.sizes[i], p.x.strides[i], p.y.strides[i]});
-  }
-  std::stable_sort(steps.begin(), steps.end(),
-                   [](const Step& a, const Step& b) { return a.y > b.y; });
-  return steps;
-}
+using Step = TransformStep;
 
 // Calls `visit` with the places in x and y of each index of the dimensions, the last one fastest.
 template <class From, class To, class Visit>
@@ -51,7 +36,7 @@ void gather(TransformSteps steps, const From* x, To* y) {
   });
 }
 
-// One tile: up to kTile rows and columns, of which y has the columns in lines.
+// Moves one tile of at most kTile rows and kTile columns. The columns of a row are neighbours in y.
 constexpr int64_t kTile = 32;
 template <class From, class To>
 void move_tile(const Step& rows, const Step& columns, const From* from, To* to) {
@@ -107,18 +92,20 @@ constexpr const char* kTransformNames[] = {"gather", "tiles"};
 
 BuildResult build_transform_plan(const TransformProblem& p, const Algorithm& algorithm) {
   bool by_tiles = algorithm.name == "tiles";
-  return make_plan(algorithm, {}, [p, by_tiles, steps = steps_of(p)](Bindings& b) {
-    const at::Tensor& x = b[Role::x];
-    at::Tensor& y = output_tensor(b, Role::y, p.y, x);
-    with_type(p.x.dtype, [&](auto from) {
-      with_type(p.y.dtype, [&](auto to) {
-        using From = decltype(from);
-        using To = decltype(to);
-        (by_tiles ? tiles<From, To> : gather<From, To>)(steps, x.const_data_ptr<From>(),
-                                                        y.mutable_data_ptr<To>());
+  return make_plan(
+      algorithm, {},
+      [p, by_tiles, steps = steps_in_order_of_y(p.x.sizes, p.x.strides, p.y.strides)](Bindings& b) {
+        const at::Tensor& x = b[Role::x];
+        at::Tensor& y = output_tensor(b, Role::y, p.y, x);
+        with_type(p.x.dtype, [&](auto from) {
+          with_type(p.y.dtype, [&](auto to) {
+            using From = decltype(from);
+            using To = decltype(to);
+            (by_tiles ? tiles<From, To> : gather<From, To>)(steps, x.const_data_ptr<From>(),
+                                                            y.mutable_data_ptr<To>());
+          });
+        });
       });
-    });
-  });
 }
 
 const auto transform_registered =

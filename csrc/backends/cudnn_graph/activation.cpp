@@ -73,7 +73,7 @@ OperationGraph make_activation_operation_graph(const ActivationProblem& p, const
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> activation_why_unsupported(const ActivationProblem& p) {
+std::optional<Unsupported> why_activation_is_unsupported(const ActivationProblem& p) {
   if (p.from_output && (p.kind == ActivationKind::clipped_relu || p.kind == ActivationKind::elu)) {
     return Unsupported{
         "the graph API computes this gradient from x, which a call in place does not keep"};
@@ -87,8 +87,8 @@ std::shared_ptr<Plan> make_activation_plan(const ActivationProblem& p, const Alg
 }
 
 const auto activation_registered =
-    register_graphs<ActivationProblem, activation_why_unsupported, make_activation_operation_graph,
-                    make_activation_plan>();
+    register_graphs<ActivationProblem, why_activation_is_unsupported,
+                    make_activation_operation_graph, make_activation_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -149,7 +149,7 @@ class InferencePlan : public Plan {
 };
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> batch_norm_why_unsupported(const BatchNormProblem& p) {
+std::optional<Unsupported> why_batch_norm_is_unsupported(const BatchNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"the graph API has no float64 normalisation"};
   if (p.pass == BatchNormPass::bwd && !p.train) {
     return Unsupported{
@@ -169,8 +169,8 @@ std::shared_ptr<Plan> make_batch_norm_plan(const BatchNormProblem& p, const Algo
 }
 
 const auto batch_norm_registered =
-    register_graphs<BatchNormProblem, batch_norm_why_unsupported, make_batch_norm_operation_graph,
-                    make_batch_norm_plan>();
+    register_graphs<BatchNormProblem, why_batch_norm_is_unsupported,
+                    make_batch_norm_operation_graph, make_batch_norm_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -103,7 +103,7 @@ OperationGraph make_convolution_operation_graph(const ConvolutionProblem& proble
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> convolution_why_unsupported(const ConvolutionProblem& p) {
+std::optional<Unsupported> why_convolution_is_unsupported(const ConvolutionProblem& p) {
   if (p.accumulate == Accumulate::general) {
     return Unsupported{
         "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
@@ -120,7 +120,7 @@ std::shared_ptr<Plan> make_convolution_plan(const ConvolutionProblem& p, const A
 
 // The graph of the problem as it is, which is the fused one if there is an epilogue (bias, z,
 // relu).
-using Graph = Graphs<ConvolutionProblem, convolution_why_unsupported,
+using Graph = Graphs<ConvolutionProblem, why_convolution_is_unsupported,
                      make_convolution_operation_graph, make_convolution_plan>;
 
 ConvolutionProblem plain_of(ConvolutionProblem p) {

@@ -150,7 +150,7 @@ class NormPlan : public Plan {
 };
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> layer_norm_why_unsupported(const LayerNormProblem& p) {
+std::optional<Unsupported> why_layer_norm_is_unsupported(const LayerNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's graph API has no norm of float64"};
   return std::nullopt;
 }
@@ -168,8 +168,8 @@ std::shared_ptr<Plan> make_layer_norm_plan(const LayerNormProblem& p, const Algo
 }
 
 const auto layer_norm_registered =
-    register_graphs<LayerNormProblem, layer_norm_why_unsupported, make_layer_norm_operation_graph,
-                    make_layer_norm_plan>();
+    register_graphs<LayerNormProblem, why_layer_norm_is_unsupported,
+                    make_layer_norm_operation_graph, make_layer_norm_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -51,7 +51,7 @@ OperationGraph make_matmul_operation_graph(const MatmulProblem& p, const Device&
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> matmul_why_unsupported(const MatmulProblem& p) {
+std::optional<Unsupported> why_matmul_is_unsupported(const MatmulProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's engines multiply no float64 matrices"};
   return std::nullopt;
 }
@@ -62,7 +62,7 @@ std::shared_ptr<Plan> make_matmul_plan(const MatmulProblem& p, const Algorithm& 
                                       matmul_scalars_of(p));
 }
 
-const auto matmul_registered = register_graphs<MatmulProblem, matmul_why_unsupported,
+const auto matmul_registered = register_graphs<MatmulProblem, why_matmul_is_unsupported,
                                                make_matmul_operation_graph, make_matmul_plan>();
 
 }  // namespace

@@ -106,7 +106,7 @@ OperationGraph make_pooling_operation_graph(const PoolingProblem& p, const Devic
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> pooling_why_unsupported(const PoolingProblem& p) {
+std::optional<Unsupported> why_pooling_is_unsupported(const PoolingProblem& p) {
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }
@@ -162,7 +162,7 @@ std::shared_ptr<Plan> make_pooling_plan(const PoolingProblem& p, const Algorithm
   return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
 }
 
-const auto pooling_registered = register_graphs<PoolingProblem, pooling_why_unsupported,
+const auto pooling_registered = register_graphs<PoolingProblem, why_pooling_is_unsupported,
                                                 make_pooling_operation_graph, make_pooling_plan>();
 
 }  // namespace

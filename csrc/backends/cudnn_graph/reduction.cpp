@@ -39,7 +39,7 @@ OperationGraph make_reduction_operation_graph(const ReduceProblem& p, const Devi
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> reduction_why_unsupported(const ReduceProblem& p) {
+std::optional<Unsupported> why_reduction_is_unsupported(const ReduceProblem& p) {
   if (p.indices) return Unsupported{"the graph API gives no indices"};
   if (!is_offered(p.kind)) {
     return Unsupported{"the graph API reduces by add, mul, min, max and absmax alone"};
@@ -57,7 +57,7 @@ std::shared_ptr<Plan> make_reduction_plan(const ReduceProblem& p, const Algorith
 }
 
 const auto reduction_registered =
-    register_graphs<ReduceProblem, reduction_why_unsupported, make_reduction_operation_graph,
+    register_graphs<ReduceProblem, why_reduction_is_unsupported, make_reduction_operation_graph,
                     make_reduction_plan>();
 
 }  // namespace

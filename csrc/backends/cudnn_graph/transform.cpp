@@ -25,7 +25,7 @@ OperationGraph make_transform_operation_graph(const TransformProblem& p, const D
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> transform_why_unsupported(const TransformProblem& p) {
+std::optional<Unsupported> why_transform_is_unsupported(const TransformProblem& p) {
   if (p.keeps_order()) return std::nullopt;
   return Unsupported{
       "cuDNN's engines transpose nothing; the graph takes dense tensors that keep their order in "
@@ -38,7 +38,7 @@ std::shared_ptr<Plan> make_transform_plan(const TransformProblem& p, const Algor
 }
 
 const auto transform_registered =
-    register_graphs<TransformProblem, transform_why_unsupported, make_transform_operation_graph,
+    register_graphs<TransformProblem, why_transform_is_unsupported, make_transform_operation_graph,
                     make_transform_plan>();
 
 }  // namespace

@@ -21,7 +21,8 @@ namespace {
 Switches read_switches(std::string_view family) {
   const at::Context& context = at::globalContext();
   // The operator's own switch: reading the old allow_tf32 can raise once the new one is set.
-  std::optional<at::Float32Op> op = find_operator(family).float32_op();
+  const Operator& its_operator = find_operator(family);
+  std::optional<at::Float32Op> op = its_operator.float32_op();
   Switches switches;
   auto set = [&](uint8_t bit, bool on) {
     if (on) switches.bits |= bit;
@@ -34,7 +35,7 @@ Switches read_switches(std::string_view family) {
   set(Switches::kBenchmark, context.benchmarkCuDNN());
   set(Switches::kCudnnEnabled, context.userEnabledCuDNN());
   DepthwiseKernel depthwise =
-      op == at::Float32Op::CONV ? depthwise_kernel() : DepthwiseKernel::automatic;
+      its_operator.obeys_depthwise_kernel() ? depthwise_kernel() : DepthwiseKernel::automatic;
   set(Switches::kDepthwiseCudnn, depthwise == DepthwiseKernel::cudnn);
   set(Switches::kDepthwiseNative, depthwise == DepthwiseKernel::native);
   return switches;

@@ -1,5 +1,6 @@
-// Algorithms that the untuned order tries before those of the family's own order. Knows no library:
-// whoever measured which algorithms lead registers the function that names them.
+// Hints: the algorithms that the untuned order tries first. The family's own order follows. This
+// file knows no library: whoever measured which algorithms lead registers a function that names
+// them.
 #pragma once
 
 #include <functional>

@@ -58,6 +58,7 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
   }
 
   std::optional<at::Float32Op> float32_op() const override { return at::Float32Op::CONV; }
+  bool obeys_depthwise_kernel() const override { return true; }
   bool has_math_types() const override { return true; }
 
   std::vector<LegacyName> legacy_names(const std::string& pass) const override {
