@@ -91,6 +91,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_policies(m);
   bind_tuning(m);
   bind_running(m);
+  bind_isolation(m);
   bind_devices(m);
   install_fast_calls();
   py::module_::import("atexit").attr("register")(py::cpp_function(leak_plans_at_exit));
