@@ -63,6 +63,49 @@ class ProblemInfo(TypedDict):
     slots: dict[str, dict[str, Any]]  # role -> "dtype", "sizes", "strides", "output", "mutated"
     coupled: list[str]  # problems that share its algorithm; for a backward this is its forward
 
+class Erratum(TypedDict):
+    """A known defect of a library, and whether its guard is on for a version and a GPU."""
+
+    id: str
+    library: str  # "cuDNN" or "PyTorch"
+    place: str  # "GPU", "CPU" or "GPU and CPU"
+    backends: list[str]
+    families: list[str]
+    passes: list[str]  # empty: all
+    algorithms: list[str]  # their names; empty: all
+    with_notes: list[str]  # only algorithms that have these notes
+    without_notes: list[str]
+    architectures: list[int]  # compute capabilities; empty: all
+    first: str  # the version that it was first seen in: "9.19"
+    last_good: str  # the newest older version that was shown to be without it; empty: none
+    fixed: str  # the version that was shown to be without it again; empty: none
+    remedy: str  # "unsupported", "worked around", "tried last", or the note that plans have
+    is_note: bool
+    text: str  # what happens
+    evidence: str  # begins with what was seen, such as "wrong values" or "hangs"
+    problem: str  # a run that shows it if the guard is lifted; empty: none does
+    algorithm: str
+    inputs: str  # of that run: "" (random numbers), "-inf", "inf", "nan", or "grid=nan" of a role
+    state: str  # "on", "fixed", "not in this version" or "not on this GPU"
+
+class EngineHint(TypedDict):
+    """Engines that the untuned order tries first, and whether it does so for a version and GPU."""
+
+    id: str
+    family: str
+    algorithms: list[str]
+    measured: list[tuple[str, int]]  # versions of cuDNN with compute capabilities
+    text: str
+    on: bool
+
+class VerifiedPlatform(TypedDict):
+    """A version of cuDNN and a compute capability on which the test suite ran."""
+
+    cudnn: str
+    capability: int
+    replays_kernels: bool
+    gpus: str
+
 class TableEntry(TypedDict):
     problem: str
     device: str
@@ -147,6 +190,32 @@ def versions() -> dict[str, str]:
 
 def cudnn_files() -> list[str]:
     """Paths of all mapped libcudnn files, in order of mapping."""
+
+# What is known of versions. Versions are numbers, 92801 for cuDNN 9.28.1 and 21100 for PyTorch
+# 2.11.0, and 0 stands for the loaded one. A capability is 90 for 9.0, and 0 if it is not known.
+
+def errata(cudnn: int = 0, pytorch: int = 0, capability: int = 0) -> list[Erratum]: ...
+def erratum_concerns(id: str, problem: str, algorithm: str, notes: list[str]) -> bool:
+    """Whether a row is about this algorithm on this problem, in whatever version."""
+
+def lift_errata(ids: list[str]) -> None:
+    """Take guards off in this process, to see whether defects are still there; [] restores all."""
+
+def library_versions() -> dict[str, int]:
+    """The versions of "cuDNN" and "PyTorch" that errata and hints go by."""
+
+def override_library_version(library: str, version: int) -> None:
+    """For tests: errata and hints go by a made-up version; 0 restores the real one."""
+
+def engine_hints(cudnn: int = 0, capability: int = 0) -> list[EngineHint]: ...
+def engine_hint_for(problem: str) -> str | None:
+    """The id of the row that a problem has, whether it is on or not."""
+
+def verified_platforms() -> list[VerifiedPlatform]: ...
+def caution(cudnn: int, capability: int) -> str:
+    """What the user is told once of a platform that is not verified; empty if it is."""
+
+def capability(device: str) -> int: ...
 
 # Selecting algorithms.
 OUT_OF_MEMORY: str  # occurs in the reason of an algorithm that ran out of memory

@@ -11,6 +11,7 @@
 * `profile`, `profile_model`: what every algorithm costs
 * `convert`: a network's layers exchanged for those of `nn`, and back
 * `tuning`: measured rankings, tuned, exported and imported
+* `UnverifiedVersionWarning`: given once for a version of cuDNN or a GPU that was not verified
 * `models`, `analysis`: what else there is for whole models, and the reports
 """
 
@@ -33,6 +34,7 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
 
 # isort: split
 from torch_cudnn_ext import analysis, knobs, models, nn, ops, tuning
+from torch_cudnn_ext._warning import UnverifiedVersionWarning
 from torch_cudnn_ext._workload.recorder import trace
 from torch_cudnn_ext.analysis.explain import explain
 from torch_cudnn_ext.analysis.profile import profile, profile_model
@@ -51,11 +53,16 @@ from torch_cudnn_ext.models.pins import Pins, apply_pins, clear_pins, pinned
 from torch_cudnn_ext.ops import last_decision
 from torch_cudnn_ext.policy import Policy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
-    "Pins", "Policy", "analysis", "apply_pins", "apply_rules", "clear_pins", "convert",
-    "declined", "disable", "enable", "enabled", "explain", "is_enabled", "knobs",
-    "last_decision", "load_pins", "load_rules", "models", "nn", "ops", "pinned", "profile",
+    "Pins", "Policy", "UnverifiedVersionWarning", "analysis", "apply_pins", "apply_rules",
+    "clear_pins", "convert", "declined", "disable", "enable", "enabled", "explain", "is_enabled",
+    "knobs", "last_decision", "load_pins", "load_rules", "models", "nn", "ops", "pinned", "profile",
     "profile_model", "save_pins", "trace", "tuning", "when",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted([*__all__, "__version__"])

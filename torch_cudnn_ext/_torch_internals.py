@@ -125,6 +125,37 @@ def forget_compiled(overridden: Iterable[OpOverload]) -> None:
         dynamo.reset()
 
 
+def let_results_have_any_size(operators: Sequence[OpOverload]) -> None:
+    """Let Inductor take results whose sizes only the kernels know; their fake ones are empty.
+
+    Inductor 2.15 checks the sizes of all results of an operator unless its lowering says otherwise.
+    """
+
+    @register_op_impl([*operators])
+    def lower_without_checks(
+        mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any
+    ) -> Any:
+        from torch._inductor import ir, lowering
+        from torch._library.utils import get_layout_constraint_tag
+
+        if op not in lowering.lowerings:
+            constraint = get_layout_constraint_tag(op, with_default=True)
+            layout = lowering.tag_to_layout_constraint(constraint)
+            lowering.make_fallback(op, layout)  # type: ignore[no-untyped-call]
+            fallback = lowering.lowerings[op]
+
+            def lower(*arguments: Any, **keywords: Any) -> Any:
+                results = fallback(*arguments, **keywords)
+                for result in tree_leaves(results):
+                    buffer = getattr(getattr(result, "data", None), "data", None)
+                    if isinstance(buffer, ir.MultiOutput) and 0 in buffer.get_size():
+                        buffer.skip_size_stride_alignment_checks = True
+                return results
+
+            lowering.lowerings[op] = lower
+        return NotImplemented  # the operator's meta function follows
+
+
 def keep_gradient_buffers() -> AbstractContextManager[object]:
     """Let a compiled backward keep its buffers, so that it can run again."""
     from torch._functorch import config

@@ -17,17 +17,26 @@ _NOT_THE_USERS = (
 )
 
 
-def warn(message: str) -> None:
+class UnverifiedVersionWarning(UserWarning):
+    """The version of cuDNN and the GPU are none on which the test suite ran."""
+
+
+def warn_of_version(message: str) -> None:
+    """Warn of a version of cuDNN that was not verified."""
+    warn(message, UnverifiedVersionWarning)
+
+
+def warn(message: str, category: type[UserWarning] = UserWarning) -> None:
     """Warn at the innermost line that belongs neither to this package nor to PyTorch."""
     frame: FrameType | None = current_frame()
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
     if frame is None:  # on autograd's threads and in the command line
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(message, category, stacklevel=2)
         return
     warnings.warn_explicit(
         message,
-        UserWarning,
+        category,
         frame.f_code.co_filename,
         frame.f_lineno,
         module=frame.f_globals.get("__name__"),

@@ -121,7 +121,14 @@ _reserved: list[int] = []  # bytes of each GPU
 
 
 def reset() -> None:
-    """Unset every knob; the environment variables hold again."""
+    """Unset every knob; the environment variables hold again.
+
+    Example:
+        >>> torch_cudnn_ext.knobs.max_workspace = "64MiB"
+        >>> reset()
+        >>> torch_cudnn_ext.knobs.max_workspace is None
+        True
+    """
     with _lock:
         _install({})
         _deleted.clear()
@@ -145,6 +152,12 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     Raises:
         TypeError: A keyword is no knob, or its value has a type that the knob does not take.
         ValueError: A knob does not take its value.
+
+    Example:
+        >>> with flags(softmax_fwd_algo="cpu:online"):
+        ...     y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1)
+        >>> last_decision("softmax_fwd").algorithm
+        'cpu:online'
     """
     known = [name for name in _NAMES if name not in _OF_PROCESS]
     for name in values:
@@ -368,7 +381,7 @@ class _Knobs(ModuleType):
             super().__delattr__(name)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *_NAMES]
+        return sorted([*__all__, *_NAMES])
 
     def __repr__(self) -> str:
         values = [f"{name}={value!r}" for name, value in _process.items()]

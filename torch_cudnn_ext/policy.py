@@ -30,6 +30,8 @@ from torch_cudnn_ext._policy_text import (
     value_of,
 )
 
+__all__ = ["AlgorithmSelection", "Policy", "PolicyLike"]
+
 AlgorithmSelection: TypeAlias = str | int | None
 PolicyLike: TypeAlias = "Policy | str | int | Mapping[str, Any] | None"
 
@@ -346,3 +348,8 @@ def naming_policy(argument: str, key: str, policy: PolicyLike) -> Iterator[None]
         yield
     except (TypeError, ValueError) as error:
         raise type(error)(f"{argument}: {key!r} is {policy!r}: {error}") from error
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted(__all__)

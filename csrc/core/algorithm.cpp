@@ -115,7 +115,7 @@ Algorithm Algorithm::with(std::string key, std::string value) const {
 
 std::string Algorithm::text() const {
   std::string out = backend + ":" + name;
-  for (const auto& [key, value] : options) out += "/" + key + "=" + value;
+  for (const auto& [key, value] : options) out.append("/").append(key).append("=").append(value);
   return out;
 }
 

@@ -3,17 +3,18 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <mutex>
 #include <utility>
+
+#include "core/capability.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -84,20 +85,17 @@ class TargetRuntime : public DeviceRuntime {
  public:
   std::string fingerprint(const Device& device) const override { return device.text(); }
   int64_t total_memory_bytes(const Device& device) const override {
-    const std::string& json = target_properties(device);
-    const std::string key = "\"totalGlobalMem\":";
-    size_t found = json.find(key);
-    TORCH_CHECK_VALUE(found != std::string::npos, "device ", device.text(),
-                      " has no totalGlobalMem in its properties");
-    return std::strtoll(json.c_str() + found + key.size(), nullptr, 10);
+    auto bytes = number_in_properties(device, "totalGlobalMem");
+    TORCH_CHECK_VALUE(bytes, "device ", device.text(), " has no totalGlobalMem in its properties");
+    return *bytes;
   }
   bool is_capturing(const Device&) const override { return false; }
-  void synchronize(const Device& device, const std::string&) const override { refuse(device); }
-  std::unique_ptr<Timer> make_timer(const Device& device) const override { refuse(device); }
-  void flush_cache(const Device& device) const override { refuse(device); }
+  void synchronize(const Device& device, const std::string&) const override { fail(device); }
+  std::unique_ptr<Timer> make_timer(const Device& device) const override { fail(device); }
+  void flush_cache(const Device& device) const override { fail(device); }
 
  private:
-  [[noreturn]] static void refuse(const Device& device) {
+  [[noreturn]] static void fail(const Device& device) {
     device.torch_device();
     TORCH_INTERNAL_ASSERT(false);
   }
@@ -149,7 +147,7 @@ Device parse_device(const std::string& text) {
   if (text == "cpu") return {};
   if (text != "cuda") return {Device::Kind::cuda, std::stoi(text.substr(5))};
   if (!at::hasCUDA()) return {Device::Kind::cuda, 0};
-  return device_of(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice());
+  return device_of(current_device_of(c10::DeviceType::CUDA));
 }
 
 void add_target(const std::string& name, const std::string& device_properties_json) {

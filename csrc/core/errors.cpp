@@ -66,8 +66,8 @@ void warn(const std::string& message) {
   }
 }
 
-void set_warning_sink(std::function<void(const std::string&)> function) {
-  sink() = std::move(function);
+void set_warning_sink(std::function<void(const std::string&)> new_sink) {
+  sink() = std::move(new_sink);
 }
 
 }  // namespace torch_cudnn_ext

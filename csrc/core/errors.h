@@ -11,7 +11,7 @@
 namespace torch_cudnn_ext {
 
 void warn(const std::string& message);
-void set_warning_sink(std::function<void(const std::string&)> sink);
+void set_warning_sink(std::function<void(const std::string&)> new_sink);
 
 // Also recognises the CPU allocator's error, which has no type of its own.
 bool is_out_of_memory(const c10::Error& error);

@@ -11,12 +11,12 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-struct Entry {
+struct OperatorEntry {
   std::string_view family;  // points into `op`; every call compares it
   std::unique_ptr<Operator> op;
 };
-std::vector<Entry>& operators() {
-  static auto* list = new std::vector<Entry>();
+std::vector<OperatorEntry>& operators() {
+  static auto* list = new std::vector<OperatorEntry>();
   return *list;
 }
 

@@ -3,18 +3,18 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/as_strided_native.h>
 
 #include <optional>
 
 #include "core/algorithm.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
 // The same memory in other sizes and strides, which are taken as they are.
 inline at::Tensor strided_view(const at::Tensor& t, c10::IntArrayRef sizes,
                                c10::IntArrayRef strides) {
-  return at::native::as_strided_tensorimpl(t, sizes, strides, t.storage_offset());
+  return pytorch_kernels::as_strided_tensorimpl(t, sizes, strides, t.storage_offset());
 }
 
 // Whether the address is a multiple of 16 bytes, which is enough for every kernel.

@@ -3,7 +3,6 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
-#include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
@@ -13,9 +12,11 @@
 #include <chrono>
 #include <thread>
 
+#include "core/capability.h"
 #include "core/device.h"
 #include "core/errors.h"
 #include "cuda/capture_mode.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -24,7 +25,7 @@ namespace {
 class EventTimer : public Timer {
  public:
   void start(int head_starts) override {
-    at::cuda::sleep(head_starts * kHeadStartCycles);
+    occupy_gpu(head_starts * kHeadStartCycles);
     begin_.record();
     host_begin_ = Clock::now();
   }
@@ -118,7 +119,10 @@ class CudaRuntime : public DeviceRuntime {
 
 const bool registered = [] {
   register_runtime(Device::Kind::cuda, std::make_unique<CudaRuntime>());
-  return true;
+  return register_capability([](int index) {
+    const cudaDeviceProp* p = at::cuda::getDeviceProperties(static_cast<int8_t>(index));
+    return p->major * 10 + p->minor;
+  });
 }();
 
 }  // namespace

@@ -189,7 +189,9 @@ void set_workspace_reserve(const std::vector<int64_t>& bytes_by_device) {
 WorkspaceReserveInfo workspace_reserve_info() {
   WorkspaceReserveInfo info{0, served_workspaces.load(std::memory_order_relaxed)};
   if (!reserves.load(std::memory_order_relaxed)) return info;  // there may be no device
-  Reserve& reserve = all_reserves()[static_cast<size_t>(c10::cuda::current_device())];
+  auto index = static_cast<size_t>(c10::cuda::current_device());
+  if (index >= kMostDevices) return info;
+  Reserve& reserve = all_reserves()[index];
   std::lock_guard<std::mutex> lock(reserve.mutex);
   if (reserve.block != nullptr) info.held_bytes = reserve.block->bytes;
   return info;

@@ -1,7 +1,5 @@
 #include "cudnn/handle.h"
 
-#include <ATen/cuda/EmptyTensor.h>
-#include <ATen/cudnn/Handle.h>
 #include <c10/util/StringUtil.h>
 #include <link.h>
 
@@ -10,9 +8,11 @@
 #include <mutex>
 #include <set>
 
+#include "torch/internals.h"
+
 namespace torch_cudnn_ext {
 
-cudnnHandle_t cudnn_handle() { return at::native::getCudnnHandle(); }
+cudnnHandle_t cudnn_handle() { return current_cudnn_handle(); }
 
 cudnnDataType_t cudnn_type(c10::ScalarType dtype) {
   switch (dtype) {
@@ -32,7 +32,7 @@ cudnnDataType_t cudnn_type(c10::ScalarType dtype) {
 }
 
 at::Tensor empty_on_cuda(const TensorSpec& spec, const at::Tensor& like) {
-  return at::detail::empty_strided_cuda(spec.sizes, spec.strides, spec.dtype, like.device());
+  return empty_strided_on_cuda(spec.sizes, spec.strides, spec.dtype, like.device());
 }
 
 std::vector<std::string> cudnn_files() {

@@ -1,9 +1,7 @@
 #include "ops/arguments.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <limits>
@@ -35,15 +33,12 @@ bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
                                    c10::autocast_dispatch_keyset |
                                    DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA});
   if (c10::GradMode::is_enabled()) return false;
-  // The default set is what a thread includes while nothing is switched on.
-  DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
-  if ((included.raw_repr() & ~c10::default_included_set.raw_repr()) != 0) return false;
+  if (has_keys_beyond(thread_keys().included_, kKeysOfEveryThread)) return false;
   for (const Tensor* t : tensors) {
     if (!t->defined()) continue;
-    if ((t->key_set().raw_repr() & ~plain.raw_repr()) != 0) return false;
-    if (t->_fw_grad(/*level=*/0).defined()) return false;
+    if (has_keys_beyond(t->key_set(), plain) || has_tangent(*t)) return false;
   }
-  return !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+  return !are_operators_observed();
 }
 
 void check_dtype(const char* op, const char* name, c10::ScalarType dtype) {

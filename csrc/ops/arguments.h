@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <initializer_list>
 #include <optional>
@@ -19,7 +18,7 @@
 #include "core/select/execute.h"
 #include "core/tensors.h"
 #include "problems/problem.h"
-#include "torch/tracing.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -71,9 +70,9 @@ auto call_directly(std::initializer_list<const Tensor*> tensors, Kernel& kernel,
 }
 
 // Calls below it skip the autocast kernels of the device.
-struct BelowAutocast : c10::impl::ExcludeDispatchKeyGuard {
+struct BelowAutocast : ExcludeKeysGuard {
   explicit BelowAutocast(c10::DeviceType device)
-      : ExcludeDispatchKeyGuard(at::autocast::get_autocast_dispatch_key_from_device_type(device)) {}
+      : ExcludeKeysGuard(at::autocast::get_autocast_dispatch_key_from_device_type(device)) {}
 };
 
 inline TensorSpec spec_of(const Tensor& t) { return {t.scalar_type(), t.sizes(), t.strides()}; }

@@ -13,8 +13,7 @@ namespace torch_cudnn_ext {
 // Calls the operator with all tensors cast.
 template <c10::DeviceType device, class Args>
 typename Args::Result autocast(const Args& args) {
-  c10::impl::ExcludeDispatchKeyGuard below(
-      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  BelowAutocast below(device);
   at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
   return std::apply(
       [&](auto&... a) {

@@ -5,12 +5,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
 #include <array>
@@ -28,11 +22,11 @@
 #include "core/writer.h"
 #include "ops/arguments.h"
 #include "torch/compat.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
 using at::TensorList;
-using torch::autograd::variable_list;
 // Tensors by reference: a copy counts references, which costs time.
 using TensorRef = std::reference_wrapper<const Tensor>;
 // Which gradients are wanted. Lists that every call makes are inline, since allocation costs time.
@@ -76,9 +70,6 @@ void each_attribute(Gradient& gradient, Visit&& visit) {
   std::apply([&](auto&... items) { (visit(items), ...); }, gradient.attributes());
 }
 
-using torch::dynamo::autograd::PackedArgs;
-using torch::dynamo::autograd::SwapSavedVariables;
-
 // An attribute in a type that compiled autograd packs, and back.
 template <class T>
 decltype(auto) packable(const T& attribute) {
@@ -100,24 +91,18 @@ void unpack_attribute(PackedArgs& args, T& attribute) {
   }
 }
 
-// Records a call of a node's gradient, as a function of what it reads, in the graph that compiled
-// autograd makes. The shapes of gradients are not known then.
-variable_list call_in_graph(const torch::autograd::Node& node, SwapSavedVariables& swap,
-                            torch::dynamo::autograd::functional_apply_t gradient,
-                            const variable_list& grads, const PackedArgs& args);
-
 // Turns autocast off. As in PyTorch, a gradient has the dtype of its input even if backward() is
 // called under autocast.
-struct NoAutocastGuard : c10::impl::ExcludeDispatchKeyGuard {
-  NoAutocastGuard() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
+struct NoAutocastGuard : ExcludeKeysGuard {
+  NoAutocastGuard() : ExcludeKeysGuard(c10::autocast_dispatch_keyset) {}
 };
 
 template <class Gradient>
-struct GradientNode : public torch::autograd::TraceableFunction {
+struct GradientNode : public TraceableFunction {
   using TraceableFunction::TraceableFunction;
 
   Gradient gradient;
-  c10::SmallVector<torch::autograd::SavedVariable, 6> saved;
+  c10::SmallVector<SavedVariable, 6> saved;
   c10::SmallVector<bool, 6> is_result;  // for each saved tensor
 
   std::string name() const override { return Gradient::kName; }
@@ -173,7 +158,7 @@ struct GradientNode : public torch::autograd::TraceableFunction {
     return saved[i].unpack(pointer_to(*this));
   }
 
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+  void compiled_args(CompiledNodeArgs& args) const override {
     for (size_t i = 0; i < saved.size(); ++i) args.collect(saved[i], is_result[i]);
     each_attribute(const_cast<Gradient&>(gradient),
                    [&](const auto& item) { args.collect(packable(item)); });
@@ -249,7 +234,6 @@ struct SaveNothingFirst {
 template <class Gradient, class Run, class Record, class SaveFirst = SaveNothingFirst>
 auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, Run&& run,
                        Record&& record, SaveFirst&& save_first = {}) {
-  using namespace torch::autograd;
   using Results = decltype(run());
   using Node = GradientNode<Gradient>;
   TORCH_INTERNAL_ASSERT(Gradient::kInputs == kAny || inputs.size() == Gradient::kInputs);
@@ -257,7 +241,7 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
   for (const Tensor& t : inputs) {
     wanted |= t.defined() && t.requires_grad();
     if constexpr (!has_member<Gradient, ForwardMode>) {
-      TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !isFwGradDefined(t), Gradient::kName,
+      TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(t), Gradient::kName,
                                   ": forward-mode AD is not supported by this operator");
     }
   }
@@ -267,7 +251,7 @@ auto run_with_gradient(c10::ArrayRef<TensorRef> inputs, size_t differentiable, R
     node = make_node<Node>();
     edge_list edges;
     edges.reserve(inputs.size());
-    for (const Tensor& t : inputs) edges.push_back(t.defined() ? impl::gradient_edge(t) : Edge());
+    for (const Tensor& t : inputs) edges.push_back(t.defined() ? gradient_edge(t) : Edge());
     node->set_next_edges(std::move(edges));
     save_first(*node);
   }
@@ -309,10 +293,7 @@ void save_writer(Node& node, std::string_view op, std::string_view family, Optio
 
 // Whether a transform of torch.func wraps the tensor. A wrapped tensor shows contiguous strides.
 inline bool is_transformed(const Tensor& t) {
-  constexpr c10::DispatchKeySet kTransformed({c10::DispatchKey::Batched,
-                                              c10::DispatchKey::FuncTorchBatched,
-                                              c10::DispatchKey::FuncTorchGradWrapper});
-  return t.key_set().has_any(kTransformed);
+  return t.key_set().has_any(kFuncTransformKeys | kBatchedKeys);
 }
 
 // A parameter's gradient. It gets the parameter's strides if the two differ only in dimensions of

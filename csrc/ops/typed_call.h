@@ -108,7 +108,7 @@ struct TypedCallOf<R(Args...)> {
       return results_of(typed.call(argument(std::get<i>(values))...));
     }
   }
-  static Results results_of(at::Tensor result) { return Results(1, std::move(result)); }
+  static Results results_of(at::Tensor result) { return results_of(std::tuple(std::move(result))); }
   template <class... T>
   static Results results_of(std::tuple<T...> results) {
     Results list;

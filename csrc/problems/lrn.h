@@ -42,8 +42,8 @@ struct LrnProblem {
   int64_t alignment = 16;
 
   // Elements of the window before and after its middle.
-  int64_t behind() const { return window == LrnWindow::torch ? size / 2 : (size - 1) / 2; }
-  int64_t ahead() const { return size - 1 - behind(); }
+  int64_t before() const { return window == LrnWindow::torch ? size / 2 : (size - 1) / 2; }
+  int64_t after() const { return size - 1 - before(); }
   // The dimensions that the window runs over.
   int first_dim() const { return kind == LrnKind::divisive ? 2 : 1; }
   int end_dim() const { return kind == LrnKind::divisive ? x.sizes.size() : 2; }

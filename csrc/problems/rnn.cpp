@@ -10,12 +10,6 @@ void RnnProblem::canonicalise() {
   if (layers == 1) dropout = 0;
 }
 
-bool RnnProblem::has_small_h_erratum() const {
-  bool persistent = gates() > 1 && proj == 0 && lengths == RnnLengths::full;
-  bool odd_hidden = hidden > 32 && hidden <= 192 && hidden % 8 == 0 && hidden % 32 != 0;
-  return persistent && odd_hidden && batch() % 8 == 0;
-}
-
 void RnnProblem::validate() const {
   check_sizes("rnn", "x", x, 3, 3);
   check_contiguous("rnn", "x", x);

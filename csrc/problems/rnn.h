@@ -51,10 +51,6 @@ struct RnnProblem {
   int64_t directions() const { return bidirectional ? 2 : 1; }
   int64_t gates() const { return cell == RnnCell::lstm ? 4 : cell == RnnCell::gru ? 3 : 1; }
   int64_t state() const { return proj > 0 ? proj : hidden; }  // elements of a hidden state
-  // Whether persist_static_small_h of cuDNN 9.19 computes this wrongly on tensor cores, in float16
-  // or in float32 rounded to TF32. PyTorch runs it for float16. Measured on an H100 and an H200
-  // with hidden sizes up to 192 and batches up to 128.
-  bool has_small_h_erratum() const;
   c10::ScalarType default_compute() const { return compute_dtype(x.dtype); }
   void canonicalise();
   void validate() const;

@@ -17,6 +17,7 @@ void bind_tuning(pybind11::module_& m);
 void bind_running(pybind11::module_& m);
 void bind_isolation(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
+void bind_libraries(pybind11::module_& m);
 
 // A policy text with the levels of this thread and process below it.
 inline const ResolvedPolicy& resolved(const Problem& problem, const std::string& policy) {

@@ -1,13 +1,8 @@
-// The parser's header formats its errors with fmt, of which torch exports nothing.
-#define FMT_HEADER_ONLY 1
 #include "python/fast_call.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/python_arg_parser.h>
 
 #include <algorithm>
 #include <memory>
@@ -15,6 +10,7 @@
 #include <vector>
 
 #include "ops/typed_call.h"
+#include "torch/python_internals.h"
 
 namespace py = pybind11;
 
@@ -70,7 +66,7 @@ std::string parser_signature(const c10::FunctionSchema& schema) {
 
 class ParsedReader : public ArgumentReader {
  public:
-  ParsedReader(torch::PythonArgs& parsed, bool& is_read) : parsed_(parsed), is_read_(is_read) {}
+  ParsedReader(PythonArgs& parsed, bool& is_read) : parsed_(parsed), is_read_(is_read) {}
 
   void read(int i, at::Tensor& value) override { value = parsed_.tensor(i); }
   void read(int i, std::optional<at::Tensor>& value) override { value = parsed_.optionalTensor(i); }
@@ -104,7 +100,7 @@ class ParsedReader : public ArgumentReader {
   void take_gil() { no_gil_.reset(); }
 
  private:
-  torch::PythonArgs& parsed_;
+  PythonArgs& parsed_;
   bool& is_read_;
   std::optional<py::gil_scoped_release> no_gil_;
 };
@@ -127,7 +123,7 @@ struct FastCall {
   const c10::OperatorHandle op;
   const TypedCall call;
   PyObject* const generic;  // what torch.ops called before
-  torch::PythonArgParser parser;
+  PythonArgParser parser;
   std::vector<int> symint_lists;
   PyMethodDef method{};
 };
@@ -135,15 +131,15 @@ struct FastCall {
 // Whether PyTorch's parser, which takes more for a list of integers, can also unpack it.
 bool can_unpack(PyObject* list) {
   return list == nullptr || PyTuple_Check(list) || PyList_Check(list) || PyLong_Check(list) ||
-         THPVariable_Check(list) || torch::is_symint(py::handle(list));
+         is_tensor(list) || is_symint(py::handle(list));
 }
 
 PyObject* to_python(Results results, const c10::FunctionSchema& schema) {
   if (schema.returns().empty()) Py_RETURN_NONE;
-  if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]));
+  if (results.size() == 1) return tensor_object(std::move(results[0]));
   py::tuple tuple(results.size());
   for (size_t i = 0; i < results.size(); ++i) {
-    tuple[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(results[i])));
+    tuple[i] = py::reinterpret_steal<py::object>(tensor_object(std::move(results[i])));
   }
   return tuple.release().ptr();
 }
@@ -173,8 +169,8 @@ PyObject* fast_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   bool is_read = false;
   std::string parser_error;
   try {
-    torch::ParsedArgs<kMaxArguments> parsed;
-    torch::PythonArgs r = fast.parser.parse(args, kwargs, parsed);
+    ParsedArgs<kMaxArguments> parsed;
+    PythonArgs r = fast.parser.parse(args, kwargs, parsed);
     bool plain = std::all_of(fast.symint_lists.begin(), fast.symint_lists.end(),
                              [&](int i) { return can_unpack(r.args[i]); });
     if (!plain || r.has_torch_function()) return PyObject_Call(fast.generic, args, kwargs);
@@ -185,7 +181,7 @@ PyObject* fast_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   } catch (const c10::Error& error) {
     if (is_read) throw;
     parser_error = error.what_without_backtrace();
-  } catch (const torch::PyTorchError& error) {
+  } catch (const PyTorchError& error) {
     if (is_read) throw;
     parser_error = error.what();
   }

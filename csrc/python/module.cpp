@@ -1,17 +1,17 @@
 // _C: registers all functions, translates C++ errors, and answers what the core asks of Python.
 #include <pybind11/pybind11.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <chrono>
 #include <thread>
 
+#include "core/caution.h"
 #include "core/errors.h"
 #include "core/select/plan_store.h"
 #include "python/bindings.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"
 #include "torch/overrides.h"
+#include "torch/python_internals.h"
 #include "torch/registration.h"
 
 namespace py = pybind11;
@@ -39,6 +39,10 @@ void install_hooks() {
   set_warning_sink([](const std::string& message) {
     py::gil_scoped_acquire acquire;
     py::module_::import("torch_cudnn_ext._warning").attr("warn")(message);
+  });
+  set_caution_sink([](const std::string& message) {
+    py::gil_scoped_acquire acquire;
+    py::module_::import("torch_cudnn_ext._warning").attr("warn_of_version")(message);
   });
   set_interrupt_check([] {
     // Signals are for Python's main thread; one that Python does not know may be joined by who
@@ -73,7 +77,7 @@ std::optional<std::string> value_error_text(std::exception& error) {
   if (auto* native = dynamic_cast<c10::ValueError*>(&error)) {
     return native->what_without_backtrace();
   }
-  auto* python = dynamic_cast<python_error*>(&error);
+  auto* python = dynamic_cast<PythonError*>(&error);
   if (python == nullptr) return std::nullopt;
   py::gil_scoped_acquire acquire;
   python->persist();  // out of the interpreter, if it is still there
@@ -93,6 +97,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_running(m);
   bind_isolation(m);
   bind_devices(m);
+  bind_libraries(m);
   install_fast_calls();
   py::module_::import("atexit").attr("register")(py::cpp_function(leak_plans_at_exit));
 }

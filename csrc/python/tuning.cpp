@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "core/caution.h"
 #include "core/operator.h"
 #include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
@@ -28,6 +29,7 @@ py::list candidates(const std::string& text, const std::string& device_text,
   std::vector<Measurement> list;
   {
     py::gil_scoped_release release;
+    give_caution_once(device);
     c10::OptionalDeviceGuard guard;
     if (device.is_cuda()) guard.reset_device(device.torch_device());
     const ResolvedPolicy& levels = ruled(problem, policy);
@@ -88,6 +90,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   std::vector<Measurement> list;
   {
     py::gil_scoped_release release;
+    give_caution_once(device);
     list = measure(problem, policy, device, options);
     bool any = !list.empty() && list[0].status == Measurement::Status::ok;
     bool kept = record && options.algorithms.empty() && are_rankings_kept(policy, device);

@@ -8,7 +8,10 @@
 #include <cstring>
 #include <utility>
 
-#include "cudnn/errata.h"
+#include "core/capability.h"
+#include "core/device.h"
+#include "core/library_versions.h"
+#include "cudnn/verified.h"
 
 namespace torch_cudnn_ext {
 
@@ -64,8 +67,8 @@ const Driver& driver() {
 // priority is the stream's.
 constexpr CUlaunchAttributeID kKept[] = {CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
                                          CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
-constexpr CUlaunchAttributeID kRefused[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
-                                            CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN};
+constexpr CUlaunchAttributeID kUnsupported[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+                                                CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN};
 // Attributes that change only a kernel's speed. A driver may not know all of them.
 constexpr CUlaunchAttributeID kHints[] = {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
                                           CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
@@ -107,7 +110,7 @@ bool KernelList::read_kernel(cudaGraphNode_t node, Step& step) {
                 params.blockDimX, params.blockDimY, params.blockDimZ};
   step.shared_bytes = params.sharedMemBytes;
   CUlaunchAttribute attribute;
-  for (CUlaunchAttributeID id : kRefused) {
+  for (CUlaunchAttributeID id : kUnsupported) {
     if (!read_attribute(node, id, attribute) || is_set(attribute)) return false;
   }
   for (CUlaunchAttributeID id : kKept) {
@@ -285,10 +288,8 @@ std::optional<KernelList> KernelList::learn(const std::array<RecordedAt, 3>& syn
 }
 
 bool KernelList::can_learn() {
-  int capability = 0;
-  auto status = cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor,
-                                       c10::cuda::current_device());
-  return is_cudnn_9_19() && status == cudaSuccess && capability == 9 && driver().complete;
+  int capability = capability_of({Device::Kind::cuda, c10::cuda::current_device()});
+  return replays_kernels(library_version(Library::cudnn), capability) && driver().complete;
 }
 
 bool KernelList::covers_all(const RecordedAt& call, size_t most) {

@@ -11,6 +11,7 @@
 
 #include "cuda/capture_mode.h"
 #include "cudnn/handle.h"
+#include "cudnn/verified.h"
 
 namespace torch_cudnn_ext {
 
@@ -98,8 +99,8 @@ class Capture {
 Graph recorded(c10::function_ref<void()> call) {
   OwnErrors errors;
   Capture capture;
-  bool refused = !capture.goes_on();
-  if (!refused) {
+  bool failed = !capture.goes_on();
+  if (!failed) {
     c10::cuda::CUDAStreamGuard guard(
         c10::cuda::getStreamFromExternal(capture.stream(), c10::cuda::current_device()));
     // Work that cuDNN does outside the stream would be missing from the graph, so it must fail.
@@ -107,13 +108,13 @@ Graph recorded(c10::function_ref<void()> call) {
     try {
       call();
     } catch (const c10::Error&) {
-      refused = true;
+      failed = true;
     }
   }
   Graph graph = capture.end();
   errors.clear();
   cudnn_handle();  // sets the handle to the current stream before the captured one is destroyed
-  return refused ? nullptr : std::move(graph);
+  return failed ? nullptr : std::move(graph);
 }
 
 // The number of kernels and memsets; 0 if there is work of another kind, such as a copy of host
@@ -135,8 +136,8 @@ std::string replay_obstacle(const Device& device, Replay replay) {
   if (!device.is_cuda()) return c10::str(device.text(), " makes no calls of cuDNN");
   c10::cuda::CUDAGuard guard(device.torch_device());
   if (replay != Replay::kernels || KernelList::can_learn()) return "";
-  return "kernels are repeated one by one with cuDNN 9.19 on GPUs of compute capability 9 alone; "
-         "CUDA graphs are used";
+  return c10::str("kernels are repeated one by one with ", platforms_that_replay_kernels(),
+                  " alone; CUDA graphs are used");
 }
 
 ReplayInfo replay_info() {

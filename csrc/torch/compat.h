@@ -7,6 +7,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 
@@ -50,7 +51,7 @@ bool has_names(const T&, long) {
 inline bool has_names(const at::Tensor& t) { return has_names(t, 0); }
 
 // torch.backends.cudnn.depthwise_kernel, which came with 2.15: whose kernel at::convolution runs.
-enum class DepthwiseKernel { automatic, cudnn, native };
+enum class DepthwiseKernel : uint8_t { automatic, cudnn, native };
 template <class Context>
 auto depthwise_kernel(const Context& context, int)
     -> decltype(context.cudnnDepthwiseKernel(), DepthwiseKernel{}) {

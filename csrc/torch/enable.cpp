@@ -1,8 +1,7 @@
 // enable() and disable(): the overrides enter and leave PyTorch's dispatcher.
-#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
 #include <memory>
@@ -12,8 +11,8 @@
 #include "core/select/recording.h"
 #include "problems/problem.h"
 #include "torch/compat.h"
+#include "torch/internals.h"
 #include "torch/overrides.h"
-#include "torch/tracing.h"
 
 namespace torch_cudnn_ext {
 
@@ -71,7 +70,7 @@ void enable_overrides() {
   c10::WarningUtils::WarningHandlerGuard quiet(&handler);
   std::vector<std::unique_ptr<torch::Library>> made;
   for (const Override& override : table()) {
-    override.former->emplace(find_aten(override.op).getComputedKernelForDispatchKey(override.key));
+    override.former->emplace(registered_kernel(find_aten(override.op), override.key));
     made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", override.key,
                                                     __FILE__, __LINE__));
     made.back()->impl(override.op.c_str(), override.kernel());
@@ -122,7 +121,7 @@ void reset_declined() {
 std::optional<std::string> why_tensor_is_declined(c10::DispatchKeySet keys, const char* name,
                                                   const at::Tensor& t) {
   if (!t.defined()) return std::nullopt;
-  if (torch::jit::tracer::isTracing()) warn_of_trace();
+  if (is_jit_tracing()) warn_of_trace();
   if (t.layout() != at::kStrided) return c10::str(name, " has the layout ", t.layout());
   if (has_names(t)) return c10::str(name, " has named dimensions");
   switch (t.scalar_type()) {
@@ -135,16 +134,12 @@ std::optional<std::string> why_tensor_is_declined(c10::DispatchKeySet keys, cons
       return c10::str(name, " is ", t.scalar_type());
   }
   // vmap, alone or around func.grad, which PyTorch's own operators run on a batch at once.
-  constexpr c10::DispatchKeySet functorch(
-      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
-  if (t.key_set().has_any(functorch)) {
-    return "a transform of torch.func";
-  }
+  if (t.key_set().has_any(kFuncTransformKeys)) return "a transform of torch.func";
   // Such as DTensor, which knows how to split PyTorch's operators only. A mode makes any call have
   // the key.
   if (keys.has(c10::DispatchKey::Python)) {
-    bool of_mode = c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-                   (is_tracing() || !t.key_set().has(c10::DispatchKey::Python));
+    bool of_mode =
+        has_dispatch_mode() && (is_tracing() || !t.key_set().has(c10::DispatchKey::Python));
     if (!of_mode) return "a tensor is of a class with __torch_dispatch__";
   }
   return std::nullopt;
@@ -154,7 +149,7 @@ std::optional<std::string> why_any_is_declined(c10::DispatchKeySet keys,
                                                std::initializer_list<NamedTensor> tensors) {
   for (const auto& [name, t] : tensors) {
     if (auto reason = why_tensor_is_declined(keys, name, t)) return reason;
-    if (t.defined() && t._fw_grad(/*level=*/0).defined()) {
+    if (has_tangent(t)) {
       return c10::str(name, " has a tangent (forward-mode AD)");
     }
   }

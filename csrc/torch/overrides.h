@@ -2,11 +2,10 @@
 // its own operators. Names no operator.
 #pragma once
 
-#include <ATen/core/boxing/impl/boxing.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
+#include <cstdint>
 #include <exception>
 #include <initializer_list>
 #include <map>
@@ -16,11 +15,12 @@
 #include <vector>
 
 #include "core/override_guard.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
 // PyTorch's own kernel of an operator at a key, as it was before the override.
-using FormerKernel = std::optional<c10::SafeKernelFunction>;
+using FormerKernel = std::optional<RegisteredKernel>;
 
 struct Override {
   std::string op;  // of namespace aten, with its overload: "convolution", "lstm.input"
@@ -76,7 +76,7 @@ std::optional<std::string> value_error_text(std::exception& error);
 // A composite is made of other operators. with_autograd is called at every key.
 // A call is also declined if ours raise a ValueError. PyTorch's own kernel then runs the call, or
 // raises an error of its own.
-enum class OpKind { basic, composite };
+enum class OpKind : uint8_t { basic, composite };
 
 template <class Ours, OpKind kind, c10::DispatchKey key, class Signature>
 struct OverrideKernel;
@@ -104,9 +104,9 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
         return Ours::run(args...);
       }
     } catch (std::exception& error) {
-      std::optional<std::string> refused = value_error_text(error);
-      if (!refused) throw;
-      count_declined(Ours::kOp, *refused);
+      std::optional<std::string> reason = value_error_text(error);
+      if (!reason) throw;
+      count_declined(Ours::kOp, *reason);
     }
     return plain(keys, args...);
   }
@@ -114,9 +114,7 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
   static R plain(c10::DispatchKeySet keys, Args... args) {
     OverrideGuard guard;
     if constexpr (kAutograd || kComposite) {
-      torch::jit::Stack stack = c10::impl::boxArgs<Args...>(args...);
-      former->callBoxed(former->opHandle(), keys, &stack);
-      return c10::impl::PopResult<R>::call(stack);
+      return call_registered<R, Args...>(*former, keys, args...);
     } else {
       return Ours::template plain<key>(args...);
     }

@@ -20,11 +20,14 @@ def test_modules_of_bench_can_be_made(case: modules.Case) -> None:
 
 
 def test_bench_of_modules(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
+    case = modules.Case("Softmax", {"dim": 1}, (2, 3, 4, 4), kind="channels")
     monkeypatch.setattr(modules, "CASES", (case,))
     arguments = ("bench", "--modules", "all", "--dtype", "f32", "--device", "cpu")
-    rows = json_of(capsys, *arguments)["comparisons"]
+    compared = json_of(capsys, *arguments)
+    rows = compared["comparisons"]
     assert [row["pass_name"] for row in rows] == ["fwd", "bwd"]
+    groups = {"softmax channels fwd nchw", "softmax channels bwd nchw"}
+    assert set(compared["geometric_means"]) == groups
     assert all(row["module"] == case.text and row["ratio"] > 0 for row in rows)  # type: ignore[operator]
     assert main([*arguments, "--channels-last", "--format", "csv"]) == 0
     assert capsys.readouterr().out.count(",nhwc,") == 2
@@ -39,9 +42,9 @@ def test_bench_of_modules_beside_compiled_ones(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     cases = (
-        modules.Case("batch_norm", "BatchNorm2d", {"num_features": 3}, (2, 3, 4, 4)),
-        modules.Case("layer_norm", "GroupNorm", {"num_groups": 2, "num_channels": 4}, (2, 4, 4, 4)),
-        modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
+        modules.Case("BatchNorm2d", {"num_features": 3}, (2, 3, 4, 4)),
+        modules.Case("GroupNorm", {"num_groups": 2, "num_channels": 4}, (2, 4, 4, 4)),
+        modules.Case("GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
     )
     monkeypatch.setattr(modules, "CASES", cases)
     arguments = ("bench", "--modules", "all", "--dtype", "f32,f16", "--device", device)
@@ -65,8 +68,8 @@ def test_interrupted_bench_of_modules_counts_every_pass(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = (
-        modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3)),
-        modules.Case("rnn", "GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
+        modules.Case("Softmax", {"dim": 1}, (2, 3)),
+        modules.Case("GRU", {"input_size": 3, "hidden_size": 2}, (4, 2, 3)),
     )
     monkeypatch.setattr(modules, "CASES", cases)
 
@@ -82,7 +85,7 @@ def test_interrupted_bench_of_modules_counts_every_pass(
 def test_bench_of_modules_keeps_its_constraints(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3, 4, 4))
+    case = modules.Case("Softmax", {"dim": 1}, (2, 3, 4, 4))
     monkeypatch.setattr(modules, "CASES", (case,))
     ran: list[str] = []
     backward = modules._backward
@@ -122,7 +125,7 @@ def test_modules_of_bench_are_taken_by_words_of_their_names(
 
 
 def test_comparing_modules_leaves_random_numbers_alone() -> None:
-    case = modules.Case("softmax", "Softmax", {"dim": 1}, (2, 3))
+    case = modules.Case("Softmax", {"dim": 1}, (2, 3))
     torch.manual_seed(1)
     wanted = torch.rand(2)
     torch.manual_seed(1)

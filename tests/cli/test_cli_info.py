@@ -1,5 +1,6 @@
 """The commands `info` and help, the version, and the installed script."""
 
+import json
 import os
 import re
 import signal
@@ -21,7 +22,15 @@ from torch_cudnn_ext.cli import main, script
 def test_info(capsys: Capture) -> None:
     assert main(["info"]) == 0
     out = capsys.readouterr().out
-    for text in (torch.__version__, "libcudnn.so.9", "target:h200", "graph", "legacy", "cpu"):
+    for text in (
+        torch.__version__,
+        "libcudnn.so.9",
+        "target:h200",
+        "graph",
+        "legacy",
+        "cpu",
+        "verified",
+    ):
         assert text in out
     assert out.startswith(f"torch_cudnn_ext {__version__}\n")
     if not torch.cuda.is_available():  # there several do it by default
@@ -29,7 +38,7 @@ def test_info(capsys: Capture) -> None:
         assert capsys.readouterr().out == out
 
 
-def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:
+def test_the_table_of_operators_describes_each(capsys: Capture) -> None:
     for operator in _C.operators():
         described = [operator[key] for key in ("entry_points", "dtypes", "layouts", "examples")]
         assert all(described), operator["family"]
@@ -37,11 +46,55 @@ def test_the_readme_holds_the_table_of_operators(capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["info", "--operators"]) == 0
     table = capsys.readouterr().out
-    readme = (ROOT / "README.md").read_text()
-    shown = readme.partition("<!-- operators -->\n")[2].partition("<!-- end of operators -->")[0]
-    if torch.cuda.is_available():  # a driver tells more of the engines that want one
-        shown, table = (re.sub(r"graph \d+", "graph", text) for text in (shown, table))
-    assert shown == table, "copy what `tools/run info --operators` prints into README.md"
+    rows = [line.strip("|\n ").split(" | ") for line in table.splitlines()]
+    assert [row[0].strip("`") for row in rows[2:]] == [op["family"] for op in _C.operators()]
+    (conv,) = (row for row in rows if row[0] == "`conv`")
+    assert "ConvTranspose3d" in conv[1] and "cudnnConvolutionBackwardFilter" in conv[2]
+    passes = "fwd: graph N, legacy 8; bwd_data: graph N, legacy 6; bwd_filter: graph N, legacy 7"
+    # A driver tells more of the engines that want one.
+    assert re.sub(r"graph \d+", "graph N", conv[3]) == passes
+    assert conv[4] == "direct, fft, im2col"
+
+
+@pytest.mark.parametrize("kind", ["errata", "hints"])
+def test_what_is_known_of_versions_is_shown(kind: str, capsys: Capture) -> None:
+    rows = _C.errata() if kind == "errata" else _C.engine_hints()
+    assert main(["info", f"--{kind}"]) == 0
+    shown = capsys.readouterr().out
+    assert all(row["id"] in shown and row["text"] in shown for row in rows)
+    assert main(["info", f"--{kind}", "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [line for line in lines if line.startswith("| ")]
+    assert len(cells) == len(rows) + 2 * sum(line.startswith("| ---") for line in lines)
+    assert main(["info", f"--{kind}", "--format", "json", "--cudnn", "9.28.1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    if kind == "errata":
+        (row,) = (row for row in found if row["id"] == "pool-max-infinite")
+        assert row["state"] == "fixed"
+    else:
+        assert not any(row["on"] for row in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--errata", "--jobs", "2"], "--jobs: got 2 with --errata, which takes no more than"),
+        (["--operators", "--errata"], "--errata: given with --operators, which takes no more"),
+        (
+            ["--hints", "--format", "csv"],
+            "--format: got 'csv', wanted one of table, json, markdown",
+        ),
+        (["--cudnn", "9.28.1"], "--cudnn: got '9.28.1' with neither --errata nor --hints"),
+        (["--errata", "--cudnn", "nine"], "--cudnn: version: got 'nine', wanted two or three"),
+    ],
+)
+def test_options_of_errata_and_hints_go_with_nothing_else(
+    arguments: list[str], complaint: str, capsys: Capture
+) -> None:
+    assert main(["info", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and complaint in shown.err
 
 
 def test_no_command_is_the_help(capsys: Capture) -> None:

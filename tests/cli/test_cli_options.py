@@ -131,11 +131,11 @@ def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys
         ),
         (
             ["tune", PROBLEM, "--table", "x", "--policy", "fwd=cpu:fft"],
-            "--policy: got the choice 'conv_fwd=cpu:fft', wanted constraints alone, or autotune",
+            "--policy: got the selection 'conv_fwd=cpu:fft', wanted constraints alone, or autotune",
         ),
         (
             ["tune", PROBLEM, "--table", "x", "--policy", "heuristic"],
-            "--policy: got the choice 'heuristic', wanted constraints alone, or autotune",
+            "--policy: got the selection 'heuristic', wanted constraints alone, or autotune",
         ),
         (["profile", PROBLEM, "--resume", "/nowhere/x"], "--resume: [Errno 2]"),
         (["profile", PROBLEM, "--batch", "few"], "--batch: got 'few', wanted a whole number, 1"),

@@ -121,6 +121,21 @@ def test_top_and_all(capsys: Capture) -> None:
     assert {"ok", "excluded"} <= states
 
 
+def test_a_first_profile_without_a_gpu_fits_a_screen(capsys: Capture) -> None:
+    command = ["profile", PROBLEM, "--target", "h200", "--time-budget", "0.05"]
+    assert main(command) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 40
+    assert short.count("heuristic A #") == 5 and "more that work (--top 0 shows them)" in short
+    assert "best vs PyTorch" not in short  # the CPU tells nothing of it
+    assert "aten:default is PyTorch's own kernel" in short
+    assert main([*command, "--top", "7"]) == 0
+    assert capsys.readouterr().out.count("heuristic A #") == 7
+    assert main(["profile", PROBLEM, "--device", "cpu", "--time-budget", "0.05"]) == 0
+    measured = capsys.readouterr().out
+    assert "best vs PyTorch" in measured and "words:" not in measured
+
+
 def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     file, other = tmp_path / "table.jsonl", LINE.replace("pad=1", "pad=0")
     tuning.tune([LINE, other], device="cpu", policy="max_workspace=1GiB", time_budget_s=0.1)

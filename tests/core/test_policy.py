@@ -553,7 +553,7 @@ def test_a_bad_keyword_names_itself_its_value_and_what_was_wanted(
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("sideways=fft", ("sideways", "README.md")),
+        ("sideways=fft", ("sideways", "docs/reference/policy.md")),
         ("max_workspace", ("max_workspace",)),
         ("deterministic=perhaps", ("deterministic", "perhaps")),
         ("fwd=fft;bwd_data=nonsense", ("nonsense",)),

@@ -298,7 +298,7 @@ def test_the_nearest_of_a_word_for_all_passes_is_told(word: str) -> None:
         lambda: apply_pins(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)), {"0": word}),
     ):
         said = error_of(call)
-        assert "the nearest: autotune" in said and 'README.md, "Texts"' in said, said
+        assert "the nearest: autotune" in said and "all: docs/reference/policy.md" in said, said
         assert "gemm)" not in said.partition("the nearest")[2] and said.count("winograd") <= 2, said
 
 

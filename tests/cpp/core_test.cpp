@@ -22,11 +22,16 @@
 #include "core/backend.h"
 #include "core/base/lru_cache.h"
 #include "core/base/thread_state.h"
+#include "core/capability.h"
+#include "core/caution.h"
+#include "core/errata.h"
+#include "core/library_versions.h"
 #include "core/operator.h"
 #include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
 #include "core/select/decide.h"
 #include "core/select/execute.h"
+#include "core/select/hints.h"
 #include "core/tune/tuning_table.h"
 #include "core/writer.h"
 #include "problems/field_forms.h"
@@ -307,6 +312,68 @@ void check_notes() {
   EXPECT(notes_from_texts(notes.texts()).texts() == notes.texts());
 }
 
+void check_errata() {
+  register_library(Library::pytorch, [] { return int64_t{21100}; });
+  EXPECT(library_version(Library::pytorch) == 21100 && library_version(Library::cudnn) == 0);
+  EXPECT(version_text(91900) == "9.19" && version_text(92801) == "9.28.1");
+
+  Erratum row = erratum<SoftmaxProblem>("toy-log", [](const SoftmaxProblem& p) { return p.log; })
+                    .of("toy", {"exact"})
+                    .on(Place::cpu)
+                    .unsupported("it is wrong")
+                    .seen(21100, "seen")
+                    .not_in(20900)
+                    .fixed_in(21200);
+  row.library = Library::pytorch;
+  row.architectures = {90};
+  EXPECT(is_on(row, 21000, 90) && is_on(row, 21199, 0) && !is_on(row, 21100, 80));
+  EXPECT(!is_on(row, 20900, 90) && !is_on(row, 21200, 90));
+  row.architectures.clear();
+  register_errata({row});
+
+  Algorithm exact = parse_algorithm("toy:exact");
+  Problem plain = parse_problem("softmax_fwd x=f32[4,50,1]:nchw log=false");
+  Problem log = parse_problem("softmax_fwd x=f32[4,50,1]:nchw log=true");
+  EXPECT(!unsupported_by_erratum(plain, exact, {}, Device{}));
+  EXPECT(!unsupported_by_erratum(log, exact, {}, kAnyGpu));
+  auto found = unsupported_by_erratum(log, exact, {}, Device{});
+  EXPECT(found && found->reason == "PyTorch 2.11: it is wrong (erratum toy-log)");
+  lift_errata({"toy-log"});
+  EXPECT(!unsupported_by_erratum(log, exact, {}, Device{}));
+  lift_errata({});
+  override_library_version(Library::pytorch, 21150);
+  found = unsupported_by_erratum(log, exact, {}, Device{});
+  EXPECT(found && contains(found->reason, "seen in 2.11 and not shown to be fixed"));
+  override_library_version(Library::pytorch, 0);
+}
+
+void check_caution_and_hints() {
+  Device cuda{Device::Kind::cuda, 1};
+  EXPECT(capability_of(Device{}) == 0 && capability_of(cuda) == 0);
+  register_capability([](int index) { return 90 + index; });
+  EXPECT(capability_of(cuda) == 91);
+  add_target("old", "{\"deviceVer\":700}");
+  EXPECT(capability_of(parse_device("target:old")) == 70);
+
+  std::vector<std::string> told;
+  set_caution_sink([&](const std::string& text) { told.push_back(text); });
+  give_caution_once(cuda);  // nobody has anything to say
+  set_caution([](const Device& device) {
+    return device.index == 0 ? std::string() : "of " + device.text();
+  });
+  for (const Device& device : {Device{}, Device{Device::Kind::cuda, 0}, cuda, cuda}) {
+    give_caution_once(device);
+  }
+  EXPECT((told == std::vector<std::string>{"of cuda:1"}));
+  set_caution_sink([](const std::string&) {});
+
+  Problem problem = parse_problem("softmax_fwd x=f32[4,50,1]:nchw");
+  EXPECT(hints_for(problem, cuda).empty());
+  set_hints([](const Problem&, const Device&) { return std::vector<std::string>{"toy:exact"}; });
+  EXPECT((hints_for(problem, cuda) == std::vector<std::string>{"toy:exact"}));
+  set_hints(nullptr);
+}
+
 // The operator and the backend of this file's family.
 
 constexpr const char* kToyProblem = "softmax_fwd x=f32[4,50,1]:nchw log=false";
@@ -446,6 +513,8 @@ int run() {
   check_algorithms();
   check_devices_and_writers();
   check_notes();
+  check_errata();
+  check_caution_and_hints();
   check_registries();
   check_policies();
   check_tuning_table();

@@ -815,7 +815,7 @@ def test_peaks_are_those_of_the_device_that_was_asked_for() -> None:
 
 @TWO_GPUS
 def test_modules_are_timed_on_the_device_that_was_asked_for() -> None:
-    case = ModuleCase("activation", "ReLU", {}, (32, 256, 56, 56))
+    case = ModuleCase("ReLU", {}, (32, 256, 56, 56))
     first, second = (
         [c.pytorch_ms for c in compare_modules([case], ["f32"], False, f"cuda:{i}", "aten:default")]
         for i in range(2)

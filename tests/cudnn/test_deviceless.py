@@ -89,7 +89,6 @@ def test_the_listing_is_the_same_in_two_processes() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-@pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="of cuDNN 9.19")
 def test_an_engine_that_would_keep_gigabytes_is_refused(dtype: str) -> None:
     for channels, groups in ((64, 1), (16, 1), (64, 4), (64, 64)):
         line = (
@@ -138,7 +137,6 @@ def test_the_heuristic_asks_every_backend_that_is_admitted() -> None:
         _C.decide(problem, TARGET, "backends=graph")
 
 
-@pytest.mark.skipif(_C.versions()["cudnn"][:3] != "919", reason="engine numbers of cuDNN 9.19")
 @pytest.mark.parametrize(
     ("problem", "algorithm", "reason"),
     [

@@ -595,7 +595,7 @@ def test_output_padding_must_be_smaller_than_stride_or_dilation(device: str) -> 
     ("policy", "parts"),
     [
         ("fwd=nonsense", ("nonsense", "fft")),
-        ("sideways=fft", ("sideways", "README.md")),
+        ("sideways=fft", ("sideways", "docs/reference/policy.md")),
         ("max_workspace=elephants", ("max_workspace", "elephants", "64MiB")),
         ("fwd=graph:eng", ("graph:eng", "engNUMBER")),
         ("1", ("1", "fwd=1")),

@@ -34,6 +34,8 @@ def test_this_checkout_has_no_faults() -> None:
     [
         ({"csrc/core/a.cpp": '#include "ops/b.h"\n', "csrc/ops/b.h": ""}, "core/a.cpp (core)"),
         ({"csrc/core/a.h": '#include "core/none.h"\n'}, "which is not in csrc"),
+        ({"csrc/core/a.h": "#include <torch/csrc/autograd/function.h>\n"}, "which is private"),
+        ({"csrc/core/a.h": "c10::impl::ExcludeDispatchKeyGuard guard;\n"}, "which is private"),
         ({"csrc/other/a.h": ""}, "belongs to no layer"),
         (
             {"csrc/core/a.h": '#include "core/b.h"\n', "csrc/core/b.h": '#include "core/a.h"\n'},
@@ -72,7 +74,8 @@ def test_lower_layers_and_short_functions_pass(tmp_path: Path) -> None:
     _write(
         tmp_path,
         {
-            "csrc/core/a.h": "",
+            "csrc/core/a.h": '#include "torch/internals.h"\n// c10::impl::hidden\n',
+            "csrc/torch/internals.h": "#include <c10/core/impl/LocalDispatchKeySet.h>\n",
             "csrc/ops/b.cpp": '#include "core/a.h"\nvoid g() {\n' + body + "}\nvoid h() {\n}\n",
             "torch_cudnn_ext/policy.py": "from torch_cudnn_ext import _C\n",
             "torch_cudnn_ext/ops/c.py": "from torch_cudnn_ext.policy import d\n",

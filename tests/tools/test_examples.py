@@ -4,8 +4,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from conftest import ROOT
+
+from torch_cudnn_ext.tuning.store import read_table
 
 EXAMPLES = ROOT / "examples"
 
@@ -42,3 +45,39 @@ def test_train_digits(device: str) -> None:
     ):
         for word in words:
             assert word in table, f"{word} is not in the table:\n{table}"
+
+
+def test_profile_a_layer(device: str) -> None:
+    arguments = ("--device", device, "--batch", "1", "--channels", "8", "--size", "8")
+    output = _run(str(EXAMPLES / "profile_a_layer.py"), *arguments)
+    assert "conv_fwd x=f32[1,8,8,8]:nchw w=f32[8,8,3,3]:nchw pad=1" in output
+    caps = re.findall(r"^at most (\S+): (?:no algorithm|\w+:\S+, [\d.]+ ms)$", output, re.M)
+    assert caps == ["0", "1MiB", "64MiB", "4GiB"]
+    assert "at most 4GiB: no algorithm" not in output
+
+
+def test_tune_and_ship(device: str, tmp_path: Path) -> None:
+    table = tmp_path / "tuning.jsonl"
+    script = str(EXAMPLES / "tune_and_ship.py")
+    output = _run(script, "--device", device, "--table", str(table))
+    assert re.search(r"^tuned \d+ problems in [\d.]+ s$", output, re.M)
+    used = output[output.index("first step") :].splitlines()[1:]
+    assert len(used) == 4 and all(line.endswith(" cached") for line in used), output
+    assert len(read_table(table)) >= 6
+
+
+def test_explain_a_network(device: str) -> None:
+    output = _run(str(EXAMPLES / "explain_a_network.py"), "--device", device)
+    pinned = re.findall(
+        r"^(1\.conv\d) +conv_fwd +aten:default +pinned by '1\.conv\?'$", output, re.M
+    )
+    assert pinned == ["1.conv1", "1.conv2"]
+    ruled = re.findall(r"^\d\.conv\d +conv_bwd_filter +aten:default +pinned by when", output, re.M)
+    assert len(ruled) == 4, output
+    assert re.search(r"^\d+% of the calls ran", output, re.M)
+
+
+def test_every_example_is_tested() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    scripts = {file.stem for file in EXAMPLES.glob("*.py")}
+    assert len(scripts) == 4 and scripts <= tested

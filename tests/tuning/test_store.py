@@ -37,7 +37,7 @@ def test_constraints_of_kept_choices_may_be_spelled_otherwise(
     assert tuning.import_table(file) == tuning.merge_table(file) == 1
     assert [entry["constraints"] for entry in tuning.entries()] == [read]
     file.write_text(json.dumps(entry | {"constraints": "fwd=cpu:fft"}) + "\n")
-    with pytest.raises(ValueError, match="line 1: constraints: got the choice 'fwd=cpu:fft'"):
+    with pytest.raises(ValueError, match="line 1: constraints: got the selection 'fwd=cpu:fft'"):
         tuning.import_table(file)
 
 

@@ -38,7 +38,7 @@ def test_a_problem_is_tuned_once() -> None:
 
 @pytest.mark.parametrize("policy", ["fwd=cpu:fft", "heuristic", Policy("cpu:taps", family="pool")])
 def test_tuning_takes_no_choice(policy: Any) -> None:
-    with pytest.raises(ValueError, match="policy: got the choice .*, wanted constraints alone"):
+    with pytest.raises(ValueError, match="policy: got the selection .*, wanted constraints alone"):
         tuning.tune(LINE, device="cpu", policy=policy)
 
 

@@ -107,7 +107,7 @@ def network_layers(
     run = _traced(model, inputs, backward)
     small = _traced_first(model, inputs, backward, run) if proxies else []
     found: list[Layer] = []
-    refused: Counter[str] = Counter()
+    declined: Counter[str] = Counter()
     others: list[Layer] = []
     with pushed(policy or ""):
         for call, place in run.distinct_calls():
@@ -116,16 +116,16 @@ def network_layers(
                 others += [] if layers or found else _layers_of_call(call, PASSES)
             except (RuntimeError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
-                refused[f"{call.function} ({reason})"] += call.names.total()
+                declined[f"{call.function} ({reason})"] += call.names.total()
             else:
                 found += _paired(layers, small[place], passes) if small else layers
     if not found:
         lines = [layer.problem for layer in others]
         called = [*run.others][:5]
-        raise ValueError(nothing_found(model, passes, lines, [*refused][:3], called))
+        raise ValueError(nothing_found(model, passes, lines, [*declined][:3], called))
     if proxies:
         found = with_proxies(found)
-    counts = dict((run.others + refused).most_common())
+    counts = dict((run.others + declined).most_common())
     return Workload(merge(found), counts, run.without_functions)
 
 
@@ -230,7 +230,7 @@ def nothing_found(
     model: nn.Module,
     passes: Sequence[str] = (),
     others: Iterable[str] = (),
-    refused: Iterable[str] = (),
+    declined: Iterable[str] = (),
     called: Iterable[str] = (),
 ) -> str:
     """Why a network has none of the passes: it has only others, or no operator of this package.
@@ -243,7 +243,7 @@ def nothing_found(
             f"passes: got {','.join(passes)!r}, wanted some that {name} meets on these inputs, "
             f"{','.join(names)}; inputs have a gradient if they require one"
         )
-    told = f"; refused were {'; '.join(refused)}" if refused else ""
+    told = f"; declined were {'; '.join(declined)}" if declined else ""
     if not told and called:
         told = f"; it called {', '.join(called)}; trace() sees what PyTorch's functions call, too"
     return f"model: {name} called no operator of this package on these inputs{told}"

@@ -124,6 +124,10 @@ def trace(
             has a gradient.
         RuntimeError: A pin cannot run, among other errors of the model.
         OSError: The file cannot be written.
+
+    Example:
+        >>> trace(torch.nn.Softmax(1), torch.zeros(1, 4), train=False)
+        ['softmax_fwd x=f32[1,4,1]:nchw log=false  # model x1']
     """
     check_flag("trace", "train", train)
     model = eager_model("trace", model)

@@ -30,7 +30,7 @@ from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.ops._arguments import is_meta
 
 # What our functions raise for arguments that they do not take.
-_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)
+_ARGUMENT_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 class MetaError(RuntimeError):
@@ -273,7 +273,7 @@ class CallTracer(TorchFunctionMode):
                 return ours(*args, **our_keywords(kwargs), policy=DRY_RUN_POLICY)
         except MetaError:
             raise
-        except _REFUSALS:
+        except _ARGUMENT_ERRORS:
             del self.calls[known:]
         finally:
             self._stack.pop()

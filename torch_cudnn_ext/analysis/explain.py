@@ -143,6 +143,12 @@ def explain(
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient; or the model or its inputs have no data, such as on the meta device,
             which `profile_model` takes.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+        >>> explained = explain(model, torch.randn(1, 3, 8, 8), measure=False)
+        >>> [(call.layer, call.op) for call in explained.calls]
+        [('0', 'conv_fwd'), ('1', '')]
     """
     check_flag("explain", "train", train)
     model = eager_model("explain", model)
@@ -174,9 +180,9 @@ def _layer_call(call: RecordedCall) -> LayerCall:
     )
 
 
-def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
+def _source_of_pin(decision: Any, module: nn.Module | None) -> str:
     """What pinned a call, if that can be told after it; else empty."""
-    info = _C.problem_info(choice["problem"])
+    info = _C.problem_info(decision["problem"])
     family = info["family"]
     sharing = [info, *map(_C.problem_info, info["coupled"])]  # they share one decision
     passes = [one["pass_name"] for one in sharing]
@@ -190,11 +196,11 @@ def _source_of_pin(choice: Any, module: nn.Module | None) -> str:
         if (pin := pin_of(module)) is not None:
             patterns = [pin.patterns[name] for name in passes if name in pin.patterns]
             if patterns:  # none if the layer had another pin at the call
-                said = (said_by(choice["policy"]), "guess_once", "time_once")
+                said = (said_by(decision["policy"]), "guess_once", "time_once")
                 return repr(patterns[0]) if said_by(pin.text) in said else ""
         elif said_by(module.policy or ""):
             return "the module's policy"
-    chosen = said_by(choice["policy"])
+    chosen = said_by(decision["policy"])
     if by_enable := said_by(_C.enabled_policy(family)):
         return "enable()" if by_enable == chosen else ""
     if said_by(_C.resolved_policy("", family)) != chosen:  # an operator's policy=, or inner flags

@@ -46,10 +46,6 @@ from torch_cudnn_ext.tuning.measure import BASELINE, Progress, check_progress, m
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement, TableEntry
 
-# Also what users find in `torch_cudnn_ext.profiling`.
-__all__ = ["LayerProfile", "Profile", "Settings", "list_layer", "make_settings"]
-__all__ += ["measure_layers", "profile", "profile_model", "profile_of_table"]
-
 
 def profile(
     problem: str,
@@ -83,6 +79,12 @@ def profile(
         TypeError: ``problem`` is no text, or ``progress`` lacks a method of `Progress`.
         ValueError: The problem or another argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
+
+    Example:
+        >>> line = "softmax_fwd x=f32[4,64,1]:nchw log=false"
+        >>> result = profile(line, device="cpu", time_budget_s=1)
+        >>> sorted(row["algorithm"] for row in result.layers[0].ranked)
+        ['aten:default', 'cpu:online', 'cpu:three_pass']
     """
     if not isinstance(problem, str):
         raise TypeError(
@@ -144,6 +146,12 @@ def profile_model(
         ValueError: The model calls no operator of this package or has none of the passes, is lazy
             and not initialised, or an argument is wrong.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+        >>> result = profile_model(model, torch.randn(1, 3, 8, 8), train=False, device="cpu")
+        >>> list(result.best_by_layer())
+        ['0']
     """
     check_flag("profile_model", "train", train)
     check_progress(progress)

@@ -70,12 +70,17 @@ class Extent:
             all.
         ask_for_all: The argument or option for ``show_all``.
         ask_for_more: The argument or option that shows all algorithms.
+        listed_top: As ``top``, for what a target accepts if other algorithms were measured;
+            ``None`` is ``top``.
+        legend: Whether the summary explains the words of the tables.
     """
 
     show_all: bool = False
     top: int = 0
     ask_for_all: str = "show_all=True"
     ask_for_more: str = "top=0"
+    listed_top: int | None = None
+    legend: bool = False
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError if ``top`` is no number of rows."""
@@ -136,6 +141,18 @@ _DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
 _STATUS = Column("status", _status)
 
+# What a first reader must know, in the order of the columns.
+LEGEND = (
+    "aten:default is PyTorch's own kernel",
+    "graph and legacy are cuDNN's two interfaces",
+    "workspace is memory in addition to the tensors",
+    "determ. says whether results repeat bit by bit",
+    "error is relative to a float64 reference",
+    "excluded: a constraint forbids it",
+    "unsupported: the library refuses the problem",
+    "needs a driver: cuDNN answers only on a GPU",
+)
+
 MEASURED_COLUMNS = (
     Column("", lambda record: "*" if record["current"] else ""),
     Column("rank", lambda record: str(record["rank"] or ""), right=True),
@@ -188,6 +205,8 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
         records = listed_records(profile)
         head = f"{title}\n" if not profile.rows else ""
         head += f"{profile.listed_for} accepts {_accepted(records)}"
+        if profile.rows and extent.listed_top is not None:
+            extent = replace(extent, top=extent.listed_top)
         tables.append(_table(head, LISTED_COLUMNS, records, extent))
     return tables
 
@@ -259,12 +278,17 @@ def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:
     return [f"all {here[backend]} of {backend}" for backend in here if backend in whole] + single
 
 
-def summary_table(profile: Profile) -> Table:
-    """Totals over the layers, weighted by how often each occurs."""
+def summary_table(profile: Profile, legend: bool = False) -> Table:
+    """Totals over the layers, weighted by how often each occurs.
+
+    A proxy tells nothing of how a target compares with PyTorch, and gets no ratio.
+    """
     cap = profile.settings.max_workspace_bytes
+    for_target = any(layer.listed_for is not None and layer.rows for layer in profile.layers)
     # A tuning table does not tell what the heuristic would run.
     has_heuristic = any(layer.heuristic is not None for layer in profile.layers)
-    headings = ["", "PyTorch", *["heuristic's first"] * has_heuristic, "best", "best vs PyTorch"]
+    headings = ["", "PyTorch", *["heuristic's first"] * has_heuristic, "best"]
+    headings += ["best vs PyTorch"] * (not for_target)
     if cap is not None:
         headings.append(f"best within {bytes_text(cap)}")
 
@@ -274,13 +298,13 @@ def summary_table(profile: Profile) -> Table:
             ratio = f"{line.pytorch_ms / line.best_ms:.2f}x"
         row = [line.label, _total(line, "pytorch")]
         row += [_total(line, "heuristic")] if has_heuristic else []
-        row += [_total(line, "best"), ratio]
+        row += [_total(line, "best"), *[ratio] * (not for_target)]
         return row + ([_total(line, "capped")] if cap is not None else [])
 
     notes = []
     if profile.is_mixed:
         notes.append("no totals: of several devices, or of one problem under several constraints")
-    if any(layer.listed_for is not None and layer.rows for layer in profile.layers):
+    if for_target:
         smaller = any(layer.measured != layer.problem for layer in profile.layers)
         batch = f" at batch {PROXY_BATCH}" if smaller else ""
         notes.append(f"measured on the CPU{batch}: not the target's times")
@@ -295,7 +319,8 @@ def summary_table(profile: Profile) -> Table:
     name = profile.title or "Summary"
     title = f"{name}: {plural(len(profile.layers), 'problem')}, {plural(count, 'call')}, ms"
     rows = [cells(line) for line in lines]
-    return Table(title, columns, rows, "; ".join(notes), _not_profiled(profile))
+    lists = [*_not_profiled(profile), *[("words", LEGEND)] * (legend and for_target)]
+    return Table(title, columns, rows, "; ".join(notes), lists)
 
 
 def _total(line: Totals, name: str) -> str:
@@ -315,7 +340,7 @@ def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
     """Every table of a profile; if anything was measured, the summary is last."""
     tables = [t for layer in profile.layers for t in layer_tables(layer, extent)]
     if any(layer.rows for layer in profile.layers):
-        tables.append(summary_table(profile))
+        tables.append(summary_table(profile, extent.legend))
     elif lists := _not_profiled(profile):
         tables.append(Table(f"{profile.title or 'Summary'}: not listed", [], [], "", lists))
     return tables

@@ -3,6 +3,9 @@
 Both sides have the same input and parameters. Compared are the forward without gradients and the
 gradients alone, and of recurrent networks, whose training passes are tuned as one, also both
 together. On a GPU the GPU's time counts: the host is given a head start.
+
+A family is described by its classes in `nn`, its C++ operator and its record (`ops.family`). This
+module lists sizes only: they are chosen for this comparison, and no other part reads them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torch_cudnn_ext import _C, nn
+from torch_cudnn_ext._policy_text import operator_info
 from torch_cudnn_ext._timing import current
 from torch_cudnn_ext._torch_internals import keep_gradient_buffers
 from torch_cudnn_ext._workload.models import in_channels_last
@@ -27,6 +31,7 @@ from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.records import field_names
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, Table, milliseconds
 from torch_cudnn_ext.bench import rounds
+from torch_cudnn_ext.ops.family import family_named
 from torch_cudnn_ext.tuning.measure import Progress, check_progress
 
 _Window = int | tuple[int, ...]
@@ -37,18 +42,18 @@ class Case:
     """A module and the sizes of its input.
 
     Attributes:
-        family: The group of the geometric means.
         module: The class, in ``torch.nn`` and in `nn`.
         arguments: The arguments of both constructors.
         sizes: The sizes of the input.
         training: Whether the modules are in training mode.
+        kind: What sets the case apart from others of its family in the geometric means.
     """
 
-    family: str
     module: str
     arguments: dict[str, Any]
     sizes: tuple[int, ...]
     training: bool = True
+    kind: str = ""
 
     @property
     def text(self) -> str:
@@ -57,32 +62,43 @@ class Case:
         return f"{self.module}({arguments}) on [{','.join(map(str, self.sizes))}]"
 
     @property
+    def family(self) -> str:
+        """The operator family of the module."""
+        return str(getattr(nn, self.module).family)
+
+    @property
+    def group(self) -> str:
+        """The group of the geometric means."""
+        return f"{self.family} {self.kind}".rstrip()
+
+    @property
     def passes(self) -> tuple[str, ...]:
         """What is compared: ``fwd``, ``bwd``, and ``fwd+bwd`` if both are tuned as one."""
-        return ("fwd", "bwd", "fwd+bwd") if self.family == "rnn" else ("fwd", "bwd")
+        coupled = operator_info(self.family)["is_always_coupled"]
+        return ("fwd", "bwd", "fwd+bwd") if coupled else ("fwd", "bwd")
 
 
 def _pool(
     module: str, kernel: _Window, stride: _Window, padding: _Window, *sizes: int, **more: bool
 ) -> Case:
     arguments = {"kernel_size": kernel, "stride": stride, "padding": padding, **more}
-    return Case("pooling", module, arguments, sizes)
+    return Case(module, arguments, sizes)
 
 
 def _rnn(
     module: str, steps: int, batch: int, inputs: int, hidden: int, layers: int, **more: int
 ) -> Case:
     arguments = {"input_size": inputs, "hidden_size": hidden, "num_layers": layers, **more}
-    return Case("rnn", module, arguments, (steps, batch, inputs))
+    return Case(module, arguments, (steps, batch, inputs))
 
 
 def _norms(*inputs: tuple[int, ...]) -> list[Case]:
     names = {sizes: f"BatchNorm{max(1, len(sizes) - 2)}d" for sizes in inputs}
-    return [Case("batch_norm", names[sizes], {"num_features": sizes[1]}, sizes) for sizes in inputs]
+    return [Case(names[sizes], {"num_features": sizes[1]}, sizes) for sizes in inputs]
 
 
 def _softmaxes(dim: int, *inputs: tuple[int, ...]) -> list[Case]:
-    return [Case("softmax", "Softmax", {"dim": dim}, sizes) for sizes in inputs]
+    return [Case("Softmax", {"dim": dim}, sizes) for sizes in inputs]
 
 
 CASES: tuple[Case, ...] = (
@@ -95,18 +111,18 @@ CASES: tuple[Case, ...] = (
     _pool("AvgPool2d", 2, 2, 0, 32, 256, 28, 28),
     _pool("AvgPool2d", 7, 7, 0, 64, 512, 7, 7),
     *_softmaxes(1, (64, 21, 256, 256), (64, 21, 512, 512), (8, 150, 128, 128)),
-    Case("softmax", "LogSoftmax", {"dim": 1}, (16, 19, 128, 256)),
-    Case("softmax rows", "Softmax", {"dim": 1}, (256, 1000)),
-    Case("softmax rows", "Softmax", {"dim": -1}, (8, 12, 512, 512)),
-    Case("layer_norm", "LayerNorm", {"normalized_shape": 768}, (32, 197, 768)),
-    Case("layer_norm", "GroupNorm", {"num_groups": 32, "num_channels": 256}, (16, 256, 32, 32)),
-    Case("layer_norm", "InstanceNorm2d", {"num_features": 64}, (8, 64, 128, 128)),
+    Case("LogSoftmax", {"dim": 1}, (16, 19, 128, 256)),
+    Case("Softmax", {"dim": 1}, (256, 1000), kind="rows"),
+    Case("Softmax", {"dim": -1}, (8, 12, 512, 512), kind="rows"),
+    Case("LayerNorm", {"normalized_shape": 768}, (32, 197, 768)),
+    Case("GroupNorm", {"num_groups": 32, "num_channels": 256}, (16, 256, 32, 32)),
+    Case("InstanceNorm2d", {"num_features": 64}, (8, 64, 128, 128)),
     _rnn("LSTM", 50, 1, 256, 256, 1),
     _rnn("LSTM", 64, 32, 512, 512, 4),
     _rnn("LSTM", 128, 64, 1024, 1024, 2),
     _rnn("LSTM", 30, 16, 384, 384, 2),
     _rnn("LSTM", 100, 8, 200, 200, 1),
-    Case("rnn", "GRU", {"input_size": 512, "hidden_size": 512}, (64, 32, 512)),
+    Case("GRU", {"input_size": 512, "hidden_size": 512}, (64, 32, 512)),
 )
 
 # Modules of many kinds of networks, and of odd sizes.
@@ -126,30 +142,30 @@ MIXED: tuple[Case, ...] = (
     _pool("AvgPool2d", 3, 2, 1, 16, 100, 33, 47, count_include_pad=False),
     _pool("AvgPool1d", 4, 4, 0, 32, 256, 2000),
     _pool("AvgPool3d", 2, 2, 0, 2, 64, 16, 56, 56),
-    Case("pooling", "AdaptiveAvgPool2d", {"output_size": 1}, (32, 2048, 7, 7)),
-    Case("pooling", "AdaptiveAvgPool2d", {"output_size": 7}, (16, 512, 14, 14)),
-    Case("pooling", "LPPool2d", {"norm_type": 2, "kernel_size": 2, "stride": 2}, (16, 64, 56, 56)),
+    Case("AdaptiveAvgPool2d", {"output_size": 1}, (32, 2048, 7, 7)),
+    Case("AdaptiveAvgPool2d", {"output_size": 7}, (16, 512, 14, 14)),
+    Case("LPPool2d", {"norm_type": 2, "kernel_size": 2, "stride": 2}, (16, 64, 56, 56)),
     *_norms((16, 32, 256, 256), (8, 1280, 7, 7), (128, 24, 56, 56), (2, 256, 200, 304)),
     *_norms((32, 2048, 7, 7)),
-    Case("batch_norm", "BatchNorm2d", {"num_features": 128}, (32, 128, 28, 28), training=False),
+    Case("BatchNorm2d", {"num_features": 128}, (32, 128, 28, 28), training=False),
     *_norms((3, 17, 33, 47), (256, 1024), (32, 256, 500), (2, 64, 16, 56, 56)),
     *_softmaxes(-1, (8, 16, 1024, 1024), (32, 50257)),
     *_softmaxes(1, (4, 8, 32, 64, 64), (8, 2, 512, 512), (64, 10), (16, 64, 300), (2000, 91)),
-    Case("softmax", "LogSoftmax", {"dim": -1}, (4096, 32000)),
-    Case("softmax", "LogSoftmax", {"dim": 1}, (4, 35, 200, 300)),
-    Case("softmax", "Softmax", {"dim": 0}, (1000, 64, 20)),
-    Case("layer_norm", "LayerNorm", {"normalized_shape": 1024}, (8, 1024, 1024)),
-    Case("layer_norm", "LayerNorm", {"normalized_shape": 384}, (64, 196, 384)),
-    Case("layer_norm", "LayerNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
-    Case("layer_norm", "LayerNorm", {"normalized_shape": 100}, (16, 50, 100)),
-    Case("layer_norm", "LayerNorm", {"normalized_shape": (64, 24, 24)}, (32, 64, 24, 24)),
-    Case("layer_norm", "RMSNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
-    Case("layer_norm", "RMSNorm", {"normalized_shape": 768}, (16, 512, 768)),
-    Case("layer_norm", "GroupNorm", {"num_groups": 32, "num_channels": 128}, (8, 128, 64, 64)),
-    Case("layer_norm", "GroupNorm", {"num_groups": 8, "num_channels": 320}, (4, 320, 32, 32)),
-    Case("layer_norm", "InstanceNorm2d", {"num_features": 256}, (4, 256, 64, 64)),
-    Case("layer_norm", "InstanceNorm2d", {"num_features": 32, "affine": True}, (16, 32, 128, 128)),
-    Case("lrn", "LocalResponseNorm", {"size": 5}, (32, 96, 55, 55)),
+    Case("LogSoftmax", {"dim": -1}, (4096, 32000)),
+    Case("LogSoftmax", {"dim": 1}, (4, 35, 200, 300)),
+    Case("Softmax", {"dim": 0}, (1000, 64, 20)),
+    Case("LayerNorm", {"normalized_shape": 1024}, (8, 1024, 1024)),
+    Case("LayerNorm", {"normalized_shape": 384}, (64, 196, 384)),
+    Case("LayerNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
+    Case("LayerNorm", {"normalized_shape": 100}, (16, 50, 100)),
+    Case("LayerNorm", {"normalized_shape": (64, 24, 24)}, (32, 64, 24, 24)),
+    Case("RMSNorm", {"normalized_shape": 4096}, (4, 2048, 4096)),
+    Case("RMSNorm", {"normalized_shape": 768}, (16, 512, 768)),
+    Case("GroupNorm", {"num_groups": 32, "num_channels": 128}, (8, 128, 64, 64)),
+    Case("GroupNorm", {"num_groups": 8, "num_channels": 320}, (4, 320, 32, 32)),
+    Case("InstanceNorm2d", {"num_features": 256}, (4, 256, 64, 64)),
+    Case("InstanceNorm2d", {"num_features": 32, "affine": True}, (16, 32, 128, 128)),
+    Case("LocalResponseNorm", {"size": 5}, (32, 96, 55, 55)),
     _rnn("LSTM", 35, 20, 650, 650, 2),
     _rnn("LSTM", 200, 64, 80, 128, 1, bidirectional=True),
     _rnn("LSTM", 25, 128, 300, 512, 2, bidirectional=True),
@@ -158,15 +174,15 @@ MIXED: tuple[Case, ...] = (
     _rnn("GRU", 100, 16, 128, 256, 3),
     _rnn("GRU", 50, 64, 300, 300, 1, bidirectional=True),
     _rnn("RNN", 64, 32, 256, 256, 2),
-    Case("activation", "ReLU", {}, (32, 256, 56, 56)),
-    Case("activation", "SiLU", {}, (16, 96, 112, 112)),
-    Case("activation", "Tanh", {}, (64, 1024)),
-    Case("activation", "Sigmoid", {}, (16, 1, 512, 512)),
-    Case("activation", "ELU", {}, (8, 128, 40, 40)),
-    Case("activation", "ReLU6", {}, (16, 144, 56, 56)),
-    Case("matmul", "Linear", {"in_features": 1024, "out_features": 4096}, (256, 1024)),
-    Case("matmul", "Linear", {"in_features": 2048, "out_features": 1000}, (64, 2048)),
-    Case("matmul", "Linear", {"in_features": 768, "out_features": 3072}, (16, 197, 768)),
+    Case("ReLU", {}, (32, 256, 56, 56)),
+    Case("SiLU", {}, (16, 96, 112, 112)),
+    Case("Tanh", {}, (64, 1024)),
+    Case("Sigmoid", {}, (16, 1, 512, 512)),
+    Case("ELU", {}, (8, 128, 40, 40)),
+    Case("ReLU6", {}, (16, 144, 56, 56)),
+    Case("Linear", {"in_features": 1024, "out_features": 4096}, (256, 1024)),
+    Case("Linear", {"in_features": 2048, "out_features": 1000}, (64, 2048)),
+    Case("Linear", {"in_features": 768, "out_features": 3072}, (16, 197, 768)),
 )
 
 
@@ -177,7 +193,7 @@ class ModuleComparison:
     ``ratio`` is PyTorch's time by ours, above 1 if ours is faster, with a 95 % interval.
     """
 
-    family: str
+    family: str  # the group of the geometric means
     module: str
     layout: str
     dtype: str
@@ -256,7 +272,7 @@ def _compare(
     ours = getattr(nn, case.module)(**case.arguments, policy=policy).to(device)
     ours.load_state_dict(theirs.state_dict())
     ours.train(case.training)
-    if case.family != "batch_norm":  # batch norm keeps float32 parameters for half data
+    if not family_named(case.family).float32_parameters:
         theirs, ours = theirs.to(DTYPES[dtype]), ours.to(DTYPES[dtype])
     x = torch.randn(case.sizes, device=device).to(DTYPES[dtype])
     if channels_last:
@@ -281,7 +297,7 @@ def _compare(
             result = rounds.compare_sides(timers[:2])
             times = [timers[2]() for _ in range(rounds.LEAST_ROUNDS) if compiled]
         yield ModuleComparison(
-            family=case.family,
+            family=case.group,
             module=case.text,
             layout="nhwc" if channels_last else "nchw",
             dtype=dtype,

@@ -21,6 +21,7 @@ from torch_cudnn_ext.cli.info import info_command
 from torch_cudnn_ext.cli.listing import list_command
 from torch_cudnn_ext.cli.profile import profile_command
 from torch_cudnn_ext.cli.tune import tune_command
+from torch_cudnn_ext.cli.verify import verify_command
 
 INTERRUPTED = 130
 
@@ -35,7 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Profile, list and compare the algorithms of cuDNN, of PyTorch and of the CPU.",
 )
-for _name, _command in {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "profile": profile_command,
     "list": list_command,
     "bench": bench_command,
@@ -43,7 +44,9 @@ for _name, _command in {
     "coverage": coverage_command,
     "explain": explain_command,
     "info": info_command,
-}.items():
+    "verify": verify_command,
+}
+for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from torch_cudnn_ext import nn
 from torch_cudnn_ext._workload.models import IMAGE_SIZE
 from torch_cudnn_ext._workload.problems import Layer, convolution_arguments
 from torch_cudnn_ext.analysis.tables import Table
@@ -137,7 +136,7 @@ def _modules(
     for dtype in dtypes:
         options.one_of("--dtype", dtype, ("f32", "f16", "bf16"))
     policy = running.constrained(constraints.policy or DEFAULT_POLICY, constraints)
-    for family in dict.fromkeys(getattr(nn, case.module).family for case in cases):
+    for family in dict.fromkeys(case.family for case in cases):
         running.check_policy(policy, family)
     compared = modules.compare_modules(
         cases, dtypes, tensors.channels_last, device, policy, compiled, bar

@@ -1,7 +1,8 @@
-"""``info``: versions, libraries, devices and backends, and the table of operators."""
+"""``info``: versions, libraries, devices and backends; tables of operators, errata and hints."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ import typer
 from torch_cudnn_ext import _C, __version__, knobs, nn
 from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload.problems import rewrite
+from torch_cudnn_ext.analysis.errata import (
+    errata_tables,
+    hints_table,
+    verified_text,
+    version_number,
+)
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.settings import DEFAULT_TARGET
 from torch_cudnn_ext.analysis.tables import Column, Table, print_tables
@@ -28,9 +35,30 @@ _Work = tuple[str, str, list[str], str]  # the arguments of algorithm_counts
 
 
 def info_command(
+    context: typer.Context,
     operators: Annotated[
         bool, typer.Option("--operators", help="The table of operators alone, as Markdown.")
     ] = False,
+    errata: Annotated[
+        bool,
+        typer.Option(
+            "--errata",
+            help="Known defects of cuDNN and PyTorch alone, and whether their guards are on.",
+        ),
+    ] = False,
+    hints: Annotated[
+        bool,
+        typer.Option(
+            "--hints", help="Engines that untuned calls name by number alone, and whether they do."
+        ),
+    ] = False,
+    cudnn: Annotated[
+        str | None,
+        typer.Option("--cudnn", help="Of --errata and --hints: for this version, not the loaded."),
+    ] = None,
+    format: Annotated[
+        options.Format, typer.Option("--format", help="How to print --errata and --hints.")
+    ] = options.Format.table,
     jobs: Annotated[
         int | None,
         options.count(
@@ -42,10 +70,15 @@ def info_command(
 ) -> None:
     """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
     if operators:
-        if jobs is not None:
-            raise typer.BadParameter("--jobs: got it with --operators, which builds nothing")
+        options.allow_only(context, "operators")
         typer.echo(operators_markdown(), nl=False)
         return
+    if errata or hints:
+        options.allow_only(context, "errata" if errata else "hints", "cudnn", "format")
+        _print_known(errata, cudnn, format)
+        return
+    for name in ("cudnn", "format"):
+        options.forbid(context, name, "neither --errata nor --hints, which it is for")
     for name, version in {"torch_cudnn_ext": __version__, **_C.versions()}.items():
         typer.echo(f"{name:15} {version}")
     for path in _C.cudnn_files():
@@ -55,6 +88,9 @@ def info_command(
     devices += [f"target:{file.stem}" for file in sorted(files)]
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
+    for device in devices:
+        if device != "cpu":
+            typer.echo(f"{'verified':15} {device}: {verified_text(device)}")
     asked = knobs.replay or "off"
     for device in devices:
         if not device.startswith("target:"):
@@ -64,6 +100,22 @@ def info_command(
             )
     typer.echo()
     print_tables(_backend_tables(jobs))
+
+
+def _print_known(errata: bool, cudnn: str | None, format: options.Format) -> None:
+    """Print the errata or the engine hints for a version of cuDNN and the current GPU."""
+    with options.errors_of("--cudnn"):
+        version = version_number(cudnn) if cudnn is not None else 0
+    device = checked_device()
+    capability = _C.capability(f"target:{DEFAULT_TARGET}" if device == "cpu" else device)
+    if format is options.Format.csv:
+        raise typer.BadParameter("--format: got 'csv', wanted one of table, json, markdown")
+    if format is options.Format.json:
+        rows = _C.errata(version, 0, capability) if errata else _C.engine_hints(version, capability)
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    tables = errata_tables(version, capability) if errata else [hints_table(version, capability)]
+    running.print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
 
 
 def _backend_tables(jobs: int | None) -> list[Table]:
@@ -122,7 +174,7 @@ def algorithm_counts(op: str, problem: str, backends: list[str], gpu: str) -> li
 
 
 def operators_markdown() -> str:
-    """The README's table of operators.
+    """The table of operators, which the documents show too.
 
     The graph API's engines are those that an H200 may run on some of the common problems, listed
     without one; the classic API's algorithms are those that it names.

@@ -212,9 +212,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def allow_only(context: typer.Context, mode: str, *taken: str) -> None:
     """Raise BadParameter for what was given on the command line and has no effect in this mode."""
     words = ", ".join(_option(context, name) for name in taken)
+    limit = f"takes no more than {words}" if taken else "takes no more"
     for name in context.params:
         if name not in (mode, *taken):
-            forbid(context, name, f"--{mode}, which takes no more than {words}")
+            forbid(context, name, f"--{mode}, which {limit}")
 
 
 def forbid(context: typer.Context, name: str, other: str) -> None:

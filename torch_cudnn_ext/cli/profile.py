@@ -14,6 +14,8 @@ from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.cli import options, running, workload
 from torch_cudnn_ext.tuning.store import read_table
 
+LISTED_ROWS = 5  # of what a target accepts, unless the user asks for more
+
 
 @options.with_options
 def profile_command(
@@ -68,7 +70,10 @@ def profile_command(
     with running.ProgressBar() as bar:
         measured, end = running.collect(measure_layers(layers, settings, journal, bar, search.jobs))
     result = running.profile_of(measured, settings, source, work)
-    running.print_profile(result, format, show_all, top)
+    source_of_top = context.get_parameter_source("top")
+    is_asked = source_of_top is not None and source_of_top.name == "COMMANDLINE"
+    listed_top = None if show_all or is_asked else LISTED_ROWS
+    running.print_profile(result, format, show_all, top, listed_top)
     running.finish(end, len(measured), len(layers))
 
 

@@ -162,14 +162,20 @@ def profile_of(
     return Profile(layers, settings, title, work.not_profiled, work.without_functions)
 
 
-def print_profile(result: Profile, format: options.Format, show_all: bool, top: int) -> None:
-    """Print a profile."""
+def print_profile(
+    result: Profile,
+    format: options.Format,
+    show_all: bool,
+    top: int,
+    listed_top: int | None = None,
+) -> None:
+    """Print a profile; ``listed_top`` is as in `Extent`."""
     if format is options.Format.json:
         typer.echo(result.to_json())
     elif format is options.Format.csv:
         typer.echo(result.to_csv(), nl=False)
     else:
-        tables = profile_tables(result, Extent(show_all, top, "--all", "--top 0"))
+        tables = profile_tables(result, Extent(show_all, top, "--all", "--top 0", listed_top, True))
         print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
 
 

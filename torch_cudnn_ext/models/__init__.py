@@ -8,3 +8,8 @@ from torch_cudnn_ext.models.convert import Step, conversion_steps, converted
 from torch_cudnn_ext.models.enable import Rule
 
 __all__ = ["Rule", "Step", "conversion_steps", "converted", "counterparts"]
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted(__all__)

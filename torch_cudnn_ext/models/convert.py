@@ -88,6 +88,13 @@ def convert(
         ValueError: ``to`` is another word; or the policy does not fit a layer that it would be for,
             fits none of the layers, pins an algorithm that an operator does not have and does not
             fall back, or comes with ``to="torch"``. Nothing is changed then.
+
+    Example:
+        >>> model = convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), policy="autotune")
+        >>> type(model[0]) is nn.Conv2d, model[0].policy.partition(";")[0]
+        (True, 'fwd=autotune')
+        >>> type(convert(model, to="torch")[0]) is torch.nn.Conv2d
+        True
     """
     if policy is not None and to == "torch":
         raise ValueError(f"convert: got policy {policy!r} with to='torch', wanted none")
@@ -133,6 +140,11 @@ def conversion_steps(
     Raises:
         TypeError: ``model`` is no module, or ``exclude`` cannot be called.
         ValueError: ``to`` is another word.
+
+    Example:
+        >>> steps = conversion_steps(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)))
+        >>> [(step.name, step.becomes.__name__) for step in steps]
+        [('0', 'Conv2d')]
     """
     check_model("convert", model)
     if exclude is not None and not _takes_two(exclude):
@@ -227,6 +239,12 @@ def converted(model: torch.nn.Module, policy: str | None = None) -> Iterator[Non
     This includes pinned layers, whose pins and first algorithms are set aside, and layers of
     subclasses that compute as their parent in ``torch.nn`` does. Dropouts get no policy, under
     which they would draw other random numbers.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+        >>> with converted(model):
+        ...     type(model[0]) is nn.Conv2d
+        True
     """
     changes = [
         (step.module, ours)

@@ -60,6 +60,13 @@ def enable(policy: PolicyLike = None, *, replay: str | None = None) -> None:
         RuntimeError: The operators are enabled already.
         TypeError: ``policy`` has a type that stands for no policy.
         ValueError: ``policy`` is no policy, or pins an unknown algorithm and does not fall back.
+
+    Example:
+        >>> enable("heuristic;softmax=cpu:online")
+        >>> y = torch.nn.functional.softmax(torch.zeros(1, 4), 1)
+        >>> last_decision("softmax_fwd").algorithm
+        'cpu:online'
+        >>> disable()
     """
     text = _for_all_operators(text_for_all(policy))
     if replay is not None:
@@ -85,6 +92,12 @@ def disable() -> None:
 
     Raises:
         RuntimeError: The operators are not enabled.
+
+    Example:
+        >>> enable()
+        >>> disable()
+        >>> is_enabled()
+        False
     """
     with _lock:
         if not is_enabled():
@@ -103,7 +116,12 @@ def _leave() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether PyTorch's own operators are run by ours."""
+    """Whether PyTorch's own operators are run by ours.
+
+    Example:
+        >>> is_enabled()
+        False
+    """
     return _C.overrides_enabled()
 
 
@@ -115,6 +133,11 @@ def enabled(policy: PolicyLike = None, *, replay: str | None = None) -> Iterator
         RuntimeError: As `enable`.
         TypeError: As `enable`.
         ValueError: As `enable`.
+
+    Example:
+        >>> with enabled("heuristic"):
+        ...     is_enabled()
+        True
     """
     enable(policy, replay=replay)
     try:
@@ -149,6 +172,12 @@ def declined(reset: bool = False) -> dict[str, int]:
 
     Args:
         reset: Whether to count from zero again afterwards.
+
+    Example:
+        >>> with enabled():
+        ...     y = torch.nn.functional.softmax(torch.zeros(1, 4), 1)
+        ...     declined(reset=True)
+        {}
     """
     counts = _C.declined()
     if reset:
@@ -157,7 +186,12 @@ def declined(reset: bool = False) -> dict[str, int]:
 
 
 class Rule:
-    """A rule of `when`, which holds until `remove` or the end of its ``with`` block."""
+    """A rule of `when`, which holds until `remove` or the end of its ``with`` block.
+
+    Example:
+        >>> rule = Rule("softmax_fwd log=false", "softmax_fwd=cpu:online")
+        >>> rule.remove()
+    """
 
     def __init__(self, matcher: str, use: str) -> None:
         """Check the rule and make it hold."""
@@ -229,6 +263,12 @@ def apply_rules(rules: Mapping[str, PolicyLike]) -> ExitStack:
         TypeError: ``rules`` is no mapping, a matcher is no text, or a value has a type that stands
             for no policy.
         ValueError: A rule is invalid; the message says which part. No rule is made then.
+
+    Example:
+        >>> with apply_rules({"softmax_fwd log=false": "cpu:online"}):
+        ...     y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1)
+        >>> last_decision("softmax_fwd").algorithm
+        'cpu:online'
     """
     check_mapping("rules", rules, "matchers to policies")
     with ExitStack() as made:

@@ -34,6 +34,11 @@ def save_pins(path: str | Path, pins: Pins, rules: Mapping[str, PolicyLike] | No
         TypeError: ``pins`` or ``rules`` is no mapping, or a policy has a type that stands for none.
         ValueError: `load_pins` would not take a pattern or a policy; nothing is written.
         OSError: The file cannot be written.
+
+    Example:
+        >>> save_pins("pins.toml", {"0": "autotune"}, {"softmax_fwd log=false": "cpu:online"})
+        >>> load_pins("pins.toml")
+        {'0': 'autotune'}
     """
     check_patterns(pins)
     if rules is not None:
@@ -68,6 +73,11 @@ def load_pins(path: str | Path) -> dict[str, str]:
         ValueError: The file is no TOML, has an unknown table, or a value that is no policy; the
             message names the line and the key. The rules of the file are checked as well.
         OSError: The file cannot be read.
+
+    Example:
+        >>> save_pins("pins.toml", {"layer1.*": "autotune"})
+        >>> load_pins("pins.toml")
+        {'layer1.*': 'autotune'}
     """
     return _load(path)[_LAYERS]
 
@@ -81,6 +91,11 @@ def load_rules(path: str | Path) -> dict[str, str]:
     Raises:
         ValueError: As `load_pins`.
         OSError: As `load_pins`.
+
+    Example:
+        >>> save_pins("pins.toml", {}, {"softmax_fwd log=false": "cpu:online"})
+        >>> list(load_rules("pins.toml"))
+        ['softmax_fwd log=false']
     """
     return _load(path)[_PROBLEMS]
 

@@ -69,13 +69,29 @@ def apply_pins(model: torch_nn.Module, pins: Pins) -> None:
             type that stands for none.
         ValueError: A pattern matches no layer, or none that its policy fits and that would obey.
             Nothing is changed then.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+        >>> apply_pins(model, {"0": "fwd=cpu:im2col"})
+        >>> y = model(torch.randn(1, 3, 8, 8))
+        >>> last_decision("conv_fwd").algorithm
+        'cpu:im2col'
+        >>> clear_pins(model)
     """
     inner = unwrapped_model("apply_pins", model)
     _replace([*inner.modules()], _resolve(model, inner, pins))
 
 
 def clear_pins(model: torch_nn.Module) -> None:
-    """Remove all pins of a model."""
+    """Remove all pins of a model.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+        >>> apply_pins(model, {"0": "autotune"})
+        >>> clear_pins(model)
+        >>> type(model[0]) is torch.nn.Conv2d
+        True
+    """
     _replace([*unwrapped_model("clear_pins", model).modules()], {})
 
 
@@ -92,6 +108,13 @@ def pinned(model: torch_nn.Module, pins: Pins) -> Iterator[None]:
     Raises:
         TypeError: As `apply_pins`.
         ValueError: As `apply_pins`.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+        >>> with pinned(model, {"0": "fwd=cpu:im2col"}):
+        ...     y = model(torch.randn(1, 3, 8, 8))
+        >>> last_decision("conv_fwd").algorithm
+        'cpu:im2col'
     """
     inner = unwrapped_model("pinned", model)
     inside = _resolve(model, inner, pins)

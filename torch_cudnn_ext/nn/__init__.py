@@ -62,3 +62,8 @@ __all__ = [
     "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "RMSNorm", "RNN",
     "ReLU", "ReLU6", "Recurrent", "SiLU", "Sigmoid", "Softmax", "Softmax2d", "Tanh", "Tunable",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted(__all__)

@@ -9,7 +9,12 @@ from torch_cudnn_ext.policy import PolicyLike
 
 
 class ReLU(Tunable, torch.nn.ReLU):
-    """``torch.nn.ReLU`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.ReLU`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> ReLU()(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.ReLU
     family = "activation"
@@ -20,7 +25,12 @@ class ReLU(Tunable, torch.nn.ReLU):
 
 
 class ReLU6(Tunable, torch.nn.ReLU6):
-    """``torch.nn.ReLU6`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.ReLU6`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> ReLU6()(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.ReLU6
     family = "activation"
@@ -36,6 +46,10 @@ class ClippedReLU(Tunable, torch.nn.Module):
     Attributes:
         ceiling: The largest value of the output.
         inplace: Whether the output overwrites the input, and its gradient the output's.
+
+    Example:
+        >>> ClippedReLU(3.0)(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
     """
 
     family = "activation"
@@ -58,7 +72,12 @@ class ClippedReLU(Tunable, torch.nn.Module):
 
 
 class Tanh(Tunable, torch.nn.Tanh):
-    """``torch.nn.Tanh`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.Tanh`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> Tanh()(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.Tanh
     family = "activation"
@@ -69,7 +88,12 @@ class Tanh(Tunable, torch.nn.Tanh):
 
 
 class Sigmoid(Tunable, torch.nn.Sigmoid):
-    """``torch.nn.Sigmoid`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.Sigmoid`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> Sigmoid()(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.Sigmoid
     family = "activation"
@@ -80,7 +104,12 @@ class Sigmoid(Tunable, torch.nn.Sigmoid):
 
 
 class ELU(Tunable, torch.nn.ELU):
-    """``torch.nn.ELU`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.ELU`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> ELU(alpha=0.5)(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.ELU
     family = "activation"
@@ -91,7 +120,12 @@ class ELU(Tunable, torch.nn.ELU):
 
 
 class SiLU(Tunable, torch.nn.SiLU):
-    """``torch.nn.SiLU`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.SiLU`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> SiLU()(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.SiLU
     family = "activation"

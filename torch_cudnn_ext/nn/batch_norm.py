@@ -37,18 +37,33 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
 
 
 class BatchNorm1d(_TunableBatchNorm, torch.nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.BatchNorm1d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> BatchNorm1d(4)(torch.randn(8, 4)).shape
+        torch.Size([8, 4])
+    """
 
     replaces = torch.nn.BatchNorm1d
 
 
 class BatchNorm2d(_TunableBatchNorm, torch.nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.BatchNorm2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> BatchNorm2d(4, policy="cpu:two_pass")(torch.randn(8, 4, 6, 6)).shape
+        torch.Size([8, 4, 6, 6])
+    """
 
     replaces = torch.nn.BatchNorm2d
 
 
 class BatchNorm3d(_TunableBatchNorm, torch.nn.BatchNorm3d):
-    """``torch.nn.BatchNorm3d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.BatchNorm3d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> BatchNorm3d(4)(torch.randn(2, 4, 3, 6, 6)).shape
+        torch.Size([2, 4, 3, 6, 6])
+    """
 
     replaces = torch.nn.BatchNorm3d

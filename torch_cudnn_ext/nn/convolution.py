@@ -11,7 +11,11 @@ from torch_cudnn_ext._torch_internals import output_padding, reversed_padding
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import sizes_of
 from torch_cudnn_ext.ops._border import border, pad_after
-from torch_cudnn_ext.ops.convolution import ConvActivation, check_activation, convolution
+from torch_cudnn_ext.ops.convolution_primitives import (
+    ConvActivation,
+    check_activation,
+    convolution,
+)
 
 
 class _Convolution(Tunable, _ConvNd):
@@ -100,6 +104,10 @@ class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
+
+    Example:
+        >>> Conv1d(3, 8, 3)(torch.randn(1, 3, 10)).shape
+        torch.Size([1, 8, 8])
     """
 
     replaces = torch.nn.Conv1d
@@ -115,6 +123,10 @@ class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
         ``[C_out, H_out, W_out]``.
+
+    Example:
+        >>> Conv2d(3, 8, 3, policy="autotune", activation="relu")(torch.randn(2, 3, 8, 8)).shape
+        torch.Size([2, 8, 6, 6])
     """
 
     replaces = torch.nn.Conv2d
@@ -127,6 +139,10 @@ class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
         ``[N, C_out, D_out, H_out, W_out]`` or ``[C_out, D_out, H_out, W_out]``.
+
+    Example:
+        >>> Conv3d(3, 8, 3)(torch.randn(1, 3, 5, 6, 6)).shape
+        torch.Size([1, 8, 3, 4, 4])
     """
 
     replaces = torch.nn.Conv3d
@@ -138,6 +154,10 @@ class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
 
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; output ``[N, C_out, L_out]`` or ``[C_out, L_out]``.
+
+    Example:
+        >>> ConvTranspose1d(3, 8, 3)(torch.randn(1, 3, 10)).shape
+        torch.Size([1, 8, 12])
     """
 
     replaces = torch.nn.ConvTranspose1d
@@ -154,6 +174,10 @@ class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or
         ``[C_out, H_out, W_out]``.
+
+    Example:
+        >>> ConvTranspose2d(3, 8, 2, stride=2)(torch.randn(1, 3, 5, 5)).shape
+        torch.Size([1, 8, 10, 10])
     """
 
     replaces = torch.nn.ConvTranspose2d
@@ -166,6 +190,10 @@ class ConvTranspose3d(_TransposedConvolution, torch.nn.ConvTranspose3d):
     Shapes:
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; output
         ``[N, C_out, D_out, H_out, W_out]`` or ``[C_out, D_out, H_out, W_out]``.
+
+    Example:
+        >>> ConvTranspose3d(3, 8, 3)(torch.randn(1, 3, 5, 6, 6)).shape
+        torch.Size([1, 8, 7, 8, 8])
     """
 
     replaces = torch.nn.ConvTranspose3d

@@ -8,7 +8,12 @@ from torch_cudnn_ext.ops import cross_entropy
 
 
 class CrossEntropyLoss(Tunable, torch.nn.CrossEntropyLoss):
-    """``torch.nn.CrossEntropyLoss`` whose keyword ``policy`` selects that of log-softmax."""
+    """``torch.nn.CrossEntropyLoss`` whose keyword ``policy`` selects that of log-softmax.
+
+    Example:
+        >>> CrossEntropyLoss()(torch.zeros(2, 4), torch.tensor([0, 3])).shape
+        torch.Size([])
+    """
 
     replaces = torch.nn.CrossEntropyLoss
     family = "softmax"

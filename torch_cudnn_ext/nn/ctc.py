@@ -8,7 +8,13 @@ from torch_cudnn_ext.ops import ctc_loss
 
 
 class CTCLoss(Tunable, torch.nn.CTCLoss):
-    """``torch.nn.CTCLoss`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.CTCLoss`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> log_probs = torch.zeros(5, 1, 3).log_softmax(2)  # time, batch, classes
+        >>> CTCLoss()(log_probs, torch.tensor([[1, 2]]), [5], [2]).shape
+        torch.Size([])
+    """
 
     replaces = torch.nn.CTCLoss
     family = "ctc"

@@ -8,7 +8,12 @@ from torch_cudnn_ext.ops.dropout import dropout
 
 
 class Dropout(Tunable, torch.nn.Dropout):
-    """``torch.nn.Dropout`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.Dropout`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> Dropout(0.1)(torch.randn(2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.Dropout
     family = "dropout"

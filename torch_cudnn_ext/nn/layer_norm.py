@@ -9,7 +9,12 @@ from torch_cudnn_ext.ops._arguments import check_tensor
 
 
 class LayerNorm(Tunable, torch.nn.LayerNorm):
-    """``torch.nn.LayerNorm`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.LayerNorm`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> LayerNorm(8, policy="cpu:one_pass")(torch.randn(2, 8)).shape
+        torch.Size([2, 8])
+    """
 
     replaces = torch.nn.LayerNorm
     family = "layer_norm"
@@ -22,7 +27,12 @@ class LayerNorm(Tunable, torch.nn.LayerNorm):
 
 
 class RMSNorm(Tunable, torch.nn.RMSNorm):
-    """``torch.nn.RMSNorm`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.RMSNorm`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> RMSNorm(8)(torch.randn(2, 8)).shape
+        torch.Size([2, 8])
+    """
 
     replaces = torch.nn.RMSNorm
     family = "layer_norm"
@@ -33,7 +43,12 @@ class RMSNorm(Tunable, torch.nn.RMSNorm):
 
 
 class GroupNorm(Tunable, torch.nn.GroupNorm):
-    """``torch.nn.GroupNorm`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.GroupNorm`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> GroupNorm(2, 6)(torch.randn(1, 6, 4, 4)).shape
+        torch.Size([1, 6, 4, 4])
+    """
 
     replaces = torch.nn.GroupNorm
     family = "layer_norm"
@@ -64,18 +79,33 @@ class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
-    """``torch.nn.InstanceNorm1d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.InstanceNorm1d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> InstanceNorm1d(4)(torch.randn(2, 4, 8)).shape
+        torch.Size([2, 4, 8])
+    """
 
     replaces = torch.nn.InstanceNorm1d
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    """``torch.nn.InstanceNorm2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.InstanceNorm2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> InstanceNorm2d(4)(torch.randn(2, 4, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
+    """
 
     replaces = torch.nn.InstanceNorm2d
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    """``torch.nn.InstanceNorm3d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.InstanceNorm3d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> InstanceNorm3d(4)(torch.randn(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 3, 8, 8])
+    """
 
     replaces = torch.nn.InstanceNorm3d

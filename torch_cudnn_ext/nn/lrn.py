@@ -20,6 +20,10 @@ class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
 
     Attributes:
         window: The middle of an even window: PyTorch's (``torch``) or ``cudnn``'s.
+
+    Example:
+        >>> LocalResponseNorm(3)(torch.randn(1, 4, 5, 5)).shape
+        torch.Size([1, 4, 5, 5])
     """
 
     replaces = torch.nn.LocalResponseNorm
@@ -54,6 +58,10 @@ class DivisiveNorm(Tunable):
 
     ``y = x / (k + alpha / size^d * sum((x - means)^2 over the window))^beta``; the window has
     ``size`` elements in each of the ``d`` spatial dimensions.
+
+    Example:
+        >>> DivisiveNorm(3)(torch.randn(1, 4, 5, 5)).shape
+        torch.Size([1, 4, 5, 5])
     """
 
     family = "lrn"

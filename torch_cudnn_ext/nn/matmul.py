@@ -8,7 +8,12 @@ from torch_cudnn_ext.ops import linear
 
 
 class Linear(Tunable, torch.nn.Linear):
-    """``torch.nn.Linear`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.Linear`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> Linear(8, 3, policy="cpu:blocked")(torch.randn(2, 8)).shape
+        torch.Size([2, 3])
+    """
 
     replaces = torch.nn.Linear
     family = "matmul"

@@ -68,28 +68,48 @@ class _AdaptiveMaxPool(_Pool, pooling._AdaptiveMaxPoolNd):
 
 
 class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
-    """``torch.nn.MaxPool1d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.MaxPool1d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> MaxPool1d(2)(torch.randn(1, 3, 6)).shape
+        torch.Size([1, 3, 3])
+    """
 
     replaces = torch.nn.MaxPool1d
     _operator = staticmethod(ops.max_pool1d)
 
 
 class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
-    """``torch.nn.MaxPool2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.MaxPool2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> MaxPool2d(2)(torch.randn(1, 3, 6, 6)).shape
+        torch.Size([1, 3, 3, 3])
+    """
 
     replaces = torch.nn.MaxPool2d
     _operator = staticmethod(ops.max_pool2d)
 
 
 class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
-    """``torch.nn.MaxPool3d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.MaxPool3d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> MaxPool3d(2)(torch.randn(1, 3, 6, 6, 6)).shape
+        torch.Size([1, 3, 3, 3, 3])
+    """
 
     replaces = torch.nn.MaxPool3d
     _operator = staticmethod(ops.max_pool3d)
 
 
 class AvgPool1d(_AvgPool, torch.nn.AvgPool1d):
-    """``torch.nn.AvgPool1d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AvgPool1d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AvgPool1d(2)(torch.randn(1, 3, 6)).shape
+        torch.Size([1, 3, 3])
+    """
 
     replaces = torch.nn.AvgPool1d
     _operator = staticmethod(ops.avg_pool1d)
@@ -99,77 +119,132 @@ class AvgPool1d(_AvgPool, torch.nn.AvgPool1d):
 
 
 class AvgPool2d(_AvgPool, torch.nn.AvgPool2d):
-    """``torch.nn.AvgPool2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AvgPool2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AvgPool2d(2)(torch.randn(1, 3, 6, 6)).shape
+        torch.Size([1, 3, 3, 3])
+    """
 
     replaces = torch.nn.AvgPool2d
     _operator = staticmethod(ops.avg_pool2d)
 
 
 class AvgPool3d(_AvgPool, torch.nn.AvgPool3d):
-    """``torch.nn.AvgPool3d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AvgPool3d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AvgPool3d(2)(torch.randn(1, 3, 6, 6, 6)).shape
+        torch.Size([1, 3, 3, 3, 3])
+    """
 
     replaces = torch.nn.AvgPool3d
     _operator = staticmethod(ops.avg_pool3d)
 
 
 class LPPool1d(_LPPool, torch.nn.LPPool1d):
-    """``torch.nn.LPPool1d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.LPPool1d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> LPPool1d(2, 2)(torch.randn(1, 3, 6)).shape
+        torch.Size([1, 3, 3])
+    """
 
     replaces = torch.nn.LPPool1d
     _operator = staticmethod(ops.lp_pool1d)
 
 
 class LPPool2d(_LPPool, torch.nn.LPPool2d):
-    """``torch.nn.LPPool2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.LPPool2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> LPPool2d(2, 2)(torch.randn(1, 3, 6, 6)).shape
+        torch.Size([1, 3, 3, 3])
+    """
 
     replaces = torch.nn.LPPool2d
     _operator = staticmethod(ops.lp_pool2d)
 
 
 class LPPool3d(_LPPool, torch.nn.LPPool3d):
-    """``torch.nn.LPPool3d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.LPPool3d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> LPPool3d(2, 2)(torch.randn(1, 3, 6, 6, 6)).shape
+        torch.Size([1, 3, 3, 3, 3])
+    """
 
     replaces = torch.nn.LPPool3d
     _operator = staticmethod(ops.lp_pool3d)
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d):
-    """``torch.nn.AdaptiveAvgPool1d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AdaptiveAvgPool1d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AdaptiveAvgPool1d(2)(torch.randn(1, 3, 6)).shape
+        torch.Size([1, 3, 2])
+    """
 
     replaces = torch.nn.AdaptiveAvgPool1d
     _operator = staticmethod(ops.adaptive_avg_pool1d)
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d):
-    """``torch.nn.AdaptiveAvgPool2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AdaptiveAvgPool2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AdaptiveAvgPool2d(2)(torch.randn(1, 3, 6, 6)).shape
+        torch.Size([1, 3, 2, 2])
+    """
 
     replaces = torch.nn.AdaptiveAvgPool2d
     _operator = staticmethod(ops.adaptive_avg_pool2d)
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d):
-    """``torch.nn.AdaptiveAvgPool3d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AdaptiveAvgPool3d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AdaptiveAvgPool3d(2)(torch.randn(1, 3, 6, 6, 6)).shape
+        torch.Size([1, 3, 2, 2, 2])
+    """
 
     replaces = torch.nn.AdaptiveAvgPool3d
     _operator = staticmethod(ops.adaptive_avg_pool3d)
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
-    """``torch.nn.AdaptiveMaxPool1d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AdaptiveMaxPool1d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AdaptiveMaxPool1d(2)(torch.randn(1, 3, 6)).shape
+        torch.Size([1, 3, 2])
+    """
 
     replaces = torch.nn.AdaptiveMaxPool1d
     _operator = staticmethod(ops.adaptive_max_pool1d)
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
-    """``torch.nn.AdaptiveMaxPool2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AdaptiveMaxPool2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AdaptiveMaxPool2d(2)(torch.randn(1, 3, 6, 6)).shape
+        torch.Size([1, 3, 2, 2])
+    """
 
     replaces = torch.nn.AdaptiveMaxPool2d
     _operator = staticmethod(ops.adaptive_max_pool2d)
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
-    """``torch.nn.AdaptiveMaxPool3d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.AdaptiveMaxPool3d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> AdaptiveMaxPool3d(2)(torch.randn(1, 3, 6, 6, 6)).shape
+        torch.Size([1, 3, 2, 2, 2])
+    """
 
     replaces = torch.nn.AdaptiveMaxPool3d
     _operator = staticmethod(ops.adaptive_max_pool3d)

@@ -252,21 +252,37 @@ class Recurrent(Tunable, torch.nn.RNNBase):
 
 
 class RNN(Recurrent, torch.nn.RNN):
-    """``torch.nn.RNN`` with a policy and the attributes of `Recurrent`."""
+    """``torch.nn.RNN`` with a policy and the attributes of `Recurrent`.
+
+    Example:
+        >>> RNN(8, 16, nonlinearity="relu")(torch.randn(5, 2, 8))[0].shape
+        torch.Size([5, 2, 16])
+    """
 
     replaces = torch.nn.RNN
     gates = 1
 
 
 class LSTM(Recurrent, torch.nn.LSTM):
-    """``torch.nn.LSTM`` with a policy and the attributes of `Recurrent`."""
+    """``torch.nn.LSTM`` with a policy and the attributes of `Recurrent`.
+
+    Example:
+        >>> lstm = LSTM(8, 16, policy="cpu:fused")
+        >>> lstm(torch.randn(5, 2, 8))[0].shape
+        torch.Size([5, 2, 16])
+    """
 
     replaces = torch.nn.LSTM
     gates = 4
 
 
 class GRU(Recurrent, torch.nn.GRU):
-    """``torch.nn.GRU`` with a policy and the attributes of `Recurrent`."""
+    """``torch.nn.GRU`` with a policy and the attributes of `Recurrent`.
+
+    Example:
+        >>> GRU(8, 16)(torch.randn(5, 2, 8))[0].shape
+        torch.Size([5, 2, 16])
+    """
 
     replaces = torch.nn.GRU
     gates = 3

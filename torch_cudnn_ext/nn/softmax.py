@@ -9,7 +9,12 @@ from torch_cudnn_ext.ops._arguments import check_tensor
 
 
 class Softmax(Tunable, torch.nn.Softmax):
-    """``torch.nn.Softmax`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.Softmax`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> Softmax(1, policy="cpu:online")(torch.randn(2, 8)).shape
+        torch.Size([2, 8])
+    """
 
     replaces = torch.nn.Softmax
     family = "softmax"
@@ -20,7 +25,12 @@ class Softmax(Tunable, torch.nn.Softmax):
 
 
 class LogSoftmax(Tunable, torch.nn.LogSoftmax):
-    """``torch.nn.LogSoftmax`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.LogSoftmax`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> LogSoftmax(1)(torch.randn(2, 8)).shape
+        torch.Size([2, 8])
+    """
 
     replaces = torch.nn.LogSoftmax
     family = "softmax"
@@ -31,7 +41,12 @@ class LogSoftmax(Tunable, torch.nn.LogSoftmax):
 
 
 class Softmax2d(Tunable, torch.nn.Softmax2d):
-    """``torch.nn.Softmax2d`` whose keyword ``policy`` selects its algorithms."""
+    """``torch.nn.Softmax2d`` whose keyword ``policy`` selects its algorithms.
+
+    Example:
+        >>> Softmax2d()(torch.randn(1, 4, 3, 3)).shape
+        torch.Size([1, 4, 3, 3])
+    """
 
     replaces = torch.nn.Softmax2d
     family = "softmax"

@@ -32,6 +32,11 @@ class Tunable(torch.nn.Module):
     Attributes:
         replaces: The class of ``torch.nn`` that this one stands for.
         family: The family of operators that its passes belong to.
+
+    Example:
+        >>> layer = nn.Conv2d(3, 8, 3, policy="max_workspace=64MiB")
+        >>> layer.set_mode(fwd="cpu:im2col").policy
+        'fwd=cpu:im2col;max_workspace=64MiB'
     """
 
     replaces: ClassVar[type[torch.nn.Module]]
@@ -77,7 +82,7 @@ class Tunable(torch.nn.Module):
         self._policy = as_policy(policy_text(policy, self.family), self.family).text
         self._policy_changed()
 
-    def set_mode(self, *choices: AlgorithmSelection, **named: AlgorithmSelection) -> Self:
+    def set_mode(self, *selections: AlgorithmSelection, **named: AlgorithmSelection) -> Self:
         """Select the algorithm of each pass, in order or by name.
 
         The passes are those of the family. Convolution has ``fwd``, ``bwd_data`` and
@@ -94,8 +99,8 @@ class Tunable(torch.nn.Module):
         not.
 
         Args:
-            *choices: ``autotune``, ``heuristic``, or an algorithm: its text, or cuDNN's integer or
-                name for this pass. ``None`` leaves the pass as it is; ``""`` or -1 unpins it.
+            *selections: ``autotune``, ``heuristic``, or an algorithm: its text, or cuDNN's integer
+                or name for this pass. ``None`` leaves the pass as it is; ``""`` or -1 unpins it.
             **named: The same by the name of the pass.
 
         Returns:
@@ -107,19 +112,21 @@ class Tunable(torch.nn.Module):
         """
         passes = passes_of(self.family)
         name = type(self).__name__
-        if len(choices) > len(passes):
-            raise TypeError(f"{name}.set_mode: got {len(choices)} choices, wanted {len(passes)}")
+        if len(selections) > len(passes):
+            raise TypeError(
+                f"{name}.set_mode: got {len(selections)} selections, wanted {len(passes)}"
+            )
         for key in named:
             if key not in passes:
                 raise TypeError(
                     f"{name}.set_mode: got the keyword {key!r}, wanted {', '.join(passes)}"
                 )
-            if key in passes[: len(choices)]:
+            if key in passes[: len(selections)]:
                 raise TypeError(f"{name}.set_mode: got {key!r} twice, by its place and by its name")
         given = {
-            key: None if not_pinned(choice) else choice
-            for key, choice in (dict(zip(passes, choices, strict=False)) | named).items()
-            if choice is not None
+            key: None if not_pinned(selection) else selection
+            for key, selection in (dict(zip(passes, selections, strict=False)) | named).items()
+            if selection is not None
         }
         self.policy = Policy.parse(self._policy, self.family).replace(**given)
         return self
@@ -221,8 +228,8 @@ class Tunable(torch.nn.Module):
         if not any(word in self._policy for word in ONCE):
             return {}
         policy = Policy.parse(self._policy, self.family)
-        choices = {name: policy.get(name) for name in passes_of(self.family)}
-        return {name: ONCE[choice] for name, choice in choices.items() if choice in ONCE}
+        selections = {name: policy.get(name) for name in passes_of(self.family)}
+        return {name: ONCE[word] for name, word in selections.items() if word in ONCE}
 
     def _run_operator(self, operator: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """Call an operator under this module's policy; select first for passes that wait.

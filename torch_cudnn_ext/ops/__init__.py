@@ -23,7 +23,6 @@ from torch_cudnn_ext.ops.batch_norm import (
     batch_norm_train,
 )
 from torch_cudnn_ext.ops.convolution import (
-    ConvActivation,
     ConvMode,
     conv1d,
     conv2d,
@@ -31,6 +30,9 @@ from torch_cudnn_ext.ops.convolution import (
     conv_transpose1d,
     conv_transpose2d,
     conv_transpose3d,
+)
+from torch_cudnn_ext.ops.convolution_primitives import (
+    ConvActivation,
     convolution,
     convolution_backward_input,
     convolution_backward_weight,
@@ -97,3 +99,8 @@ __all__ = [
     "silu", "softmax", "sum", "sum_pool1d", "sum_pool2d", "sum_pool3d", "swish", "tanh",
     "transform",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted(__all__)

@@ -30,12 +30,21 @@ def relu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> 
         ValueError: The dtype is not supported, or the policy is wrong.
         RuntimeError: In place, the input is a leaf that requires a gradient, or overlaps itself; or
             a pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> relu(torch.tensor([-1.0, 0.0, 2.0]))
+        tensor([0., 0., 2.])
     """
     return _activation("relu", input, "relu", 1.0, inplace, policy)
 
 
 def relu6(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
-    """`clipped_relu` with a ceiling of 6, as ``torch.nn.functional.relu6``."""
+    """`clipped_relu` with a ceiling of 6, as ``torch.nn.functional.relu6``.
+
+    Example:
+        >>> relu6(torch.tensor([-1.0, 2.0, 7.0]))
+        tensor([0., 2., 6.])
+    """
     return _activation("relu6", input, "clipped_relu", 6.0, inplace, policy)
 
 
@@ -46,12 +55,21 @@ def clipped_relu(
 
     The gradient is zero at both ends; in place it is computed from the output. A ceiling that is
     not above zero is a ValueError. All else is as in `relu`.
+
+    Example:
+        >>> clipped_relu(torch.tensor([-1.0, 2.0, 7.0]), 3.0)
+        tensor([0., 2., 3.])
     """
     return _activation("clipped_relu", input, "clipped_relu", ceiling, inplace, policy, "ceiling")
 
 
 def tanh(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
-    """The hyperbolic tangent, as ``torch.tanh``; all else is as in `relu`."""
+    """The hyperbolic tangent, as ``torch.tanh``; all else is as in `relu`.
+
+    Example:
+        >>> tanh(torch.zeros(2))
+        tensor([0., 0.])
+    """
     return _activation("tanh", input, "tanh", 1.0, inplace, policy)
 
 
@@ -59,6 +77,10 @@ def sigmoid(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) 
     """The logistic function ``1 / (1 + exp(-x))``, as ``torch.sigmoid``.
 
     All else is as in `relu`.
+
+    Example:
+        >>> sigmoid(torch.zeros(2))
+        tensor([0.5000, 0.5000])
     """
     return _activation("sigmoid", input, "sigmoid", 1.0, inplace, policy)
 
@@ -70,12 +92,21 @@ def elu(
 
     In place the gradient is computed from the output, so a negative ``alpha`` is a ValueError. All
     else is as in `relu`.
+
+    Example:
+        >>> elu(torch.tensor([0.0, 2.0]), alpha=0.5)
+        tensor([0., 2.])
     """
     return _activation("elu", input, "elu", alpha, inplace, policy, "alpha")
 
 
 def silu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
-    """`swish` with a ``beta`` of 1, as ``torch.nn.functional.silu``."""
+    """`swish` with a ``beta`` of 1, as ``torch.nn.functional.silu``.
+
+    Example:
+        >>> silu(torch.zeros(2))
+        tensor([0., 0.])
+    """
     return _activation("silu", input, "swish", 1.0, inplace, policy)
 
 
@@ -85,6 +116,10 @@ def swish(
     """``x sigmoid(beta x)`` (Ramachandran et al. 2017); all else is as in `relu`.
 
     In place, a copy of the input is kept if a gradient is wanted.
+
+    Example:
+        >>> swish(torch.zeros(2), beta=2.0)
+        tensor([0., 0.])
     """
     return _activation("swish", input, "swish", beta, inplace, policy, "beta")
 

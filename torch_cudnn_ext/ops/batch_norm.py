@@ -20,7 +20,15 @@ NormActivation: TypeAlias = Literal["none", "relu"]
 
 
 class BatchNormTrained(NamedTuple):
-    """The results of `batch_norm_train`."""
+    """The results of `batch_norm_train`.
+
+    Attributes:
+        output: The normalised data, with the sizes of the input.
+        mean: The mean of each channel, ``[C]``.
+        invstd: ``1 / sqrt(variance + eps)`` of each channel, ``[C]``.
+        running_mean: The updated running mean; ``None`` if none was given.
+        running_var: The updated running variance; ``None`` if none was given.
+    """
 
     output: Tensor
     mean: Tensor
@@ -73,6 +81,12 @@ def batch_norm(
         ValueError: Sizes or dtypes do not fit, a channel has only one value in training, running
             statistics are missing without training, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> x = torch.randn(8, 3, 4, 4)
+        >>> y = batch_norm(x, None, None, training=True, policy="fwd=cpu:two_pass")
+        >>> y.shape, bool(y.mean().abs() < 1e-5)
+        (torch.Size([8, 3, 4, 4]), True)
     """
     check_tensor("batch_norm", "input", input)
     check_flag("batch_norm", "training", training)
@@ -100,6 +114,11 @@ def batch_norm_train(
         The output; the mean and inverse standard deviation (biased, with ``eps``) of each channel,
         float32 or float64, without gradients; and new running statistics (the variance unbiased),
         ``None`` if none were given.
+
+    Example:
+        >>> trained = batch_norm_train(torch.randn(8, 3, 4, 4))
+        >>> trained.mean.shape
+        torch.Size([3])
     """
     check_tensor("batch_norm_train", "input", input)
     _check_numbers("batch_norm_train", momentum, eps)
@@ -139,5 +158,7 @@ describe(
         forward_fields=("z", "act"),
         training_fields=("running",),
         images=lambda problem: ("x",),
+        training=("_batch_norm_train", "_batch_norm_train_alone"),
+        float32_parameters=True,
     )
 )

@@ -1,16 +1,13 @@
 """Convolutions as functions, with PyTorch's argument names and a selection of algorithms.
 
-``conv1d`` to ``conv_transpose3d`` take the arguments of their namesakes in
-``torch.nn.functional`` and, by keyword, ``policy`` and ``conv_mode``. `convolution`,
-`convolution_backward_input` and `convolution_backward_weight` are the three primitives. They can
-add to another tensor: ``alpha * result + beta * z``; `convolution` can also apply ReLU. All are
-differentiable any number of times.
+``conv1d`` to ``conv_transpose3d`` take the arguments of their namesakes in ``torch.nn.functional``
+and, by keyword, ``policy`` and ``conv_mode``. All are differentiable any number of times.
+`convolution_primitives` has the three primitives that these are made of.
 
 They run on the CPU and on CUDA GPUs, on float64, float32, float16 and bfloat16 tensors of any
 strides; all tensors of a call share dtype and device.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
@@ -19,15 +16,12 @@ from torch.utils.flop_counter import conv_flop_count
 from torch_cudnn_ext.ops import _border
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
-    all_sizes_of,
     call,
-    check_flag,
-    check_number,
     check_tensor,
     integer_of,
     sizes_of,
 )
-from torch_cudnn_ext.ops._border import Padding, border, even_border
+from torch_cudnn_ext.ops._border import Padding, border
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -35,7 +29,6 @@ if TYPE_CHECKING:
     from torch_cudnn_ext._C import ProblemInfo
 
 ConvMode: TypeAlias = Literal["cross", "conv"]
-ConvActivation: TypeAlias = Literal["none", "relu"]
 
 
 def conv1d(
@@ -50,6 +43,10 @@ def conv1d(
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; weight ``[C_out, C_in / groups, K]``;
         bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` if the input has none.
+
+    Example:
+        >>> conv1d(torch.randn(1, 3, 10), torch.randn(8, 3, 3)).shape
+        torch.Size([1, 8, 8])
     """
     return _convolve(1, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
@@ -91,6 +88,10 @@ def conv2d(
             not fit together.
         RuntimeError: A pinned algorithm cannot run; the message names the problem, the reason, and
             the algorithms that can.
+
+    Example:
+        >>> conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), policy="cpu:im2col")
+        tensor([[[[9.]]]])
     """
     return _convolve(2, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
@@ -108,6 +109,10 @@ def conv3d(
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; weight
         ``[C_out, C_in / groups, KD, KH, KW]``; bias ``[C_out]``; result
         ``[N, C_out, D_out, H_out, W_out]``, without ``N`` if the input has none.
+
+    Example:
+        >>> conv3d(torch.randn(1, 3, 5, 6, 6), torch.randn(8, 3, 3, 3, 3)).shape
+        torch.Size([1, 8, 3, 4, 4])
     """
     return _convolve(3, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
@@ -124,6 +129,10 @@ def conv_transpose1d(
     Shapes:
         input ``[N, C_in, L]`` or ``[C_in, L]``; weight ``[C_in, C_out / groups, K]``;
         bias ``[C_out]``; result ``[N, C_out, L_out]``, without ``N`` if the input has none.
+
+    Example:
+        >>> conv_transpose1d(torch.randn(1, 3, 10), torch.randn(3, 8, 3)).shape
+        torch.Size([1, 8, 12])
     """
     return _convolve_transposed(
         1, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
@@ -161,6 +170,11 @@ def conv_transpose2d(
 
     Returns:
         The result, in the memory format that PyTorch would give it.
+
+    Example:
+        >>> x, w = torch.randn(1, 3, 5, 5), torch.randn(3, 8, 2, 2)
+        >>> conv_transpose2d(x, w, stride=2, policy="bwd_data=cpu:im2col").shape
+        torch.Size([1, 8, 10, 10])
     """
     return _convolve_transposed(
         2, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
@@ -180,158 +194,14 @@ def conv_transpose3d(
         input ``[N, C_in, D, H, W]`` or ``[C_in, D, H, W]``; weight
         ``[C_in, C_out / groups, KD, KH, KW]``; bias ``[C_out]``; result
         ``[N, C_out, D_out, H_out, W_out]``, without ``N`` if the input has none.
+
+    Example:
+        >>> conv_transpose3d(torch.randn(1, 3, 4, 4, 4), torch.randn(3, 8, 2, 2, 2)).shape
+        torch.Size([1, 8, 5, 5, 5])
     """
     return _convolve_transposed(
         3, input, weight, bias, stride, padding, output_padding, groups, dilation, conv_mode, policy
     )
-
-
-def convolution(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-    padding: Padding = 0, dilation: Sizes = 1, transposed: bool = False,
-    output_padding: Sizes = 0, groups: int = 1,
-    *, z: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0,
-    conv_mode: ConvMode = "cross", activation: ConvActivation = "none",
-    out: Tensor | None = None, policy: PolicyLike = None,
-) -> Tensor:  # fmt: skip
-    """Convolve in one to three dimensions: ``alpha * conv(input, weight) + bias + beta * z``.
-
-    With ``activation="relu"`` it is ``relu(conv(input, weight) + z + bias)``, a problem of its own:
-    ``conv_fwd … bias=f16 z=f16 act=relu``. Engines of cuDNN's graph API compute all of it in one
-    kernel (the note ``fused``), in this order: ``z``, then the bias. All other algorithms add ``z``
-    and apply ReLU after the convolution.
-
-    Shapes:
-        input ``[N, C_in, *space]``, weight ``[C_out, C_in / groups, *K]`` with 1 to 3 spatial
-        dimensions, and the rest as in `conv2d`; with ``transposed``, as in `conv_transpose2d`.
-        ``z`` and ``out`` have the shape of the result.
-
-    Args:
-        input: The data, with a batch dimension.
-        weight: The filters; their rank gives the number of spatial dimensions.
-        bias: Added to each output channel.
-        stride: As in `conv2d`.
-        padding: As in `conv2d`; ``same`` only if ``dilation * (K - 1)`` is even.
-        dilation: As in `conv2d`.
-        transposed: Compute the transposed convolution.
-        output_padding: As in `conv_transpose2d`.
-        groups: As in `conv2d`.
-        z: Added to the result, times ``beta``; may require grad.
-        alpha: Factor of the convolution.
-        beta: Factor of ``z``, or of the former content of ``out``.
-        conv_mode: As in `conv2d`.
-        activation: ``none`` or ``relu``. ``relu`` does not combine with ``transposed``, ``out`` or
-            other values than ``alpha=1`` and ``beta=1`` (``beta=0`` without ``z``).
-        out: Receives the result, ``alpha * conv(input, weight) + bias + beta * out``. Not
-            differentiable, and not together with ``z``.
-        policy: As in `conv2d`.
-
-    Returns:
-        The result; ``out`` if it is given.
-
-    Raises:
-        TypeError: As `conv2d`.
-        ValueError: As `conv2d`.
-        RuntimeError: As `conv2d`; also if ``out`` is given and a tensor requires grad.
-    """
-    name = "convolution"
-    n = _spatial_dims(name, "weight", weight)
-    check_flag(name, "transposed", transposed)
-    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    modes = _border.TRANSPOSED_BORDER_MODES if transposed else _border.BORDER_MODES
-    padding_ = even_border(name, padding, weight.shape[2:], stride_, dilation_, modes)
-    added = sizes_of(name, "output_padding", output_padding, n)
-    count = integer_of(name, "groups", groups)
-    tensors = (input, weight, bias)
-    if activation == "none":
-        arguments = (*tensors, stride_, padding_, dilation_, transposed, added, count)
-        return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
-    _check_relu(name, activation, transposed, added, z, alpha, beta, out)
-    return call(
-        "convolution_relu", *tensors, stride_, padding_, dilation_, count,
-        z=z, flip_kernel=_flips(name, conv_mode), policy=policy_text(policy),
-    )  # fmt: skip
-
-
-def convolution_backward_input(
-    grad_output: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sizes = 1,
-    padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
-    *, z: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0,
-    conv_mode: ConvMode = "cross", out: Tensor | None = None, policy: PolicyLike = None,
-) -> Tensor:  # fmt: skip
-    """Compute the data gradient of a `convolution`: ``alpha * grad + beta * z``.
-
-    Errors are those of `convolution`.
-
-    Shapes:
-        grad_output ``[N, C_out, *space_out]``; weight ``[C_out, C_in / groups, *K]``; the result
-        has ``input_size``, ``[N, C_in, *space]``.
-
-    Args:
-        grad_output: Gradient with respect to the convolution's result.
-        weight: The filters of the convolution.
-        input_size: Sizes of the convolution's input.
-        stride: As in `conv2d`.
-        padding: As in `convolution`.
-        dilation: As in `conv2d`.
-        groups: As in `conv2d`.
-        z: Added to the result, times ``beta``; may require grad.
-        alpha: Factor of the gradient.
-        beta: Factor of ``z``, or of the former content of ``out``.
-        conv_mode: As in `conv2d`.
-        out: Receives the result, added to ``beta * out``; not differentiable.
-        policy: As in `conv2d`; this runs the pass ``bwd_data``.
-
-    Returns:
-        The gradient; ``out`` if it is given.
-    """
-    name = "convolution_backward_input"
-    n = _spatial_dims(name, "weight", weight)
-    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    arguments = (
-        grad_output,
-        weight,
-        all_sizes_of(name, "input_size", input_size, n + 2),
-        stride_,
-        even_border(name, padding, weight.shape[2:], stride_, dilation_),
-        dilation_,
-        integer_of(name, "groups", groups),
-    )
-    return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
-
-
-def convolution_backward_weight(
-    grad_output: Tensor, input: Tensor, weight_size: Sequence[int], stride: Sizes = 1,
-    padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
-    *, z: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0,
-    conv_mode: ConvMode = "cross", out: Tensor | None = None, policy: PolicyLike = None,
-) -> Tensor:  # fmt: skip
-    """Compute the weight gradient of a `convolution`: ``alpha * grad + beta * z``.
-
-    With ``out=weight.grad, alpha=scale, beta=1`` gradients are accumulated in place. This runs the
-    pass ``bwd_filter``. Other arguments and errors are those of `convolution_backward_input`.
-
-    Shapes:
-        grad_output ``[N, C_out, *space_out]``; input ``[N, C_in, *space]``; the result has
-        ``weight_size``, ``[C_out, C_in / groups, *K]``.
-
-    Returns:
-        The gradient; ``out`` if it is given.
-    """
-    name = "convolution_backward_weight"
-    n = _spatial_dims(name, "input", input)
-    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
-    sizes = all_sizes_of(name, "weight_size", weight_size, n + 2)
-    arguments = (
-        grad_output,
-        input,
-        sizes,
-        stride_,
-        even_border(name, padding, sizes[2:], stride_, dilation_),
-        dilation_,
-        integer_of(name, "groups", groups),
-    )
-    return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
 
 
 def _convolve(
@@ -340,12 +210,12 @@ def _convolve(
 ) -> Tensor:  # fmt: skip
     name = f"conv{n}d"
     _check_rank(name, n, input, weight)
-    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
+    stride_, dilation_ = stride_and_dilation(name, stride, dilation, n)
     before, after = border(name, padding, weight.shape[2:], stride_, dilation_)
     input = _border.pad_after(input, before, after)
     text = policy_text(policy)
     count = integer_of(name, "groups", groups)
-    if not _flips(name, conv_mode):
+    if not flips(name, conv_mode):
         return call(name, input, weight, bias, stride_, before, dilation_, count, policy=text)
     arguments = (stride_, before, dilation_, False, [0] * n, count)
     return _flipped(input, weight, bias, *arguments, policy=text)
@@ -357,13 +227,13 @@ def _convolve_transposed(
 ) -> Tensor:  # fmt: skip
     name = f"conv_transpose{n}d"
     _check_rank(name, n, input, weight)
-    stride_, dilation_ = _stride_and_dilation(name, stride, dilation, n)
+    stride_, dilation_ = stride_and_dilation(name, stride, dilation, n)
     modes = _border.TRANSPOSED_BORDER_MODES
     padding_, _ = border(name, padding, weight.shape[2:], stride_, dilation_, modes)
     added = sizes_of(name, "output_padding", output_padding, n)
     text = policy_text(policy)
     count = integer_of(name, "groups", groups)
-    if not _flips(name, conv_mode):
+    if not flips(name, conv_mode):
         arguments = (stride_, padding_, added, count, dilation_)
         return call(name, input, weight, bias, *arguments, policy=text)
     general = (stride_, padding_, dilation_, True, added, count)
@@ -378,62 +248,8 @@ def _flipped(input: Tensor, weight: Tensor, *arguments: Any, policy: str | None)
     return result if batched else result.squeeze(0)
 
 
-def _primitive(
-    name: str, arguments: tuple[Any, ...], z: Tensor | None, alpha: float, beta: float,
-    conv_mode: ConvMode, out: Tensor | None, policy: PolicyLike,
-) -> Tensor:  # fmt: skip
-    check_number(name, "alpha", alpha)
-    check_number(name, "beta", beta)
-    keywords: dict[str, Any] = {
-        "alpha": alpha,
-        "beta": beta,
-        "flip_kernel": _flips(name, conv_mode),
-        "policy": policy_text(policy),
-    }
-    if out is None:
-        return call(name, *arguments, z=z, **keywords)
-    if z is not None:
-        raise ValueError(f"{name}: got both z and out, wanted one: beta scales what out holds")
-    call(f"{name}_out", *arguments, out=out, **keywords)
-    return out
-
-
-def check_activation(function: str, activation: str) -> None:
-    """Raise ``ValueError`` for an activation that no convolution has."""
-    if activation not in ("none", "relu"):
-        raise ValueError(
-            f"{function}: argument activation: got {activation!r:.60}, wanted 'none' or 'relu'"
-        )
-
-
-def _check_relu(
-    name: str, activation: str, transposed: bool, output_padding: list[int], z: Tensor | None,
-    alpha: float, beta: float, out: Tensor | None,
-) -> None:  # fmt: skip
-    """Check the arguments that do not combine with ReLU."""
-    check_activation(name, activation)
-    check_number(name, "alpha", alpha)
-    check_number(name, "beta", beta)
-    hindrance = ""
-    if transposed:
-        hindrance = "transposed=True"
-    elif any(output_padding):
-        hindrance = f"output_padding={output_padding}"
-    elif out is not None:
-        hindrance = "out"
-    elif alpha != 1:
-        hindrance = f"alpha={alpha}"
-    elif beta != (z is not None):
-        hindrance = f"beta={beta} {'without' if z is None else 'and'} z"
-    if hindrance:
-        raise ValueError(
-            f"{name}: argument activation: got 'relu' with {hindrance}, wanted a convolution that "
-            "is not transposed, no output_padding and no out, alpha=1, and beta=1 where there is "
-            "z, else 0"
-        )
-
-
-def _flips(function: str, conv_mode: str) -> bool:
+def flips(function: str, conv_mode: str) -> bool:
+    """Whether a mode flips the filters; ValueError for one that does not exist."""
     if conv_mode not in ("cross", "conv"):
         raise ValueError(
             f"{function}: argument conv_mode: got {conv_mode!r}, wanted 'cross' or 'conv'"
@@ -456,20 +272,10 @@ def _check_rank(function: str, n: int, input: Tensor, weight: Tensor) -> None:
         )
 
 
-def _spatial_dims(function: str, argument: str, tensor: Tensor) -> int:
-    check_tensor(function, argument, tensor)
-    n = tensor.dim() - 2
-    if n not in (1, 2, 3):
-        raise ValueError(
-            f"{function}: argument {argument}: got sizes {list(tensor.shape)}, "
-            "wanted 3, 4 or 5 dimensions"
-        )
-    return n
-
-
-def _stride_and_dilation(
+def stride_and_dilation(
     function: str, stride: Sizes, dilation: Sizes, n: int
 ) -> tuple[list[int], list[int]]:
+    """Both as one number for each of n dimensions."""
     return sizes_of(function, "stride", stride, n), sizes_of(function, "dilation", dilation, n)
 
 

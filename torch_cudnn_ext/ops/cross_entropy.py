@@ -42,6 +42,11 @@ def cross_entropy(
         RuntimeError: As PyTorch's, if arguments do not fit together.
         IndexError: On the CPU, a target is none of the classes.
         ValueError: ``reduction``, the input's dtype or the policy is wrong.
+
+    Example:
+        >>> loss = cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
+        >>> f"{loss:.4f}"  # log(4)
+        '1.3863'
     """
     check_tensor("cross_entropy", "input", input)
     check_tensor("cross_entropy", "target", target)

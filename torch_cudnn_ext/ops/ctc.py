@@ -77,6 +77,11 @@ def ctc_loss(
         ValueError: Sizes, lengths, classes, dtypes or devices do not fit together, or
             ``reduction`` or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> log_probs = torch.zeros(5, 1, 3).log_softmax(2)  # time, batch, classes
+        >>> ctc_loss(log_probs, torch.tensor([[1, 2]]), [5], [2]).shape
+        torch.Size([])
     """
     check_tensor("ctc_loss", "log_probs", log_probs)
     check_tensor("ctc_loss", "targets", targets)

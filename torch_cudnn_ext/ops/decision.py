@@ -48,6 +48,11 @@ def last_decision(op: str | None = None, pass_name: str | None = None) -> Decisi
 
     Raises:
         ValueError: No operator has this name, or several do.
+
+    Example:
+        >>> y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1, policy="cpu:online")
+        >>> last_decision("softmax", "fwd").algorithm
+        'cpu:online'
     """
     if op is not None or pass_name is not None:
         op = _operator_called(op, pass_name)

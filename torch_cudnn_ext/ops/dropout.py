@@ -37,6 +37,10 @@ def dropout(
         TypeError: An argument has a type that it does not take.
         ValueError: ``p`` is out of range, the dtype is not supported, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> dropout(torch.ones(4), p=0.5, training=False)
+        tensor([1., 1., 1., 1.])
     """
     check_tensor("dropout", "input", input)
     check_number("dropout", "p", p)
@@ -54,4 +58,4 @@ def dropout(
     return input.copy_(result) if inplace else result
 
 
-describe(Family("dropout", random=("dropout", "_dropout")))
+describe(Family("dropout", random=("dropout", "_dropout"), training=("_dropout",)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from torch_cudnn_ext._torch_internals import unmerged_operators
+from torch_cudnn_ext._torch_internals import let_results_have_any_size, unmerged_operators
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import ProblemInfo
@@ -33,6 +33,7 @@ class Family:
             channels-last.
         has_rows: Whether a problem's input is a matrix of rows. A network without images has one
             row per sample, and a network with images has several.
+        float32_parameters: Whether parameters stay in float32 if the data have a half type.
         steps: The number of steps that a problem takes one after the other.
         replaced: By function of PyTorch, the function of ours that takes the same arguments. The
             functions of ``torch.nn.functional`` with the names of ours are not listed.
@@ -40,6 +41,7 @@ class Family:
         flops: By operator, how many operations ``torch.utils.flop_counter`` counts. A formula gets
             the shapes of tensors in their place.
         random: The operators that draw random numbers, of which two equal calls are not one.
+        training: The operators that return a reserve, whose size the algorithm decides.
     """
 
     name: str
@@ -47,11 +49,13 @@ class Family:
     training_fields: tuple[str, ...] = ()
     images: Callable[["ProblemInfo"], tuple[str, ...]] = lambda problem: ()
     has_rows: Callable[["ProblemInfo"], bool] = lambda problem: False
+    float32_parameters: bool = False
     steps: Callable[["ProblemInfo"], int] | None = None
     replaced: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     keywords: Mapping[str, str] = field(default_factory=dict)
     flops: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     random: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
 
 
 def describe(family: Family) -> None:
@@ -60,11 +64,17 @@ def describe(family: Family) -> None:
     for operator, formula in family.flops.items():
         register_flop_formula(getattr(_OPERATORS, operator))(formula)
     unmerged_operators.extend(getattr(_OPERATORS, operator) for operator in family.random)
+    let_results_have_any_size([getattr(_OPERATORS, name).default for name in family.training])
 
 
 def family_of(problem: "ProblemInfo") -> Family:
     """The family of a problem."""
-    return _families.get(problem["family"], Family(problem["family"]))
+    return family_named(problem["family"])
+
+
+def family_named(name: str) -> Family:
+    """The family of this name."""
+    return _families.get(name, Family(name))
 
 
 def families() -> list[Family]:

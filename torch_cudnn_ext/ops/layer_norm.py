@@ -48,6 +48,10 @@ def layer_norm(
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes or dtypes do not fit, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> layer_norm(torch.randn(2, 8), [8], policy="cpu:one_pass").shape
+        torch.Size([2, 8])
     """
     check_tensor("layer_norm", "input", input)
     check_number("layer_norm", "eps", eps)
@@ -76,6 +80,10 @@ def rms_norm(
     Returns:
         A tensor of the input's sizes and dtype, contiguous (on the CPU, of the input's memory
         format, as in PyTorch). Differentiable twice.
+
+    Example:
+        >>> rms_norm(torch.full((1, 4), 3.0), [4], eps=0.0)
+        tensor([[1., 1., 1., 1.]])
     """
     check_tensor("rms_norm", "input", input)
     if eps is not None:
@@ -115,6 +123,10 @@ def instance_norm(
 
     Returns:
         A contiguous tensor of the input's sizes and dtype. Differentiable twice.
+
+    Example:
+        >>> instance_norm(torch.randn(2, 3, 8, 8)).shape
+        torch.Size([2, 3, 8, 8])
     """
     check_tensor("instance_norm", "input", input)
     check_flag("instance_norm", "use_input_stats", use_input_stats)
@@ -154,6 +166,10 @@ def group_norm(
         ValueError: Sizes or dtypes do not fit, the whole batch has one value per group, or the
             policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> group_norm(torch.randn(2, 6, 8, 8), 3).shape
+        torch.Size([2, 6, 8, 8])
     """
     check_tensor("group_norm", "input", input)
     check_number("group_norm", "eps", eps)

@@ -43,6 +43,10 @@ def local_response_norm(
         TypeError: An argument has a type that it does not take.
         ValueError: An argument is out of range, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> local_response_norm(torch.zeros(1, 4, 2, 2), 3).sum()
+        tensor(0.)
     """
     check_tensor("local_response_norm", "input", input)
     size = _checked_size("local_response_norm", size, alpha, beta, k)
@@ -78,6 +82,10 @@ def divisive_norm(
 
     Returns:
         A tensor of the input's sizes, dtype and memory format. Differentiable twice.
+
+    Example:
+        >>> divisive_norm(torch.zeros(1, 4, 5, 5), 3).sum()
+        tensor(0.)
     """
     check_tensor("divisive_norm", "input", input)
     size = _checked_size("divisive_norm", size, alpha, beta, k)

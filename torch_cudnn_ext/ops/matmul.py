@@ -41,6 +41,11 @@ def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor
         ValueError: Sizes do not fit, dtypes differ or are not supported, or the policy is wrong.
         RuntimeError: Batch sizes do not broadcast, a pinned algorithm cannot run, or none is
             admissible.
+
+    Example:
+        >>> matmul(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([[1., 2.],
+                [3., 4.]])
     """
     check_tensor("matmul", "input", input)
     check_tensor("matmul", "other", other)
@@ -71,6 +76,10 @@ def linear(
 
     Returns:
         ``[..., n]``, or ``[...]`` if the weight is a vector.
+
+    Example:
+        >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]), torch.tensor([10.0]))
+        tensor([[13.]])
     """
     check_tensor("linear", "input", input)
     check_tensor("linear", "weight", weight)
@@ -118,6 +127,10 @@ def gemm(
 
     Returns:
         ``[..., m, n]``, contiguous. Differentiable any number of times with respect to all tensors.
+
+    Example:
+        >>> gemm(torch.eye(2), torch.ones(2, 2), alpha=2.0, activation="relu").sum()
+        tensor(8.)
     """
     check_tensor("gemm", "a", a)
     check_tensor("gemm", "b", b)

@@ -81,6 +81,11 @@ def max_pool2d(
             or, with ``return_indices``, the policy excludes ``aten:default``, or the input requires
             a gradient that it would write out of bounds (dilated, on the CPU).
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> max_pool2d(torch.arange(16.0).reshape(1, 1, 4, 4), 2)
+        tensor([[[[ 5.,  7.],
+                  [13., 15.]]]])
     """
     arguments = (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     return _max_pool(2, input, *arguments, policy)
@@ -129,6 +134,10 @@ def avg_pool2d(
         TypeError: An argument has a type that it does not take.
         ValueError: An argument has a value that it does not take, or sizes or dtypes do not fit.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> avg_pool2d(torch.arange(16.0).reshape(1, 1, 4, 4), 4)
+        tensor([[[[7.5000]]]])
     """
     arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     return _avg_pool("avg_pool2d", 2, input, *arguments, policy)
@@ -160,6 +169,10 @@ def sum_pool2d(
     """The sums of windows: `avg_pool2d`, whose arguments and errors it has, with a divisor of 1.
 
     ``legacy:avg`` computes it as an average times the window's volume.
+
+    Example:
+        >>> sum_pool2d(torch.arange(16.0).reshape(1, 1, 4, 4), 4)
+        tensor([[[[120.]]]])
     """
     arguments = (kernel_size, stride, padding, ceil_mode, True, 1)
     return _avg_pool("sum_pool2d", 2, input, *arguments, policy)
@@ -202,6 +215,10 @@ def lp_pool2d(
 
     Returns:
         The norms.
+
+    Example:
+        >>> lp_pool2d(torch.full((1, 1, 2, 2), 2.0), 2, 2)
+        tensor([[[[4.]]]])
     """
     return _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
@@ -237,6 +254,10 @@ def adaptive_avg_pool2d(
 
     Returns:
         The averages, of the spatial sizes ``output_size``.
+
+    Example:
+        >>> adaptive_avg_pool2d(torch.arange(16.0).reshape(1, 1, 4, 4), 1)
+        tensor([[[[7.5000]]]])
     """
     return _adaptive_avg_pool(2, input, output_size, policy)
 
@@ -267,6 +288,10 @@ def adaptive_max_pool2d(
 
     Returns:
         The maxima, and with ``return_indices`` their indices, as int64.
+
+    Example:
+        >>> adaptive_max_pool2d(torch.arange(16.0).reshape(1, 1, 4, 4), 1)
+        tensor([[[[15.]]]])
     """
     return _adaptive_max_pool(2, input, output_size, return_indices, policy)
 
@@ -444,4 +469,4 @@ def _check_indices(name: str, policy: str | None) -> None:
         warn(f"{said}; aten:default runs instead")
 
 
-describe(Family("pool", images=lambda problem: ("x",)))
+describe(Family("pool", images=lambda problem: ("x",), training=("_max_pool_train",)))

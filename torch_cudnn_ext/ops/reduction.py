@@ -60,6 +60,10 @@ def reduce(
             supported, or the policy is wrong.
         IndexError: An extreme of no elements.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> reduce(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), "absmax", dim=0)
+        tensor([3., 2.])
     """
     check_flag("reduce", "return_indices", return_indices)
     if return_indices:
@@ -70,77 +74,132 @@ def reduce(
 def sum(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The sum, as ``torch.sum``; arguments are those of `reduce`."""
+    """The sum, as ``torch.sum``; arguments are those of `reduce`.
+
+    Example:
+        >>> sum(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=0)
+        tensor([ 4., -2.])
+    """
     return _reduce("sum", input, "add", dim, keepdim, policy)
 
 
 def prod(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The product, as ``torch.prod`` over any dimensions; arguments are those of `reduce`."""
+    """The product, as ``torch.prod`` over any dimensions; arguments are those of `reduce`.
+
+    Example:
+        >>> prod(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([-2.,  0.])
+    """
     return _reduce("prod", input, "mul", dim, keepdim, policy)
 
 
 def prod_nonzero(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The product of the elements that are not zero; arguments are those of `reduce`."""
+    """The product of the elements that are not zero; arguments are those of `reduce`.
+
+    Example:
+        >>> prod_nonzero(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([-2.,  3.])
+    """
     return _reduce("prod_nonzero", input, "mul_no_zeros", dim, keepdim, policy)
 
 
 def amin(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The minimum, as ``torch.amin``; arguments are those of `reduce`."""
+    """The minimum, as ``torch.amin``; arguments are those of `reduce`.
+
+    Example:
+        >>> amin(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([-2.,  0.])
+    """
     return _reduce("amin", input, "min", dim, keepdim, policy)
 
 
 def amax(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The maximum, as ``torch.amax``; arguments are those of `reduce`."""
+    """The maximum, as ``torch.amax``; arguments are those of `reduce`.
+
+    Example:
+        >>> amax(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([1., 3.])
+    """
     return _reduce("amax", input, "max", dim, keepdim, policy)
 
 
 def absmax(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The largest absolute value; arguments are those of `reduce`."""
+    """The largest absolute value; arguments are those of `reduce`.
+
+    Example:
+        >>> absmax(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([2., 3.])
+    """
     return _reduce("absmax", input, "absmax", dim, keepdim, policy)
 
 
 def mean(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The mean, as ``torch.mean``; arguments are those of `reduce`."""
+    """The mean, as ``torch.mean``; arguments are those of `reduce`.
+
+    Example:
+        >>> mean(torch.tensor([[1.0, -2.0], [3.0, 0.0]]))
+        tensor(0.5000)
+    """
     return _reduce("mean", input, "mean", dim, keepdim, policy)
 
 
 def norm1(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The sum of absolute values; arguments are those of `reduce`."""
+    """The sum of absolute values; arguments are those of `reduce`.
+
+    Example:
+        >>> norm1(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([3., 3.])
+    """
     return _reduce("norm1", input, "norm1", dim, keepdim, policy)
 
 
 def norm2(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The root of the sum of squares; arguments are those of `reduce`."""
+    """The root of the sum of squares; arguments are those of `reduce`.
+
+    Example:
+        >>> norm2(torch.tensor([3.0, 4.0]))
+        tensor(5.)
+    """
     return _reduce("norm2", input, "norm2", dim, keepdim, policy)
 
 
 def argmin(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The index of a minimum, as ``torch.argmin``; arguments are those of `reduce`."""
+    """The index of a minimum, as ``torch.argmin``; arguments are those of `reduce`.
+
+    Example:
+        >>> argmin(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([1, 1])
+    """
     return _with_indices("argmin", input, "min", dim, keepdim, policy)[1]
 
 
 def argmax(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
-    """The index of a maximum, as ``torch.argmax``; arguments are those of `reduce`."""
+    """The index of a maximum, as ``torch.argmax``; arguments are those of `reduce`.
+
+    Example:
+        >>> argmax(torch.tensor([[1.0, -2.0], [3.0, 0.0]]), dim=1)
+        tensor([0, 0])
+    """
     return _with_indices("argmax", input, "max", dim, keepdim, policy)[1]
 
 

@@ -74,6 +74,12 @@ def lstm(
         TypeError: An argument has a type that it does not take.
         ValueError: Sizes, dtypes or devices do not fit, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("lstm", 8, 16)]
+        >>> states = (torch.zeros(1, 2, 16), torch.zeros(1, 2, 16))
+        >>> lstm(torch.randn(5, 2, 8), states, params)[0].shape
+        torch.Size([5, 2, 16])
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
@@ -93,6 +99,11 @@ def gru(
 
     Returns:
         The last layer's outputs, and the hidden states at the end. Differentiable as `lstm`.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("gru", 8, 16)]
+        >>> gru(torch.randn(5, 2, 8), torch.zeros(1, 2, 16), params)[0].shape
+        torch.Size([5, 2, 16])
     """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
@@ -107,7 +118,13 @@ def rnn_tanh(
     *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
     single_bias: bool = False, policy: PolicyLike = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Elman's network with tanh; arguments, results and errors are those of `gru`."""
+    """Elman's network with tanh; arguments, results and errors are those of `gru`.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("rnn_tanh", 8, 16)]
+        >>> rnn_tanh(torch.randn(5, 2, 8), torch.zeros(1, 2, 16), params)[0].shape
+        torch.Size([5, 2, 16])
+    """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
     y, hy = _run("rnn_tanh", input, hx, params, options, variants, policy)
@@ -121,7 +138,13 @@ def rnn_relu(
     *, batch_sizes: Tensor | Sequence[int] | None = None, skip_input: bool = False,
     single_bias: bool = False, policy: PolicyLike = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Elman's network with ReLU; arguments, results and errors are those of `gru`."""
+    """Elman's network with ReLU; arguments, results and errors are those of `gru`.
+
+    Example:
+        >>> params = [torch.randn(size) for size in rnn_parameter_sizes("rnn_relu", 8, 16)]
+        >>> rnn_relu(torch.randn(5, 2, 8), torch.zeros(1, 2, 16), params)[0].shape
+        torch.Size([5, 2, 16])
+    """
     options = (has_biases, num_layers, dropout, train, bidirectional)
     variants = (batch_first, batch_sizes, skip_input, single_bias)
     y, hy = _run("rnn_relu", input, hx, params, options, variants, policy)
@@ -152,6 +175,10 @@ def rnn_parameter_sizes(
     Raises:
         TypeError: An argument has a type that it does not take.
         ValueError: There is no such network, or a number is out of range or does not fit another.
+
+    Example:
+        >>> rnn_parameter_sizes("lstm", 8, 16)
+        [(64, 8), (64, 16), (64,), (64,)]
     """
     name = "rnn_parameter_sizes"
     if not isinstance(network, str):
@@ -233,4 +260,4 @@ def _steps(problem: "ProblemInfo") -> int:
     return steps
 
 
-describe(Family("rnn", steps=_steps, random=("_rnn",)))
+describe(Family("rnn", steps=_steps, random=("_rnn",), training=("_rnn",)))

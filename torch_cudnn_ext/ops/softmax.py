@@ -36,6 +36,10 @@ def softmax(
         TypeError: An argument has a type that it does not take.
         ValueError: ``dim`` is out of range, the dtype is not supported, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> softmax(torch.zeros(1, 4), 1, policy="cpu:online")
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
     return _along("softmax", input, dim, dtype, policy)
 
@@ -47,6 +51,10 @@ def log_softmax(
     """The logarithm of `softmax`, computed at once, as ``torch.nn.functional.log_softmax``.
 
     cuDNN has one algorithm for it, ``legacy:accurate``. All else is as in `softmax`.
+
+    Example:
+        >>> log_softmax(torch.zeros(1, 1), 1)
+        tensor([[0.]])
     """
     return _along("log_softmax", input, dim, dtype, policy)
 

@@ -38,6 +38,11 @@ def affine_grid(
             ``policy`` stands for no policy.
         ValueError: Sizes do not fit together, the dtype is not supported, or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> theta = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+        >>> affine_grid(theta, [1, 1, 4, 4], align_corners=True).shape
+        torch.Size([1, 4, 4, 2])
     """
     check_tensor("affine_grid", "theta", theta)
     align_corners = _flag("affine_grid", align_corners)
@@ -79,6 +84,11 @@ def grid_sample(
             stands for no policy.
         ValueError: Sizes, dtypes or devices do not fit together, or a mode or the policy is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> images, grid = torch.ones(1, 1, 4, 4), torch.zeros(1, 2, 2, 2)
+        >>> grid_sample(images, grid, align_corners=True).sum()
+        tensor(4.)
     """
     check_tensor("grid_sample", "input", input)
     check_tensor("grid_sample", "grid", grid)

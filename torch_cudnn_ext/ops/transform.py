@@ -38,6 +38,10 @@ def transform(
         ValueError: A dtype is not supported, the input cannot have the memory format, or the policy
             is wrong.
         RuntimeError: A pinned algorithm cannot run, or none is admissible.
+
+    Example:
+        >>> transform(torch.ones(1, 2, 2, 2), memory_format=torch.channels_last).stride()
+        (8, 1, 4, 2)
     """
     check_tensor("transform", "input", input)
     if not isinstance(dtype, torch.dtype | None):  # the operator would also take integers

@@ -20,3 +20,8 @@ __all__ = [
     "tune",
     "tune_model",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without those of imports."""
+    return sorted(__all__)

@@ -149,7 +149,7 @@ def check_constraints_alone(policy: str, argument: str = "policy") -> None:
         is_constraint = part.partition("=")[0] in CONSTRAINTS
         if not is_constraint and not part.endswith(("autotune", "time_on_shape_change")):
             raise ValueError(
-                f"{argument}: got the choice {part!r}, wanted constraints alone, or autotune"
+                f"{argument}: got the selection {part!r}, wanted constraints alone, or autotune"
             )
 
 

@@ -55,12 +55,24 @@ _held: dict[Path, dict[_Key, str]] = {}
 
 
 def entries() -> list[TableEntry]:
-    """Everything that was measured: problem, device, constraints, ranked measurements."""
+    """Everything that was measured: problem, device, constraints, ranked measurements.
+
+    Example:
+        >>> y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1, policy="autotune")
+        >>> len(entries())
+        1
+    """
     return _C.table_export()
 
 
 def clear() -> None:
-    """Forget every measurement."""
+    """Forget every measurement.
+
+    Example:
+        >>> clear()
+        >>> entries()
+        []
+    """
     _C.table_clear()
 
 
@@ -83,6 +95,11 @@ def export_table(path: str | os.PathLike[str]) -> int:
 
     Raises:
         OSError: The file cannot be written, or is no regular file.
+
+    Example:
+        >>> count = export_table("tuning.jsonl")
+        >>> import_table("tuning.jsonl") == count
+        True
     """
     _check_replaceable(path)
     measured = entries()
@@ -104,6 +121,13 @@ def import_table(path: str | os.PathLike[str]) -> int:
     Raises:
         ValueError: A line is no entry (the message gives its number); nothing is changed then.
         OSError: The file cannot be read.
+
+    Example:
+        >>> y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1, policy="autotune")
+        >>> count = export_table("tuning.jsonl")
+        >>> clear()
+        >>> import_table("tuning.jsonl")
+        1
     """
     return _import(resolved(path), read_table(path))
 
@@ -122,6 +146,11 @@ def merge_table(path: str | os.PathLike[str]) -> int:
     Raises:
         ValueError: As of `import_table`; the file is left as it was.
         OSError: It cannot be read or written, or is no regular file.
+
+    Example:
+        >>> y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1, policy="autotune")
+        >>> merge_table("tuning.jsonl")
+        1
     """
     _check_replaceable(path)
     target = resolved(path)

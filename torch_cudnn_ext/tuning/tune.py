@@ -70,6 +70,11 @@ def tune(
             no number of seconds, ``knob_search`` no bool, or ``jobs`` less than 1.
         RuntimeError: A problem has no algorithm under the policy, which is raised once all others
             are tuned; or PyTorch finds no such device.
+
+    Example:
+        >>> best = tune("softmax_fwd x=f32[4,64,1]:nchw log=false", device="cpu")
+        >>> [row["status"] for row in best.values()]
+        ['ok']
     """
     place = checked_device(device)
     text = text_for_all(policy)
@@ -132,6 +137,11 @@ def tune_model(
         ValueError: There is no tensor among inputs and parameters, the model calls no operator of
             this package, a lazy layer is not initialised, or as `tune`.
         RuntimeError: As `tune`.
+
+    Example:
+        >>> best = tune_model(torch.nn.Softmax(1), torch.randn(4, 32), train=False)
+        >>> [problem.split()[0] for problem in best]
+        ['softmax_fwd']
     """
     check_progress(progress)
     model = eager_model("tune_model", model)

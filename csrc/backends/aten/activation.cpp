@@ -4,7 +4,7 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-void forward(const ActivationProblem& p, const Tensor& x, Tensor& y) {
+void activation_forward(const ActivationProblem& p, const Tensor& x, Tensor& y) {
   double c = p.coefficient;
   switch (p.kind) {
     case ActivationKind::relu:
@@ -32,8 +32,8 @@ void forward(const ActivationProblem& p, const Tensor& x, Tensor& y) {
   }
 }
 
-void backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, const Tensor& y,
-              Tensor& dx) {
+void activation_backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x,
+                         const Tensor& y, Tensor& dx) {
   double c = p.coefficient;
   switch (p.kind) {
     case ActivationKind::relu:
@@ -62,23 +62,23 @@ void backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, con
   }
 }
 
-BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_activation_plan(const ActivationProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     bool is_forward = p.pass == Pass::fwd;
     Tensor& out =
         output_tensor(b, is_forward ? Role::y : Role::dx, p.x, b[is_forward ? Role::x : Role::dy]);
     if (is_forward) {
-      forward(p, b[Role::x], out);
+      activation_forward(p, b[Role::x], out);
     } else {
-      backward(p, b[Role::dy], b[Role::x], b[Role::y], out);
+      activation_backward(p, b[Role::dy], b[Role::x], b[Role::y], out);
     }
   });
 }
 
-const RegisterBackendOperator<ActivationProblem> registered("aten", candidates<ActivationProblem>,
-                                                            build_plan);
+const RegisterBackendOperator<ActivationProblem> activation_registered(
+    "aten", candidates<ActivationProblem>, build_activation_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -6,9 +6,9 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_affine_grid_plan(const AffineGridProblem& p, const Algorithm& algorithm,
+                                   const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   Dims size{p.grid.sizes[0], 1};
   for (int i = 1; i + 1 < p.grid.sizes.size(); ++i) size.push_back(p.grid.sizes[i]);
   // PyTorch 2.11 does not support f16 and bf16 for a dimension of one point.
@@ -28,8 +28,8 @@ BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm,
   });
 }
 
-const RegisterBackendOperator<AffineGridProblem> registered("aten", candidates<AffineGridProblem>,
-                                                            build_plan);
+const RegisterBackendOperator<AffineGridProblem> affine_grid_registered(
+    "aten", candidates<AffineGridProblem>, build_affine_grid_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -1,13 +1,8 @@
 // PyTorch's own batch normalisation: cuDNN's kernels or its native ones, whichever it takes.
-#include <ATen/native/Normalization.h>
 
 #include "backends/aten/plan.h"
 #include "core/tensors.h"
-
-namespace at::native {
-// Exported by libtorch_cuda; its header is not installed.
-size_t _get_cudnn_batch_norm_reserve_space_size(const Tensor& input, bool training);
-}  // namespace at::native
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -24,7 +19,7 @@ Tensor as_rows(const Tensor& t) {
   return t.dim() == 2 ? with_unit_dim(t, 2) : without_unit_dim(t, 3);
 }
 
-void forward(const BatchNormProblem& p, Bindings& b) {
+void batch_norm_forward(const BatchNormProblem& p, Bindings& b) {
   bool training = p.pass == BatchNormPass::fwd;
   auto [y, mean, invstd, reserve, implementation] = at::_batch_norm_impl_index(
       as_image(b[Role::x]), b[Role::w], b[Role::bias], b[Role::running_mean], b[Role::running_var],
@@ -42,14 +37,14 @@ void forward(const BatchNormProblem& p, Bindings& b) {
 // their own forward leaves: after another algorithm's forward, the native ones run.
 int64_t backward_implementation(const Tensor& x, const Bindings& b, const Tensor& reserve) {
   if (!x.is_cuda() || !at::globalContext().userEnabledCuDNN()) return 0;
-  auto chosen = at::native::_select_batch_norm_backend(x, b[Role::w], b[Role::w], Tensor(),
-                                                       Tensor(), true, b.epsilon);
-  if (chosen != at::native::BatchNormBackend::Cudnn) return 0;
-  auto wanted = at::native::_get_cudnn_batch_norm_reserve_space_size(x, true);
+  auto chosen = pytorch_kernels::_select_batch_norm_backend(x, b[Role::w], b[Role::w], Tensor(),
+                                                            Tensor(), true, b.epsilon);
+  if (chosen != pytorch_kernels::BatchNormBackend::Cudnn) return 0;
+  auto wanted = pytorch_kernels::_get_cudnn_batch_norm_reserve_space_size(x, true);
   return reserve.numel() == static_cast<int64_t>(wanted) ? 1 : 0;
 }
 
-void backward(const BatchNormProblem& p, Bindings& b) {
+void batch_norm_backward(const BatchNormProblem& p, Bindings& b) {
   Tensor x = as_image(b[Role::x]), dy = as_image(b[Role::dy]);
   const Tensor& left = b[Role::reserve];
   Tensor reserve = left.defined() ? left : at::empty({0}, x.options().dtype(at::kByte));
@@ -77,21 +72,22 @@ void backward_of_inference(const BatchNormProblem& p, Bindings& b) {
   give(b, Role::dbias, p.statistic(), dbias);
 }
 
-BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_batch_norm_plan(const BatchNormProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   bool of_inference = !p.train && p.is_channels_last() && device.is_cuda();
   return make_plan(algorithm, {}, [p, of_inference](Bindings& b) {
     if (p.pass == BatchNormPass::bwd) {
-      of_inference ? backward_of_inference(p, b) : backward(p, b);
+      of_inference ? backward_of_inference(p, b) : batch_norm_backward(p, b);
     } else {
-      forward(p, b);
+      batch_norm_forward(p, b);
     }
   });
 }
 
-const RegisterBackendOperator<BatchNormProblem> registered("aten", candidates<BatchNormProblem>,
-                                                           build_plan);
+const RegisterBackendOperator<BatchNormProblem> batch_norm_registered("aten",
+                                                                      candidates<BatchNormProblem>,
+                                                                      build_batch_norm_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

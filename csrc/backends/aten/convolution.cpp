@@ -5,18 +5,18 @@
 // imply.
 #include <functional>
 
-#include "backends/aten/convolution_errata.h"
 #include "backends/aten/matmul_convolution.h"
 #include "backends/aten/plan.h"
 #include "backends/aten/rewritten_convolution.h"
+#include "core/errata.h"
 #include "core/tensors.h"
 #include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
 
-// On the CPU, oneDNN and PyTorch's choice of a layout read the strides of dimensions of size 1,
-// which are arbitrary: grouped convolutions go wrong by them.
+// On the CPU, oneDNN and PyTorch's layout depend on the strides of dimensions of size 1, which are
+// arbitrary: grouped convolutions go wrong by them.
 Tensor with_strides_of(const TensorSpec& spec, const Tensor& t) {
   return t.is_cpu() ? strided_view(t, spec.sizes, spec.strides) : t;
 }
@@ -96,33 +96,37 @@ Algorithm product_algorithm(const char* name, const ConvolutionProblem& p, const
 }
 
 // For convolutions and products alike.
-std::optional<Unsupported> refuse_compute(const ConvolutionProblem& p) {
+std::optional<Unsupported> why_compute_is_unsupported(const ConvolutionProblem& p) {
   if (p.compute == compute_dtype(p.x.dtype)) return std::nullopt;
   return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in f32, not ",
                               dtype_text(p.compute))};
 }
 
 // PyTorch's own convolution, whose kernel cuDNN chooses on a GPU.
-std::optional<Unsupported> refuse_convolution(const ConvolutionProblem& p, const Device& device) {
-  if (auto refused = refuse_compute(p)) return refused;
-  return erratum_of_convolution(p, device);
+std::optional<Unsupported> why_convolution_is_unsupported(const ConvolutionProblem& p,
+                                                          const Algorithm& algorithm,
+                                                          const Device& device) {
+  if (auto reason = why_compute_is_unsupported(p)) return reason;
+  return unsupported_by_erratum(p, algorithm, {}, device);
 }
 
 // What is scaled after PyTorch's kernel.
-std::optional<Unsupported> refuse_scaled(const ConvolutionProblem& p) {
+std::optional<Unsupported> why_scaling_is_unsupported(const ConvolutionProblem& p) {
   if (!is_scaled_in_f16(p)) return std::nullopt;
   return Unsupported{
       "PyTorch's convolution is rounded to f16 before alpha scales it, so that it may overflow"};
 }
 
-std::optional<Unsupported> refuse_rewriting(const ConvolutionProblem& p, const Device& device) {
-  if (auto refused = erratum_of_rewriting(p, device)) return refused;
-  if (auto refused = refuse_scaled(p)) return refused;
-  return refuse_convolution(p, device);
+std::optional<Unsupported> why_rewriting_is_unsupported(const ConvolutionProblem& p,
+                                                        const Algorithm& algorithm,
+                                                        const Device& device) {
+  if (auto reason = why_convolution_is_unsupported(p, algorithm, device)) return reason;
+  return why_scaling_is_unsupported(p);
 }
 
 // What PyTorch's switches make of its convolution in this pass.
-Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& device) {
+Notes convolution_notes_of(ConvolutionPass pass, const ConvolutionProblem& p,
+                           const Device& device) {
   Notes notes;
   if (!device.is_cuda()) return notes;
   if (uses_tf32(at::Float32Op::CONV, p.x.dtype, device)) notes.add(Note::tf32);
@@ -134,26 +138,25 @@ Notes notes_of(ConvolutionPass pass, const ConvolutionProblem& p, const Device& 
 
 BuildResult build_default(const ConvolutionProblem& p, const Algorithm& algorithm,
                           const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
-  if (auto refused = refuse_convolution(p, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
+  if (auto reason = why_convolution_is_unsupported(p, algorithm, device)) return *reason;
   // In f32 PyTorch's kernels on the CPU have errata of their own.
-  if (auto refused = refuse_scaled(p); refused && !device.is_cuda()) return *refused;
-  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
+  if (auto reason = why_scaling_is_unsupported(p); reason && !device.is_cuda()) return *reason;
+  return std::make_shared<AtenConvolution>(p, algorithm, convolution_notes_of(p.pass, p, device),
                                            [p](const Bindings& b) { return convolve(p, b); });
 }
 
 BuildResult build_folded(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_rewriting(p, device)) return *refused;
+  if (auto reason = why_rewriting_is_unsupported(p, algorithm, device)) return *reason;
   if (!FoldedChannels::takes(p)) {
     return Unsupported{
         "folds forwards and filter gradients of 1 to 4 channels and a channels-last y, over 2 or 3 "
         "dimensions, with windows wider than a pixel and not dilated there, one group, "
         "cross-correlating, of f32 and narrower"};
   }
-  if (auto refused = erratum_of_folding(p, device)) return *refused;
   if (device.is_target()) return needs_device();
-  return std::make_shared<AtenConvolution>(p, algorithm, notes_of(p.pass, p, device),
+  return std::make_shared<AtenConvolution>(p, algorithm, convolution_notes_of(p.pass, p, device),
                                            FoldedChannels(p));
 }
 
@@ -163,11 +166,11 @@ Algorithm turned_algorithm(int64_t block) {
 
 BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_rewriting(p, device)) return *refused;
+  if (auto reason = why_rewriting_is_unsupported(p, algorithm, device)) return *reason;
   for (int64_t block : TransposedAsForward::blocks(p)) {
     if (!(algorithm == turned_algorithm(block))) continue;
     if (device.is_target()) return needs_device();
-    Notes notes = notes_of(ConvolutionPass::fwd, p, device);
+    Notes notes = convolution_notes_of(ConvolutionPass::fwd, p, device);
     return std::make_shared<AtenConvolution>(p, algorithm, notes, TransposedAsForward(p, block));
   }
   return Unsupported{
@@ -177,8 +180,9 @@ BuildResult build_turned(const ConvolutionProblem& p, const Algorithm& algorithm
 }
 
 // A matrix product of another math type than PyTorch's switch makes of it at this moment.
-std::optional<Unsupported> refuse_switch(const ConvolutionProblem& p, const Algorithm& algorithm,
-                                         const Device& device) {
+std::optional<Unsupported> why_switch_is_unsupported(const ConvolutionProblem& p,
+                                                     const Algorithm& algorithm,
+                                                     const Device& device) {
   Algorithm offered = product_algorithm(algorithm.name.c_str(), p, device);
   if (algorithm == offered) return std::nullopt;
   Algorithm other{"aten", algorithm.name, {}};
@@ -193,7 +197,7 @@ Notes notes_of_product(const Algorithm& algorithm) {
 
 BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_compute(p)) return *refused;
+  if (auto reason = why_compute_is_unsupported(p)) return *reason;
   std::optional<Matrices> matrices = matrices_of(p);
   if (!matrices) {
     return Unsupported{
@@ -201,9 +205,9 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
         "no larger than the stride), no padding, one group, packed w, and x and y in one packed "
         "layout"};
   }
-  if (auto refused = refuse_switch(p, algorithm, device)) return *refused;
+  if (auto reason = why_switch_is_unsupported(p, algorithm, device)) return *reason;
   bool sums = *matrices == Matrices::planes && p.pass == ConvolutionPass::bwd_filter;
-  if (auto refused = sums ? refuse_scaled(p) : std::nullopt) return *refused;
+  if (auto reason = sums ? why_scaling_is_unsupported(p) : std::nullopt) return *reason;
   if (device.is_target()) return needs_device();
   Notes notes = notes_of_product(algorithm);
   bool halves = c10::isReducedFloatingType(p.x.dtype) && p.x.sizes[0] > 1;
@@ -213,13 +217,13 @@ BuildResult build_matmul(const ConvolutionProblem& p, const Algorithm& algorithm
 
 BuildResult build_im2col(const ConvolutionProblem& p, const Algorithm& algorithm,
                          const Device& device) {
-  if (auto refused = refuse_compute(p)) return *refused;
+  if (auto reason = why_compute_is_unsupported(p)) return *reason;
   if (matrices_of(p) || !Im2col::takes(p)) {
     return Unsupported{
         "im2col takes forwards and filter gradients in f32 and f64, of one group, that aten:matmul "
         "does not take, with copies of at most 1 GiB"};
   }
-  if (auto refused = refuse_switch(p, algorithm, device)) return *refused;
+  if (auto reason = why_switch_is_unsupported(p, algorithm, device)) return *reason;
   if (device.is_target()) return needs_device();
   return std::make_shared<AtenConvolution>(p, algorithm, notes_of_product(algorithm), Im2col(p));
 }
@@ -236,8 +240,8 @@ std::vector<Candidate> all(const ConvolutionProblem& p, const Device& device) {
   return list;
 }
 
-BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_convolution_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                   const Device& device) {
   if (algorithm.name == kMatmul) return build_matmul(p, algorithm, device);
   if (algorithm.name == kIm2col) return build_im2col(p, algorithm, device);
   if (algorithm.name == kTurned) return build_turned(p, algorithm, device);
@@ -245,7 +249,8 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
   return folded ? build_folded(p, algorithm, device) : build_default(p, algorithm, device);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("aten", all, build_plan);
+const RegisterBackendOperator<ConvolutionProblem> convolution_registered("aten", all,
+                                                                         build_convolution_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -8,8 +8,8 @@ at::IntArrayRef lengths(const Tensor& t) {
   return {t.const_data_ptr<int64_t>(), static_cast<size_t>(t.numel())};
 }
 
-BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_ctc_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   Notes notes;
   if (p.gradient && device.is_cuda()) notes.add(Note::nondeterministic);  // atomic additions
   return make_plan(algorithm, notes, [p](Bindings& b) {
@@ -26,7 +26,8 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
   });
 }
 
-const RegisterBackendOperator<CtcProblem> registered("aten", candidates<CtcProblem>, build_plan);
+const RegisterBackendOperator<CtcProblem> ctc_registered("aten", candidates<CtcProblem>,
+                                                         build_ctc_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

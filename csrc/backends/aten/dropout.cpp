@@ -30,17 +30,18 @@ void run_on_cpu(const DropoutProblem& p, Bindings& b) {
   if (p.train) b[Role::reserve] = noise.view(at::kByte);
 }
 
-BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_dropout_plan(const DropoutProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   if (p.rng == RandomStream::cudnn) {
     return Unsupported{"the mask must come from cuDNN's generator (rng=cudnn)"};
   }
-  if (auto refused = refuse(algorithm, device)) return *refused;
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   auto run = device.is_cuda() ? run_on_cuda : run_on_cpu;
   return make_plan(algorithm, {}, [p, run](Bindings& b) { run(p, b); });
 }
 
-const RegisterBackendOperator<DropoutProblem> registered("aten", candidates<DropoutProblem>,
-                                                         build_plan);
+const RegisterBackendOperator<DropoutProblem> dropout_registered("aten", candidates<DropoutProblem>,
+                                                                 build_dropout_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -1,19 +1,14 @@
 // PyTorch's sampler.
 #include "backends/aten/plan.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
 
-BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
-  bool may_crash = !device.is_cuda() && p.pass == Pass::bwd && p.spatial_dims() == 2 &&
-                   p.mode == SampleMode::bilinear && p.padding != SamplePadding::zeros;
-  if (may_crash) {
-    return Unsupported{
-        "PyTorch 2.11's gradients of bilinear samples on the CPU crash on a grid with NaN or "
-        "infinity unless the padding is zeros"};
-  }
+BuildResult build_grid_sample_plan(const GridSampleProblem& p, const Algorithm& algorithm,
+                                   const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   Notes notes;
   // On CUDA dx is summed by atomic additions; dgrid is not.
   bool atomic = p.pass == Pass::bwd && p.input_gradient && device.is_cuda();
@@ -36,8 +31,8 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm,
   });
 }
 
-const RegisterBackendOperator<GridSampleProblem> registered("aten", candidates<GridSampleProblem>,
-                                                            build_plan);
+const RegisterBackendOperator<GridSampleProblem> grid_sample_registered(
+    "aten", candidates<GridSampleProblem>, build_grid_sample_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -27,7 +27,7 @@ std::optional<Tensor> repeated(const Tensor& t, int64_t times) {
   return t.defined() ? std::optional<Tensor>(t.repeat({times})) : std::nullopt;
 }
 
-void forward(const LayerNormProblem& p, Bindings& b) {
+void layer_norm_forward(const LayerNormProblem& p, Bindings& b) {
   auto v = p.view();
   Tensor x = b[Role::x], y, mean, invstd;
   auto w = optional_of(b[Role::w]), bias = optional_of(b[Role::bias]);
@@ -80,7 +80,7 @@ std::pair<Tensor, Tensor> rms_backward(const LayerNormProblem& p, const Tensor& 
   return {invstd * (g - normalised * (g * normalised).mean(1, true)), dw};
 }
 
-void backward(const LayerNormProblem& p, Bindings& b) {
+void layer_norm_backward(const LayerNormProblem& p, Bindings& b) {
   auto v = p.view();
   Tensor x = b[Role::x], dy = b[Role::dy], mean = b[Role::mean], invstd = b[Role::invstd];
   const Tensor& w = b[Role::w];
@@ -134,15 +134,17 @@ void backward(const LayerNormProblem& p, Bindings& b) {
   if (p.bias) give(b, Role::dbias, p.parameters(*p.bias), dbias);
 }
 
-BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
-  return make_plan(algorithm, {},
-                   [p](Bindings& b) { p.pass == Pass::fwd ? forward(p, b) : backward(p, b); });
+BuildResult build_layer_norm_plan(const LayerNormProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
+  return make_plan(algorithm, {}, [p](Bindings& b) {
+    p.pass == Pass::fwd ? layer_norm_forward(p, b) : layer_norm_backward(p, b);
+  });
 }
 
-const RegisterBackendOperator<LayerNormProblem> registered("aten", candidates<LayerNormProblem>,
-                                                           build_plan);
+const RegisterBackendOperator<LayerNormProblem> layer_norm_registered("aten",
+                                                                      candidates<LayerNormProblem>,
+                                                                      build_layer_norm_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

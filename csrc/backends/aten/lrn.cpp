@@ -20,29 +20,30 @@ Tensor window_means(const Tensor& t, const LrnProblem& p, int64_t before, int64_
                    : at::avg_pool3d(padded, window, stride);
 }
 
-BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_lrn_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     bool widen = p.kind == LrnKind::divisive && p.x.dtype != at::kDouble;
     auto in = [&](Role role) { return widen ? b[role].to(at::kFloat) : b[role]; };
     Tensor x = in(Role::x);
     Tensor centred = p.means ? x - in(Role::z) : x;
     Tensor scale = at::add(at::scalar_tensor(p.k, at::kDouble),
-                           window_means(centred.square(), p, p.behind(), p.ahead()), p.alpha);
+                           window_means(centred.square(), p, p.before(), p.after()), p.alpha);
     if (p.pass == Pass::fwd) {
       give(b, Role::y, p.x, x / scale.pow(p.beta));
       return;
     }
     // The elements whose windows hold a given one form a window with the two counts swapped.
     Tensor direct = in(Role::dy) / scale.pow(p.beta);
-    Tensor through = window_means((direct * x).div_(scale), p, p.ahead(), p.behind());
+    Tensor through = window_means((direct * x).div_(scale), p, p.after(), p.before());
     double factor = -2 * p.alpha * p.beta;
     give(b, Role::dx, p.x, at::addcmul(direct, centred, through, factor));
     if (p.means) give(b, Role::dz, p.x, through.mul_(centred).mul_(-factor));
   });
 }
 
-const RegisterBackendOperator<LrnProblem> registered("aten", candidates<LrnProblem>, build_plan);
+const RegisterBackendOperator<LrnProblem> lrn_registered("aten", candidates<LrnProblem>,
+                                                         build_lrn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -5,7 +5,7 @@
 namespace torch_cudnn_ext::aten {
 namespace {
 
-Tensor product(const MatmulProblem& p, const Bindings& b) {
+Tensor matmul_product(const MatmulProblem& p, const Bindings& b) {
   const Tensor &x = b[Role::x], &w = b[Role::w], &z = b[Role::z], &bias = b[Role::bias];
   bool general = p.accumulate == Accumulate::general;
   double alpha = general ? b.alpha : 1, beta = general ? b.beta : 1;
@@ -34,19 +34,20 @@ Tensor product(const MatmulProblem& p, const Bindings& b) {
   return made;
 }
 
-BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_matmul_plan(const MatmulProblem& p, const Algorithm& algorithm,
+                              const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   Notes notes;
   if (uses_tf32(at::Float32Op::MATMUL, p.x.dtype, device)) notes.add(Note::tf32);
   return make_plan(algorithm, notes, [p](Bindings& b) {
-    Tensor y = product(p, b);
+    Tensor y = matmul_product(p, b);
     if (p.activation == Activation::relu) y.relu_();
     give(b, Role::y, p.output(), y);
   });
 }
 
-const RegisterBackendOperator<MatmulProblem> registered("aten", candidates<MatmulProblem>,
-                                                        build_plan);
+const RegisterBackendOperator<MatmulProblem> matmul_registered("aten", candidates<MatmulProblem>,
+                                                               build_matmul_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

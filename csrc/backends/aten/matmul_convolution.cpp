@@ -57,7 +57,8 @@ struct Windows {
 };
 
 // result = alpha * first @ second + beta * result, of two or three dimensions.
-void product(Tensor result, const Tensor& first, const Tensor& second, double alpha, double beta) {
+void matmul_convolution_product(Tensor result, const Tensor& first, const Tensor& second,
+                                double alpha, double beta) {
   // PyTorch 2.11 leaves some batched products of half types unwritten where both are 0.
   if (alpha == 0 && beta == 0) return void(result.zero_());
   bool plain = alpha == 1 && beta == 0;
@@ -120,13 +121,13 @@ class MatmulConvolution : public Plan {
         if (p_.bias) {
           at::addmm_out(y, b[Role::bias], x, w.t());
         } else {
-          product(y, x, w.t(), b.alpha, beta);
+          matmul_convolution_product(y, x, w.t(), b.alpha, beta);
         }
         return add_z_and_clamp(p_, b[Role::y], b);
       case ConvolutionPass::bwd_data:
-        return product(x, y, w, b.alpha, beta);
+        return matmul_convolution_product(x, y, w, b.alpha, beta);
       case ConvolutionPass::bwd_filter:
-        return product(w, y.t(), x, b.alpha, beta);
+        return matmul_convolution_product(w, y.t(), x, b.alpha, beta);
     }
   }
 
@@ -136,10 +137,10 @@ class MatmulConvolution : public Plan {
     Tensor each = w.expand({x.size(0), -1, -1});  // the same for each image
     switch (p_.pass) {
       case ConvolutionPass::fwd:
-        product(y, each, x, b.alpha, beta);
+        matmul_convolution_product(y, each, x, b.alpha, beta);
         return add_epilogue(p_, b[Role::y], b);
       case ConvolutionPass::bwd_data:
-        return product(x, each.transpose(1, 2), y, b.alpha, beta);
+        return matmul_convolution_product(x, each.transpose(1, 2), y, b.alpha, beta);
       case ConvolutionPass::bwd_filter:
         Tensor sum = at::bmm(y, x.transpose(1, 2)).sum(0);
         if (beta == 0) {

@@ -23,7 +23,8 @@ std::vector<Candidate> candidates(const P&, const Device&) {
 inline Unsupported needs_device() { return {"aten runs only on a device that is present", true}; }
 
 // nullopt if the algorithm is aten:default and the device is present.
-inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device) {
+inline std::optional<Unsupported> why_unsupported(const Algorithm& algorithm,
+                                                  const Device& device) {
   if (algorithm != kBaseline) return Unsupported{c10::str("aten has no ", algorithm.text())};
   if (device.is_target()) return needs_device();
   return std::nullopt;

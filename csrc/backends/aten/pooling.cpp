@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "backends/aten/plan.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -55,19 +56,18 @@ Tensor average(const PoolingProblem& p, const Tensor& x) {
               divisor_override(p));
 }
 
-// The kernels read only sizes and layout of the input: any memory will do. They are given
-// contiguous tensors: PyTorch 2.11's kernel for planes on CUDA computes wrong gradients for
-// channels_last ones (seen on an H200).
-void average_backward(const PoolingProblem& p, Bindings& b) {
+// The kernels read only sizes and layout of the input: any memory will do.
+void average_backward(const PoolingProblem& p, bool contiguous, Bindings& b) {
   if (is_global_average(p)) {
     const Tensor& dy = b[Role::dy];
     at::div_out(output_tensor(b, Role::dx, p.x, dy), dy.expand(p.x.sizes),
                 at::scalar_tensor(p.window_volume(), at::kDouble));
     return;
   }
-  Tensor dy = b[Role::dy].contiguous();
+  Tensor dy = contiguous ? b[Role::dy].contiguous() : b[Role::dy];
   bool plane = p.spatial_dims() == 2, counts_padding = p.mode != PoolingMode::avg_exclude;
-  Tensor like = at::empty(p.x.sizes, dy.options());
+  Dims strides = contiguous ? contiguous_strides(p.x.sizes) : p.x.strides;
+  Tensor like = at::empty_strided(p.x.sizes, strides, dy.options());
   Tensor result;
   if (!p.adaptive) {
     auto pool = plane ? at::avg_pool2d_backward : at::avg_pool3d_backward;
@@ -83,47 +83,25 @@ void average_backward(const PoolingProblem& p, Bindings& b) {
 
 // PyTorch's documentation says that all of these except avg_pool2d and means add atomically on a
 // GPU.
-Notes notes_of(const PoolingProblem& p, const Device& device) {
+Notes pooling_notes_of(const PoolingProblem& p, const Device& device) {
   bool adds_in_order =
       is_global_average(p) || (p.mode != PoolingMode::max && !p.adaptive && p.spatial_dims() == 2);
   if (p.pass == Pass::fwd || !device.is_cuda() || adds_in_order) return {};
   return {Note::nondeterministic};
 }
 
-// Whether some window has all its pixels in the padding, which dilation makes possible.
-// PyTorch 2.11 then gives an index outside of x, and its gradient on the CPU writes there.
-bool has_window_in_padding(const PoolingProblem& p) {
-  if (p.mode != PoolingMode::max || p.adaptive) return false;
-  const Dims sizes = p.y().sizes;
-  for (int i = 0; i < p.spatial_dims(); ++i) {
-    auto is_in_padding = [&](int64_t place) {
-      int64_t start = place * p.stride[i] - p.padding[i], step = p.dilation[i];
-      int64_t skipped = start < 0 ? (-start + step - 1) / step : 0;
-      return skipped >= p.window[i] || start + skipped * step >= p.x.sizes[i + 2];
-    };
-    int64_t last = sizes[i + 2] - 1;
-    for (int64_t place = 0; place < last && place * p.stride[i] < p.padding[i]; ++place) {
-      if (is_in_padding(place)) return true;
-    }
-    if (is_in_padding(last)) return true;  // those before it that start in x start further left
-  }
-  return false;
-}
-
-BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
-  if (!device.is_cuda() && has_window_in_padding(p)) {
-    return Unsupported{
-        "PyTorch 2.11's gradient of a maximum on the CPU writes out of bounds if a window lies in "
-        "the padding alone"};
-  }
+BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   bool half = c10::isReducedFloatingType(p.x.dtype);
   bool is_max = p.mode == PoolingMode::max;
   bool has_kernel = is_max || p.adaptive || p.spatial_dims() == 2 || is_global_average(p);
   if (!device.is_cuda() && half && !has_kernel) {
     return Unsupported{"PyTorch has no average over volumes in half precision on the CPU"};
   }
-  return make_plan(algorithm, notes_of(p, device), [p, is_max](Bindings& b) {
+  bool contiguous = erratum_applies("pytorch-pool-average-gradient", p, algorithm, device);
+  return make_plan(algorithm, pooling_notes_of(p, device), [p, is_max, contiguous](Bindings& b) {
     if (p.pass == Pass::fwd) {
       const Tensor& x = b[Role::x];
       if (!is_max) {
@@ -136,13 +114,13 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
     } else if (is_max) {
       give(b, Role::dx, p.x, max_backward(p, b));
     } else {
-      average_backward(p, b);
+      average_backward(p, contiguous, b);
     }
   });
 }
 
-const RegisterBackendOperator<PoolingProblem> registered("aten", candidates<PoolingProblem>,
-                                                         build_plan);
+const RegisterBackendOperator<PoolingProblem> pooling_registered("aten", candidates<PoolingProblem>,
+                                                                 build_pooling_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -7,7 +7,7 @@ namespace {
 
 // The product over one dimension after the other, innermost first. It is in float32 at least, in
 // contrast to PyTorch's CPU kernel for half precision.
-Tensor product(Tensor x, const Dims& dims) {
+Tensor reduction_product(Tensor x, const Dims& dims) {
   auto compute = compute_dtype(x.scalar_type());
   for (int i = dims.size() - 1; i >= 0; --i) x = at::prod(x, dims[i], true, compute);
   return x;
@@ -19,7 +19,7 @@ Tensor reduce(const ReduceProblem& p, const Tensor& x) {
     case ReduceKind::add:
       return at::sum(x, dims, true);
     case ReduceKind::mul:
-      return product(x, dims);
+      return reduction_product(x, dims);
     case ReduceKind::min:
       return at::amin(x, dims, true);
     case ReduceKind::max:
@@ -33,7 +33,7 @@ Tensor reduce(const ReduceProblem& p, const Tensor& x) {
     case ReduceKind::norm2:
       return at::linalg_vector_norm(x, 2, dims, true);
     case ReduceKind::mul_no_zeros:
-      return product(at::masked_fill(x, x == 0, 1), dims);
+      return reduction_product(at::masked_fill(x, x == 0, 1), dims);
   }
   TORCH_INTERNAL_ASSERT(false);
 }
@@ -45,8 +45,9 @@ std::tuple<Tensor, Tensor> reduce_with_indices(const ReduceProblem& p, const Ten
   return {values.view(sizes), indices.view(sizes)};
 }
 
-BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_reduction_plan(const ReduceProblem& p, const Algorithm& algorithm,
+                                 const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p](Bindings& b) {
     TensorSpec y = p.output();
     if (!p.indices) {
@@ -59,8 +60,8 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
   });
 }
 
-const RegisterBackendOperator<ReduceProblem> registered("aten", candidates<ReduceProblem>,
-                                                        build_plan);
+const RegisterBackendOperator<ReduceProblem> reduction_registered("aten", candidates<ReduceProblem>,
+                                                                  build_reduction_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

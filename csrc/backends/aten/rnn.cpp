@@ -1,9 +1,5 @@
 // PyTorch's own recurrent networks. If those are cuDNN's, a training step runs as PyTorch's does;
 // otherwise backward runs the forward again, recording it, with the masks of its dropout.
-#include <ATen/ops/gru_native.h>
-#include <ATen/ops/lstm_native.h>
-#include <ATen/ops/rnn_relu_native.h>
-#include <ATen/ops/rnn_tanh_native.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
@@ -14,6 +10,7 @@
 #include "core/operator.h"
 #include "core/tensors.h"
 #include "problems/rnn_layout.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -113,8 +110,8 @@ class AtenRnn : public Plan {
                                     p_.bidirectional, false);
     };
     if (p_.cell == RnnCell::lstm) {
-      auto [y, hy, cy] =
-          apply([](auto&&... all) { return at::native::lstm(all...); }, Tensors{call.hx, call.cx});
+      auto [y, hy, cy] = apply([](auto&&... all) { return pytorch_kernels::lstm(all...); },
+                               Tensors{call.hx, call.cx});
       return {y, hy, cy};
     }
     auto plain = [&](auto&& function) -> Tensors {
@@ -122,11 +119,11 @@ class AtenRnn : public Plan {
       return {y, hy, Tensor()};
     };
     if (p_.cell == RnnCell::gru)
-      return plain([](auto&&... all) { return at::native::gru(all...); });
+      return plain([](auto&&... all) { return pytorch_kernels::gru(all...); });
     if (p_.cell == RnnCell::tanh) {
-      return plain([](auto&&... all) { return at::native::rnn_tanh(all...); });
+      return plain([](auto&&... all) { return pytorch_kernels::rnn_tanh(all...); });
     }
-    return plain([](auto&&... all) { return at::native::rnn_relu(all...); });
+    return plain([](auto&&... all) { return pytorch_kernels::rnn_relu(all...); });
   }
 
   // The reserve is what dropout kept, one layer after the other.
@@ -262,8 +259,8 @@ class AtenRnn : public Plan {
   std::optional<bool> same_layout_;  // PyTorch's buffer and ours
 };
 
-BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse(algorithm, device)) return *refused;
+BuildResult build_rnn_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
+  if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (p.compute != p.default_compute()) {
     return Unsupported{c10::str("aten computes ", dtype_text(p.x.dtype), " data in ",
                                 dtype_text(p.default_compute()), ", not ", dtype_text(p.compute))};
@@ -279,7 +276,8 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   return std::make_shared<AtenRnn>(p, algorithm, notes);
 }
 
-const RegisterBackendOperator<RnnProblem> registered("aten", candidates<RnnProblem>, build_plan);
+const RegisterBackendOperator<RnnProblem> rnn_registered("aten", candidates<RnnProblem>,
+                                                         build_rnn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

@@ -9,13 +9,14 @@ const Algorithm kTransposed{"aten", "transposed", {}};
 
 // PyTorch has a special kernel for sums over the last dimension. `transposed` makes copies for it
 // if the sum runs over another one.
-BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_softmax_plan(const SoftmaxProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   bool lies_in_rows = p.x.sizes[2] == 1;
   bool transposed = algorithm == kTransposed;
   if (transposed && lies_in_rows)
     return Unsupported{"the sum runs over the last dimension already"};
   if (transposed && device.is_target()) return needs_device();
-  if (auto refused = transposed ? std::nullopt : refuse(algorithm, device)) return *refused;
+  if (auto reason = transposed ? std::nullopt : why_unsupported(algorithm, device)) return *reason;
   return make_plan(algorithm, {}, [p, lies_in_rows, transposed](Bindings& b) {
     auto rows = [&](Role role) {
       if (transposed) return b[role].transpose(1, 2).contiguous();
@@ -45,7 +46,7 @@ std::vector<Candidate> all(const SoftmaxProblem& p, const Device& device) {
   return list;
 }
 
-const RegisterBackendOperator<SoftmaxProblem> registered("aten", all, build_plan);
+const RegisterBackendOperator<SoftmaxProblem> softmax_registered("aten", all, build_softmax_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten

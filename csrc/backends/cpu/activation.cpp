@@ -33,7 +33,7 @@ Tensor tanh(const Tensor& x, bool hyperbolic) {
   return at::where(x < 0, -size, size);
 }
 
-Tensor forward(const ActivationProblem& p, const Tensor& x, bool hyperbolic) {
+Tensor activation_forward(const ActivationProblem& p, const Tensor& x, bool hyperbolic) {
   double c = p.coefficient;
   switch (p.kind) {
     case ActivationKind::relu:
@@ -60,8 +60,8 @@ Tensor pass_where(const Tensor& open, const Tensor& dy, bool hyperbolic) {
   return at::zeros_like(dy).index_copy_(0, at, dy.index_select(0, at));
 }
 
-Tensor backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, const Tensor& y,
-                bool hyperbolic) {
+Tensor activation_backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x,
+                           const Tensor& y, bool hyperbolic) {
   double c = p.coefficient;
   const Tensor& from = p.from_output ? y : x;
   switch (p.kind) {
@@ -88,23 +88,24 @@ Tensor backward(const ActivationProblem& p, const Tensor& dy, const Tensor& x, c
   TORCH_INTERNAL_ASSERT(false);
 }
 
-constexpr const char* kNames[] = {"exponential", "hyperbolic"};
+constexpr const char* kActivationNames[] = {"exponential", "hyperbolic"};
 
-BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm) {
+BuildResult build_activation_plan(const ActivationProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.x.dtype);
   bool hyperbolic = algorithm.name == "hyperbolic";
   return make_plan(algorithm, {}, [=](Bindings& b) {
     auto input = [&](Role role) { return b[role].defined() ? b[role].to(compute) : Tensor(); };
     if (p.pass == Pass::fwd) {
-      give(b, Role::y, p.x, forward(p, input(Role::x), hyperbolic).to(p.x.dtype));
+      give(b, Role::y, p.x, activation_forward(p, input(Role::x), hyperbolic).to(p.x.dtype));
       return;
     }
-    Tensor dx = backward(p, input(Role::dy), input(Role::x), input(Role::y), hyperbolic);
+    Tensor dx = activation_backward(p, input(Role::dy), input(Role::x), input(Role::y), hyperbolic);
     give(b, Role::dx, p.x, dx.to(p.x.dtype));
   });
 }
 
-const auto registered = cpu::register_named<ActivationProblem, kNames, build_plan>();
+const auto activation_registered =
+    cpu::register_named<ActivationProblem, kActivationNames, build_activation_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -19,7 +19,7 @@ Tensor axis(int64_t n, bool align_corners, const at::TensorOptions& options) {
 }
 
 // Coordinate i (0 is x, the last spatial dimension), to broadcast against [N, *space].
-Tensor coordinate(const AffineGridProblem& p, int i, const at::TensorOptions& options) {
+Tensor affine_grid_coordinate(const AffineGridProblem& p, int i, const at::TensorOptions& options) {
   int dim = p.grid.sizes.size() - 2 - i;
   Dims sizes(p.grid.sizes.size() - 1, 1);
   sizes[dim] = p.grid.sizes[dim];
@@ -32,7 +32,8 @@ Tensor regular_grid(const AffineGridProblem& p, const at::TensorOptions& options
   Dims space{1};
   for (int i = 1; i <= dims; ++i) space.push_back(p.grid.sizes[i]);
   std::vector<Tensor> columns;
-  for (int i = 0; i < dims; ++i) columns.push_back(coordinate(p, i, options).expand(space));
+  for (int i = 0; i < dims; ++i)
+    columns.push_back(affine_grid_coordinate(p, i, options).expand(space));
   columns.push_back(at::ones(space, options));
   return at::stack(columns, -1).view({-1, dims + 1});
 }
@@ -45,8 +46,8 @@ Tensor separable_forward(const AffineGridProblem& p, const Tensor& theta) {
   for (int64_t row = 0; row < dims; ++row) {
     Tensor sum = theta.select(1, row).select(1, dims).reshape(column);
     for (int i = dims - 1; i >= 0; --i) {
-      sum = sum +
-            theta.select(1, row).select(1, i).reshape(column) * coordinate(p, i, theta.options());
+      sum = sum + theta.select(1, row).select(1, i).reshape(column) *
+                      affine_grid_coordinate(p, i, theta.options());
     }
     points.push_back(sum);
   }
@@ -64,16 +65,16 @@ Tensor separable_backward(const AffineGridProblem& p, const Tensor& dgrid) {
       if (dim != dims - i) others.push_back(dim);
     }
     Tensor line = dgrid.sum(others);  // [N, n, d]
-    Tensor along = coordinate(p, i, dgrid.options()).view({1, -1, 1});
+    Tensor along = affine_grid_coordinate(p, i, dgrid.options()).view({1, -1, 1});
     columns.push_back((line * along).sum(1));
   }
   columns.push_back(dgrid.sum(space));
   return at::stack(columns, -1);
 }
 
-constexpr const char* kNames[] = {"dense", "separable"};
+constexpr const char* kAffineGridNames[] = {"dense", "separable"};
 
-BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm) {
+BuildResult build_affine_grid_plan(const AffineGridProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.theta.dtype);
   bool dense = algorithm.name == "dense";
   return make_plan(algorithm, {}, [=](Bindings& b) {
@@ -93,7 +94,8 @@ BuildResult build_plan(const AffineGridProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<AffineGridProblem, kNames, build_plan>();
+const auto affine_grid_registered =
+    cpu::register_named<AffineGridProblem, kAffineGridNames, build_affine_grid_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -115,7 +115,7 @@ class BatchNorm {
     return y;
   }
 
-  Tensor finish(Tensor y, const Tensor& z) const {
+  Tensor finish(const Tensor& y, const Tensor& z) const {
     if (z.defined()) y.add_(z);
     if (p_.activation == Activation::relu) y.relu_();
     return y.to(p_.x.dtype);
@@ -174,14 +174,15 @@ class BatchNorm {
   const c10::ScalarType compute_;
 };
 
-constexpr const char* kNames[] = {"two_pass", "chunked"};
+constexpr const char* kBatchNormNames[] = {"two_pass", "chunked"};
 
-BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm) {
+BuildResult build_batch_norm_plan(const BatchNormProblem& p, const Algorithm& algorithm) {
   bool chunked = algorithm.name == "chunked";
   return make_plan(algorithm, {}, BatchNorm(p, chunked));
 }
 
-const auto registered = cpu::register_named<BatchNormProblem, kNames, build_plan>();
+const auto batch_norm_registered =
+    cpu::register_named<BatchNormProblem, kBatchNormNames, build_batch_norm_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

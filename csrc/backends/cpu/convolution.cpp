@@ -327,14 +327,14 @@ int64_t workspace_of(const ConvolutionProblem& p, const std::string& name) {
       elements *= real(p.x.sizes[i + 2]) + 2 * real(p.padding[i]);
     }
   }
-  double bytes = elements * real(c10::elementSize(p.compute));
+  double bytes = elements * real(static_cast<int64_t>(c10::elementSize(p.compute)));
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   return bytes < real(kMost) ? static_cast<int64_t>(bytes) : kMost;
 }
 
-constexpr const char* kNames[] = {"im2col", "direct", "fft"};
+constexpr const char* kConvolutionNames[] = {"im2col", "direct", "fft"};
 
-BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm) {
+BuildResult build_convolution_plan(const ConvolutionProblem& p, const Algorithm& algorithm) {
   if (p.compute != at::kFloat && p.compute != at::kDouble) {
     return Unsupported{
         c10::str("the cpu backend computes in f32 or f64, not ", dtype_text(p.compute))};
@@ -345,7 +345,8 @@ BuildResult build_plan(const ConvolutionProblem& p, const Algorithm& algorithm) 
   return std::make_shared<Fft>(p, algorithm, workspace);
 }
 
-const auto registered = cpu::register_named<ConvolutionProblem, kNames, build_plan>();
+const auto convolution_registered =
+    cpu::register_named<ConvolutionProblem, kConvolutionNames, build_convolution_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

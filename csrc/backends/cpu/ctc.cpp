@@ -163,9 +163,9 @@ Tensor gradient_of(const States& s, const Tensor& log_probs, const Result& resul
   return gradient.masked_fill_(time >= s.steps.unsqueeze(0), 0);
 }
 
-constexpr const char* kNames[] = {"forward_backward", "rescaled"};
+constexpr const char* kCtcNames[] = {"forward_backward", "rescaled"};
 
-BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm) {
+BuildResult build_ctc_plan(const CtcProblem& p, const Algorithm& algorithm) {
   Notes notes;
   auto compute = forward_backward;
   if (algorithm.name == "rescaled") {
@@ -182,7 +182,7 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<CtcProblem, kNames, build_plan>();
+const auto ctc_registered = cpu::register_named<CtcProblem, kCtcNames, build_ctc_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -35,9 +35,9 @@ Tensor mask_of(const DropoutProblem& p, bool geometric) {
   return p.p <= 0.5 ? scattered(n, p.p).logical_not_() : scattered(n, 1 - p.p);
 }
 
-constexpr const char* kNames[] = {"threshold", "geometric"};
+constexpr const char* kDropoutNames[] = {"threshold", "geometric"};
 
-BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm) {
+BuildResult build_dropout_plan(const DropoutProblem& p, const Algorithm& algorithm) {
   if (p.rng == RandomStream::cudnn) {
     return Unsupported{"the mask must come from cuDNN's generator (rng=cudnn)"};
   }
@@ -54,7 +54,8 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<DropoutProblem, kNames, build_plan>();
+const auto dropout_registered =
+    cpu::register_named<DropoutProblem, kDropoutNames, build_dropout_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -19,7 +19,7 @@ struct Coordinate {
   Tensor pixel, slope;
 };
 
-Coordinate coordinate(const GridSampleProblem& p, const Tensor& grid, int i) {
+Coordinate grid_sample_coordinate(const GridSampleProblem& p, const Tensor& grid, int i) {
   int64_t n = p.x.sizes[p.x.sizes.size() - 1 - i];
   Tensor g = grid.select(-1, i).flatten(1);
   double scale = static_cast<double>(p.align_corners ? n - 1 : n) / 2;
@@ -46,7 +46,7 @@ Coordinate coordinate(const GridSampleProblem& p, const Tensor& grid, int i) {
 
 std::vector<Coordinate> coordinates(const GridSampleProblem& p, const Tensor& grid) {
   std::vector<Coordinate> list;
-  for (int i = 0; i < p.spatial_dims(); ++i) list.push_back(coordinate(p, grid, i));
+  for (int i = 0; i < p.spatial_dims(); ++i) list.push_back(grid_sample_coordinate(p, grid, i));
   return list;
 }
 
@@ -55,7 +55,7 @@ struct Corner {
   Tensor index;    // the pixel in flattened space; any pixel if the corner is outside
   Tensor weight;   // zero if the corner is outside
   Tensor outside;  // whether the corner is outside of the tensor
-  std::vector<Tensor> derivatives;  // of the weight by each coordinate
+  std::vector<Tensor> derivatives;  // of the weight by each grid_sample_coordinate
 };
 
 Corner corner(const GridSampleProblem& p, const std::vector<Coordinate>& at_pixels, int bits) {
@@ -169,9 +169,9 @@ Gradients dense_backward(const GridSampleProblem& p, const Tensor& x, const Tens
   return {dx, at::stack(sums, -1)};
 }
 
-constexpr const char* kNames[] = {"gather", "dense"};
+constexpr const char* kGridSampleNames[] = {"gather", "dense"};
 
-BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm) {
+BuildResult build_grid_sample_plan(const GridSampleProblem& p, const Algorithm& algorithm) {
   if (p.mode != SampleMode::bilinear) return Unsupported{"cpu samples bilinearly"};
   auto compute = compute_dtype(p.x.dtype);
   bool dense = algorithm.name == "dense";
@@ -203,7 +203,8 @@ BuildResult build_plan(const GridSampleProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<GridSampleProblem, kNames, build_plan>();
+const auto grid_sample_registered =
+    cpu::register_named<GridSampleProblem, kGridSampleNames, build_grid_sample_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

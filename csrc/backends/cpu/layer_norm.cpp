@@ -58,7 +58,7 @@ Statistics statistics_of(const Tensor& x, const LayerNormProblem& p, double epsi
   return {mean, (variance + epsilon).rsqrt_()};
 }
 
-void forward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
+void layer_norm_forward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
   Tensor x = as_rows(b[Role::x], p);
   Statistics s = statistics_of(x, p, b.epsilon, one_pass);
   Tensor y = (x - s.mean).mul_(s.invstd);
@@ -75,7 +75,7 @@ Tensor per_channel(const Tensor& rows, const LayerNormProblem& p) {
   return sum_of_channels(rows.view({v.batch, v.channels, v.space}));
 }
 
-void backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
+void layer_norm_backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
   auto v = p.view();
   Tensor x = as_rows(b[Role::x], p), dy = as_rows(b[Role::dy], p);
   Dims each{v.batch, v.groups, 1};
@@ -103,16 +103,17 @@ void backward(const LayerNormProblem& p, Bindings& b, bool one_pass) {
   if (p.bias) give(b, Role::dbias, p.parameters(*p.bias), per_channel(dy, p).to(*p.bias));
 }
 
-constexpr const char* kNames[] = {"two_pass", "one_pass"};
+constexpr const char* kLayerNormNames[] = {"two_pass", "one_pass"};
 
-BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm) {
+BuildResult build_layer_norm_plan(const LayerNormProblem& p, const Algorithm& algorithm) {
   bool one_pass = algorithm.name == "one_pass";
   return make_plan(algorithm, {}, [=](Bindings& b) {
-    p.pass == Pass::fwd ? forward(p, b, one_pass) : backward(p, b, one_pass);
+    p.pass == Pass::fwd ? layer_norm_forward(p, b, one_pass) : layer_norm_backward(p, b, one_pass);
   });
 }
 
-const auto registered = cpu::register_named<LayerNormProblem, kNames, build_plan>();
+const auto layer_norm_registered =
+    cpu::register_named<LayerNormProblem, kLayerNormNames, build_layer_norm_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

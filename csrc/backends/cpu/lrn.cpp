@@ -47,7 +47,7 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
   auto compute = compute_dtype(p.x.dtype);
   Tensor x = b[Role::x].to(compute);
   Tensor centred = p.means ? x - b[Role::z].to(compute) : x;
-  Tensor scale = window_means(centred.square(), p, p.behind(), p.ahead(), prefix);
+  Tensor scale = window_means(centred.square(), p, p.before(), p.after(), prefix);
   scale = scale.mul_(p.alpha).add_(p.k);
   if (p.pass == Pass::fwd) {
     give(b, Role::y, p.x, (x * scale.pow(-p.beta)).to(p.x.dtype));
@@ -55,15 +55,15 @@ void run(const LrnProblem& p, Bindings& b, bool prefix) {
   }
   // The elements whose windows hold a given one form a window with the two counts swapped.
   Tensor direct = b[Role::dy].to(compute) * scale.pow(-p.beta);
-  Tensor through = window_means(direct * x / scale, p, p.ahead(), p.behind(), prefix);
+  Tensor through = window_means(direct * x / scale, p, p.after(), p.before(), prefix);
   through = through.mul_(centred).mul_(-2 * p.alpha * p.beta);
   give(b, Role::dx, p.x, (direct + through).to(p.x.dtype));
   if (p.means) give(b, Role::dz, p.x, (-through).to(p.x.dtype));
 }
 
-constexpr const char* kNames[] = {"shifted", "prefix"};
+constexpr const char* kLrnNames[] = {"shifted", "prefix"};
 
-BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm) {
+BuildResult build_lrn_plan(const LrnProblem& p, const Algorithm& algorithm) {
   bool prefix = algorithm.name == "prefix";
   // One infinity or NaN makes all later running sums infinite or NaN.
   Notes notes;
@@ -71,7 +71,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm) {
   return make_plan(algorithm, notes, [=](Bindings& b) { run(p, b, prefix); });
 }
 
-const auto registered = cpu::register_named<LrnProblem, kNames, build_plan>();
+const auto lrn_registered = cpu::register_named<LrnProblem, kLrnNames, build_lrn_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

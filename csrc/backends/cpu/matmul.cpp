@@ -34,9 +34,9 @@ Tensor dots(const Tensor& x, const Tensor& w) {
   return at::cat(parts, 1);
 }
 
-constexpr const char* kNames[] = {"blocked", "dot"};
+constexpr const char* kMatmulNames[] = {"blocked", "dot"};
 
-BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm) {
+BuildResult build_matmul_plan(const MatmulProblem& p, const Algorithm& algorithm) {
   bool by_blocks = algorithm.name == "blocked";
   return make_plan(algorithm, {}, [=](Bindings& b) {
     auto input = [&](Role role) { return b[role].to(p.compute); };
@@ -51,7 +51,8 @@ BuildResult build_plan(const MatmulProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<MatmulProblem, kNames, build_plan>();
+const auto matmul_registered =
+    cpu::register_named<MatmulProblem, kMatmulNames, build_matmul_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -16,8 +16,8 @@ namespace torch_cudnn_ext::cpu {
 using Names = c10::ArrayRef<const char*>;  // in the order to try them
 
 // nullopt if the algorithm is one of the names and the device is the CPU.
-inline std::optional<Unsupported> refuse(const Algorithm& algorithm, const Device& device,
-                                         Names names) {
+inline std::optional<Unsupported> why_unsupported(const Algorithm& algorithm, const Device& device,
+                                                  Names names) {
   if (device.kind != Device::Kind::cpu) return Unsupported{"cpu runs on the CPU only"};
   std::string known;
   for (const char* name : names) {
@@ -38,7 +38,7 @@ RegisterBackendOperator<P> register_named() {
   };
   auto build_plan = [](const P& p, const Algorithm& algorithm,
                        const Device& device) -> BuildResult {
-    if (auto refused = refuse(algorithm, device, names)) return *refused;
+    if (auto reason = why_unsupported(algorithm, device, names)) return *reason;
     return build(p, algorithm);
   };
   return {"cpu", candidates, build_plan};

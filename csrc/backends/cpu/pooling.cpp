@@ -89,9 +89,9 @@ void run_by_taps(const PoolingProblem& p, Bindings& b, at::ScalarType compute) {
   give(b, Role::dx, p.x, pooling::backward_by_taps(p, x, y, b[Role::dy].to(compute)).to(p.x.dtype));
 }
 
-constexpr const char* kNames[] = {"taps", "unfold"};
+constexpr const char* kPoolingNames[] = {"taps", "unfold"};
 
-BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm) {
+BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm) {
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }
@@ -108,7 +108,8 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<PoolingProblem, kNames, build_plan>();
+const auto pooling_registered =
+    cpu::register_named<PoolingProblem, kPoolingNames, build_pooling_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -87,9 +87,9 @@ Tensor prepared(ReduceKind kind, const Tensor& x) {
   return x;
 }
 
-constexpr const char* kNames[] = {"serial", "tree"};
+constexpr const char* kReductionNames[] = {"serial", "tree"};
 
-BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm) {
+BuildResult build_reduction_plan(const ReduceProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.x.dtype);
   bool by_tree = algorithm.name == "tree";
   return make_plan(algorithm, {}, [=](Bindings& b) {
@@ -110,7 +110,8 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<ReduceProblem, kNames, build_plan>();
+const auto reduction_registered =
+    cpu::register_named<ReduceProblem, kReductionNames, build_reduction_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

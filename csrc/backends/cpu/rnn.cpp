@@ -25,8 +25,8 @@ std::vector<Cell> cells_of(const RnnProblem& p, const Tensor& w) {
 }
 
 // The rows of the sequences' steps that belong to each time step.
-struct Steps {
-  explicit Steps(const std::vector<int64_t>& sizes) : sizes(sizes), starts(sizes.size()) {
+struct RnnSteps {
+  explicit RnnSteps(const std::vector<int64_t>& sizes) : sizes(sizes), starts(sizes.size()) {
     std::exclusive_scan(sizes.begin(), sizes.end(), starts.begin(), int64_t{0});
   }
   int64_t count() const { return static_cast<int64_t>(sizes.size()); }
@@ -151,7 +151,7 @@ Tensor tanh_gradient(const Tensor& grad, const Tensor& y) { return grad * (1 - y
 // Turns dh and dc into gradients of the states before the step, without what comes through the
 // matrix of the hidden state.
 GateGradients step_backward(const RnnProblem& p, const Cell& cell, const Cell& gradient,
-                            const DirectionTape& tape, const Steps& steps, int64_t t,
+                            const DirectionTape& tape, const RnnSteps& steps, int64_t t,
                             const Tensor& dh, const Tensor& dc) {
   Tensor gates = steps.of(tape.gates, t);
   int64_t n = p.hidden;
@@ -211,7 +211,7 @@ class CpuRnn : public Plan {
       : Plan(algorithm, {}, std::nullopt), p_(p), fused_(algorithm.name == "fused") {}
 
   void run(Bindings& b) override {
-    Steps steps(rnn_batch_sizes(p_, b[Role::batch_sizes]));
+    RnnSteps steps(rnn_batch_sizes(p_, b[Role::batch_sizes]));
     if (p_.pass == Pass::fwd) {
       forward(b, steps);
     } else {
@@ -221,12 +221,12 @@ class CpuRnn : public Plan {
 
  private:
   // Every second direction runs backwards in time.
-  static int64_t time(const Steps& steps, int64_t i, int64_t direction) {
+  static int64_t time(const RnnSteps& steps, int64_t i, int64_t direction) {
     return direction == 0 ? i : steps.count() - 1 - i;
   }
 
   // The rows of all steps, in the compute type.
-  Tensor rows_of(const Bindings& b, Role role, const Steps& steps) const {
+  Tensor rows_of(const Bindings& b, Role role, const RnnSteps& steps) const {
     const Tensor& t = b[role];
     return t.view({-1, t.size(-1)}).narrow(0, 0, steps.rows()).to(p_.compute);
   }
@@ -248,7 +248,7 @@ class CpuRnn : public Plan {
     give(b, role, spec, whole.to(p_.x.dtype).view(sizes));
   }
 
-  void forward(Bindings& b, const Steps& steps) const {
+  void forward(Bindings& b, const RnnSteps& steps) const {
     int64_t rows = steps.rows(), width = p_.directions() * p_.state();
     auto options = b[Role::x].options().dtype(p_.compute);
     Tensor buffer = at::empty({tape_elements(p_, rows)}, options);
@@ -282,7 +282,7 @@ class CpuRnn : public Plan {
     return at::mul_out(tape.input, output, tape.mask);
   }
 
-  void run_direction(const Steps& steps, int64_t direction, const Cell& cell,
+  void run_direction(const RnnSteps& steps, int64_t direction, const Cell& cell,
                      const DirectionTape& tape, const Tensor& input, const Tensor& h,
                      const Tensor& c, const Tensor& output) const {
     Tensor all = fused_ ? from_input(p_, cell, input) : Tensor();
@@ -298,7 +298,7 @@ class CpuRnn : public Plan {
     }
   }
 
-  void backward(Bindings& b, const Steps& steps) const {
+  void backward(Bindings& b, const RnnSteps& steps) const {
     auto element = static_cast<int64_t>(c10::elementSize(p_.compute));
     check_reserve("rnn", algorithm, b[Role::reserve], tape_elements(p_, steps.rows()) * element);
     std::vector<LayerTape> tapes = layers_of(p_, steps.rows(), b[Role::reserve].view(p_.compute));
@@ -327,7 +327,7 @@ class CpuRnn : public Plan {
     give(b, Role::dw, rnn_w(p_), dw.to(p_.x.dtype));
   }
 
-  void run_direction_back(const Steps& steps, int64_t direction, const Cell& cell,
+  void run_direction_back(const RnnSteps& steps, int64_t direction, const Cell& cell,
                           const Cell& gradient, const DirectionTape& tape, const Tensor& input,
                           const Tensor& grad, const Tensor& dh, const Tensor& dc,
                           const Tensor& dx) const {
@@ -360,9 +360,9 @@ class CpuRnn : public Plan {
   const bool fused_;
 };
 
-constexpr const char* kNames[] = {"fused", "unrolled"};
+constexpr const char* kRnnNames[] = {"fused", "unrolled"};
 
-BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm) {
+BuildResult build_rnn_plan(const RnnProblem& p, const Algorithm& algorithm) {
   if (p.compute != p.default_compute()) {
     return Unsupported{c10::str("cpu computes ", dtype_text(p.x.dtype), " data in ",
                                 dtype_text(p.default_compute()), ", not ", dtype_text(p.compute))};
@@ -370,7 +370,7 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm) {
   return std::make_shared<CpuRnn>(p, algorithm);
 }
 
-const auto registered = cpu::register_named<RnnProblem, kNames, build_plan>();
+const auto rnn_registered = cpu::register_named<RnnProblem, kRnnNames, build_rnn_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

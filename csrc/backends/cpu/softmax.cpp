@@ -44,9 +44,9 @@ Scale scale_of(const Tensor& x, bool online) {
   return {finite(largest), sum};
 }
 
-constexpr const char* kNames[] = {"three_pass", "online"};
+constexpr const char* kSoftmaxNames[] = {"three_pass", "online"};
 
-BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm) {
+BuildResult build_softmax_plan(const SoftmaxProblem& p, const Algorithm& algorithm) {
   auto compute = compute_dtype(p.x.dtype);
   bool online = algorithm.name == "online";
   return make_plan(algorithm, {}, [=](Bindings& b) {
@@ -75,7 +75,8 @@ BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<SoftmaxProblem, kNames, build_plan>();
+const auto softmax_registered =
+    cpu::register_named<SoftmaxProblem, kSoftmaxNames, build_softmax_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

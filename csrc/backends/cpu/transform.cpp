@@ -17,11 +17,11 @@ namespace {
 struct Step {
   int64_t size, x, y;  // strides in elements
 };
-using Steps = std::vector<Step>;
+using TransformSteps = std::vector<Step>;
 
 // The dimensions in the order of y's memory, outermost first.
-Steps steps_of(const TransformProblem& p) {
-  Steps steps;
+TransformSteps steps_of(const TransformProblem& p) {
+  TransformSteps steps;
   for (int i = 0; i < p.x.sizes.size(); ++i) {
     steps.push_back({p.x.sizes[i], p.x.strides[i], p.y.strides[i]});
   }
@@ -41,7 +41,7 @@ void walk(c10::ArrayRef<Step> steps, const From* x, To* y, const Visit& visit) {
 }
 
 template <class From, class To>
-void gather(Steps steps, const From* x, To* y) {
+void gather(TransformSteps steps, const From* x, To* y) {
   Step line = steps.back();
   steps.pop_back();
   walk<From, To>(steps, x, y, [&](const From* from, To* to) {
@@ -77,7 +77,7 @@ void move_tile(const Step& rows, const Step& columns, const From* from, To* to) 
 
 // The columns are y's innermost dimension. The rows are the innermost of the others in x.
 template <class From, class To>
-void tiles(Steps steps, const From* x, To* y) {
+void tiles(TransformSteps steps, const From* x, To* y) {
   Step columns = steps.back();
   steps.pop_back();
   auto inner = std::min_element(steps.rbegin(), steps.rend(),
@@ -103,9 +103,9 @@ void with_type(c10::ScalarType dtype, const Function& function) {
                                   [&] { function(scalar_t{}); });
 }
 
-constexpr const char* kNames[] = {"gather", "tiles"};
+constexpr const char* kTransformNames[] = {"gather", "tiles"};
 
-BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm) {
+BuildResult build_transform_plan(const TransformProblem& p, const Algorithm& algorithm) {
   bool by_tiles = algorithm.name == "tiles";
   return make_plan(algorithm, {}, [p, by_tiles, steps = steps_of(p)](Bindings& b) {
     const at::Tensor& x = b[Role::x];
@@ -121,7 +121,8 @@ BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm) {
   });
 }
 
-const auto registered = cpu::register_named<TransformProblem, kNames, build_plan>();
+const auto transform_registered =
+    cpu::register_named<TransformProblem, kTransformNames, build_transform_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext

@@ -40,20 +40,20 @@ bool needs_products(const ActivationProblem& p) {
 }
 
 // The tensors that the graph reads and writes.
-std::vector<SlotSpec> slots_of(const ActivationProblem& p) {
+std::vector<SlotSpec> activation_slots_of(const ActivationProblem& p) {
   if (p.pass == Pass::fwd) return {{Role::x, p.x, false}, {Role::y, p.x, true}};
   Role from = p.from_output ? Role::y : Role::x;
   return {{from, p.x, false}, {Role::dy, p.x, false}, {Role::dx, p.x, true}};
 }
 
-OperationGraph make_operation_graph(const ActivationProblem& p, const Device& device) {
+OperationGraph make_activation_operation_graph(const ActivationProblem& p, const Device& device) {
   auto compute = compute_dtype(p.x.dtype);
   TensorSpec spec = as_matrix(p.x.dtype, p.x.sizes[0]);
   Builder graph;
-  for (const SlotSpec& slot : slots_of(p)) {
+  for (const SlotSpec& slot : activation_slots_of(p)) {
     graph.keep(make_tensor(spec, slot.role, p.alignment));
   }
-  constexpr size_t x = 0, y = 1, from = 0, dy = 1, dx = 2;  // positions in slots_of()
+  constexpr size_t x = 0, y = 1, from = 0, dy = 1, dx = 2;  // positions in activation_slots_of()
   if (needs_products(p)) {
     size_t product = graph.keep(make_function(CUDNN_POINTWISE_MUL, compute));
     size_t difference = graph.keep(make_function(CUDNN_POINTWISE_SUB, compute));
@@ -73,7 +73,7 @@ OperationGraph make_operation_graph(const ActivationProblem& p, const Device& de
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const ActivationProblem& p) {
+std::optional<Unsupported> activation_why_unsupported(const ActivationProblem& p) {
   if (p.from_output && (p.kind == ActivationKind::clipped_relu || p.kind == ActivationKind::elu)) {
     return Unsupported{
         "the graph API computes this gradient from x, which a call in place does not keep"};
@@ -81,20 +81,14 @@ std::optional<Unsupported> refuse(const ActivationProblem& p) {
   return std::nullopt;
 }
 
-std::string find_erratum(const ActivationProblem&, const Algorithm& algorithm, const Notes&) {
-  return elementwise_erratum(algorithm);
+std::shared_ptr<Plan> make_activation_plan(const ActivationProblem& p, const Algorithm& algorithm,
+                                           Engine engine) {
+  return std::make_shared<EnginePlan>(algorithm, std::move(engine), activation_slots_of(p));
 }
 
-std::shared_ptr<Plan> make_plan(const ActivationProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
-  // cuDNN 9.19 multiplies blocked gradients by zero, which gives NaN for infinities.
-  bool multiplies = p.pass == Pass::bwd && p.kind == ActivationKind::clipped_relu;
-  if (multiplies) engine.notes.add(Note::reduced_range);
-  return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p));
-}
-
-const auto registered =
-    register_graphs<ActivationProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto activation_registered =
+    register_graphs<ActivationProblem, activation_why_unsupported, make_activation_operation_graph,
+                    make_activation_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

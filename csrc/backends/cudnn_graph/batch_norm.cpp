@@ -13,7 +13,7 @@ TensorSpec statistic_image(const BatchNormProblem& p) {
   return {p.statistic_dtype(), {1, p.x.sizes[1], 1, 1}, {p.x.sizes[1], 1, 1, 1}};
 }
 
-std::vector<Scalar> scalars_of(const BatchNormProblem& p) {
+std::vector<Scalar> batch_norm_scalars_of(const BatchNormProblem& p) {
   if (p.pass != BatchNormPass::fwd) return {};
   if (!p.running) return {&Bindings::epsilon};
   return {&Bindings::epsilon, &Bindings::momentum};
@@ -28,7 +28,8 @@ int steps_of(const BatchNormProblem& p) {
 class Norm : public Chain {
  public:
   explicit Norm(const BatchNormProblem& p)
-      : Chain(steps_of(p), p.image(p.x.dtype), at::kFloat, p.alignment, scalars_of(p)), p_(p) {}
+      : Chain(steps_of(p), p.image(p.x.dtype), at::kFloat, p.alignment, batch_norm_scalars_of(p)),
+        p_(p) {}
 
   size_t data(Role role) { return tensor(p_.image(p_.x.dtype), role); }
   size_t statistic(Role role) {
@@ -106,7 +107,7 @@ void add_inference(Norm& graph) {
   graph.finish(y);
 }
 
-OperationGraph make_operation_graph(const BatchNormProblem& p, const Device& device) {
+OperationGraph make_batch_norm_operation_graph(const BatchNormProblem& p, const Device& device) {
   Norm graph(p);
   switch (p.pass) {
     case BatchNormPass::fwd:
@@ -123,7 +124,7 @@ OperationGraph make_operation_graph(const BatchNormProblem& p, const Device& dev
 }
 
 // The tensors that the graph knows.
-std::vector<SlotSpec> slots_of(const BatchNormProblem& p) {
+std::vector<SlotSpec> batch_norm_slots_of(const BatchNormProblem& p) {
   std::vector<SlotSpec> slots = operator_of(p).slots(p);
   for (SlotSpec& slot : slots) {
     bool replaced = p.pass == BatchNormPass::infer && slot.role == Role::running_var;
@@ -148,7 +149,7 @@ class InferencePlan : public Plan {
 };
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const BatchNormProblem& p) {
+std::optional<Unsupported> batch_norm_why_unsupported(const BatchNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"the graph API has no float64 normalisation"};
   if (p.pass == BatchNormPass::bwd && !p.train) {
     return Unsupported{
@@ -157,17 +158,19 @@ std::optional<Unsupported> refuse(const BatchNormProblem& p) {
   return std::nullopt;
 }
 
-std::shared_ptr<Plan> make_plan(const BatchNormProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
+std::shared_ptr<Plan> make_batch_norm_plan(const BatchNormProblem& p, const Algorithm& algorithm,
+                                           Engine engine) {
   if (p.pass == BatchNormPass::infer) {
     return std::make_shared<InferencePlan>(
-        p, std::make_unique<EnginePlan>(algorithm, std::move(engine), slots_of(p)));
+        p, std::make_unique<EnginePlan>(algorithm, std::move(engine), batch_norm_slots_of(p)));
   }
-  return std::make_shared<EnginePlan>(algorithm, std::move(engine), slots_of(p), scalars_of(p));
+  return std::make_shared<EnginePlan>(algorithm, std::move(engine), batch_norm_slots_of(p),
+                                      batch_norm_scalars_of(p));
 }
 
-const auto registered = register_graphs<BatchNormProblem, refuse, make_operation_graph,
-                                        no_erratum<BatchNormProblem>, make_plan>();
+const auto batch_norm_registered =
+    register_graphs<BatchNormProblem, batch_norm_why_unsupported, make_batch_norm_operation_graph,
+                    make_batch_norm_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -74,7 +74,7 @@ class Chain : public Builder {
   Chain(int steps, TensorSpec y, c10::ScalarType compute, int64_t alignment,
         std::vector<Scalar> scalars = {})
       : steps_(steps),
-        y_(std::move(y)),
+        y_(y),
         compute_(compute),
         alignment_(alignment),
         scalars_(std::move(scalars)) {}

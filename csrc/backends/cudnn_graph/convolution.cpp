@@ -6,10 +6,9 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/cudnn_problems.h"
-#include "backends/large_images.h"
 #include "core/operator.h"
-#include "cudnn/errata.h"
+#include "cudnn/problems.h"
+#include "problems/depthwise.h"
 #include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::graph {
@@ -20,13 +19,13 @@ struct PassAttributes {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
 };
-constexpr PassAttributes kForward{CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-                                  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
+constexpr PassAttributes kConvolutionForward{CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
 constexpr PassAttributes kBackwardData{CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
                                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
                                        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
@@ -44,7 +43,7 @@ constexpr PassAttributes kBackwardFilter{
     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA};
 
 const PassAttributes& attributes_of(ConvolutionPass pass) {
-  if (pass == ConvolutionPass::fwd) return kForward;
+  if (pass == ConvolutionPass::fwd) return kConvolutionForward;
   return pass == ConvolutionPass::bwd_data ? kBackwardData : kBackwardFilter;
 }
 
@@ -69,7 +68,8 @@ TensorSpec bias_of(const ConvolutionProblem& p) {
   return {*p.bias, sizes, channels_last_strides(sizes)};
 }
 
-OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Device& device) {
+OperationGraph make_convolution_operation_graph(const ConvolutionProblem& problem,
+                                                const Device& device) {
   ConvolutionProblem p = lift_to_plane(problem);
   const PassAttributes& names = attributes_of(p.pass);
   bool relu = p.activation == Activation::relu;
@@ -102,135 +102,26 @@ OperationGraph make_operation_graph(const ConvolutionProblem& problem, const Dev
   return made;
 }
 
-// Seen of strided data gradients.
-bool divides_by_zero(const ConvolutionProblem& p) {
-  auto any_above = [](const Dims& numbers, int64_t most) {
-    return std::any_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n > most; });
-  };
-  constexpr int64_t kMostDilation = int64_t{1} << 30, kMostSize = (int64_t{1} << 32) - 1;
-  return any_above(p.dilation, kMostDilation) || any_above(p.x.sizes, kMostSize) ||
-         any_above(p.w.sizes, kMostSize) || any_above(p.y.sizes, kMostSize);
-}
-
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const ConvolutionProblem& p) {
+std::optional<Unsupported> convolution_why_unsupported(const ConvolutionProblem& p) {
   if (p.accumulate == Accumulate::general) {
     return Unsupported{
         "alpha and beta are fixed in a plan of the graph API; it takes (1, 0) and "
         "(1, 1) only"};
   }
-  if (is_cudnn_9_19() && divides_by_zero(p)) {
-    return Unsupported{
-        "cuDNN 9.19 may divide by zero, and end the process, at dilations above 2^30 and sizes of "
-        "2^32 and more"};
-  }
-  if (p.has_epilogue() && p.alignment < 16 && is_cudnn_9_19()) {
-    return Unsupported{
-        "cuDNN 9.19's fused engines refuse or misread tensors that are not aligned to 16 bytes"};
-  }
   return std::nullopt;
 }
 
-// The engines of one channel a group, which load value by value.
-bool is_depthwise_engine(ConvolutionPass pass, const std::string& name) {
-  switch (pass) {
-    case ConvolutionPass::fwd:
-      return name == "eng5";
-    case ConvolutionPass::bwd_data:
-      return name == "eng6";
-    case ConvolutionPass::bwd_filter:
-      return name == "eng16" || name == "eng19";
-  }
-  return false;
-}
-
-std::string find_erratum(const ConvolutionProblem& problem, const Algorithm& algorithm,
-                         const Notes& notes) {
-  ConvolutionProblem p = lift_to_plane(problem);
-  bool packed = is_packed(p.x) && is_packed(p.w) && is_packed(p.y);
-  if (notes.has(Note::runtime_compilation)) {
-    bool aligned = is_depthwise_engine(p.pass, algorithm.name) ||
-                   (has_aligned_rows(p.x) && has_aligned_rows(p.y));
-    if (!packed || !aligned) {
-      return "cuDNN 9.19 computes wrong results with its run-time compiled engines if rows are "
-             "not packed multiples of 16 bytes";
-    }
-    if (p.accumulate != Accumulate::none) {
-      return "cuDNN 9.19's run-time compiled engines do not accumulate into their result";
-    }
-    if (p.mode == ConvolutionMode::conv) {
-      return "cuDNN 9.19's run-time compiled engines do not flip the kernel";
-    }
-    const std::string* slices = algorithm.option("k17");
-    int64_t count = slices != nullptr ? std::stoll(*slices) : 1;
-    if ((count & (count - 1)) != 0) {
-      return "cuDNN 9.19's run-time compiled engines never end if k17, the number of slices of "
-             "their sums, is not a power of 2";
-    }
-  }
-  constexpr int64_t kMostChannels = 16;  // of which 3x3 windows take 0.4 GB
-  if (p.pass == ConvolutionPass::fwd && algorithm.name == "eng80" && p.w.sizes[1] > kMostChannels) {
-    return "engine 80 of cuDNN 9.19 has up to 163 bytes of local memory a thread for each channel "
-           "of a group, for which the driver takes gigabytes of the GPU until the process ends";
-  }
-  bool data_gradient = p.pass == ConvolutionPass::bwd_data;
-  if (data_gradient && algorithm.name == "eng2" && !packed) {
-    return "engine 2 of cuDNN 9.19 writes between the rows of a strided result";
-  }
-  bool is_1_or_2 = algorithm.name == "eng1" || algorithm.name == "eng2";
-  if (data_gradient && is_1_or_2 && exceeds_int(p.x.numel())) {
-    return "engines 1 and 2 of cuDNN 9.19 compute wrong results of 2^31 elements or more";
-  }
-  if (algorithm.name == "eng19" && exceeds_int_in_8_images(p)) {
-    return "engine 19 of cuDNN 9.19 reads memory that is not there if 8 images of a larger "
-           "batch have 2^31 elements or more";
-  }
-  bool adds_after_gemm = algorithm.name == "eng52" || algorithm.name == "eng53";
-  bool one_pixel = p.x.numel() == p.x.sizes[0] * p.x.sizes[1];
-  if (p.has_epilogue() && adds_after_gemm && one_pixel) {
-    return "engines 52 and 53 of cuDNN 9.19 leave parts of the result unwritten when they add to "
-           "images of one pixel";
-  }
-  bool clamps_alone = p.has_epilogue() && !p.bias;
-  if (clamps_alone && (algorithm.name == "eng4" || algorithm.name == "eng7") && one_pixel) {
-    return "engines 4 and 7 of cuDNN 9.19 leave parts of the result unwritten when they take relu "
-           "of images of one pixel";
-  }
-  return alignment_erratum(notes, p.alignment);
-}
-
-// Whether a forward's engine of cuDNN 9.19 turns infinities into zeros (47; with an epilogue 32),
-// or takes relu of NaN to be 0, as those do that have a bias and no tensor cores.
-bool hides_nonfinite(const ConvolutionProblem& p, const Algorithm& algorithm) {
-  if (p.pass != ConvolutionPass::fwd) return false;
-  if (!p.has_epilogue()) return algorithm.name == "eng47";
-  static const std::set<std::string> kClampNan = {"eng0",  "eng11", "eng12", "eng13",
-                                                  "eng14", "eng35", "eng36"};
-  bool clamps_nan = p.activation == Activation::relu && kClampNan.count(algorithm.name) > 0;
-  return algorithm.name == "eng32" || (p.bias && clamps_nan);
-}
-
-// Notes that cuDNN 9.19 does not give: its filter gradient's engine 17 is non-fused Winograd.
-void complete_notes(Notes& notes, const ConvolutionProblem& p, const Algorithm& algorithm) {
-  bool unmarked = p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng17";
-  if (notes.has(Note::winograd) || unmarked) add_winograd_notes(notes, p);
-  if (hides_nonfinite(p, algorithm)) notes.add(Note::reduced_range);
-  // Engine 65 rounds a filter gradient to its half type before it adds it to what is there.
-  bool rounds_twice = p.pass == ConvolutionPass::bwd_filter && algorithm.name == "eng65" &&
-                      p.accumulate != Accumulate::none && c10::isReducedFloatingType(p.w.dtype);
-  if (rounds_twice) notes.add(Note::down_convert);
-}
-
-std::shared_ptr<Plan> make_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
-  complete_notes(engine.notes, lift_to_plane(p), algorithm);
+std::shared_ptr<Plan> make_convolution_plan(const ConvolutionProblem& p, const Algorithm& algorithm,
+                                            Engine engine) {
   if (p.has_epilogue()) engine.notes.add(Note::fused);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
 // The graph of the problem as it is, which is the fused one if there is an epilogue (bias, z,
 // relu).
-using Graph = Graphs<ConvolutionProblem, refuse, make_operation_graph, find_erratum, make_plan>;
+using Graph = Graphs<ConvolutionProblem, convolution_why_unsupported,
+                     make_convolution_operation_graph, make_convolution_plan>;
 
 ConvolutionProblem plain_of(ConvolutionProblem p) {
   p.bias.reset();
@@ -301,10 +192,9 @@ std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device& dev
   if (!p.has_epilogue()) return Graph::candidates(p, device);
   std::vector<Candidate> list = fused_candidates(p, device);
   std::vector<Candidate> plain = Graph::candidates(plain_of(p), device);
-  bool depthwise = p.groups > 1 && p.w.sizes[1] == 1;
   bool slower =
       leads_on_tensor_cores(plain, plain_of(p), device) && !leads_on_tensor_cores(list, p, device);
-  if (depthwise || slower || is_product_of_planes(p)) list.swap(plain);
+  if (is_depthwise(p) || slower || is_product_of_planes(p)) list.swap(plain);
   std::move(plain.begin(), plain.end(), std::back_inserter(list));
   auto rank = [](const Candidate& c) {
     if (c.source == kDefaultKnobs) return 2;
@@ -333,8 +223,9 @@ std::optional<Notes> notes(const ConvolutionProblem& p, const Algorithm& algorit
   return p.has_epilogue() ? std::nullopt : Graph::notes(p, algorithm, device);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("graph", candidates, build_plan,
-                                                             neighbours, notes);
+const RegisterBackendOperator<ConvolutionProblem> convolution_registered("graph", candidates,
+                                                                         build_plan, neighbours,
+                                                                         notes);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

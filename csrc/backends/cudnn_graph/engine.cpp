@@ -278,20 +278,6 @@ std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& 
   return list;
 }
 
-bool has_aligned_rows(const TensorSpec& t) {
-  auto element = static_cast<int64_t>(c10::elementSize(t.dtype));
-  for (int i = 0; i < t.sizes.size(); ++i) {
-    if (t.strides[i] != 1 && t.sizes[i] > 1 && t.strides[i] * element % 16 != 0) return false;
-  }
-  return true;
-}
-
-std::string alignment_erratum(const Notes& notes, int64_t alignment) {
-  if (!notes.has(Note::runtime_compilation) || alignment >= 16) return "";
-  return "cuDNN 9.19's run-time compiled engines make misaligned accesses if tensors are not "
-         "aligned to 16 bytes, and the process loses its GPU context";
-}
-
 UnbuiltEngine find_engine(const OperationGraph& graph, const Algorithm& algorithm) {
   int64_t count = graph.graph->get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
   int64_t index = engine_index(algorithm);
@@ -370,6 +356,7 @@ void EnginePlan::run(Bindings& bindings) {
   for (const SlotSpec& slot : slots_) {
     if (!slot.is_output) input = &bindings[slot.role];
   }
+  TORCH_INTERNAL_ASSERT(input != nullptr);
   ReplayKey key;
   for (const SlotSpec& slot : slots_) {
     at::Tensor& tensor = bindings[slot.role];

@@ -10,8 +10,8 @@
 
 #include "backends/cudnn_graph/descriptor.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "core/errors.h"
-#include "cudnn/errata.h"
 #include "replay/replay.h"
 
 namespace torch_cudnn_ext::graph {
@@ -48,12 +48,6 @@ std::vector<Candidate> candidates(const OperationGraph& graph);
 
 // Variations of an algorithm's engine knobs that the engine accepts as a configuration.
 std::vector<Algorithm> neighbours(const OperationGraph& graph, const Algorithm& algorithm);
-
-// Whether every step between neighbouring rows (or pixels, in nhwc) is a multiple of 16 bytes.
-bool has_aligned_rows(const TensorSpec& t);
-
-// The erratum of an engine of cuDNN 9.19 on tensors of this alignment; empty if none is known.
-std::string alignment_erratum(const Notes& notes, int64_t alignment);
 
 // An engine that is known, but not built: building may run a compiler.
 struct UnbuiltEngine {
@@ -96,16 +90,17 @@ class EnginePlan : public ReplayedPlan {
 };
 
 // The functions that `register_graphs` registers, composed from those of one operator.
-template <class P, auto refuse, auto make_operation_graph, auto find_erratum, auto make_plan>
+template <class P, auto why_unsupported, auto make_operation_graph, auto make_plan>
 struct Graphs {
-  static std::optional<Unsupported> refused(const P& p, const Device& device) {
+  static std::optional<Unsupported> why_unsupported_on(const P& p, const Device& device) {
     if (!device.has_gpu_backends()) return Unsupported{"cuDNN runs on CUDA devices only"};
-    return refuse(p);
+    if (auto reason = why_unsupported(p)) return reason;
+    return unsupported_by_erratum(p, "graph", device);
   }
 
   static std::vector<Candidate> candidates(const P& p, const Device& device) {
     std::vector<Candidate> carrier{{{"graph", "eng0", {}}, kDefaultKnobs}};  // says why
-    if (refused(p, device)) return carrier;
+    if (why_unsupported_on(p, device)) return carrier;
     try {
       return graph::candidates(make_operation_graph(p, device));
     } catch (const Failure&) {
@@ -115,7 +110,7 @@ struct Graphs {
 
   // The notes of an engine that is not built; nullopt if building says why it is unsupported.
   static std::optional<Notes> notes(const P& p, const Algorithm& algorithm, const Device& device) {
-    if (refused(p, device)) return std::nullopt;
+    if (why_unsupported_on(p, device)) return std::nullopt;
     try {
       return find_engine(make_operation_graph(p, device), algorithm).notes;
     } catch (const Failure&) {
@@ -124,12 +119,13 @@ struct Graphs {
   }
 
   static BuildResult build(const P& p, const Algorithm& algorithm, const Device& device) {
-    if (auto reason = refused(p, device)) return *reason;
+    if (auto reason = why_unsupported_on(p, device)) return *reason;
     try {
       OperationGraph graph = make_operation_graph(p, device);
       UnbuiltEngine engine = find_engine(graph, algorithm);
-      std::string erratum = is_cudnn_9_19() ? find_erratum(p, algorithm, engine.notes) : "";
-      if (!erratum.empty()) return Unsupported{erratum};
+      auto erratum = unsupported_by_erratum(p, algorithm, engine.notes, device);
+      if (erratum) return *erratum;
+      add_notes_of_errata(engine.notes, p, algorithm, device);
       return make_plan(p, algorithm, build_engine(graph, engine, algorithm));
     } catch (const Failure& failure) {
       return failure.unsupported(device);
@@ -147,21 +143,13 @@ struct Graphs {
   }
 };
 
-// For operators with no known erratum.
-template <class P>
-std::string no_erratum(const P&, const Algorithm&, const Notes&) {
-  return "";
-}
-
-// Registers one operator for the graph API, by four functions of its problems:
-//   refuse                (p) -> the reason if no graph can be made, else nullopt
+// Registers one operator for the graph API, by three functions of its problems:
+//   why_unsupported       (p) -> the reason if no graph can be made, else nullopt
 //   make_operation_graph  (p, device) -> OperationGraph, or throws Failure
-//   find_erratum          (p, algorithm, notes) -> what this engine of cuDNN 9.19 accepts and then
-//                         does wrong, found by running every engine on an H200; "" for nothing
 //   make_plan             (p, algorithm, engine) -> its plan
-template <class P, auto refuse, auto make_operation_graph, auto find_erratum, auto make_plan>
+template <class P, auto why_unsupported, auto make_operation_graph, auto make_plan>
 RegisterBackendOperator<P> register_graphs() {
-  using Made = Graphs<P, refuse, make_operation_graph, find_erratum, make_plan>;
+  using Made = Graphs<P, why_unsupported, make_operation_graph, make_plan>;
   return {"graph", Made::candidates, Made::build, Made::neighbours, Made::notes};
 }
 

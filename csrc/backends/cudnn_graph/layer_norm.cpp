@@ -48,12 +48,13 @@ struct Attribute {
   Role role;
   cudnnBackendAttributeName_t name;
 };
-constexpr Attribute kForward[] = {{Role::x, CUDNN_ATTR_OPERATION_NORM_FWD_XDESC},
-                                  {Role::w, CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC},
-                                  {Role::bias, CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC},
-                                  {Role::mean, CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC},
-                                  {Role::invstd, CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC},
-                                  {Role::y, CUDNN_ATTR_OPERATION_NORM_FWD_YDESC}};
+constexpr Attribute kLayerNormForward[] = {
+    {Role::x, CUDNN_ATTR_OPERATION_NORM_FWD_XDESC},
+    {Role::w, CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC},
+    {Role::bias, CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC},
+    {Role::mean, CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC},
+    {Role::invstd, CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC},
+    {Role::y, CUDNN_ATTR_OPERATION_NORM_FWD_YDESC}};
 constexpr Attribute kBackward[] = {{Role::x, CUDNN_ATTR_OPERATION_NORM_BWD_XDESC},
                                    {Role::dy, CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC},
                                    {Role::w, CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC},
@@ -83,7 +84,7 @@ LayerNormProblem asked(const LayerNormProblem& p) {
   return with_parameters(p.kind == LayerNormKind::group ? instances_of_groups(p) : p);
 }
 
-OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& device) {
+OperationGraph make_layer_norm_operation_graph(const LayerNormProblem& p, const Device& device) {
   LayerNormProblem q = asked(p);
   bool forward = q.pass == Pass::fwd;
   Specs specs = specs_of(q);
@@ -101,7 +102,8 @@ OperationGraph make_operation_graph(const LayerNormProblem& p, const Device& dev
   }
   auto slots = operator_of(q).slots(q);
   for (const SlotSpec& slot : slots) {
-    auto names = forward ? c10::ArrayRef<Attribute>(kForward) : c10::ArrayRef<Attribute>(kBackward);
+    auto names =
+        forward ? c10::ArrayRef<Attribute>(kLayerNormForward) : c10::ArrayRef<Attribute>(kBackward);
     for (const Attribute& attribute : names) {
       if (attribute.role != slot.role) continue;
       TensorSpec spec = spec_of_role(specs, slot.role);
@@ -126,7 +128,7 @@ class NormPlan : public Plan {
 
   void run(Bindings& b) override {
     Bindings full = b;
-    auto options = b[Role::x].options().dtype(*q_.w);
+    auto options = b[Role::x].options().dtype(q_.w);
     bool forward = p_.pass == Pass::fwd;
     if (!full[Role::w].defined()) full[Role::w] = at::ones({p_.view().channels}, options);
     if (!p_.bias && q_.bias && forward) full[Role::bias] = at::zeros({p_.view().channels}, options);
@@ -148,24 +150,13 @@ class NormPlan : public Plan {
 };
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const LayerNormProblem& p) {
+std::optional<Unsupported> layer_norm_why_unsupported(const LayerNormProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's graph API has no norm of float64"};
   return std::nullopt;
 }
 
-std::string find_erratum(const LayerNormProblem& p, const Algorithm& algorithm,
-                         const Notes& notes) {
-  bool of_instances = asked(p).kind == LayerNormKind::instance && p.pass == Pass::bwd;
-  if (of_instances && algorithm.name == "eng0") {
-    return "cuDNN 9.19's engine 0 adds up the gradients of an instance norm's parameters on the "
-           "default stream, whatever stream it runs on: they are wrong on others, zero in CUDA "
-           "graphs, and memory is written that may be another's by then";
-  }
-  return alignment_erratum(notes, p.alignment);
-}
-
-std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
+std::shared_ptr<Plan> make_layer_norm_plan(const LayerNormProblem& p, const Algorithm& algorithm,
+                                           Engine engine) {
   bool grouped = p.kind == LayerNormKind::group;
   LayerNormProblem instances = grouped ? instances_of_groups(p) : p, q = asked(p);
   // EPSILON is an input of the forward alone.
@@ -176,8 +167,9 @@ std::shared_ptr<Plan> make_plan(const LayerNormProblem& p, const Algorithm& algo
   return std::make_shared<GroupNormPlan>(p, std::move(plan));
 }
 
-const auto registered =
-    register_graphs<LayerNormProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto layer_norm_registered =
+    register_graphs<LayerNormProblem, layer_norm_why_unsupported, make_layer_norm_operation_graph,
+                    make_layer_norm_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

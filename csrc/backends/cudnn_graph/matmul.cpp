@@ -6,7 +6,7 @@
 namespace torch_cudnn_ext::graph {
 namespace {
 
-std::vector<Scalar> scalars_of(const MatmulProblem& p) {
+std::vector<Scalar> matmul_scalars_of(const MatmulProblem& p) {
   if (p.accumulate != Accumulate::general) return {};
   if (!p.z) return {&Bindings::alpha};
   return {&Bindings::alpha, &Bindings::beta};
@@ -27,11 +27,11 @@ size_t add_product(Chain& graph, const MatmulProblem& p) {
 }
 
 // The product and what follows it.
-OperationGraph make_operation_graph(const MatmulProblem& p, const Device& device) {
+OperationGraph make_matmul_operation_graph(const MatmulProblem& p, const Device& device) {
   bool general = p.accumulate == Accumulate::general, relu = p.activation == Activation::relu;
   bool scaled_z = general && p.z;
   int steps = 1 + general + scaled_z + p.z + p.bias + relu;
-  Chain graph(steps, p.output(), p.compute, p.alignment, scalars_of(p));
+  Chain graph(steps, p.output(), p.compute, p.alignment, matmul_scalars_of(p));
   size_t value = add_product(graph, p);
   if (general) value = graph.follow(CUDNN_POINTWISE_MUL, value, graph.scalar(&Bindings::alpha));
   if (p.z) {
@@ -51,34 +51,19 @@ OperationGraph make_operation_graph(const MatmulProblem& p, const Device& device
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const MatmulProblem& p) {
+std::optional<Unsupported> matmul_why_unsupported(const MatmulProblem& p) {
   if (p.x.dtype == at::kDouble) return Unsupported{"cuDNN's engines multiply no float64 matrices"};
   return std::nullopt;
 }
 
-std::string find_erratum(const MatmulProblem& p, const Algorithm& algorithm, const Notes&) {
-  bool aligned = p.alignment >= 16;
-  if (algorithm.name == "eng0" && !aligned) {
-    return "engine 0 of cuDNN 9.19 fails when it runs on tensors that are not aligned to 16 bytes";
-  }
-  if (algorithm.name == "eng2" && !(aligned && has_aligned_rows(p.x) && has_aligned_rows(p.w))) {
-    return "engine 2 of cuDNN 9.19 computes wrong results if rows are not aligned to 16 bytes";
-  }
-  return "";
-}
-
-std::shared_ptr<Plan> make_plan(const MatmulProblem& p, const Algorithm& algorithm, Engine engine) {
-  // cuDNN may miss the note, as for engine 0 of cuDNN 9.19.
-  if (p.x.dtype == at::kFloat) engine.notes.add(Note::tf32);
-  // Engine 2 of cuDNN 9.19 turns infinities and NaN of bfloat16 into zeros.
-  bool hides_nonfinite = algorithm.name == "eng2" && p.x.dtype == at::kBFloat16;
-  if (hides_nonfinite) engine.notes.add(Note::reduced_range);
+std::shared_ptr<Plan> make_matmul_plan(const MatmulProblem& p, const Algorithm& algorithm,
+                                       Engine engine) {
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p),
-                                      scalars_of(p));
+                                      matmul_scalars_of(p));
 }
 
-const auto registered =
-    register_graphs<MatmulProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto matmul_registered = register_graphs<MatmulProblem, matmul_why_unsupported,
+                                               make_matmul_operation_graph, make_matmul_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

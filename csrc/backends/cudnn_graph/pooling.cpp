@@ -4,16 +4,10 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/large_images.h"
-#include "cudnn/errata.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
-
-// The backward of a maximum over channels_last tensors reads the places in the windows that its
-// forward left; without them cuDNN 9.19 crashes. Over contiguous tensors it reads x and y. Single
-// pixels are both.
-bool keeps_indices(const PoolingProblem& p) { return p.train && p.x.strides[1] == 1; }
 
 TensorSpec indices_of(const PoolingProblem& p) {
   TensorSpec indices = p.y();
@@ -22,7 +16,7 @@ TensorSpec indices_of(const PoolingProblem& p) {
 }
 
 // What a plan of this problem reads and writes.
-std::vector<SlotSpec> slots_of(const PoolingProblem& p) {
+std::vector<SlotSpec> pooling_slots_of(const PoolingProblem& p) {
   TensorSpec y = p.y();
   std::vector<SlotSpec> slots;
   if (p.pass == Pass::fwd) {
@@ -94,7 +88,7 @@ Descriptor make_resampling(const PoolingProblem& p) {
   return resampling;
 }
 
-OperationGraph make_operation_graph(const PoolingProblem& p, const Device& device) {
+OperationGraph make_pooling_operation_graph(const PoolingProblem& p, const Device& device) {
   const bool forward = p.pass == Pass::fwd;
   Builder graph;
   size_t resampling = graph.keep(make_resampling(p));
@@ -103,7 +97,7 @@ OperationGraph make_operation_graph(const PoolingProblem& p, const Device& devic
   operation.set(
       forward ? CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC : CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DESC,
       graph[resampling]);
-  for (const SlotSpec& slot : slots_of(p)) {
+  for (const SlotSpec& slot : pooling_slots_of(p)) {
     size_t tensor = graph.keep(make_tensor(slot.spec, slot.role, p.alignment));
     operation.set(attribute_of(slot.role, p.pass), graph[tensor]);
   }
@@ -112,7 +106,7 @@ OperationGraph make_operation_graph(const PoolingProblem& p, const Device& devic
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const PoolingProblem& p) {
+std::optional<Unsupported> pooling_why_unsupported(const PoolingProblem& p) {
   if (p.adaptive) {
     return Unsupported{"the output's sizes do not divide the input's: windows differ in size"};
   }
@@ -134,42 +128,11 @@ std::optional<Unsupported> refuse(const PoolingProblem& p) {
   return std::nullopt;
 }
 
-std::string find_erratum(const PoolingProblem& p, const Algorithm& algorithm, const Notes& notes) {
-  bool average = p.mode != PoolingMode::max;
-  int64_t results = p.y().numel();
-  if (algorithm.name != "eng2" && exceeds_int(std::max(p.x.numel(), results))) {
-    return "of cuDNN 9.19's engines for pooling only engine 2 is right from 2^31 elements on";
-  }
-  constexpr int64_t kMostResults = 1 << 23, kMostPlaces = 64;
-  if (algorithm.name == "eng1" && results > kMostResults && p.window_volume() > kMostPlaces) {
-    return "engine 1 of cuDNN 9.19 computes wrong results if there are more than 2^23 of large "
-           "windows";
-  }
-  if (algorithm.name == "eng1" && exceeds_grid(p)) return kExceedsGrid;
-  if (!notes.has(Note::runtime_compilation)) {
-    bool fails = average && p.pass == Pass::bwd;
-    return fails ? "cuDNN 9.19 asks at the run for tensors that its backward of an average does "
-                   "not take"
-                 : "";
-  }
-  bool leaves_none = p.pass == Pass::fwd && !keeps_indices(p);
-  if (leaves_none && p.x.dtype == at::kBFloat16) {
-    return "cuDNN 9.19's run-time compiled pooling of bfloat16 that leaves no indices writes "
-           "outside of its result";
-  }
-  int64_t pixel_bytes = p.x.sizes[1] * static_cast<int64_t>(c10::elementSize(p.x.dtype));
-  if (pixel_bytes % 16 != 0) {
-    return "cuDNN 9.19's run-time compiled engines make misaligned accesses if pixels are not "
-           "multiples of 16 bytes";
-  }
-  return alignment_erratum(notes, p.alignment);
-}
-
 // Checks that the reserve is what a forward of this backend left.
 class PoolingPlan : public EnginePlan {
  public:
   PoolingPlan(const PoolingProblem& p, const Algorithm& algorithm, Engine engine)
-      : EnginePlan(algorithm, std::move(engine), slots_of(p)),
+      : EnginePlan(algorithm, std::move(engine), pooling_slots_of(p)),
         reads_indices_(p.pass == Pass::bwd && keeps_indices(p)),
         indices_(indices_of(p)) {}
 
@@ -194,14 +157,13 @@ class PoolingPlan : public EnginePlan {
   const TensorSpec indices_;
 };
 
-std::shared_ptr<Plan> make_plan(const PoolingProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
-  if (p.mode == PoolingMode::max && pools_to_lowest()) engine.notes.add(Note::reduced_range);
+std::shared_ptr<Plan> make_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm,
+                                        Engine engine) {
   return std::make_shared<PoolingPlan>(p, algorithm, std::move(engine));
 }
 
-const auto registered =
-    register_graphs<PoolingProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto pooling_registered = register_graphs<PoolingProblem, pooling_why_unsupported,
+                                                make_pooling_operation_graph, make_pooling_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

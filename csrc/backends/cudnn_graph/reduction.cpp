@@ -4,8 +4,8 @@
 
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
-#include "backends/cudnn_problems.h"
 #include "core/operator.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::graph {
 namespace {
@@ -15,7 +15,7 @@ bool is_offered(ReduceKind kind) {
          kind == ReduceKind::max || kind == ReduceKind::absmax;
 }
 
-OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device) {
+OperationGraph make_reduction_operation_graph(const ReduceProblem& p, const Device& device) {
   bool to_scalar = p.x.sizes.size() == 1;
   constexpr int64_t kChannels = 1024;  // at most, if everything is reduced
   int64_t channels = to_scalar ? std::gcd(p.x.sizes[0], kChannels) : p.x.sizes[1];
@@ -39,7 +39,7 @@ OperationGraph make_operation_graph(const ReduceProblem& p, const Device& device
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const ReduceProblem& p) {
+std::optional<Unsupported> reduction_why_unsupported(const ReduceProblem& p) {
   if (p.indices) return Unsupported{"the graph API gives no indices"};
   if (!is_offered(p.kind)) {
     return Unsupported{"the graph API reduces by add, mul, min, max and absmax alone"};
@@ -51,16 +51,14 @@ std::optional<Unsupported> refuse(const ReduceProblem& p) {
   return std::nullopt;
 }
 
-std::shared_ptr<Plan> make_plan(const ReduceProblem& p, const Algorithm& algorithm, Engine engine) {
-  // Sums differ from run to run, and products may, though cuDNN does not note it. Its extremes are
-  // fmaxf and fminf, which drop NaN.
-  bool accumulates = p.kind == ReduceKind::add || p.kind == ReduceKind::mul;
-  engine.notes.add(accumulates ? Note::nondeterministic : Note::reduced_range);
+std::shared_ptr<Plan> make_reduction_plan(const ReduceProblem& p, const Algorithm& algorithm,
+                                          Engine engine) {
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-const auto registered = register_graphs<ReduceProblem, refuse, make_operation_graph,
-                                        no_erratum<ReduceProblem>, make_plan>();
+const auto reduction_registered =
+    register_graphs<ReduceProblem, reduction_why_unsupported, make_reduction_operation_graph,
+                    make_reduction_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -9,7 +9,7 @@
 namespace torch_cudnn_ext::graph {
 namespace {
 
-OperationGraph make_operation_graph(const TransformProblem& p, const Device& device) {
+OperationGraph make_transform_operation_graph(const TransformProblem& p, const Device& device) {
   auto compute = compute_dtype(c10::promoteTypes(p.x.dtype, p.y.dtype));
   int64_t elements = p.x.numel();
   Builder graph;
@@ -25,24 +25,21 @@ OperationGraph make_operation_graph(const TransformProblem& p, const Device& dev
 }
 
 // nullopt if a graph can be made.
-std::optional<Unsupported> refuse(const TransformProblem& p) {
+std::optional<Unsupported> transform_why_unsupported(const TransformProblem& p) {
   if (p.keeps_order()) return std::nullopt;
   return Unsupported{
       "cuDNN's engines transpose nothing; the graph takes dense tensors that keep their order in "
       "memory"};
 }
 
-std::string find_erratum(const TransformProblem&, const Algorithm& algorithm, const Notes&) {
-  return elementwise_erratum(algorithm);
-}
-
-std::shared_ptr<Plan> make_plan(const TransformProblem& p, const Algorithm& algorithm,
-                                Engine engine) {
+std::shared_ptr<Plan> make_transform_plan(const TransformProblem& p, const Algorithm& algorithm,
+                                          Engine engine) {
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p));
 }
 
-const auto registered =
-    register_graphs<TransformProblem, refuse, make_operation_graph, find_erratum, make_plan>();
+const auto transform_registered =
+    register_graphs<TransformProblem, transform_why_unsupported, make_transform_operation_graph,
+                    make_transform_plan>();
 
 }  // namespace
 }  // namespace torch_cudnn_ext::graph

@@ -2,6 +2,7 @@
 // the input.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -10,7 +11,7 @@ using ActivationDescriptor =
     Descriptor<cudnnActivationDescriptor_t, cudnnCreateActivationDescriptor,
                cudnnDestroyActivationDescriptor>;
 
-cudnnActivationMode_t mode_of(ActivationKind kind) {
+cudnnActivationMode_t activation_mode_of(ActivationKind kind) {
   switch (kind) {
     case ActivationKind::relu:
       return CUDNN_ACTIVATION_RELU;
@@ -33,8 +34,8 @@ class ActivationPlan : public ReplayedPlan {
   ActivationPlan(const ActivationProblem& p, const Algorithm& algorithm)
       : ReplayedPlan(algorithm, {}, 0), p_(p) {
     set(x_, {p.x.dtype, {1, 1, 1, p.x.sizes[0]}, contiguous_strides({1, 1, 1, p.x.sizes[0]})});
-    check_cudnn(cudnnSetActivationDescriptor(function_.get(), mode_of(p.kind), CUDNN_PROPAGATE_NAN,
-                                             p.coefficient),
+    check_cudnn(cudnnSetActivationDescriptor(function_.get(), activation_mode_of(p.kind),
+                                             CUDNN_PROPAGATE_NAN, p.coefficient),
                 "cudnnSetActivationDescriptor");
     if (p.kind == ActivationKind::swish) {
       check_cudnn(cudnnSetActivationDescriptorSwishBeta(function_.get(), p.coefficient),
@@ -73,24 +74,19 @@ class ActivationPlan : public ReplayedPlan {
   ActivationDescriptor function_;
 };
 
-BuildResult build_plan(const ActivationProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
-  if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd) {
-    if (p.from_output) return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
-    bool half = c10::isReducedFloatingType(p.x.dtype);
-    if (half) return Unsupported{"cuDNN's gradient at the ceiling differs in half types"};
+BuildResult build_activation_plan(const ActivationProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
+  if (auto reason = why_not_default(algorithm)) return *reason;
+  if (p.kind == ActivationKind::clipped_relu && p.pass == Pass::bwd && p.from_output) {
+    return Unsupported{"cuDNN's gradient of a clipped ReLU reads its input"};
   }
-  if (p.kind == ActivationKind::elu && p.pass == Pass::bwd && p.coefficient != 1) {
-    return Unsupported{"cuDNN's gradient of ELU at zero is 1, not alpha"};
-  }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<ActivationPlan>(p, algorithm);
 }
 
-const RegisterBackendOperator<ActivationProblem> registered("legacy",
-                                                            only_default<ActivationProblem>,
-                                                            build_plan);
+const RegisterBackendOperator<ActivationProblem> activation_registered(
+    "legacy", only_default<ActivationProblem>, build_activation_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -114,8 +114,8 @@ std::string over_the_limit(const BatchNormProblem& p, bool per_activation) {
   return per_activation || infer ? "" : too_many_channels(p.x.sizes[1]);
 }
 
-BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_batch_norm_plan(const BatchNormProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"batch_norm has no options"};
   if (p.pass == BatchNormPass::bwd && !p.train) {
     return Unsupported{
@@ -138,12 +138,13 @@ BuildResult build_plan(const BatchNormProblem& p, const Algorithm& algorithm,
   if (std::string reason = over_the_limit(p, per_activation); !reason.empty()) {
     return Unsupported{reason};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<BatchNormPlan>(p, algorithm, mode);
 }
 
-const RegisterBackendOperator<BatchNormProblem> registered("legacy", every_name<BatchNormProblem>,
-                                                           build_plan);
+const RegisterBackendOperator<BatchNormProblem> batch_norm_registered("legacy",
+                                                                      every_name<BatchNormProblem>,
+                                                                      build_batch_norm_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -2,11 +2,11 @@
 #include <c10/util/StringUtil.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/cudnn_problems.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
-#include "cudnn/errata.h"
+#include "cudnn/problems.h"
 #include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
@@ -88,20 +88,22 @@ class ConvolutionPlan : public ReplayedPlan {
 // The classic API does not report an algorithm's properties, so they are written down here. cuDNN's
 // documentation of the two backward enumerations says which ones are not deterministic. A math type
 // other than FMA may use TF32 for float32 data.
-Notes notes_of(const ConvolutionProblem& p, int value, const std::string& name,
-               const MathType& math) {
+Notes convolution_notes_of(const ConvolutionProblem& p, int value, const Algorithm& algorithm,
+                           const MathType& math, const Device& device) {
+  const std::string& name = algorithm.name;
   Notes notes;
   bool adds_atomically =
       (p.pass == ConvolutionPass::bwd_data && value == CUDNN_CONVOLUTION_BWD_DATA_ALGO_0) ||
       (p.pass == ConvolutionPass::bwd_filter && (value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 ||
                                                  value == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3));
   if (adds_atomically) notes.add(Note::nondeterministic);
-  if (name.rfind("winograd", 0) == 0) add_winograd_notes(notes, p);
+  if (name.rfind("winograd", 0) == 0) notes.add(Note::winograd);
   if (name.rfind("fft", 0) == 0) notes.add(Note::fft);
   if (p.x.dtype == at::kFloat && math.value != CUDNN_FMA_MATH) {
     notes.add(Note::tf32);
     if (math.value == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION) notes.add(Note::down_convert);
   }
+  add_notes_of_errata(notes, p, algorithm, device);
   return notes;
 }
 
@@ -125,7 +127,7 @@ cudnnStatus_t workspace_of(const ConvolutionProblem& p, const ConvolutionPlan::D
   return CUDNN_STATUS_BAD_PARAM;
 }
 
-std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device&) {
+std::vector<Candidate> convolution_candidates(const ConvolutionProblem& p, const Device&) {
   std::vector<Candidate> list;
   const LegacyName* last = nullptr;
   std::vector<LegacyName> names = operator_of(p).legacy_names(pass_of(p));
@@ -141,11 +143,11 @@ std::vector<Candidate> candidates(const ConvolutionProblem& p, const Device&) {
   return list;
 }
 
-BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_convolution_plan(const ConvolutionProblem& problem, const Algorithm& algorithm,
+                                   const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   std::optional<int> value = find_value(problem, algorithm);
   if (!value) return Unsupported{c10::str("no algorithm ", algorithm.name, " in this pass")};
   ConvolutionProblem p = lift_to_plane(problem);
@@ -174,12 +176,14 @@ BuildResult build_plan(const ConvolutionProblem& problem, const Algorithm& algor
   if (status == CUDNN_STATUS_SUCCESS) status = workspace_of(p, *d, *value, &workspace);
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
-  return std::make_shared<ConvolutionPlan>(problem, algorithm,
-                                           notes_of(p, *value, algorithm.name, *math), workspace,
-                                           std::move(d), *value);
+  return std::make_shared<ConvolutionPlan>(
+      problem, algorithm, convolution_notes_of(p, *value, algorithm, *math, device), workspace,
+      std::move(d), *value);
 }
 
-const RegisterBackendOperator<ConvolutionProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<ConvolutionProblem> convolution_registered("legacy",
+                                                                         convolution_candidates,
+                                                                         build_convolution_plan);
 
 }  // namespace
 }  // namespace legacy

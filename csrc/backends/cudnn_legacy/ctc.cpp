@@ -3,6 +3,7 @@
 
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "cuda/workspace.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -22,8 +23,10 @@ Tensor packed_labels(const Tensor& targets, const Tensor& lengths) {
 
 class CtcPlan : public Plan {
  public:
-  CtcPlan(const CtcProblem& p, const Algorithm& algorithm, Notes notes, cudnnCTCLossAlgo_t value)
-      : CtcPlan(p, algorithm, notes, value, std::make_unique<Descriptors>(p)) {}
+  // `labels` is what cuDNN is told of the longest target.
+  CtcPlan(const CtcProblem& p, const Algorithm& algorithm, Notes notes, cudnnCTCLossAlgo_t value,
+          int64_t labels)
+      : CtcPlan(p, algorithm, notes, value, std::make_unique<Descriptors>(p, labels)) {}
 
   void run(Bindings& b) override {
     const Tensor& x = b[Role::x];
@@ -46,11 +49,7 @@ class CtcPlan : public Plan {
 
  private:
   struct Descriptors {
-    explicit Descriptors(const CtcProblem& p) {
-      // cuDNN 9.19 reserves three floats a state in shared memory, but writes one for each thread
-      // of a warp.
-      constexpr int64_t kLeastLabels = 5;
-      int64_t labels = std::max(p.target_length, kLeastLabels);
+    Descriptors(const CtcProblem& p, int64_t labels) {
       set(probs, p.log_probs);
       // The softmax of logarithms of probabilities is the probabilities.
       check_cudnn(cudnnSetCTCLossDescriptor_v9(
@@ -85,7 +84,7 @@ class CtcPlan : public Plan {
   const std::unique_ptr<Descriptors> d_;
 };
 
-BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_ctc_plan(const CtcProblem& p, const Algorithm& algorithm, const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"ctc has no options"};
   if (p.log_probs.dtype != c10::ScalarType::Float) return Unsupported{"cuDNN's CTC loss is f32"};
   if (p.blank != 0) return Unsupported{"cuDNN's blank is class 0"};
@@ -96,18 +95,22 @@ BuildResult build_plan(const CtcProblem& p, const Algorithm& algorithm, const De
         "cuDNN takes targets that are not empty and, with a blank between any two labels, no "
         "longer than their inputs"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   bool deterministic = algorithm.name == "deterministic";
-  // cuDNN reads classes that are in no target, so that their NaN and infinities reach the loss.
-  // Their gradients are finite though PyTorch's are NaN.
-  Notes notes{Note::reduced_range};
+  Notes notes;
   if (!deterministic) notes.add(Note::nondeterministic);
+  add_notes_of_errata(notes, p, algorithm, device);
+  constexpr int64_t kEnoughLabels = 5;
+  bool few = erratum_applies("ctc-few-labels", p, algorithm, device);
+  int64_t labels = few ? std::max(p.target_length, kEnoughLabels) : p.target_length;
   return std::make_shared<CtcPlan>(
       p, algorithm, notes,
-      deterministic ? CUDNN_CTC_LOSS_ALGO_DETERMINISTIC : CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC);
+      deterministic ? CUDNN_CTC_LOSS_ALGO_DETERMINISTIC : CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC,
+      labels);
 }
 
-const RegisterBackendOperator<CtcProblem> registered("legacy", every_name<CtcProblem>, build_plan);
+const RegisterBackendOperator<CtcProblem> ctc_registered("legacy", every_name<CtcProblem>,
+                                                         build_ctc_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

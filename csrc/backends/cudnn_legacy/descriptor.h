@@ -117,14 +117,14 @@ template <class P>
 std::vector<Candidate> only_default(const P&, const Device&) {
   return {{{"legacy", "default", {}}, "enumeration"}};
 }
-inline std::optional<Unsupported> refuse_all_but_default(const Algorithm& algorithm) {
+inline std::optional<Unsupported> why_not_default(const Algorithm& algorithm) {
   if (algorithm.name == "default" && algorithm.options.empty()) return std::nullopt;
   return Unsupported{
       c10::str("the classic API has one way, legacy:default, not ", algorithm.text())};
 }
 
 // Why the classic API cannot be called on this device; nullopt if it can.
-inline std::optional<Unsupported> refuse(const Device& device) {
+inline std::optional<Unsupported> why_unsupported(const Device& device) {
   if (device.is_cuda()) return std::nullopt;
   return Unsupported{"the classic API answers only with a GPU at hand", true};
 }

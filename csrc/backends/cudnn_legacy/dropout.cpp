@@ -2,6 +2,8 @@
 // no state.
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <utility>
+
 #include "backends/cudnn_legacy/random.h"
 #include "core/backend.h"
 #include "core/tensors.h"
@@ -57,7 +59,7 @@ class DropoutPlan : public Plan {
     check_cudnn(cudnnDropoutForward(cudnn_handle(), dropout_.get(), x_.get(), x.const_data_ptr(),
                                     x_.get(), y, reserve.mutable_data_ptr(), reserve.nbytes()),
                 "cudnnDropoutForward");
-    if (p_.train) b[Role::reserve] = reserve;
+    if (p_.train) b[Role::reserve] = std::move(reserve);
   }
 
  private:
@@ -68,15 +70,16 @@ class DropoutPlan : public Plan {
   DropoutDescriptor dropout_;
 };
 
-BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
+BuildResult build_dropout_plan(const DropoutProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
+  if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.rng == RandomStream::philox) {
     return Unsupported{"the mask must come from PyTorch's generator (rng=philox)"};
   }
   if (p.x.dtype == c10::ScalarType::BFloat16) {
     return Unsupported{"cuDNN's dropout takes f32, f64 and f16, not bf16"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   TensorDescriptor x;
   set(x, as_plane(p.x));
   size_t states_bytes = 0, reserve_bytes = 0;
@@ -88,8 +91,9 @@ BuildResult build_plan(const DropoutProblem& p, const Algorithm& algorithm, cons
                                        static_cast<int64_t>(reserve_bytes));
 }
 
-const RegisterBackendOperator<DropoutProblem> registered("legacy", only_default<DropoutProblem>,
-                                                         build_plan);
+const RegisterBackendOperator<DropoutProblem> dropout_registered("legacy",
+                                                                 only_default<DropoutProblem>,
+                                                                 build_dropout_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

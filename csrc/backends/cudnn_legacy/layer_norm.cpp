@@ -4,6 +4,7 @@
 #include "backends/cudnn_legacy/descriptor.h"
 #include "backends/group_norm.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -74,13 +75,13 @@ class InstanceNormPlan : public Plan {
   TensorDescriptor x_, parameters_;
 };
 
-std::vector<Candidate> candidates(const LayerNormProblem&, const Device&) {
+std::vector<Candidate> layer_norm_candidates(const LayerNormProblem&, const Device&) {
   return {{{"legacy", "spatial_persistent", {}}, "enumeration"},
           {{"legacy", "spatial", {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
+BuildResult build_layer_norm_plan(const LayerNormProblem& p, const Algorithm& algorithm,
+                                  const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"norms have no options"};
   if (p.kind == LayerNormKind::layer || p.kind == LayerNormKind::rms) {
     return Unsupported{"the classic API has no layer norm and no RMS norm"};
@@ -90,29 +91,26 @@ BuildResult build_plan(const LayerNormProblem& p, const Algorithm& algorithm,
         "the classic API knows instance norm as a batch norm of channels side by side, which those "
         "of several nhwc tensors are not"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   if (p.kind == LayerNormKind::group) {
-    BuildResult built = build_plan(instances_of_groups(p), algorithm, device);
+    BuildResult built = build_layer_norm_plan(instances_of_groups(p), algorithm, device);
     if (auto* unsupported = std::get_if<Unsupported>(&built)) return *unsupported;
     return std::make_shared<GroupNormPlan>(p, std::get<std::shared_ptr<Plan>>(built));
   }
   std::string reason = too_many_channels(p.view().count());
   if (!reason.empty()) return Unsupported{reason};
   bool persistent = algorithm.name == "spatial_persistent";
-  if (c10::isReducedFloatingType(p.x.dtype) && p.alignment < 16) {
-    return Unsupported{
-        "the classic API makes misaligned accesses in half types if tensors are not aligned to "
-        "16 bytes, and the process loses its GPU context"};
-  }
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   Notes notes;
-  // For float32 and float16 data it may sum scaled integers, which overflow if values are large.
-  if (persistent) notes.add(Note::reduced_range);
+  add_notes_of_errata(notes, p, algorithm, device);
   return std::make_shared<InstanceNormPlan>(
       p, algorithm, notes,
       persistent ? CUDNN_BATCHNORM_SPATIAL_PERSISTENT : CUDNN_BATCHNORM_SPATIAL);
 }
 
-const RegisterBackendOperator<LayerNormProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<LayerNormProblem> layer_norm_registered("legacy",
+                                                                      layer_norm_candidates,
+                                                                      build_layer_norm_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -1,8 +1,8 @@
 // Local response normalisation across channels and divisive normalisation through cuDNN's classic
 // API, which has one algorithm for each.
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/large_images.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "cuda/workspace.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -21,12 +21,11 @@ bool reads_y(const LrnProblem& p) {
   return p.pass == Pass::bwd && p.kind == LrnKind::cross_channel;
 }
 
-// Across channels cuDNN drops NaN, or spreads it to channels that share no window. Its means are
-// NaN also for windows near those that hold an infinity.
 class LrnPlan : public Plan {
  public:
-  LrnPlan(const LrnProblem& p, const Algorithm& algorithm, int64_t own_bytes, int64_t copied_bytes)
-      : Plan(algorithm, {Note::reduced_range}, own_bytes + copied_bytes),
+  LrnPlan(const LrnProblem& p, const Algorithm& algorithm, Notes notes, int64_t own_bytes,
+          int64_t copied_bytes)
+      : Plan(algorithm, notes, own_bytes + copied_bytes),
         p_(as_computed(p)),
         given_(p.x),
         own_bytes_(own_bytes) {
@@ -113,11 +112,11 @@ const char* name_of(const LrnProblem& p) {
   return p.kind == LrnKind::divisive ? "precomputed_means" : "cross_channel";
 }
 
-std::vector<Candidate> candidates(const LrnProblem& p, const Device&) {
+std::vector<Candidate> lrn_candidates(const LrnProblem& p, const Device&) {
   return {{{"legacy", name_of(p), {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_lrn_plan(const LrnProblem& p, const Algorithm& algorithm, const Device& device) {
   if (!algorithm.options.empty() || algorithm.name != name_of(p)) {
     return Unsupported{c10::str("legacy has no ", algorithm.text(),
                                 " for this problem, only legacy:", name_of(p))};
@@ -131,12 +130,7 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
                                 " and beta of at least ", CUDNN_LRN_MIN_BETA, ", not ", p.k,
                                 " and ", p.beta)};
   }
-  constexpr int64_t kSpecialWindow = 5;  // has its own kernels, for float32
-  bool as_f32 = p.x.dtype == at::kFloat || p.x.dtype == at::kBFloat16;
-  if (p.kind == LrnKind::cross_channel && p.size == kSpecialWindow && as_f32 &&
-      p.x.sizes[0] > kMostBlocks) {
-    return Unsupported{kExceedsGrid};
-  }
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   bool even = p.size % 2 == 0;
   if (even && p.kind == LrnKind::cross_channel && p.window == LrnWindow::torch) {
     return Unsupported{c10::str(
@@ -144,22 +138,21 @@ BuildResult build_plan(const LrnProblem& p, const Algorithm& algorithm, const De
         ", cuDNN has the smaller half and PyTorch the larger one; window=cudnn asks for the "
         "former")};
   }
-  if (even && p.kind == LrnKind::divisive && p.pass == Pass::bwd) {
-    return Unsupported{"cuDNN's gradient of an even window is not that of its forward"};
-  }
   if (p.means) {
     return Unsupported{
         "what cuDNN computes with means of its caller is different, and not documented"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   // Each of the two temporary tensors begins at a multiple of 256 bytes.
   int64_t bytes = as_computed(p).x.nbytes(), rounded = (bytes + 255) / 256 * 256;
   int64_t copies = p.x.dtype == at::kBFloat16 ? (p.pass == Pass::fwd ? 2 : 3 + reads_y(p)) : 0;
-  return std::make_shared<LrnPlan>(p, algorithm, p.kind == LrnKind::divisive ? 2 * rounded : 0,
-                                   copies * bytes);
+  Notes notes;
+  add_notes_of_errata(notes, p, algorithm, device);
+  return std::make_shared<LrnPlan>(p, algorithm, notes,
+                                   p.kind == LrnKind::divisive ? 2 * rounded : 0, copies * bytes);
 }
 
-const RegisterBackendOperator<LrnProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<LrnProblem> lrn_registered("legacy", lrn_candidates, build_lrn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

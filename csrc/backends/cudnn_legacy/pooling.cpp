@@ -1,8 +1,7 @@
 // Pooling through cuDNN's classic API. Sums are averages times what they were divided by.
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/large_images.h"
 #include "core/backend.h"
-#include "cudnn/errata.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -81,36 +80,35 @@ std::string why_not(const PoolingProblem& p, const Algorithm& algorithm) {
   if (p.spatial_dims() == 3 && p.x.strides != contiguous_strides(p.x.sizes)) {
     return "the classic API pools volumes of contiguous tensors only";
   }
-  bool planes = p.x.strides == contiguous_strides(p.x.sizes);
-  bool adds = algorithm.name == "max" && (p.pass == Pass::bwd || p.train);
-  if (exceeds_grid(p) || (adds && planes && p.x.sizes[1] > kMostBlocks)) return kExceedsGrid;
   return "";
 }
 
-cudnnPoolingMode_t mode_of(const PoolingProblem& p, const Algorithm& algorithm) {
+cudnnPoolingMode_t pooling_mode_of(const PoolingProblem& p, const Algorithm& algorithm) {
   if (algorithm.name == "max") return CUDNN_POOLING_MAX;
   if (algorithm.name == "max_deterministic") return CUDNN_POOLING_MAX_DETERMINISTIC;
   return p.mode == PoolingMode::avg_exclude ? CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING
                                             : CUDNN_POOLING_AVERAGE_COUNT_INCLUDE_PADDING;
 }
 
-std::vector<Candidate> candidates(const PoolingProblem& p, const Device&) {
+std::vector<Candidate> pooling_candidates(const PoolingProblem& p, const Device&) {
   if (p.mode != PoolingMode::max) return {{{"legacy", "avg", {}}, "enumeration"}};
   return {{{"legacy", "max", {}}, "enumeration"},
           {{"legacy", "max_deterministic", {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"pooling has no options"};
   std::string reason = why_not(p, algorithm);
   if (!reason.empty()) return Unsupported{reason};
-  if (auto refused = refuse(device)) return *refused;
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
+  if (auto reason = why_unsupported(device)) return *reason;
   auto d = std::make_unique<PoolingDescriptors>();
   TensorSpec y = p.y();
   set(d->x, p.x);
   set(d->y, y);
   cudnnStatus_t status = cudnnSetPoolingNdDescriptor(
-      d->pooling.get(), mode_of(p, algorithm), CUDNN_PROPAGATE_NAN, p.spatial_dims(),
+      d->pooling.get(), pooling_mode_of(p, algorithm), CUDNN_PROPAGATE_NAN, p.spatial_dims(),
       as_ints(p.window).data(), as_ints(p.padding).data(), as_ints(p.stride).data());
   std::vector<int> sizes(y.sizes.size());
   if (status == CUDNN_STATUS_SUCCESS) {
@@ -124,11 +122,12 @@ BuildResult build_plan(const PoolingProblem& p, const Algorithm& algorithm, cons
   }
   Notes notes;
   if (p.pass == Pass::bwd && algorithm.name == "max") notes.add(Note::nondeterministic);
-  if (p.mode == PoolingMode::max && pools_to_lowest()) notes.add(Note::reduced_range);
+  add_notes_of_errata(notes, p, algorithm, device);
   return std::make_shared<PoolingPlan>(p, algorithm, notes, std::move(d));
 }
 
-const RegisterBackendOperator<PoolingProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<PoolingProblem> pooling_registered("legacy", pooling_candidates,
+                                                                 build_pooling_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

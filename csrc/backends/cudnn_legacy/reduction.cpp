@@ -2,9 +2,10 @@
 #include <ATen/ops/empty.h>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/cudnn_problems.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "cuda/workspace.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -20,8 +21,8 @@ TensorSpec with_four_dims(const TensorSpec& spec) {
   return {spec.dtype, sizes, contiguous_strides(sizes)};
 }
 
-struct Descriptors {
-  explicit Descriptors(const ReduceProblem& p) {
+struct ReductionDescriptors {
+  explicit ReductionDescriptors(const ReduceProblem& p) {
     set(x, with_four_dims(p.x));
     set(y, with_four_dims(p.output()));
     auto compute = cudnn_type(compute_dtype(p.x.dtype));
@@ -40,18 +41,11 @@ struct Needs {
   size_t workspace_bytes = 0, indices_bytes = 0;
 };
 
-// cuDNN gives a finite minimum of values that are all inf, and a finite maximum of all -inf.
-Notes notes_of(const ReduceProblem& p) {
-  bool is_extreme = p.kind == ReduceKind::min || p.kind == ReduceKind::max;
-  return is_extreme ? Notes{Note::reduced_range} : Notes{};
-}
-
 class ReducePlan : public Plan {
  public:
-  ReducePlan(const ReduceProblem& p, const Algorithm& algorithm,
-             std::unique_ptr<Descriptors> descriptors, Needs needs)
-      : Plan(algorithm, notes_of(p),
-             static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
+  ReducePlan(const ReduceProblem& p, const Algorithm& algorithm, Notes notes,
+             std::unique_ptr<ReductionDescriptors> descriptors, Needs needs)
+      : Plan(algorithm, notes, static_cast<int64_t>(needs.workspace_bytes + needs.indices_bytes)),
         p_(p),
         descriptors_(std::move(descriptors)),
         needs_(needs) {}
@@ -81,16 +75,17 @@ class ReducePlan : public Plan {
 
  private:
   const ReduceProblem p_;
-  const std::unique_ptr<Descriptors> descriptors_;
+  const std::unique_ptr<ReductionDescriptors> descriptors_;
   const Needs needs_;
 };
 
-BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
+BuildResult build_reduction_plan(const ReduceProblem& p, const Algorithm& algorithm,
+                                 const Device& device) {
+  if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.x.dtype == at::kBFloat16) return Unsupported{"cuDNN reduces no bfloat16 data"};
   if (p.reduced_count() == 1) return Unsupported{"cuDNN has no reduction of a single element each"};
-  if (auto refused = refuse(device)) return *refused;
-  auto descriptors = std::make_unique<Descriptors>(p);
+  if (auto reason = why_unsupported(device)) return *reason;
+  auto descriptors = std::make_unique<ReductionDescriptors>(p);
   Needs needs;
   auto status = cudnnGetReductionWorkspaceSize(cudnn_handle(), descriptors->reduce.get(),
                                                descriptors->x.get(), descriptors->y.get(),
@@ -101,11 +96,14 @@ BuildResult build_plan(const ReduceProblem& p, const Algorithm& algorithm, const
                                           &needs.indices_bytes);
   }
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
-  return std::make_shared<ReducePlan>(p, algorithm, std::move(descriptors), needs);
+  Notes notes;
+  add_notes_of_errata(notes, p, algorithm, device);
+  return std::make_shared<ReducePlan>(p, algorithm, notes, std::move(descriptors), needs);
 }
 
-const RegisterBackendOperator<ReduceProblem> registered("legacy", only_default<ReduceProblem>,
-                                                        build_plan);
+const RegisterBackendOperator<ReduceProblem> reduction_registered("legacy",
+                                                                  only_default<ReduceProblem>,
+                                                                  build_reduction_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

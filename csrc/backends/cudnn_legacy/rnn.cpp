@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "backends/cudnn_legacy/rnn_dropout.h"
 #include "core/backend.h"
+#include "core/errata.h"
 #include "core/operator.h"
 #include "cuda/workspace.h"
-#include "cudnn/errata.h"
 #include "problems/rnn_layout.h"
 
 namespace torch_cudnn_ext::legacy {
@@ -28,7 +29,7 @@ struct Piece {
   int64_t ours, theirs, count;
 };
 
-struct Descriptors {
+struct RnnDescriptors {
   RnnDescriptor rnn;
   RnnDropout dropout;
   RnnDataDescriptor x, y;
@@ -70,27 +71,25 @@ cudnnStatus_t set_data(const RnnDataDescriptor& descriptor, const RnnProblem& p,
                                    static_cast<int>(features), lengths.data(), nullptr);
 }
 
-cudnnStatus_t set_sequences(const Descriptors& d, const RnnProblem& p,
+cudnnStatus_t set_sequences(const RnnDescriptors& d, const RnnProblem& p,
                             const std::vector<int>& lengths) {
   cudnnStatus_t status = set_data(d.x, p, p.input(), lengths);
   if (status != CUDNN_STATUS_SUCCESS) return status;
   return set_data(d.y, p, p.directions() * p.state(), lengths);
 }
 
-cudnnStatus_t get_spaces(const Descriptors& d, const RnnProblem& p, Layout& layout) {
+cudnnStatus_t get_spaces(const RnnDescriptors& d, const RnnProblem& p, Layout& layout) {
   return cudnnGetRNNTempSpaceSizes(cudnn_handle(), d.rnn.get(), forward_mode(p), d.x.get(),
                                    &layout.workspace_bytes, &layout.reserve_bytes);
 }
 
 const void* address(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
 
-// Elements to allocate after the parameters. cuDNN 9.19's gradient of float16 LSTMs by
-// persist_static on tensor cores reads up to 464 bytes past the end of the matrices, and biases may
-// be fewer than that.
-int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm) {
+// Elements to allocate after the parameters if the algorithm reads past the end of the matrices and
+// there are fewer biases than it reads.
+int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   constexpr int64_t kSlack = 1024;
-  bool reads_past_end = is_cudnn_9_19() && p.pass == Pass::bwd && p.cell == RnnCell::lstm &&
-                        p.x.dtype == at::kHalf && algorithm.name == "persist_static";
+  bool reads_past_end = erratum_applies("rnn-persist-static-reads-past", p, algorithm, device);
   int64_t biases = 0;
   for (const RnnParameter& parameter : rnn_parameters(p)) {
     if (parameter.columns == 0) biases += parameter.rows;
@@ -101,7 +100,7 @@ int64_t slack_of(const RnnProblem& p, const Algorithm& algorithm) {
 class RnnPlan : public ReplayedPlan {
  public:
   RnnPlan(const RnnProblem& p, const Algorithm& algorithm, Notes notes,
-          std::unique_ptr<Descriptors> descriptors, Layout layout)
+          std::unique_ptr<RnnDescriptors> descriptors, Layout layout)
       : ReplayedPlan(algorithm, notes, layout.temporary_bytes(p)),
         p_(p),
         d_(std::move(descriptors)),
@@ -188,7 +187,7 @@ class RnnPlan : public ReplayedPlan {
           "cudnnRNNForward");
     });
     d_->dropout.used();
-    if (p_.train) b[Role::reserve] = reserve;
+    if (p_.train) b[Role::reserve] = std::move(reserve);
   }
 
   void backward(Bindings& b, void* workspace) {
@@ -241,7 +240,7 @@ class RnnPlan : public ReplayedPlan {
   }
 
   const RnnProblem p_;
-  std::unique_ptr<Descriptors> d_;
+  std::unique_ptr<RnnDescriptors> d_;
   Layout layout_;
   int64_t rows_ = 0;  // of the batch that runs
 };
@@ -268,7 +267,7 @@ cudnnRNNMode_t cell_mode(RnnCell cell) {
   return static_cast<cudnnRNNMode_t>(cell);
 }
 
-cudnnStatus_t set_network(const Descriptors& d, const RnnProblem& p, cudnnRNNAlgo_t algorithm,
+cudnnStatus_t set_network(const RnnDescriptors& d, const RnnProblem& p, cudnnRNNAlgo_t algorithm,
                           cudnnMathType_t math) {
   return cudnnSetRNNDescriptor_v8(
       d.rnn.get(), algorithm, cell_mode(p.cell), bias_mode(p.bias),
@@ -280,7 +279,7 @@ cudnnStatus_t set_network(const Descriptors& d, const RnnProblem& p, cudnnRNNAlg
 }
 
 // The place where cuDNN has a gate's part of a parameter, in elements; -1 if it has none.
-cudnnStatus_t find_gate(const Descriptors& d, const RnnProblem& p, const RnnParameter& parameter,
+cudnnStatus_t find_gate(const RnnDescriptors& d, const RnnProblem& p, const RnnParameter& parameter,
                         int64_t gate, const Tensor& space, int64_t& place) {
   using Kind = RnnParameter::Kind;
   bool recurrent =
@@ -300,7 +299,7 @@ cudnnStatus_t find_gate(const Descriptors& d, const RnnProblem& p, const RnnPara
   return status;
 }
 
-std::optional<Unsupported> find_pieces(const Descriptors& d, const RnnProblem& p,
+std::optional<Unsupported> find_pieces(const RnnDescriptors& d, const RnnProblem& p,
                                        c10::Device device, Layout& layout) {
   // cuDNN computes addresses in a space that it is given; nothing is read.
   Tensor space = at::empty({static_cast<int64_t>(layout.weight_bytes)},
@@ -334,7 +333,7 @@ std::optional<Unsupported> find_pieces(const Descriptors& d, const RnnProblem& p
 
 // The classic API tells no properties of an algorithm: a math type other than FMA may use TF32 for
 // float32 data.
-Notes notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, int math) {
+Notes rnn_notes_of(const RnnProblem& p, cudnnRNNAlgo_t algorithm, int math) {
   Notes notes;
   if (algorithm == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) notes.add(Note::runtime_compilation);
   if (p.x.dtype != at::kFloat || math == CUDNN_FMA_MATH) return notes;
@@ -349,7 +348,7 @@ bool is_duplicate(const RnnProblem& p, int math) {
   return p.x.dtype != at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
 }
 
-std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
+std::vector<Candidate> rnn_candidates(const RnnProblem& p, const Device&) {
   std::vector<Candidate> list;
   for (const LegacyName& name : operator_of(p).legacy_names(pass_of(p))) {
     for (const MathType& math : kMathTypes) {
@@ -360,40 +359,7 @@ std::vector<Candidate> candidates(const RnnProblem& p, const Device&) {
   return list;
 }
 
-// What cuDNN 9.19 accepts and then does wrong, seen on an H200 or an H100.
-std::string erratum_of(const RnnProblem& p, cudnnRNNAlgo_t kind, int math) {
-  if (!is_cudnn_9_19()) return "";
-  bool stray_math = math == CUDNN_FMA_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
-  if (p.proj > 0 && p.x.dtype == at::kFloat && stray_math) {
-    return "cuDNN 9.19 writes past the end of its results with a projection and this math type";
-  }
-  bool half_products =
-      math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
-  if (kind == CUDNN_RNN_ALGO_PERSIST_STATIC && p.train && p.cell == RnnCell::lstm &&
-      p.x.dtype == at::kHalf && half_products && p.hidden % 16 == 8 && p.batch() % 2 == 1 &&
-      p.batch() < 8) {
-    return "the gradients of this algorithm of cuDNN 9.19 may be NaN on tensor cores for float16 "
-           "LSTMs of a hidden size that is an odd multiple of 8 and a batch of 1, 3, 5 or 7";
-  }
-  if (kind != CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H) return "";
-  int64_t largest = p.gates() == 1 ? 256 : 128;
-  if (p.train && p.hidden > largest) {
-    return c10::str("this algorithm of cuDNN 9.19 has no gradient of hidden sizes above ", largest);
-  }
-  bool converts = p.x.dtype == at::kFloat && math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
-  if (converts && p.cell == RnnCell::lstm && p.hidden > 160 && p.batch() % 8 == 0) {
-    return "this algorithm of cuDNN 9.19 fails at the run if float32 LSTMs of hidden sizes above "
-           "160 are converted for tensor cores";
-  }
-  bool tensor_cores = converts || (p.x.dtype == at::kHalf && math == CUDNN_TENSOR_OP_MATH);
-  if (tensor_cores && p.has_small_h_erratum()) {
-    return "cuDNN 9.19 computes wrong results on tensor cores if the hidden size, above 32, is a "
-           "multiple of 8 but not of 32, and the batch size is a multiple of 8";
-  }
-  return "";
-}
-
-BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_rnn_plan(const RnnProblem& p, const Algorithm& algorithm, const Device& device) {
   const MathType* math = find_math(algorithm);
   if (math == nullptr) return Unsupported{algorithm.text() + " has no math type"};
   std::optional<int> value = find_value(p, algorithm);
@@ -402,10 +368,9 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
     return Unsupported{"sequences of several lengths need legacy:standard"};
   }
   auto kind = static_cast<cudnnRNNAlgo_t>(*value);
-  std::string erratum = erratum_of(p, kind, math->value);
-  if (!erratum.empty()) return Unsupported{erratum};
-  if (auto refused = refuse(device)) return *refused;
-  auto d = std::make_unique<Descriptors>();
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
+  if (auto reason = why_unsupported(device)) return *reason;
+  auto d = std::make_unique<RnnDescriptors>();
   set(d->h, rnn_h(p));
   set(d->c, rnn_c(p));
   Layout layout;
@@ -428,15 +393,15 @@ BuildResult build_plan(const RnnProblem& p, const Algorithm& algorithm, const De
   });
   check_cudnn_files_once();
   if (status != CUDNN_STATUS_SUCCESS) return unsupported(status, cudnn_status_text(status));
-  if (auto refused = find_pieces(*d, p, device.torch_device(), layout)) return *refused;
-  layout.slack = slack_of(p, algorithm);
+  if (auto reason = find_pieces(*d, p, device.torch_device(), layout)) return *reason;
+  layout.slack = slack_of(p, algorithm, device);
   layout.in_place = layout.pieces.size() == 1 && layout.pieces[0].theirs == 0 &&
                     layout.weight_bytes == static_cast<size_t>(rnn_w(p).nbytes());
-  return std::make_shared<RnnPlan>(p, algorithm, notes_of(p, kind, math->value), std::move(d),
+  return std::make_shared<RnnPlan>(p, algorithm, rnn_notes_of(p, kind, math->value), std::move(d),
                                    std::move(layout));
 }
 
-const RegisterBackendOperator<RnnProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<RnnProblem> rnn_registered("legacy", rnn_candidates, build_rnn_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

@@ -1,6 +1,7 @@
 // Softmax through cuDNN's classic API: fast (no maximum is subtracted) and accurate.
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -47,29 +48,30 @@ class SoftmaxPlan : public ReplayedPlan {
   TensorDescriptor x_;
 };
 
-std::vector<Candidate> candidates(const SoftmaxProblem&, const Device&) {
+std::vector<Candidate> softmax_candidates(const SoftmaxProblem&, const Device&) {
   return {{{"legacy", "accurate", {}}, "enumeration"}, {{"legacy", "fast", {}}, "enumeration"}};
 }
 
-BuildResult build_plan(const SoftmaxProblem& p, const Algorithm& algorithm, const Device& device) {
+BuildResult build_softmax_plan(const SoftmaxProblem& p, const Algorithm& algorithm,
+                               const Device& device) {
   if (!algorithm.options.empty()) return Unsupported{"softmax has no options"};
   if (p.log && algorithm.name == "fast") {
     return Unsupported{"cuDNN has one algorithm for log-softmax, legacy:accurate"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   bool fast = algorithm.name == "fast";
   Notes notes;
-  // The fast algorithm subtracts no maximum, so its exponentials overflow. The result of a
-  // contiguous row of -inf is NaN, but the accurate algorithm gives zeros and the logarithm -inf,
-  // except in float64. Gradients compute no exponentials.
-  bool hides_nan = p.x.sizes[2] == 1 && p.x.dtype != at::kDouble;
-  if (p.pass == Pass::fwd && (fast || hides_nan)) notes.add(Note::reduced_range);
+  // The fast algorithm subtracts no maximum, so its exponentials overflow. Gradients compute no
+  // exponentials.
+  if (p.pass == Pass::fwd && fast) notes.add(Note::reduced_range);
+  add_notes_of_errata(notes, p, algorithm, device);
   if (p.log) return std::make_shared<SoftmaxPlan>(p, algorithm, notes, CUDNN_SOFTMAX_LOG);
   return std::make_shared<SoftmaxPlan>(p, algorithm, notes,
                                        fast ? CUDNN_SOFTMAX_FAST : CUDNN_SOFTMAX_ACCURATE);
 }
 
-const RegisterBackendOperator<SoftmaxProblem> registered("legacy", candidates, build_plan);
+const RegisterBackendOperator<SoftmaxProblem> softmax_registered("legacy", softmax_candidates,
+                                                                 build_softmax_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

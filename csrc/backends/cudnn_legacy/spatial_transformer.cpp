@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/large_images.h"
 #include "core/backend.h"
+#include "core/errata.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -20,7 +20,8 @@ void set(const TransformerDescriptor& descriptor, c10::ScalarType dtype, const D
               "cudnnSetSpatialTransformerNdDescriptor");
 }
 
-std::optional<Unsupported> refuse_transformer(const TensorSpec& grid, bool align_corners) {
+std::optional<Unsupported> why_transformer_is_unsupported(const TensorSpec& grid,
+                                                          bool align_corners) {
   if (grid.sizes.size() != 4) return Unsupported{"cuDNN's spatial transformers are 2-D"};
   if (!align_corners) return Unsupported{"cuDNN's spatial transformers align corners"};
   if (grid.dtype == c10::ScalarType::BFloat16) {
@@ -106,14 +107,14 @@ class GridSamplePlan : public Plan {
 
 BuildResult build_affine_grid(const AffineGridProblem& p, const Algorithm& algorithm,
                               const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
-  if (auto refused = refuse_transformer(p.grid, p.align_corners)) return *refused;
+  if (auto reason = why_not_default(algorithm)) return *reason;
+  if (auto reason = why_transformer_is_unsupported(p.grid, p.align_corners)) return *reason;
   // cuDNN puts a dimension's only point on the border, PyTorch in the middle.
   if (p.grid.sizes[1] == 1 || p.grid.sizes[2] == 1) {
     return Unsupported{"cuDNN's grids have at least two points a dimension"};
   }
-  if (p.pass == Pass::fwd && p.grid.sizes[0] > kMostBlocks) return Unsupported{kExceedsGrid};
-  if (auto refused = refuse(device)) return *refused;
+  if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<AffineGridPlan>(p, algorithm);
 }
 
@@ -121,14 +122,14 @@ BuildResult build_grid_sample(const GridSampleProblem& p, const Algorithm& algor
                               const Device& device) {
   constexpr int64_t kMaxChannels = 1024;  // PyTorch's own limit for calling cuDNN
   if (!algorithm.options.empty()) return Unsupported{"grid_sample has no options"};
-  if (auto refused = refuse_transformer(p.grid, p.align_corners)) return *refused;
+  if (auto reason = why_transformer_is_unsupported(p.grid, p.align_corners)) return *reason;
   if (p.mode != SampleMode::bilinear) return Unsupported{"cuDNN samples bilinearly"};
   if (p.padding != SamplePadding::zeros) return Unsupported{"cuDNN pads with zeros"};
   if (p.x.strides != contiguous_strides(p.x.sizes)) return Unsupported{"cuDNN samples from nchw"};
   if (p.x.sizes[1] > kMaxChannels) {
     return Unsupported{c10::str("cuDNN samples at most ", kMaxChannels, " channels")};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   Notes notes;
   // dx is summed by atomic additions, dgrid is not.
   if (p.pass == Pass::bwd && p.input_gradient) notes.add(Note::nondeterministic);

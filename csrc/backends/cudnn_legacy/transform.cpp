@@ -3,8 +3,8 @@
 #include <climits>
 
 #include "backends/cudnn_legacy/descriptor.h"
-#include "backends/cudnn_problems.h"
 #include "core/backend.h"
+#include "cudnn/problems.h"
 
 namespace torch_cudnn_ext::legacy {
 namespace {
@@ -36,9 +36,9 @@ class TransformPlan : public Plan {
   TensorDescriptor x_, y_;
 };
 
-BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm,
-                       const Device& device) {
-  if (auto refused = refuse_all_but_default(algorithm)) return *refused;
+BuildResult build_transform_plan(const TransformProblem& p, const Algorithm& algorithm,
+                                 const Device& device) {
+  if (auto reason = why_not_default(algorithm)) return *reason;
   if (p.x.dtype != p.y.dtype) return Unsupported{"cudnnTransformTensor converts no types"};
   if (std::max(p.x.extent(), p.y.extent()) > INT_MAX) {
     return Unsupported{"the classic API counts elements in 32 bits"};
@@ -46,12 +46,13 @@ BuildResult build_plan(const TransformProblem& p, const Algorithm& algorithm,
   if (p.alignment < 16) {
     return Unsupported{"cudnnTransformTensor was not tested on tensors not aligned to 16 bytes"};
   }
-  if (auto refused = refuse(device)) return *refused;
+  if (auto reason = why_unsupported(device)) return *reason;
   return std::make_shared<TransformPlan>(p, algorithm);
 }
 
-const RegisterBackendOperator<TransformProblem> registered("legacy", only_default<TransformProblem>,
-                                                           build_plan);
+const RegisterBackendOperator<TransformProblem> transform_registered("legacy",
+                                                                     only_default<TransformProblem>,
+                                                                     build_transform_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::legacy

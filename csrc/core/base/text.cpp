@@ -29,7 +29,7 @@ std::string as_pattern(std::string_view word) {
 // The number of letters to insert, remove, change or swap with their neighbour. A star matches any
 // text.
 size_t distance_of(const std::string& word, const std::string& text) {
-  std::vector<size_t> before_last, last(text.size() + 1), row(text.size() + 1);
+  std::vector<size_t> before_last(text.size() + 1), last = before_last, row = before_last;
   for (size_t j = 0; j <= text.size(); ++j) last[j] = j;
   for (size_t i = 1; i <= word.size(); ++i) {
     bool star = word[i - 1] == '*';
@@ -44,9 +44,8 @@ size_t distance_of(const std::string& word, const std::string& text) {
       bool exchanged = i > 1 && j > 1 && word[i - 1] == text[j - 2] && word[i - 2] == text[j - 1];
       if (exchanged) row[j] = std::min(row[j], before_last[j - 2] + 1);
     }
-    before_last = std::move(last);
-    last = std::move(row);
-    row.resize(text.size() + 1);
+    before_last.swap(last);
+    last.swap(row);
   }
   return last[text.size()];
 }
@@ -134,11 +133,8 @@ std::vector<std::string> nearest_words(std::string_view word,
         text.size() + most >= letters && (has_stars || text.size() <= letters + most);
     if (may_be_near) distance = distance_of(pattern, text);
     bool is_part = letters >= 3 && text.find(pattern) != std::string::npos;
-    size_t in_common =
-        std::mismatch(pattern.begin(), pattern.begin() + std::min(pattern.size(), text.size()),
-                      text.begin())
-            .first -
-        pattern.begin();
+    auto differ = std::mismatch(pattern.begin(), pattern.end(), text.begin(), text.end());
+    auto in_common = static_cast<size_t>(differ.first - pattern.begin());
     bool begins_alike = in_common >= 4 && in_common * 3 >= letters;
     if (is_part || begins_alike) distance = std::min(distance, most);
     if (distance <= most && !text.empty()) found.emplace_back(distance, candidate);

@@ -27,8 +27,8 @@ inline constexpr char kNumbers = '#';
 bool glob_can_match(std::string_view glob, std::string_view form);
 
 // Where users find the full lists of words.
-inline constexpr const char* kInPolicies = "README.md, \"Autotuning and constraints\"";
-inline constexpr const char* kInTexts = "README.md, \"Texts\"";
+inline constexpr const char* kInPolicies = "docs/reference/policy.md";
+inline constexpr const char* kInTexts = "docs/reference/problem-lines.md";
 inline constexpr const char* kInOperators = "info --operators";
 
 // At most five known words that differ from `word` in few letters, the nearest first. Case does not

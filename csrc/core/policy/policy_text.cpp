@@ -198,7 +198,7 @@ std::string compute_text(const ComputeByType& compute) {
 
 // The backends that a list names, in the order in which all are registered.
 std::vector<std::string> read_backends(std::string_view text) {
-  const std::vector<std::string> known = backend_names();
+  const std::vector<std::string>& known = backend_names();
   std::vector<std::string> names, ordered;
   for (std::string_view item : split(text, ',')) {
     std::string name(item);
@@ -280,7 +280,7 @@ void read_selection(Policy& policy, std::string_view text, const Operator& op,
                                resolve_algorithm(text, name, op.legacy_names(pass))};
   } catch (const c10::ValueError& error) {
     TORCH_CHECK_VALUE(false, error.what_without_backtrace(),
-                      hint(text, selections_of(text, op, pass)), "; all: ", kInTexts);
+                      hint(text, selections_of(text, op, pass)), "; all: ", kInPolicies);
   }
 }
 
@@ -308,14 +308,13 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const Opera
       for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
     }
     TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
-                      op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies,
-                      " and ", kInTexts);
+                      op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies);
   }
   TORCH_CHECK_VALUE(!fitting.empty(), "policy text: '", word, "' fits no pass of ", op.family(),
                     ": ", reason);
   TORCH_CHECK_VALUE(false, "policy text: '", word, "' is meant for all passes but does not fit ",
                     c10::Join(", ", others), ", wanted ", fitting[0], "=", word,
-                    ", or an algorithm of every pass; all: ", kInTexts);
+                    ", or an algorithm of every pass; all: ", kInPolicies);
 }
 
 // Reads "fwd" of the given family, "conv_fwd" of any, or "conv" for all its passes. False if the

@@ -92,7 +92,8 @@ std::string canonical_value(const std::string& op, const std::string& key, std::
       for (auto& [name, text] : problem_fields(parse_problem(line))) {
         if (name == key && same_numbers(value, text)) return text;
       }
-    } catch (const c10::Error&) {  // the example does not take this value
+    } catch (const c10::Error&) {
+      continue;  // the example does not take this value
     }
   }
   return value;

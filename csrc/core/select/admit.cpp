@@ -36,8 +36,8 @@ std::string exclusion_by_notes(const Notes& notes, const ResolvedPolicy& policy)
            "allow_down_convert)";
   }
   if (notes.has(Note::low_accuracy) && !p.allow_down_convert.value_or(false)) {
-    return "excluded: Winograd with large tiles is less accurate than TF32 (allow it with "
-           "allow_down_convert)";
+    return "excluded: may be less accurate than float32 products, as Winograd with large tiles is "
+           "(allow it with allow_down_convert)";
   }
   if (notes.has(Note::reduced_range) && !p.allow_reduced_range.value_or(false)) {
     return "excluded: has a reduced range (allow it with allow_reduced_range)";

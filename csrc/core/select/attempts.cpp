@@ -3,10 +3,12 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include "core/backend.h"
 #include "core/operator.h"
+#include "core/select/hints.h"
 #include "core/select/plan_store.h"
 #include "core/tune/measure.h"
 
@@ -26,10 +28,16 @@ std::vector<Algorithm> algorithms_named(const Problem& problem, const std::strin
   return list;
 }
 
-// The family's order and all backends that it leaves out: constraints may admit nothing else.
+// What was measured to lead, the family's order, and all backends that it leaves out: constraints
+// may admit nothing else.
 std::vector<std::string> whole_order(const Problem& problem, const Device& device) {
   std::vector<std::string> order{"aten", "cpu"};
-  if (device.has_gpu_backends()) order = operator_of(problem).heuristic_order(problem);
+  if (device.has_gpu_backends()) {
+    order = hints_for(problem, device);
+    for (std::string& name : operator_of(problem).heuristic_order(problem)) {
+      order.push_back(std::move(name));
+    }
+  }
   for (const std::string& name : backend_names()) {
     bool known = std::find(order.begin(), order.end(), name) != order.end();
     bool has_family = find_backend(name)->find(family_of(problem)) != nullptr;

@@ -1,6 +1,5 @@
 #include "core/select/execute.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -18,6 +17,7 @@
 #include "core/select/plan_store.h"
 #include "core/select/recording.h"
 #include "core/tensors.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -169,7 +169,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
              Bindings& bindings) {
   OverrideGuard plain;
   // Operators cast their arguments before this. Plans compute in those types.
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  ExcludeKeysGuard no_autocast(c10::autocast_dispatch_keyset);
   if (is_dry_run()) {
     forget_executed();
     return execute_dry(problem, device, bindings);

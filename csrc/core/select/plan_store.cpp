@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,10 +13,12 @@
 
 #include "core/backend.h"
 #include "core/base/lru_cache.h"
+#include "core/caution.h"
 #include "core/errors.h"
 #include "core/operator.h"
 #include "core/policy/levels.h"
 #include "core/select/admit.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -128,7 +129,7 @@ Call find_in_slot(SharedSlot& slot, const Device& device, MakeDecision make) {
   std::unique_lock<std::timed_mutex> one_builder(slot.mutex, std::defer_lock);
   // A thread that tunes may wait for autograd's thread of the device, which runs its reference's
   // gradients.
-  bool may_be_awaited = device.is_cuda() && torch::autograd::get_current_node() != nullptr;
+  bool may_be_awaited = device.is_cuda() && is_in_autograd_node();
   bool must_not_wait =
       slot.builder == std::this_thread::get_id() || (may_be_awaited && !one_builder.try_lock());
   if (must_not_wait) return make(true);
@@ -172,6 +173,7 @@ Call find_shared(const Request& request, MakeDecision make) {
   if (made_here && !call.decision->warning.empty()) warnings.push_back(call.decision->warning);
   if (slots_held == 0) {
     for (const std::string& text : std::exchange(warnings, {})) warn(text);
+    give_caution_once(request.device);
   }
   if (call.plan == nullptr && call.decision->algorithm) {
     call.plan = plan_of(request, *call.decision->algorithm);

@@ -195,8 +195,8 @@ class ProblemSequence {
     try {
       return op_.reference(step.problem, scratch);
     } catch (const c10::Error& error) {
-      bool refused = device.is_cuda() && at::globalContext().deterministicAlgorithms();
-      if (!refused || is_out_of_memory(error)) throw;
+      bool may_be_switch = device.is_cuda() && at::globalContext().deterministicAlgorithms();
+      if (!may_be_switch || is_out_of_memory(error)) throw;
     }
     auto moved = [](Bindings bindings, c10::Device device) {
       for (at::Tensor& t : bindings.tensors) {

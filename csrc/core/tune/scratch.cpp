@@ -7,7 +7,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -19,6 +18,7 @@
 
 #include "core/autograd_guard.h"
 #include "core/override_guard.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext {
 
@@ -76,9 +76,7 @@ void on_scratch(const Problem& problem, const Device& device, c10::function_ref<
   c10::InferenceMode no_inference(false);  // its tensors have no gradients
   c10::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  c10::impl::ExcludeDispatchKeyGuard no_vmap(
-      c10::DispatchKeySet({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode}));
+  ExcludeKeysGuard no_autocast(c10::autocast_dispatch_keyset), no_vmap(kVmapModeKeys);
   c10::DeviceGuard device_guard(device.torch_device());
   auto restore = c10::make_scope_exit(generator_restorer(problem, device));
   work();

@@ -2,11 +2,11 @@
 #include "ops/autograd.h"
 
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
 #include "ops/activation/activation.h"
 #include "ops/call.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::activation {
 namespace {
@@ -17,9 +17,8 @@ std::optional<std::string> saved_policy(OptionalPolicy policy) {
 
 // Whether nobody else can see this gradient, so that its memory may be written.
 bool is_unshared(const Tensor& grad) {
-  return !at::GradMode::is_enabled() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-         grad.use_count() == 1 && grad.has_storage() && grad.storage().use_count() == 1 &&
-         is_dense(grad);
+  return !at::GradMode::is_enabled() && !has_dispatch_mode() && grad.use_count() == 1 &&
+         grad.has_storage() && grad.storage().use_count() == 1 && is_dense(grad);
 }
 
 struct ActivationGradient {
@@ -65,17 +64,16 @@ template <class Args>
 void redispatch_inplace(c10::DispatchKeySet keys, const Args& args) {
   at::AutoDispatchBelowADInplaceOrView guard;
   redispatch(keys, args, c10::after_ADInplaceOrView_keyset);
-  torch::autograd::increment_version(std::get<0>(args.tied()));
+  increment_version(std::get<0>(args.tied()));
 }
 
 // The tensor becomes the result of its own node. Only swish's gradient needs what was overwritten;
 // it keeps a copy, as PyTorch's does.
 void forward_inplace_autograd(c10::DispatchKeySet keys, const ForwardArgs<true>& a) {
-  using namespace torch::autograd;
   using Node = GradientNode<ActivationGradient>;
   bool wanted = compute_requires_grad(a.input);
   check_inplace(a.input, wanted);
-  TORCH_CHECK_NOT_IMPLEMENTED(!isFwGradDefined(a.input), ActivationGradient::kName,
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(a.input), ActivationGradient::kName,
                               ": forward-mode AD is not supported by this operator");
   NodePtr<Node> node;
   Tensor before;
@@ -137,7 +135,7 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const BackwardArgs<false>& a)
 }
 
 void backward_inplace_autograd(c10::DispatchKeySet keys, const BackwardArgs<true>& a) {
-  TORCH_CHECK(!torch::autograd::compute_requires_grad(a.grad_output, a.input, a.output),
+  TORCH_CHECK(!compute_requires_grad(a.grad_output, a.input, a.output),
               "torch_cudnn_ext::activation_backward_: it is not differentiable, wanted tensors "
               "that require no gradient; use activation_backward");
   redispatch_inplace(keys, a);

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "ops/batch_norm/batch_norm.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::batch_norm {
 namespace {
@@ -166,7 +167,7 @@ Tensors4 train_autograd(c10::DispatchKeySet keys, const TrainArgs& args) {
   // A node that saved them must not take the new ones for its own.
   for (const OptionalTensor* running : {&args.running_mean, &args.running_var}) {
     if (has(*running) && !(*running)->is_inference()) {
-      torch::autograd::increment_version(**running);
+      increment_version(**running);
     }
   }
   return results;

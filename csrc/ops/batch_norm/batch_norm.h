@@ -37,7 +37,7 @@ struct TrainArgs : ForwardArgs {
   using Result = Tensors4;
 };
 
-// Without running statistics, so that nothing is changed, which vmap would refuse.
+// Without running statistics, so that it changes no tensor: vmap does not support that.
 struct TrainAloneArgs {
   static constexpr const char* kName = "_batch_norm_train_alone";
   using Result = Tensors4;

@@ -14,26 +14,28 @@ struct PublicTrainArgs : ForwardArgs {
   using Result = Tensors3;
 };
 
-Tensors4 train(const ForwardArgs& a) {
+Tensors4 composites_train(const ForwardArgs& a) {
   if (has(a.running_mean) || has(a.running_var)) return call_op(TrainArgs{a});
   return call_op(
       TrainAloneArgs{a.input, a.weight, a.bias, a.eps, a.mode, a.z, a.activation, a.policy});
 }
 
 Tensors3 batch_norm_train(const PublicTrainArgs& args) {
-  auto [output, mean, invstd, reserve] = train(args);
+  auto [output, mean, invstd, reserve] = composites_train(args);
   return {output, mean, invstd};
 }
 
-void register_all(torch::Library& m) { register_kernels<batch_norm, batch_norm_train>(m); }
+void composites_register_all(torch::Library& m) {
+  register_kernels<batch_norm, batch_norm_train>(m);
+}
 
 }  // namespace
 
 Tensor batch_norm(const BatchNormArgs& a) {
   const OptionalTensor &mean = a.running_mean, &var = a.running_var;
   if (a.training) {
-    return std::get<0>(train({a.input, mean, var, a.weight, a.bias, a.momentum, a.eps, a.mode, a.z,
-                              a.activation, a.policy}));
+    return std::get<0>(composites_train({a.input, mean, var, a.weight, a.bias, a.momentum, a.eps,
+                                         a.mode, a.z, a.activation, a.policy}));
   }
   TORCH_CHECK_VALUE(has(mean) && has(var),
                     "torch_cudnn_ext::batch_norm: ", has(mean) ? "running_var" : "running_mean",
@@ -43,9 +45,9 @@ Tensor batch_norm(const BatchNormArgs& a) {
       infer, {a.input, *mean, *var, a.weight, a.bias, a.eps, a.mode, a.z, a.activation, a.policy});
 }
 
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) { register_all(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) { composites_register_all(m); }
 // A schema that may change tensors has no loop over samples: vmap sees what it is made of.
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, FuncTorchBatched, m) { register_all(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, FuncTorchBatched, m) { composites_register_all(m); }
 
 namespace {
 

@@ -111,7 +111,7 @@ Tensors4 run_training(const ForwardArgs& args) {
           reserve.defined() ? reserve : no_reserve(input)};
 }
 
-Tensors4 train(const TrainArgs& args) { return run_training(args); }
+Tensors4 kernels_train(const TrainArgs& args) { return run_training(args); }
 Tensors4 train_alone(const TrainAloneArgs& args) { return run_training(args.forward()); }
 
 }  // namespace
@@ -162,11 +162,13 @@ Tensors3 backward(const BackwardArgs& args) {
 
 namespace {
 
-void register_all(torch::Library& m) { register_kernels<train, train_alone, infer, backward>(m); }
+void kernels_register_all(torch::Library& m) {
+  register_kernels<kernels_train, train_alone, infer, backward>(m);
+}
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_all(m); }
-TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_all(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { kernels_register_all(m); }
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { kernels_register_all(m); }
 
 }  // namespace torch_cudnn_ext::batch_norm

@@ -107,15 +107,15 @@ Tensor empty_statistic(const Tensor& input, bool per_activation) {
   return at::empty_symint(statistic_sizes(input, per_activation), statistic_options(input));
 }
 
-Tensors4 train(const ForwardArgs& args) {
+Tensors4 meta_train(const ForwardArgs& args) {
   const Tensor& input = args.input;
   activation_of(args.activation);
   bool per_activation = check_forward(args);
   return {dense_like(input, per_activation), empty_statistic(input, per_activation),
           empty_statistic(input, per_activation), no_reserve(input)};
 }
-Tensors4 train_meta(const TrainArgs& args) { return train(args); }
-Tensors4 train_alone_meta(const TrainAloneArgs& args) { return train(args.forward()); }
+Tensors4 train_meta(const TrainArgs& args) { return meta_train(args); }
+Tensors4 train_alone_meta(const TrainAloneArgs& args) { return meta_train(args.forward()); }
 
 Tensor infer_meta(const InferArgs& args) {
   activation_of(args.activation);

@@ -97,9 +97,9 @@ class BatchNormOperator : public OperatorOf<BatchNormProblem> {
   // the persistent kernels, 0.467 and 1.180 with PyTorch; nhwc 3 to 10 with the classic API, 0.165
   // and 0.258 with PyTorch. In bfloat16 nhwc the graph's first engine took 0.29 to 0.86 of
   // PyTorch's time for all 29 forwards of ResNet-50 and MobileNet-V3 in training, but 0.44 to 1.45
-  // for their backwards. For their 41 bfloat16 inferences the order below took 0.66 to 0.98 of
-  // PyTorch's time. For float32 nchw both take the same time, but the classic API takes 5 to 10 us
-  // of the host, PyTorch 11 to 26.
+  // for their backwards. For float32 nchw both take the same time, but the classic API takes 5 to
+  // 10 us of the host, PyTorch 11 to 26. For large inferences a single engine leads
+  // (cudnn/engine_hints.cpp).
   std::vector<std::string> heuristic_order(const BatchNormProblem& p) const override {
     bool persistent =
         p.has_training_statistics() && !p.is_channels_last() && p.x.dtype != at::kDouble;
@@ -115,7 +115,6 @@ class BatchNormOperator : public OperatorOf<BatchNormProblem> {
       constexpr int64_t kSmall = 1 << 22;
       bool small = p.x.numel() <= kSmall;
       if (small || !p.is_channels_last()) return {"legacy:spatial", "aten", "graph"};
-      return {"graph:eng1", "aten", "graph", "legacy"};
     }
     if (p.is_channels_last() && half && p.pass == BatchNormPass::fwd) {
       return {"graph", "aten", "legacy"};

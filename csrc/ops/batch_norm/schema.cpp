@@ -22,7 +22,7 @@ const std::vector<std::string> kSchemas = {
     "_batch_norm_train(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? "
     "weight, Tensor? bias, float momentum, float eps, str norm_mode, Tensor? z, str activation, "
     "str? policy) -> (Tensor output, Tensor mean, Tensor invstd, Tensor reserve)",
-    // It changes no tensor: vmap would refuse that.
+    // It changes no tensor: vmap does not support that.
     "_batch_norm_train_alone(Tensor input, Tensor? weight, Tensor? bias, float eps, str norm_mode, "
     "Tensor? z, str activation, str? policy) -> (Tensor output, Tensor mean, Tensor invstd, Tensor "
     "reserve)",

@@ -4,7 +4,6 @@
 #include "ops/autograd.h"
 
 #include <ATen/ATen.h>
-#include <ATen/ops/_fw_primal_ops.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "ops/autocast.h"
 #include "ops/convolution/convolution.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::convolution {
 namespace {
@@ -135,27 +135,21 @@ struct ConvolutionGradient {
   }
 };
 
-Tensor tangent_of(const Tensor& t) { return t._fw_grad(0); }
-Tensor primal_of(const Tensor& t) {
-  return torch::autograd::isFwGradDefined(t) ? at::_ops::_fw_primal::call(t, 0) : t;
-}
-
 Tensor plus(const Tensor& sum, const Tensor& term) { return sum.defined() ? sum.add(term) : term; }
 
 // The sum over the factors: the term with one of them replaced by its tangent.
 Tensor tangent_of_result(ConvolutionPass pass, const Tensor& a, const Tensor& b,
                          const OptionalTensor& bias, const OptionalTensor& z,
                          SymIntArrayRef result_sizes, const Geometry& g, double beta) {
-  using torch::autograd::isFwGradDefined;
   Tensor tangent;
-  if (isFwGradDefined(a)) {
+  if (has_tangent(a)) {
     tangent = bilinear(pass, tangent_of(a), primal_of(b), result_sizes, g);
   }
-  if (isFwGradDefined(b)) {
+  if (has_tangent(b)) {
     tangent = plus(tangent, bilinear(pass, primal_of(a), tangent_of(b), result_sizes, g));
   }
-  if (z && isFwGradDefined(*z)) tangent = plus(tangent, tangent_of(*z).mul(beta));
-  if (bias && isFwGradDefined(*bias) && result_sizes[1] != 0) {
+  if (z && has_tangent(*z)) tangent = plus(tangent, tangent_of(*z).mul(beta));
+  if (bias && has_tangent(*bias) && result_sizes[1] != 0) {
     c10::SmallVector<SymInt, 5> shape(result_sizes.size(), 1);
     shape[1] = bias->sym_size(0);
     tangent = plus(tangent, tangent_of(*bias).view_symint(shape).expand_symint(result_sizes));
@@ -168,11 +162,10 @@ template <class Args>
 Tensor with_autograd(c10::DispatchKeySet keys, const Args& args, ConvolutionPass pass,
                      const Tensor& a, const Tensor& b, const OptionalTensor& bias,
                      const OptionalTensor& z, const Geometry& g, double beta) {
-  using torch::autograd::isFwGradDefined;
   constexpr bool relu = std::is_same_v<Args, ForwardReluArgs>;
   const Tensor &bias_tensor = or_undefined(bias), &z_tensor = or_undefined(z);
-  bool any_tangent = isFwGradDefined(a) || isFwGradDefined(b) || isFwGradDefined(bias_tensor) ||
-                     isFwGradDefined(z_tensor);
+  bool any_tangent =
+      has_tangent(a) || has_tangent(b) || has_tangent(bias_tensor) || has_tangent(z_tensor);
   Tensor result = run_with_gradient<ConvolutionGradient>(
       {a, b, bias_tensor, z_tensor}, 1, [&] { return redispatch(keys, args); },
       [&](auto& node, const auto& results) {
@@ -201,7 +194,7 @@ Tensor with_autograd(c10::DispatchKeySet keys, const Args& args, ConvolutionPass
     auto sizes = result.sym_sizes().vec();
     Tensor tangent = tangent_of_result(pass, a, b, bias, z, sizes, g, beta);
     if (relu && tangent.defined()) tangent = at::threshold_backward(tangent, result, 0);
-    if (tangent.defined()) result._set_fw_grad(tangent, 0, false);
+    if (tangent.defined()) set_tangent(result, tangent);
   }
   return result;
 }
@@ -227,10 +220,10 @@ template <class Args>
 void write_into(c10::DispatchKeySet keys, const Args& args,
                 std::initializer_list<const Tensor*> tensors) {
   auto check = [&](const Tensor& t) {
-    TORCH_CHECK_VALUE(!torch::autograd::compute_requires_grad(t), "torch_cudnn_ext::", args.kName,
+    TORCH_CHECK_VALUE(!compute_requires_grad(t), "torch_cudnn_ext::", args.kName,
                       ": an argument requires a gradient, but writing into out= is not "
                       "differentiable; use the function without out=, with z=");
-    TORCH_CHECK_VALUE(!torch::autograd::isFwGradDefined(t), "torch_cudnn_ext::", args.kName,
+    TORCH_CHECK_VALUE(!has_tangent(t), "torch_cudnn_ext::", args.kName,
                       ": an argument has a tangent, but writing into out= is not differentiable");
   };
   for (const Tensor* t : tensors) check(*t);
@@ -239,7 +232,7 @@ void write_into(c10::DispatchKeySet keys, const Args& args,
     at::AutoDispatchBelowADInplaceOrView guard;
     redispatch(keys, args, c10::after_ADInplaceOrView_keyset);
   }
-  torch::autograd::increment_version(args.last);
+  increment_version(args.last);
 }
 
 void forward_out_autograd(c10::DispatchKeySet keys, const ForwardOutArgs& args) {

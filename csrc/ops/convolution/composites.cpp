@@ -1,8 +1,6 @@
 // conv1d and its like, which are composites of `convolution`, and PyTorch's own operator,
 // overridden by it.
 #include <ATen/ATen.h>
-#include <ATen/TracerMode.h>
-#include <ATen/ops/convolution_native.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "ops/convolution/convolution.h"
 #include "ops/typed_call.h"
+#include "torch/internals.h"
 #include "torch/overrides.h"
 
 namespace torch_cudnn_ext::convolution {
@@ -78,7 +77,7 @@ struct AtenConvolution {
     if (auto reason = why_tensor_is_declined(keys, "weight", weight)) return reason;
     if (auto reason = why_tensor_is_declined(keys, "bias", or_undefined(bias))) return reason;
     // It records what PyTorch's kernel calls, not this operator.
-    if (at::tracer::impl::is_dispatch_enabled()) return "torch.jit.trace is tracing";
+    if (does_jit_trace_record()) return "torch.jit.trace is tracing";
     bool padded = std::any_of(output_padding.begin(), output_padding.end(),
                               [](const SymInt& n) { return n != 0; });
     if (padded && !transposed) return "output_padding of a convolution that is not transposed";
@@ -110,7 +109,7 @@ struct AtenConvolution {
   static Tensor plain(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                       SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                       bool transposed, SymIntArrayRef output_padding, const SymInt& groups) {
-    return at::native::convolution(
+    return pytorch_kernels::convolution(
         input, weight, bias, C10_AS_INTARRAYREF_SLOW(stride), C10_AS_INTARRAYREF_SLOW(padding),
         C10_AS_INTARRAYREF_SLOW(dilation), transposed, C10_AS_INTARRAYREF_SLOW(output_padding),
         groups.guard_int(__FILE__, __LINE__));

@@ -9,6 +9,7 @@
 #include "core/errors.h"
 #include "core/tensors.h"
 #include "ops/arguments.h"
+#include "problems/depthwise.h"
 #include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::convolution {
@@ -122,7 +123,7 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
   }
 
   std::vector<std::string> heuristic_order(const ConvolutionProblem& p) const override {
-    if (p.groups > 1 && p.w.sizes[1] == 1) return depthwise_order(p);
+    if (is_depthwise(p)) return depthwise_order(p);
     // cuDNN pads the few channels of an image. If windows do not overlap, such as a vision
     // transformer's patches, the matrix product took an eighth to a half of its time. For
     // contiguous images its first engine converts to a smaller type, as PyTorch's call may; the
@@ -140,26 +141,15 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
   }
 
  private:
-  // One filter a channel. PyTorch's own kernel comes first, except for what took less time in the
-  // twelve such layers of MobileNet-V3 on an H200 (64 images; windows of 3x3 and 5x5, stride 1 and
-  // 2).
+  // One filter a channel. PyTorch's own kernel comes first, except for float32 filter gradients:
+  // cuDNN took 0.29 to 0.76 of its time, once 1.13, in the twelve such layers of MobileNet-V3 on an
+  // H200 (64 images; windows of 3x3 and 5x5). Single engines lead for others
+  // (cudnn/engine_hints.cpp).
   static std::vector<std::string> depthwise_order(const ConvolutionProblem& p) {
-    const auto& window = p.w.sizes;
-    // With an epilogue these numbers are engines of the fused graph, which are others.
-    bool plain = p.spatial_dims() == 2 && p.groups == window[0] && p.dilation == Dims(2, 1) &&
-                 window[2] <= 5 && window[3] <= 5 && window[2] * window[3] > 1 && !p.has_epilogue();
-    bool forward = p.pass == ConvolutionPass::fwd, filter = p.pass == ConvolutionPass::bwd_filter;
-    if (plain && c10::isReducedFloatingType(p.x.dtype) && is_channels_last(p.x)) {
-      // PyTorch's heuristic finds the same engines, except once: it took 9 times the time then.
-      const char* engine = forward ? "graph:eng5" : filter ? "graph:eng16" : "graph:eng6";
-      return {engine, "aten", "graph", "legacy"};
-    }
-    if (plain && p.x.dtype == at::kFloat && p.x.strides == contiguous_strides(p.x.sizes)) {
-      // 0.77 to 0.98 of PyTorch's time; gradients of filters 0.29 to 0.76, once 1.13.
-      bool three = window[2] == 3 && window[3] == 3;
-      if (filter && p.stride == Dims(2, 1)) return {"graph", "aten", "legacy"};
-      if (!filter && three) return {"graph:eng0", "aten", "graph", "legacy"};
-    }
+    bool filter = p.pass == ConvolutionPass::bwd_filter && is_common_depthwise(p) &&
+                  p.x.dtype == at::kFloat && p.x.strides == contiguous_strides(p.x.sizes) &&
+                  p.stride == Dims(2, 1);
+    if (filter) return {"graph", "aten", "legacy"};
     return {"aten", "graph", "legacy"};
   }
 };

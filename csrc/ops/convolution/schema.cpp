@@ -1,7 +1,7 @@
 // The schemas of convolution. Results are alpha * op + beta * z, or relu(op + z + bias). With
 // flip_kernel the kernel is flipped: convolution in the mathematical sense. Operators with `out`
-// compute out = alpha * op + beta * out; they are not differentiable, and refuse tensors that
-// require a gradient.
+// compute out = alpha * op + beta * out; they are not differentiable, and tensors that require a
+// gradient are an error.
 #include "ops/schema.h"
 
 namespace torch_cudnn_ext {

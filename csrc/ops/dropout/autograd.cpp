@@ -3,11 +3,11 @@
 #include "ops/autograd.h"
 
 #include <ATen/ATen.h>
-#include <ATen/functorch/BatchedTensorImpl.h>
 #include <torch/library.h>
 
 #include "ops/call.h"
 #include "ops/dropout/dropout.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::dropout {
 namespace {
@@ -62,18 +62,13 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const BackwardArgs& a) {
 
 // --- vmap
 
-int64_t level_of(const Tensor& t) {
-  auto* batched = at::functorch::maybeGetBatchedImpl(t);
-  return batched == nullptr ? 0 : batched->level();
-}
-
 // A batched zero if vmap gives each sample its own random numbers, undefined if samples share them.
 // PyTorch's own random operator decides, or raises. It draws no elements, so no generator moves.
 Tensor zero_of_each_sample(const Tensor& input) {
   auto random_zero = [&] { return at::rand({0}, input.options()).sum(); };
   Tensor zero = random_zero();
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
-  return level_of(zero) > level_of(random_zero()) ? zero : Tensor();
+  ExcludeKeysGuard below(c10::DispatchKey::FuncTorchVmapMode);
+  return vmap_level_of(zero) > vmap_level_of(random_zero()) ? zero : Tensor();
 }
 
 // A sample for each turn of vmap's loop, also if the input is not batched. It is contiguous, as the
@@ -85,14 +80,14 @@ Tensor ones_of(const Tensor& input) { return at::ones_symint(input.sym_sizes(), 
 
 Tensor forward_vmap(const ForwardArgs& a) {
   Tensor zero = zero_of_each_sample(a.input);
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
+  ExcludeKeysGuard below(c10::DispatchKey::FuncTorchVmapMode);
   if (zero.defined()) return call_op(ForwardArgs{samples_of(a.input, zero), a.p, a.policy});
   return a.input * call_op(ForwardArgs{ones_of(a.input), a.p, a.policy});
 }
 
 TrainArgs::Result forward_train_vmap(const TrainArgs& a) {
   Tensor zero = zero_of_each_sample(a.input);
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchVmapMode);
+  ExcludeKeysGuard below(c10::DispatchKey::FuncTorchVmapMode);
   if (zero.defined()) return call_op(TrainArgs{{samples_of(a.input, zero), a.p, a.policy}});
   auto [mask, reserve, writer] = call_op(TrainArgs{{ones_of(a.input), a.p, a.policy}});
   return {(a.input * mask).contiguous(), reserve, writer};  // in the reserve's order of elements

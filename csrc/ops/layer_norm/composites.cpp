@@ -2,13 +2,13 @@
 // autocast.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
 #include <limits>
 
 #include "ops/layer_norm/layer_norm.h"
 #include "ops/typed_call.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::layer_norm {
 namespace {
@@ -158,7 +158,7 @@ Tensor with_given_statistics(const Tensor& x, const OptionalTensor& running_mean
   // Contiguous, since PyTorch 2.11's gradient on the CPU misreads numbers that have gaps.
   auto fitting = [&](const OptionalTensor& t) { return t ? t->to(dtype).contiguous() : Tensor(); };
   // A gradient reads copies, since a training forward may change the running statistics first.
-  bool copies = torch::autograd::compute_requires_grad(x, or_undefined(weight), or_undefined(bias));
+  bool copies = compute_requires_grad(x, or_undefined(weight), or_undefined(bias));
   auto kept = [&](const OptionalTensor& running) {
     Tensor t = fitting(running);
     return copies && t.is_same(*running) ? t.clone() : t;
@@ -199,7 +199,7 @@ Tensor instance_norm(const Tensor& input, const OptionalTensor& running_mean,
 Tensor layer_norm_autocast(const Tensor& input, SymIntArrayRef normalized_shape,
                            const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
                            OptionalPolicy policy) {
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCUDA);
+  BelowAutocast below(c10::kCUDA);
   using at::autocast::cached_cast;
   return layer_norm(cached_cast(at::kFloat, input), normalized_shape,
                     cached_cast(at::kFloat, weight), cached_cast(at::kFloat, bias), epsilon,
@@ -208,7 +208,7 @@ Tensor layer_norm_autocast(const Tensor& input, SymIntArrayRef normalized_shape,
 
 Tensor group_norm_autocast(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,
                            const OptionalTensor& bias, double epsilon, OptionalPolicy policy) {
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCUDA);
+  BelowAutocast below(c10::kCUDA);
   using at::autocast::cached_cast;
   return group_norm(cached_cast(at::kFloat, input), num_groups, cached_cast(at::kFloat, weight),
                     cached_cast(at::kFloat, bias), epsilon, policy);

@@ -17,8 +17,8 @@ Tensor window_means(const Tensor& t, const LrnProblem& p) {
   int64_t end = p.kind == LrnKind::divisive ? t.dim() : 2;
   for (int64_t dim = p.first_dim(); dim < end; ++dim) {
     std::vector<int64_t> padding(2 * (t.dim() - dim), 0);
-    padding[padding.size() - 2] = p.behind();
-    padding[padding.size() - 1] = p.ahead();
+    padding[padding.size() - 2] = p.before();
+    padding[padding.size() - 1] = p.after();
     out = at::constant_pad_nd(out, padding).unfold(dim, p.size, 1).mean(-1);
   }
   return out;

@@ -173,12 +173,12 @@ Tensor cast(const Tensor& input, SymIntArrayRef kernel_size) {
 }
 
 Tensor max_pool_autocast(const MaxPoolArgs& args) {
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCPU);
+  BelowAutocast below(c10::kCPU);
   return call_op(MaxPoolArgs{cast(args.input, args.w.kernel_size), args.w, args.policy});
 }
 
 Tensor avg_pool_autocast(const AvgPoolArgs& args) {
-  c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCPU);
+  BelowAutocast below(c10::kCPU);
   return call_op(
       AvgPoolArgs{cast(args.input, args.average.kernel_size), args.average, args.policy});
 }

@@ -126,33 +126,14 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
     return many && !volume && p.window_volume() <= 64 ? cudnn : pytorch;
   }
 
-  // Engines 2 and 3 of the graph API are the fastest; they are compiled at run time. Option 34 is
-  // engine 2's best for a gradient's indices and for gradients: 0.5 to 0.8 of PyTorch's time or
-  // less.
+  // Engines of the graph API are faster for most of these (cudnn/engine_hints.cpp).
   static std::vector<std::string> order_of_channels_last(const PoolingProblem& p) {
-    constexpr const char* kTiled = "graph:eng2/k24=34";
-    bool volume = p.spatial_dims() == 3, line = p.spatial_dims() == 2 && p.x.sizes[2] == 1;
-    bool large = p.x.numel() >= 1 << 23;
-    if (p.mode == PoolingMode::sum || (volume && p.x.numel() < 1 << 20)) {
-      return {"aten", classic(p), "graph"};
-    }
-    if (p.mode == PoolingMode::max) {
-      if (p.train) return {kTiled, "graph:eng2", "aten", classic(p)};
-      if (volume) return {kTiled, "aten", classic(p)};
-      if (large && !overlaps(p)) return {"graph:eng2", classic(p), "aten"};
-      return {classic(p), "aten", "graph"};
-    }
-    if (p.pass == Pass::bwd) {
-      if (volume || p.has_one_window()) return {kTiled, "graph:eng2", "aten", classic(p)};
-      return {kTiled, "graph:eng2", classic(p), "aten"};
-    }
-    if (p.window_volume() > (p.has_one_window() && !volume ? 1024 : 16))
-      return {"aten", classic(p)};
-    if (volume) return {kTiled, "aten", classic(p)};
-    bool dense = p.stride == Dims(p.spatial_dims(), 1);
-    const char* engine =
-        !p.has_one_window() && (dense || (line && large)) ? "graph:eng2" : "graph:eng3";
-    return {engine, "aten", classic(p)};
+    bool volume = p.spatial_dims() == 3, max = p.mode == PoolingMode::max;
+    bool cudnn =
+        max ? !p.train && !volume
+            : p.mode != PoolingMode::sum && p.pass == Pass::bwd && !volume && !p.has_one_window();
+    if (cudnn) return {classic(p), "aten", "graph"};
+    return {"aten", classic(p), "graph"};
   }
 
   static const char* classic(const PoolingProblem& p) {

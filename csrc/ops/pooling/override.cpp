@@ -1,13 +1,10 @@
 // PyTorch's pooling operators, overridden. Those that also return the indices of maxima stay
 // PyTorch's.
 #include <ATen/ATen.h>
-#include <ATen/ops/avg_pool2d_cpu_dispatch.h>
-#include <ATen/ops/avg_pool2d_cuda_dispatch.h>
-#include <ATen/ops/avg_pool3d_cpu_dispatch.h>
-#include <ATen/ops/avg_pool3d_cuda_dispatch.h>
 #include <c10/util/StringUtil.h>
 
 #include "ops/pooling/pooling.h"
+#include "torch/internals.h"
 #include "torch/overrides.h"
 
 namespace torch_cudnn_ext::pooling {
@@ -102,9 +99,10 @@ struct AtenAvgPool {
                       IntArrayRef padding, bool ceil, bool count_include_pad,
                       std::optional<int64_t> divisor) {
     constexpr bool on_cpu = key == c10::DispatchKey::CPU;
-    auto pool = dims == 2 ? on_cpu ? at::cpu::avg_pool2d : at::cuda::avg_pool2d
-                : on_cpu  ? at::cpu::avg_pool3d
-                          : at::cuda::avg_pool3d;
+    namespace kernels = pytorch_kernels;
+    auto pool = dims == 2 ? on_cpu ? kernels::cpu::avg_pool2d : kernels::cuda::avg_pool2d
+                : on_cpu  ? kernels::cpu::avg_pool3d
+                          : kernels::cuda::avg_pool3d;
     return pool(input, kernel_size, stride, padding, ceil, count_include_pad, divisor);
   }
 };

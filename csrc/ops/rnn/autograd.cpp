@@ -2,13 +2,13 @@
 #include "ops/autograd.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
 #include <algorithm>
 
 #include "ops/autocast.h"
 #include "ops/rnn/rnn.h"
+#include "torch/internals.h"
 
 namespace torch_cudnn_ext::rnn {
 namespace {
@@ -104,11 +104,9 @@ struct RnnGradient {
   std::vector<Tensor> all(const variable_list& grads, TensorList saved, TensorList params) {
     variable_list three = grads;
     three.resize(3);
-    constexpr c10::DispatchKeySet kBatched(
-        {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched});
     // An operator of lists of tensors has no rule for batches.
     bool batched = std::any_of(three.begin(), three.end(), [&](const Tensor& t) {
-      return t.defined() && t.key_set().has_any(kBatched);
+      return t.defined() && t.key_set().has_any(kBatchedKeys);
     });
     if (batched) {
       std::vector<Tensor> tensors = saved.slice(0, 3).vec();
@@ -119,7 +117,7 @@ struct RnnGradient {
       return backward_formula(at.p, at.lengths, std::move(at.tensors), three);
     }
     // cuDNN writes into the reserve, and whoever traces a graph may run it more than once.
-    bool again = retain_variables || c10::impl::TorchDispatchModeTLS::any_modes_set();
+    bool again = retain_variables || has_dispatch_mode();
     Tensor reserve = again ? saved[3].clone() : saved[3];
     auto [dx, dhx, dcx, dw] = call_op(
         BackwardArgs{optional_of(three[0]), optional_of(three[1]), optional_of(three[2]), saved[0],

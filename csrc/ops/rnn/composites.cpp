@@ -86,8 +86,8 @@ States states_of(TensorList hx) {
 }
 
 template <RnnCell cell>
-Outputs<cell> run(const Tensor& input, IntArrayRef batch_sizes, const States& states,
-                  const NetworkArgs& network, bool batch_first, const OwnArgs& own) {
+Outputs<cell> composites_run(const Tensor& input, IntArrayRef batch_sizes, const States& states,
+                             const NetworkArgs& network, bool batch_first, const OwnArgs& own) {
   double dropout = network.dropout;
   TORCH_CHECK_VALUE(dropout >= 0 && dropout <= 1, "torch_cudnn_ext::rnn: dropout is ", dropout,
                     ", wanted 0 to 1");
@@ -113,15 +113,16 @@ Outputs<cell> dense(const DenseArgs<cell>& args) {
   States states = states_of(args.hx);
   TORCH_CHECK_VALUE(args.input.dim() == 3, "torch_cudnn_ext::", args.kName, ": input has sizes ",
                     args.input.sym_sizes(), ", wanted 3 dimensions");
-  return run<cell>(args.batch_first ? args.input.transpose(0, 1) : args.input, {}, states,
-                   args.network, args.batch_first, args.own);
+  return composites_run<cell>(args.batch_first ? args.input.transpose(0, 1) : args.input, {},
+                              states, args.network, args.batch_first, args.own);
 }
 
 template <RnnCell cell>
 Outputs<cell> packed(const PackedArgs<cell>& args) {
   TORCH_CHECK_VALUE(!args.batch_sizes.empty(), "torch_cudnn_ext::", kNames[static_cast<int>(cell)],
                     ": batch_sizes is empty, wanted one number for each time step");
-  return run<cell>(args.data, args.batch_sizes, states_of(args.hx), args.network, false, args.own);
+  return composites_run<cell>(args.data, args.batch_sizes, states_of(args.hx), args.network, false,
+                              args.own);
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {

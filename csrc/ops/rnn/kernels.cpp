@@ -76,7 +76,7 @@ Call make_call(Pass pass, const Inputs& in, const Settings& s, bool train) {
 }
 
 // With aligned tensors: a backward runs what its forward ran, whatever its own are.
-void run(Call& call, const Tensor& input, OptionalPolicy policy) {
+void kernels_run(Call& call, const Tensor& input, OptionalPolicy policy) {
   Bindings& b = call.bindings;
   align(b, {Role::x, Role::hx, Role::cx, Role::w, Role::dy, Role::y, Role::dhy, Role::dcy,
             Role::reserve});
@@ -109,7 +109,7 @@ ForwardArgs::Result forward(const ForwardArgs& args) {
             s.is_lstm() ? empty_of(rnn_c(p), input) : nothing(input), no_reserve(input),
             make_writer(0, input)};
   }
-  run(call, input, args.policy);
+  kernels_run(call, input, args.policy);
   Tensor cy = s.is_lstm() ? b[Role::cy] : nothing(input);
   return {rows_of(b[Role::y], y_sizes), b[Role::hy], cy,
           args.for_backward ? b[Role::reserve] : no_reserve(input),
@@ -144,7 +144,7 @@ BackwardArgs::Result backward(const BackwardArgs& args) {
   b[Role::dhy] = contiguous_or_undefined(args.grad_hy);
   if (s.is_lstm()) b[Role::dcy] = contiguous_or_undefined(args.grad_cy);
   b[Role::reserve] = args.reserve;
-  run(call, input, coupled);
+  kernels_run(call, input, coupled);
   Tensor dcx = s.is_lstm() ? b[Role::dcx] : nothing(input);
   return {rows_of(b[Role::dx], input.sizes()), b[Role::dhx], dcx, b[Role::dw]};
 }

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/autograd_guard.h"
+#include "core/errata.h"
 #include "ops/rnn/rnn.h"
 
 namespace torch_cudnn_ext::rnn {
@@ -169,7 +170,7 @@ class RnnOperator : public CoupledOperatorOf<RnnProblem> {
     if (half) order.push_back("legacy:standard/math=tensor_op");
     order.push_back("legacy:standard/math=default");
     if (p.x.dtype == at::kFloat) order.push_back("legacy:standard/math=fma");
-    if (p.x.dtype == at::kHalf && p.has_small_h_erratum()) {
+    if (erratum_applies("pytorch-rnn-small-h", p, kBaseline, kAnyGpu)) {
       std::rotate(order.begin(), order.begin() + 1, order.end());
     }
     return order;

@@ -1,17 +1,13 @@
 // Kernels, schemas, gradients and autocast of softmax and log-softmax, and the override of
 // PyTorch's own operators. A problem is [outer, n, inner], summed over n.
-#include <ATen/ops/_log_softmax_cpu_dispatch.h>
-#include <ATen/ops/_log_softmax_cuda_dispatch.h>
-#include <ATen/ops/_softmax_cpu_dispatch.h>
-#include <ATen/ops/_softmax_cuda_dispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/accumulate.h>
 
 #include "ops/autograd.h"
 #include "ops/call.h"
 #include "ops/schema.h"
+#include "torch/internals.h"
 #include "torch/overrides.h"
 
 namespace torch_cudnn_ext::softmax {
@@ -69,7 +65,7 @@ Tensor run(Pass pass, const Tensor& first, const Tensor& second, int64_t dim, bo
   p.canonicalise();
   p.alignment = alignment_of({&a, &b});
   run_problem(p, policy, a, bindings);
-  return at::native::view(bindings[forward ? Role::y : Role::dx], first.sizes());
+  return pytorch_kernels::view(bindings[forward ? Role::y : Role::dx], first.sizes());
 }
 
 // A dimension counted from 0. Raises if it or the dtype is wrong: the schema takes any integer as a
@@ -213,12 +209,13 @@ struct AtenSoftmax {
   }
   template <c10::DispatchKey key>
   static Tensor plain(const Tensor& input, int64_t dim, bool half_to_float) {
+    namespace kernels = pytorch_kernels;
     if constexpr (key == c10::DispatchKey::CPU) {
-      return log ? at::cpu::_log_softmax(input, dim, half_to_float)
-                 : at::cpu::_softmax(input, dim, half_to_float);
+      return log ? kernels::cpu::_log_softmax(input, dim, half_to_float)
+                 : kernels::cpu::_softmax(input, dim, half_to_float);
     } else {
-      return log ? at::cuda::_log_softmax(input, dim, half_to_float)
-                 : at::cuda::_softmax(input, dim, half_to_float);
+      return log ? kernels::cuda::_log_softmax(input, dim, half_to_float)
+                 : kernels::cuda::_softmax(input, dim, half_to_float);
     }
   }
 };

@@ -1,0 +1,340 @@
+"""The pages of the reference that are made of the code."""
+
+import contextlib
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import typer
+from algorithm_words import BASELINE, WORDS
+from measurement_pages import markdown_table
+
+import torch_cudnn_ext
+from torch_cudnn_ext import _C, analysis, knobs, models, ops, policy, tuning
+from torch_cudnn_ext._policy_text import CONSTRAINTS, algorithms_of
+from torch_cudnn_ext.analysis.settings import DEFAULT_TARGET
+from torch_cudnn_ext.cli.app import INTERRUPTED, app, main
+from torch_cudnn_ext.cli.info import operators_markdown
+
+FOLDER = "reference/generated/"
+# What the scripts in tools and setup.py read; the package does not.
+TOOL_VARIABLES = {
+    "TORCH_CUDNN_EXT_PYTHON": "The interpreter that the scripts in `tools` use, and no other.",
+    "TORCH_VERSION": "The PyTorch that `tools/test` makes an environment for, such as `2.11`.",
+    "CXX": "The C++ compiler of the build.",
+    "MAX_JOBS": "Compilers at a time. The default depends on cores and memory.",
+    "CUDA_HOME": "A CUDA toolkit, for headers that no wheel brings.",
+}
+EXIT_CODES = {
+    0: "All was done.",
+    1: "Something failed while it ran, also in a network's own code.",
+    2: "An argument or an environment variable is wrong.",
+    INTERRUPTED: "Ctrl-C or SIGTERM. `profile`, `bench` and `tune` print first what was finished.",
+}
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its path under docs."""
+    made = {
+        "command-line.md": command_line(),
+        "settings.md": settings(),
+        "operators.md": operators(),
+        "algorithms.md": algorithms(),
+        "schemas.md": schemas(),
+        "exceptions.md": exceptions(),
+        "constraints.txt": constraints(),
+        "problem-lines.txt": problem_lines(),
+        "selections.txt": selections(),
+    }
+    if errata := errata_markdown():
+        made["defects-errata.md"] = f"# Errata\n\nKnown defects of library versions.\n\n{errata}"
+    return {FOLDER + name: text for name, text in made.items()}
+
+
+def code(text: str) -> str:
+    """A text as code in a table's cell."""
+    return f"`{text}`" if text else ""
+
+
+# Command line.
+
+
+def command_line() -> str:
+    """Every command with its options, from the declarations that ``--help`` prints."""
+    lines = [
+        "# Command line",
+        "",
+        "In a clone the command is `tools/run`. An installed package has `torch_cudnn_ext` and "
+        "`python -m torch_cudnn_ext`.",
+        "",
+    ]
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        lines += [f"## {name}", "", *paragraphs(command.help or ""), ""]
+        context = typer.Context(command, info_name=f"tools/run {name}")
+        records = [param.get_help_record(context) for param in command.params]
+        rows = [[code(names), " ".join(text.split())] for names, text in filter(None, records)]
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        lines += ["```console", f"$ {usage}", "```", ""]
+        lines += [markdown_table(["option", "meaning"], rows), ""]
+    return "\n".join(lines)
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a docstring, each in one line, with an empty line between."""
+    for part in inspect.cleandoc(text).split("\n\n"):
+        yield " ".join(part.split())
+        yield ""
+
+
+# Settings.
+
+
+def settings() -> str:
+    """All settings, and all environment variables, in one table."""
+    described = arguments_of(policy.Policy.__doc__ or "")
+    of_knobs = knob_descriptions()
+    rows = [setting_row(name, wanted, described[name]) for name, (_, wanted) in CONSTRAINTS.items()]
+    for name in ("enabled", "verbose", "reserve_workspace"):
+        rows.append(setting_row(name, "No field of a policy.", of_knobs[name]))
+    for name in filter(lambda one: one.endswith("_algo"), dir(knobs)):
+        key = name.removesuffix("_algo")
+        wanted = "'autotune', 'heuristic', or an algorithm"
+        rows.append(setting_row(name, wanted, f"The selection `{key}` of a policy."))
+    rows += [[code(name), "", meaning] for name, meaning in TOOL_VARIABLES.items()]
+    return "\n".join(
+        [
+            "# Settings and environment variables",
+            "",
+            "A setting has one name at every level: a field of a [policy](../policy.md), an "
+            "attribute of `torch_cudnn_ext.knobs`, and an environment variable, which stands "
+            "under it. Environment variables are read once, when the package is imported. The "
+            "last rows are variables that the scripts in `tools` and the build read.",
+            "",
+            markdown_table(["setting and variable", "values", "meaning"], rows),
+        ]
+    )
+
+
+def setting_row(name: str, wanted: str, meaning: str) -> list[str]:
+    """The cells of one setting."""
+    names = f"{code(name)}<br>{code(f'TORCH_CUDNN_EXT_{name.upper()}')}"
+    return [names, words_as_code(wanted), meaning]
+
+
+def words_as_code(text: str) -> str:
+    """A text whose words in quotes are written as code."""
+    return re.sub("'([^']*)'", r"`\1`", text)
+
+
+def constraints() -> str:
+    """The fields of a policy that select nothing."""
+    described = arguments_of(policy.Policy.__doc__ or "")
+    rows = [
+        [code(name), words_as_code(wanted), described[name]]
+        for name, (_, wanted) in CONSTRAINTS.items()
+    ]
+    return markdown_table(["field", "values", "meaning"], rows)
+
+
+def arguments_of(docstring: str) -> dict[str, str]:
+    """The arguments that a docstring describes, each in one line of Markdown."""
+    text = inspect.cleandoc(docstring).partition("Args:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.M)
+    return {name: markdown_of(words) for name, words in found}
+
+
+def knob_descriptions() -> dict[str, str]:
+    """What the docstring of `knobs` says of each knob that is listed by itself."""
+    text = (torch_cudnn_ext.knobs.__doc__ or "").partition("- ``conv_fwd_algo``")[2]
+    found = re.findall(r"^- ``(\w+)``: (.*(?:\n  .*)*)", text, re.M)
+    return {name: markdown_of(words) for name, words in found}
+
+
+def markdown_of(text: str) -> str:
+    """A text of reStructuredText as one line of Markdown."""
+    return re.sub(r"`+([^`]*)`+", r"`\1`", " ".join(text.split()))
+
+
+def selections() -> str:
+    """The passes of each family, and the names that select for them."""
+    rows = []
+    for op in _C.operators():
+        family, passes = op["family"], op["passes"]
+        keys = [family, *(f"{family}_{name}" for name in passes)]
+        rows.append([code(family), *(", ".join(map(code, words)) for words in (passes, keys))])
+    return markdown_table(["family", "passes", "names in a policy of any operator"], rows)
+
+
+# Operators and algorithms.
+
+
+def operators() -> str:
+    """The table that ``info --operators`` prints, as a section for each family."""
+    rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in operators_markdown().splitlines()
+        if line.startswith("|")
+    ]
+    headings, cells = rows[0], rows[2:]
+    lines = [
+        "# Operators",
+        "",
+        "The numbers of cuDNN's algorithms are of engines that an H200 may run on some common "
+        "problems (`graph`), and of algorithms that cuDNN's classic API names (`legacy`). "
+        "`cudnnBackendExecute` is the graph API. `tools/run info --operators` prints all of this "
+        "as one table.",
+        "",
+    ]
+    for row in cells:
+        fields = [[name, text] for name, text in zip(headings[1:], row[1:], strict=True) if text]
+        lines += ["## " + row[0].strip("`"), "", markdown_table(["", ""], fields), ""]
+    return "\n".join(lines)
+
+
+def algorithms() -> str:
+    """The algorithms of each family and pass, with a sentence each."""
+    lines = [
+        "# Algorithms by family",
+        "",
+        "Every family has `aten:default`. " + BASELINE.replace("PyTorch", "It is PyTorch", 1),
+        "",
+        "Engines of the graph API are those that an H200 accepts for some common problems. Their "
+        "numbers and knobs belong to a version of cuDNN.",
+        "",
+    ]
+    for op in _C.operators():
+        family = op["family"]
+        lines += [f"## {family}", "", markdown_table(["algorithm", "passes", "what it is"], [
+            [code(name), ", ".join(passes), words_of(family, name)]
+            for name, passes in named_algorithms(op).items()
+        ])]  # fmt: skip
+        if numbers := legacy_numbers(op):
+            lines += ["", "cuDNN's integers and names:", "", numbers]
+        if engines := engines_of(op):
+            lines += ["", f"Engines of the graph API: {engines}.", ""]
+    return "\n".join(lines)
+
+
+def named_algorithms(op: dict[str, Any]) -> dict[str, list[str]]:
+    """The passes of each algorithm with a name, the baseline first."""
+    found: dict[str, list[str]] = {}
+    for name in op["passes"]:
+        for algorithm in algorithms_of(op["family"], name):
+            if not algorithm.startswith("graph:"):
+                found.setdefault(algorithm, []).append(name)
+    order = ("aten", "legacy", "cpu")
+    return dict(sorted(found.items(), key=lambda one: order.index(one[0].partition(":")[0])))
+
+
+def words_of(family: str, algorithm: str) -> str:
+    """The sentence for an algorithm.
+
+    Raises:
+        KeyError: ``algorithm_words`` has none.
+    """
+    return BASELINE if algorithm == "aten:default" else WORDS[f"{family} {algorithm}"]
+
+
+def legacy_numbers(op: dict[str, Any]) -> str:
+    """Integer and enumerator in cuDNN of each algorithm of the classic API."""
+    rows = [
+        [name, str(value), code(enumerator), code(f"legacy:{short}")]
+        for name, entries in op["legacy_names"].items()
+        for value, enumerator, short in entries
+    ]
+    return markdown_table(["pass", "integer", "cuDNN's name", "algorithm"], rows) if rows else ""
+
+
+def engines_of(op: dict[str, Any]) -> str:
+    """The engines of the graph API by pass, for the common problems."""
+    parts = []
+    for name in op["passes"]:
+        engines = set()
+        for example in op["examples"]:
+            words = example.split()
+            line = " ".join([f"{op['family']}_{name}", *words[1:]])
+            for row in _C.candidates(line, f"target:{DEFAULT_TARGET}"):
+                if row["backend"] == "graph" and row["status"] != "unsupported":
+                    engines.add(int(re.findall(r"graph:eng(\d+)", row["algorithm"])[0]))
+        if engines:
+            parts.append(f"{name} " + ", ".join(map(str, sorted(engines))))
+    return "; ".join(parts)
+
+
+def problem_lines() -> str:
+    """Common problems of each family, in their canonical lines."""
+    return "".join(f"{_C.canonical_problem(op['examples'][0])}\n" for op in _C.operators())
+
+
+# The interface.
+
+
+def schemas() -> str:
+    """Every operator that is registered with PyTorch's dispatcher."""
+    found = sorted(
+        str(schema)
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("torch_cudnn_ext::")
+    )
+    text = "\n".join(found)
+    return (
+        "# Schemas\n\nThe operators as `torch.ops.torch_cudnn_ext.*`. They take a policy's text "
+        f"only. See [raw operators](../../howto/raw-operators.md).\n\n```text\n{text}\n```\n"
+    )
+
+
+def exceptions() -> str:
+    """Which function raises what, from the docstrings, and the exit codes."""
+    rows = []
+    for label, holder in {
+        "": torch_cudnn_ext, "tuning.": tuning, "models.": models, "analysis.": analysis,
+        "knobs.": knobs, "ops.": ops,
+    }.items():  # fmt: skip
+        for name in holder.__all__:
+            function = getattr(holder, name)
+            if inspect.isfunction(function) and (raised := raises_of(function.__doc__ or "")):
+                rows += [[code(label + name), code(kind), text] for kind, text in raised]
+    return "\n".join(
+        [
+            "# Exit codes and exceptions",
+            "",
+            "The command line prints one line on standard error unless its exit code is 0.",
+            "",
+            markdown_table(["exit code", "meaning"], [[str(k), v] for k, v in EXIT_CODES.items()]),
+            "",
+            "Functions raise `TypeError` for a wrong type, `ValueError` for a wrong value, and "
+            "`RuntimeError` for what cannot run. `ImportError` at the import says what does not "
+            "fit: the version of PyTorch, the build, or the files of cuDNN. A message names the "
+            "argument, what came, and what was wanted.",
+            "",
+            markdown_table(["function", "exception", "when"], rows),
+        ]
+    )
+
+
+def raises_of(docstring: str) -> list[tuple[str, str]]:
+    """The exceptions that a docstring names, each with its condition."""
+    text = inspect.cleandoc(docstring).partition("Raises:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.M)
+    return [(name, markdown_of(words)) for name, words in found]
+
+
+def errata_markdown() -> str:
+    """What ``info --errata`` prints; empty if this version has no such option."""
+    info = typer.main.get_command(app).commands["info"]  # type: ignore[attr-defined]
+    options = {option for param in info.params for option in param.opts}
+    if "--errata" not in options:
+        return ""
+    output = io.StringIO()
+    arguments = ["info", "--errata"]
+    if "--format" in options:
+        arguments += ["--format", "markdown"]
+    with contextlib.redirect_stdout(output):
+        status = main(arguments)
+    if status:
+        raise RuntimeError(f"torch_cudnn_ext {' '.join(arguments)} ended with {status}")
+    return output.getvalue()

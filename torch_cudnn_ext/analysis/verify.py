@@ -1,0 +1,187 @@
+"""Whether errata are still there: each row that a single run can show, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.analysis import reproduce
+from torch_cudnn_ext.analysis.errata import version_text
+from torch_cudnn_ext.analysis.reproduce import CANNOT_RUN, NOT_SEEN, Outcome, Run
+from torch_cudnn_ext.analysis.tables import Column, Table, plural
+from torch_cudnn_ext.tuning.measure import Progress
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import Erratum
+
+TIME_LIMIT_S = 60
+NEEDS_GPU = "needs a GPU"
+AGREES, DISAGREES = "agrees", "disagrees"
+CANDIDATE = "candidate for fixed"
+UNKNOWN = "unknown"
+_KILLED_S = 10  # a killed process may wait for its GPU for longer
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a row's run showed.
+
+    Attributes:
+        id: The erratum.
+        state: Whether its guard is on.
+        outcome: What the run came to.
+        verdict: Whether the state and the outcome agree.
+        seconds: How long the process took.
+    """
+
+    id: str
+    state: str
+    outcome: Outcome
+    verdict: str
+    seconds: float
+
+
+def verify_errata(
+    rows: Sequence[Erratum],
+    device: str,
+    time_limit_s: float = TIME_LIMIT_S,
+    progress: Progress | None = None,
+) -> Iterator[Finding]:
+    """Run the rows that have a run, one after another.
+
+    Args:
+        rows: Rows of ``_C.errata()``.
+        device: The GPU; ``cpu`` if there is none.
+        time_limit_s: Seconds for each process, in which it also imports PyTorch.
+        progress: Told of every row.
+    """
+    with_runs = [row for row in rows if row["problem"]]
+    for done, row in enumerate(with_runs):
+        if progress is not None:
+            progress.problem(done, len(with_runs), row["id"])
+        start = time.monotonic()
+        if row["place"] == "GPU" and device == "cpu":
+            outcome = Outcome(NEEDS_GPU)
+        else:
+            place = "cpu" if row["place"] == "CPU" else device
+            outcome = outcome_of(command_for(run_of(row, place, rows)), time_limit_s)
+            if outcome.word == reproduce.HANGS and not row["evidence"].startswith("hangs"):
+                outcome = Outcome(CANNOT_RUN, outcome.detail)  # it may only be slow
+        seconds = time.monotonic() - start
+        verdict = verdict_of(row["state"], outcome)
+        yield Finding(row["id"], row["state"], outcome, verdict, seconds)
+
+
+def run_of(row: Erratum, device: str, rows: Sequence[Erratum]) -> Run:
+    """The run of a row. Other guards that could refuse its algorithm are lifted too."""
+    lifted = [
+        other["id"]
+        for other in rows
+        if other["remedy"] == "unsupported"
+        and {*other["backends"]} & {*row["backends"]}
+        and {*other["families"]} & {*row["families"]}
+    ]
+    ids = tuple(dict.fromkeys([row["id"], *lifted]))
+    return Run(row["id"], row["problem"], row["algorithm"], row["inputs"], device, ids)
+
+
+def command_for(run: Run) -> list[str]:
+    """The command of the process that makes the run."""
+    return [sys.executable, "-m", reproduce.__name__, json.dumps(asdict(run))]
+
+
+def outcome_of(command: Sequence[str], time_limit_s: float) -> Outcome:
+    """What a process prints as its outcome, or how it ended without one."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=time_limit_s)
+    except subprocess.TimeoutExpired:
+        return Outcome(reproduce.HANGS, f"no result in {time_limit_s:g} s")
+    finally:
+        _end(process)
+    lines = output.splitlines()
+    for line in reversed(lines):
+        if line.startswith(reproduce.MARK):
+            return Outcome(**json.loads(line.removeprefix(reproduce.MARK)))
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        return Outcome(reproduce.ENDED, f"by {name}")
+    said = lines[-1][:300] if lines else "no output"
+    return Outcome(CANNOT_RUN, f"exit code {process.returncode}: {said}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a process that still runs, with those that it started."""
+    if process.poll() is not None:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_KILLED_S)
+
+
+def verdict_of(state: str, outcome: Outcome) -> str:
+    """Whether the state of a guard agrees with what is seen."""
+    if outcome.word in (NEEDS_GPU, CANNOT_RUN):
+        return UNKNOWN
+    seen = outcome.word != NOT_SEEN
+    if state == "on":
+        return AGREES if seen else CANDIDATE
+    return DISAGREES if seen else AGREES
+
+
+def findings_table(findings: Sequence[Finding], rows: Sequence[Erratum]) -> Table:
+    """The findings, and the errata that no single run shows."""
+    cells = [[f.id, f.state, _outcome_text(f), f.verdict, f"{f.seconds:.1f}"] for f in findings]
+    headings = ("erratum", "state", "outcome", "verdict", "s")
+    columns = [Column(heading, right=heading == "s") for heading in headings]
+    versions = ", ".join(f"{n} {version_text(v)}" for n, v in _C.library_versions().items())
+    counts = [
+        f"{sum(f.verdict == verdict for f in findings)} {verdict}"
+        for verdict in (AGREES, CANDIDATE, DISAGREES, UNKNOWN)
+    ]
+    without = [row["id"] for row in rows if not row["problem"]]
+    lists = [("no single run shows", without)] if without else []
+    title = f"{versions}: {plural(len(findings), 'run')}"
+    return Table(title, columns, cells, ", ".join(counts), lists)
+
+
+def _outcome_text(finding: Finding) -> str:
+    word, detail = finding.outcome.word, finding.outcome.detail
+    words = {NOT_SEEN: "not seen any more", NEEDS_GPU: NEEDS_GPU, CANNOT_RUN: CANNOT_RUN}
+    shown = words.get(word, f"still {word}")
+    return f"{shown} ({detail})" if detail else shown
+
+
+def findings_json(findings: Sequence[Finding], device: str) -> str:
+    """The findings with what they were made on, as JSON."""
+    rows = [{**asdict(finding), **asdict(finding.outcome)} for finding in findings]
+    for row in rows:
+        del row["outcome"]
+        row["outcome"] = row.pop("word")
+    data = {
+        "versions": {n: version_text(v) for n, v in _C.library_versions().items()},
+        "device": _C.device_fingerprint(device),
+        "errata": rows,
+    }
+    return json.dumps(data, indent=1) + "\n"
