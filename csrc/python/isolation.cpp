@@ -1,8 +1,6 @@
 // Measuring in another process: the function of Python that does it, and what such processes found.
 #include "core/tune/isolation.h"
 
-#include <torch/csrc/utils/pythoncapi_compat.h>
-
 #include <array>
 #include <string>
 #include <utility>
@@ -12,22 +10,23 @@
 #include "core/select/plan_store.h"
 #include "python/bindings.h"
 #include "python/conversions.h"
+#include "torch/python_internals.h"
 
 namespace py = pybind11;
 
 namespace torch_cudnn_ext {
 namespace {
 
-[[noreturn]] void fail(const std::string& reason) {
+[[noreturn]] void fail_isolation(const std::string& reason) {
   c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   throw IsolationFailure(here, reason);
 }
 
 // Calls the function with the problem, the device, the policy, the time budget, the least number of
 // samples, and whether configurations are pruned. Only a RuntimeError means that it cannot measure.
-std::vector<Measurement> call(const py::object& function, const Problem& problem,
-                              const ResolvedPolicy& policy, const Device& device,
-                              const MeasureOptions& options) {
+std::vector<Measurement> measure_by(const py::object& function, const Problem& problem,
+                                    const ResolvedPolicy& policy, const Device& device,
+                                    const MeasureOptions& options) {
   py::gil_scoped_acquire acquire;
   std::vector<Measurement> list;
   try {
@@ -36,7 +35,7 @@ std::vector<Measurement> call(const py::object& function, const Problem& problem
     for (const py::handle& row : rows) list.push_back(measurement_from(row.cast<py::dict>()));
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_RuntimeError)) throw;
-    fail(py::str(error.value()).cast<std::string>());
+    fail_isolation(py::str(error.value()).cast<std::string>());
   }
   return list;
 }
@@ -48,9 +47,9 @@ void set_isolated_measure_py(py::object function) {
                               const Device& device, const MeasureOptions& options) {
     // Whoever holds Python's lock may join a thread that Python does not know.
     bool known = Py_IsInitialized() != 0 && PyGILState_GetThisThreadState() != nullptr;
-    if (!known) fail("this thread is not known to Python, which starts processes");
-    if (Py_IsFinalizing() != 0) fail("Python ends and starts no more processes");
-    return call(*kept, problem, policy, device, options);
+    if (!known) fail_isolation("this thread is not known to Python, which starts processes");
+    if (Py_IsFinalizing() != 0) fail_isolation("Python ends and starts no more processes");
+    return measure_by(*kept, problem, policy, device, options);
   });
 }
 

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext._warning import warn
-from torch_cudnn_ext.tuning import isolated_worker, local_errata
-from torch_cudnn_ext.tuning.isolated_worker import CONTEXT_LOST, Request, Step, StepFile
+from torch_cudnn_ext.tuning import local_errata
+from torch_cudnn_ext.tuning.isolated_process import CONTEXT_LOST, Request, Step, StepFile, serve
 from torch_cudnn_ext.tuning.tasks import Task, current_switches
 from torch_cudnn_ext.tuning.worker_pool import interrupts_blocked
 
@@ -189,7 +189,7 @@ class IsolatedWorker:
         path = [entry for entry in sys.path if isinstance(entry, str)]
         code = (
             f"import sys; sys.path[:] = {path!r}; "
-            f"from {isolated_worker.__name__} import serve; "
+            f"from {serve.__module__} import serve; "
             f"serve({theirs.fileno()}, {self._file}, {os.getpid()}, {IDLE_S})"
         )
         # It obeys the switches that come with requests, and this process tells of errata.
@@ -306,7 +306,7 @@ def isolated_pool(count: int, lock: str) -> Iterator[IsolatedPool]:
 
 
 @contextmanager
-def isolated_worker_alone() -> Iterator[IsolatedWorker]:
+def isolated_worker() -> Iterator[IsolatedWorker]:
     """One process until the block is left."""
     worker = IsolatedWorker()
     try:
@@ -366,9 +366,7 @@ def _measure_for_call(
     prunes: bool,
 ) -> list[Measurement]:
     """What C++ asks for if a call tunes and isolation is on; a RuntimeError leaves it untuned."""
-    task = Task(
-        problem, device, policy, time_budget_s, min_samples=min_samples, prunes=prunes
-    )
+    task = Task(problem, device, policy, time_budget_s, min_samples=min_samples, prunes=prunes)
     rows, _ = _of_calls.measure(task)
     return rows
 

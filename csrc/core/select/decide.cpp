@@ -287,10 +287,10 @@ class Decider {
 
   // Such measurements are not kept: tuning may succeed in the next process, or for a later table.
   Found find_untuned(const std::string& obstacle, const std::string& detail = "") {
-    decision_->warning = c10::str(
-        op_of(problem_), ": ", obstacle == kNoMemory ? "there is " : "", obstacle,
-        ", so the heuristic's algorithm runs", detail.empty() ? "" : c10::str(" (", detail, ")"),
-        ". Problem: ", problem_text(problem_));
+    decision_->warning = c10::str(op_of(problem_), ": ", obstacle == kNoMemory ? "there is " : "",
+                                  obstacle, ", so the heuristic's algorithm runs",
+                                  detail.empty() ? "" : c10::str(" (", detail, ")"),
+                                  ". Problem: ", problem_text(problem_));
     return find_heuristic("heuristic: " + obstacle);
   }
 

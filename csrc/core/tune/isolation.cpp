@@ -11,27 +11,29 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-std::atomic<Isolation> setting{Isolation::automatic};
+std::atomic<Isolation> isolation_setting{Isolation::automatic};
 
-IsolatedMeasure& isolated_measure() {
+IsolatedMeasure& isolated_measure_function() {
   static auto* function = new IsolatedMeasure();
   return *function;
 }
 
 }  // namespace
 
-void set_isolation(Isolation isolation) { setting = isolation; }
+void set_isolation(Isolation isolation) { isolation_setting = isolation; }
 
 bool is_isolated(Isolation isolation, const Device& device) {
   if (isolation != Isolation::automatic) return isolation == Isolation::always;
-  return device.is_cuda() && !caution_for(device).empty();
+  return !caution_for(device).empty();
 }
 
-void set_isolated_measure(IsolatedMeasure function) { isolated_measure() = std::move(function); }
+void set_isolated_measure(IsolatedMeasure function) {
+  isolated_measure_function() = std::move(function);
+}
 
 std::vector<Measurement> measure_where_set(const Problem& problem, const ResolvedPolicy& policy,
                                            const Device& device, const MeasureOptions& options) {
-  if (!isolated_measure() || !is_isolated(setting, device)) {
+  if (!isolated_measure_function() || !is_isolated(isolation_setting, device)) {
     return measure(problem, policy, device, options);
   }
   // What this process has left to do on the device would be timed too, and the memory that it does
@@ -41,7 +43,7 @@ std::vector<Measurement> measure_where_set(const Problem& problem, const Resolve
     runtime.synchronize(device, c10::str("work before tuning ", problem_text(problem)));
     runtime.release_cached_memory(device);
   });
-  return isolated_measure()(problem, policy, device, options);
+  return isolated_measure_function()(problem, policy, device, options);
 }
 
 }  // namespace torch_cudnn_ext

@@ -15,9 +15,8 @@ namespace torch_cudnn_ext {
 
 // automatic: in another process if the device is a GPU that was not verified.
 enum class Isolation : uint8_t { automatic, always, never };
-inline constexpr EnumName<Isolation> kIsolations[] = {{Isolation::automatic, "auto"},
-                                                      {Isolation::always, "always"},
-                                                      {Isolation::never, "never"}};
+inline constexpr EnumName<Isolation> kIsolations[] = {
+    {Isolation::automatic, "auto"}, {Isolation::always, "always"}, {Isolation::never, "never"}};
 
 // The setting for calls that tune.
 void set_isolation(Isolation isolation);
