@@ -38,6 +38,22 @@ EXIT_CODES = {
 }
 
 
+DEFECTS = """# Defects of cuDNN
+
+These errata are known defects of cuDNN, and of PyTorch's kernels that run on it. The tests of this
+project found them. Each is a row of a table in the code. `info --errata` prints the table for the
+installed versions, and `info --errata --cudnn 9.28.1` for another.
+
+A guard stays on with every later version until a run has shown that a version is free of the
+defect. `verify --errata` makes such runs, each in a process of its own with the guard lifted.
+
+Sizes beyond 2^31 elements were tried on an H200 with the engines of some thirty problems. Other
+shapes of that size may hold more such defects.
+[Numerics](../../explanation/numerics.md) tells what differs in infinities and NaN.
+
+"""
+
+
 def pages() -> dict[str, str]:
     """The text of each page by its path under docs."""
     made = {
@@ -47,12 +63,11 @@ def pages() -> dict[str, str]:
         "algorithms.md": algorithms(),
         "schemas.md": schemas(),
         "exceptions.md": exceptions(),
+        "defects-of-cudnn.md": defects(),
         "constraints.txt": constraints(),
         "problem-lines.txt": problem_lines(),
         "selections.txt": selections(),
     }
-    if errata := errata_markdown():
-        made["defects-errata.md"] = f"# Errata\n\nKnown defects of library versions.\n\n{errata}"
     return {FOLDER + name: text for name, text in made.items()}
 
 
@@ -326,18 +341,12 @@ def raises_of(docstring: str) -> list[tuple[str, str]]:
     return [(name, markdown_of(words)) for name, words in found]
 
 
-def errata_markdown() -> str:
-    """What ``info --errata`` prints; empty if this version has no such option."""
-    info = typer.main.get_command(app).commands["info"]  # type: ignore[attr-defined]
-    options = {option for param in info.params for option in param.opts}
-    if "--errata" not in options:
-        return ""
+def defects() -> str:
+    """What ``info --errata`` prints, with what it means."""
     output = io.StringIO()
-    arguments = ["info", "--errata"]
-    if "--format" in options:
-        arguments += ["--format", "markdown"]
+    arguments = ["info", "--errata", "--format", "markdown"]
     with contextlib.redirect_stdout(output):
         status = main(arguments)
     if status:
         raise RuntimeError(f"torch_cudnn_ext {' '.join(arguments)} ended with {status}")
-    return output.getvalue()
+    return DEFECTS + output.getvalue()

@@ -8,7 +8,7 @@ namespace torch_cudnn_ext {
 
 namespace {
 
-std::function<void(const std::string&)>& sink() {
+std::function<void(const std::string&)>& message_sink() {
   static auto* function = new std::function<void(const std::string&)>();
   return *function;
 }
@@ -59,15 +59,15 @@ void set_wait_for_others(std::function<void(c10::function_ref<void()>)> function
 }
 
 void warn(const std::string& message) {
-  if (sink()) {
-    sink()(message);
+  if (message_sink()) {
+    message_sink()(message);
   } else {
     TORCH_WARN(message);
   }
 }
 
 void set_warning_sink(std::function<void(const std::string&)> new_sink) {
-  sink() = std::move(new_sink);
+  message_sink() = std::move(new_sink);
 }
 
 }  // namespace torch_cudnn_ext

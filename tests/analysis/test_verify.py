@@ -195,6 +195,7 @@ def test_rows_are_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
     assert [row[2] for row in table.rows] == [
         "still wrong (much)",
         "still hangs (5 s)",
+        "cannot run here (5 s)",
         "needs a GPU",
     ]
     assert table.lists == [("no single run shows", ["unsafe"])]

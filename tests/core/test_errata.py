@@ -65,6 +65,14 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(_conv("fwd", "align=2 bias=f16"), "graph:eng0"),
         Run(_conv("fwd", "bias=f16"), "graph:eng0"),
     ),
+    "conv-fused-eng8": (
+        Run(_conv("fwd", "act=relu"), "graph:eng8"),
+        Run(_conv("fwd"), "graph:eng8"),
+    ),
+    "conv-depthwise-eng61": (
+        Run(_grouped("bwd_filter", 64), "graph:eng61/k2=0"),
+        Run(_conv("bwd_filter"), "graph:eng61/k2=0"),
+    ),
     "conv-compiled-rows": (
         Run(_conv("fwd", channels=12), "graph:eng30", COMPILED),
         Run(_conv("fwd", channels=12), "graph:eng5", COMPILED),

@@ -301,4 +301,4 @@ def test_environment_of_someone_else_is_left_alone(checkout: Path, tmp_path: Pat
 
 
 def test_an_extra_that_is_none_is_refused(checkout: Path) -> None:
-    assert_stops(bootstrap(checkout, "tests"), "got tests, wanted test, models or ci")
+    assert_stops(bootstrap(checkout, "tests"), "got tests, wanted test, models, ci or docs")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,34 +57,44 @@ def verify_errata(
     device: str,
     time_limit_s: float = TIME_LIMIT_S,
     progress: Progress | None = None,
+    jobs: int = 1,
 ) -> Iterator[Finding]:
-    """Run the rows that have a run, one after another.
+    """Run the rows that have a run, and tell of each in their order.
 
     Args:
         rows: Rows of ``_C.errata()``.
         device: The GPU; ``cpu`` if there is none.
         time_limit_s: Seconds for each process, in which it also imports PyTorch.
         progress: Told of every row.
+        jobs: How many processes run at a time. They share the GPU's memory.
     """
     with_runs = [row for row in rows if row["problem"]]
-    for done, row in enumerate(with_runs):
-        if progress is not None:
-            progress.problem(done, len(with_runs), row["id"])
-        start = time.monotonic()
-        if row["place"] == "GPU" and device == "cpu":
-            outcome = Outcome(NEEDS_GPU)
-        else:
-            place = "cpu" if row["place"] == "CPU" else device
-            outcome = outcome_of(command_for(run_of(row, place, rows)), time_limit_s)
-            if outcome.word == reproduce.HANGS and not row["evidence"].startswith("hangs"):
-                outcome = Outcome(CANNOT_RUN, outcome.detail)  # it may only be slow
-        seconds = time.monotonic() - start
-        verdict = verdict_of(row["state"], outcome)
-        yield Finding(row["id"], row["state"], outcome, verdict, seconds)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        left = [pool.submit(_finding_of, row, rows, device, time_limit_s) for row in with_runs]
+        for done, (row, future) in enumerate(zip(with_runs, left, strict=True)):
+            if progress is not None:
+                progress.problem(done, len(with_runs), row["id"])
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _finding_of(row: Erratum, rows: Sequence[Erratum], device: str, time_limit_s: float) -> Finding:
+    start = time.monotonic()
+    if row["place"] == "GPU" and device == "cpu":
+        outcome = Outcome(NEEDS_GPU)
+    else:
+        place = "cpu" if row["place"] == "CPU" else device
+        outcome = outcome_of(command_for(run_of(row, place, rows)), time_limit_s)
+        if outcome.word == reproduce.HANGS and not row["evidence"].startswith("hangs"):
+            outcome = Outcome(CANNOT_RUN, outcome.detail)  # it may only be slow
+    seconds = time.monotonic() - start
+    return Finding(row["id"], row["state"], outcome, verdict_of(row["state"], outcome), seconds)
 
 
 def run_of(row: Erratum, device: str, rows: Sequence[Erratum]) -> Run:
-    """The run of a row. Other guards that could refuse its algorithm are lifted too."""
+    """The run of a row. Other guards that could make its algorithm unsupported are lifted too."""
     lifted = [
         other["id"]
         for other in rows

@@ -27,6 +27,10 @@ def verify_command(
     time_limit: Annotated[
         int, options.count("--time-limit", 1, "Seconds for each process, with PyTorch's import.")
     ] = verify.TIME_LIMIT_S,
+    jobs: Annotated[
+        int,
+        options.count("--jobs", 1, "How many run at a time. They share the GPU's memory."),
+    ] = 4,
     device: options.Device = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Also write the findings here.")
@@ -42,11 +46,14 @@ def verify_command(
         wanted = [options.one_of("--only", word, known) for word in options.words_of(only)]
         rows = [row for row in rows if row["id"] in wanted]
     found: list[verify.Finding] = []
-    with running.ProgressBar() as bar:
-        found.extend(verify.verify_errata(rows, place, time_limit, bar))
-    running.print_output([verify.findings_table(found, rows)])
-    if json_file is not None:
-        with options.errors_of("--json"):
-            write_text(json_file, verify.findings_json(found, place))
+    try:
+        with running.ProgressBar() as bar:
+            for finding in verify.verify_errata(rows, place, time_limit, bar, jobs):
+                found.append(finding)
+    finally:  # an interrupted run tells what it found until then
+        running.print_output([verify.findings_table(found, rows)])
+        if json_file is not None:
+            with options.errors_of("--json"):
+                write_text(json_file, verify.findings_json(found, place))
     if any(finding.verdict == verify.DISAGREES for finding in found):
         raise typer.Exit(1)

@@ -14,7 +14,7 @@
 
 namespace torch_cudnn_ext {
 
-inline constexpr int64_t kCudnn9_19 = 91900, kCudnn9_28_1 = 92801;
+inline constexpr int64_t kCudnn9_19 = 91900, kCudnn9_26 = 92600, kCudnn9_28_1 = 92801;
 
 inline bool exceeds_int(int64_t elements) { return elements > std::numeric_limits<int>::max(); }
 

@@ -67,7 +67,7 @@ bool has_window_of_5(const ConvolutionProblem& p) {
   return std::any_of(p.w.sizes.begin() + 2, p.w.sizes.end(), [](int64_t n) { return n >= 5; });
 }
 
-// What all engines refuse or get wrong, or how they end the process.
+// What all engines do not support or get wrong, or how they end the process.
 const bool convolution_registered = register_errata({
     erratum<ConvolutionProblem>("conv-huge-numbers", divides_by_zero)
         .of("graph")
@@ -81,8 +81,29 @@ const bool convolution_registered = register_errata({
         "conv-fused-misaligned",
         [](const ConvolutionProblem& p) { return p.has_epilogue() && p.alignment < 16; })
         .of("graph")
-        .unsupported("fused engines refuse or misread tensors that are not aligned to 16 bytes")
+        .unsupported(
+            "fused engines do not support, or misread, tensors that are not aligned to 16 bytes")
         .seen(kCudnn9_19, "wrong values; H200"),
+    erratum<ConvolutionProblem>("conv-fused-eng8",
+                                [](const ConvolutionProblem& p) { return p.has_epilogue(); })
+        .of("graph", {"eng8"})
+        .in({"fwd"})
+        .unsupported("engine 8 computes wrong results of a 1x1 convolution with ReLU, by 80 %")
+        .seen(kCudnn9_26, "wrong values; H200, with 9.28.1 too")
+        .not_in(kCudnn9_19)
+        .reproduced_by("conv_fwd x=f16[16,64,56,56]:nhwc w=f16[256,64,1,1]:nhwc act=relu",
+                       "graph:eng8"),
+    erratum<ConvolutionProblem>("conv-depthwise-eng61",
+                                [](const ConvolutionProblem& p) { return p.groups > 1; })
+        .of("graph", {"eng61"})
+        .in({"bwd_filter"})
+        .adds(Note::low_accuracy,
+              "engine 61 sums filter gradients of depthwise convolutions less accurately")
+        .seen(kCudnn9_26, "1.02 of the tolerance; H200")
+        .not_in(kCudnn9_19)
+        .reproduced_by("conv_bwd_filter x=f16[32,96,112,112]:nhwc w=f16[96,1,3,3]:nhwc pad=1 "
+                       "stride=2 groups=96",
+                       "graph:eng61/k2=0/k12=396/k17=792"),
     erratum<ConvolutionProblem>("conv-compiled-rows", has_unaligned_rows)
         .of("graph")
         .having(kConvolutionCompiled)

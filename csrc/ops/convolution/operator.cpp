@@ -84,8 +84,8 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
     auto outputs = static_cast<double>(p.y.numel());
     double terms = taps;
     if (p.pass == ConvolutionPass::bwd_data) {
-      terms =
-          taps / static_cast<double>(p.w.sizes[1]) * static_cast<double>(p.w.sizes[0] / p.groups);
+      int64_t channels = p.w.sizes[0] / p.groups;
+      terms = taps / static_cast<double>(p.w.sizes[1]) * static_cast<double>(channels);
     } else if (p.pass == ConvolutionPass::bwd_filter) {
       terms = outputs / static_cast<double>(p.w.sizes[0]);
     }

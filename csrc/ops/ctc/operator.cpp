@@ -61,7 +61,8 @@ class CtcOperator : public OperatorOf<CtcProblem> {
     Tensor label = (index * index + index.div(3, "floor")).remainder(std::max<int64_t>(labels, 1));
     label = label + (label >= p.blank).to(at::kLong);
     b[Role::targets].copy_(label.clamp_max(labels).view_as(b[Role::targets]));
-    Tensor inputs = b[Role::input_lengths].fill_(steps), targets = b[Role::target_lengths];
+    const Tensor& targets = b[Role::target_lengths];
+    Tensor inputs = b[Role::input_lengths].fill_(steps);
     for (int64_t i = 0; i < batch; ++i) {
       int64_t& input = inputs.mutable_data_ptr<int64_t>()[i];
       if (p.lengths != CtcLengths::full) input -= std::min(i % 3, steps - 1);
