@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ import fake_backend
 for script in json.loads(os.environ["FAKE_SCRIPTS"]):
     fake_backend.script(**script)
 """
+
+
+def called(x: Tensor, w: Tensor) -> Tensor:
+    return torch.ops.torch_cudnn_ext.conv2d(x, w, policy="autotune;backends=fake")
+
+
+def forked(x: Tensor, w: Tensor) -> Tensor:
+    """Runs on a thread of PyTorch's own."""
+    future = torch.jit.fork(called, x, w)
+    return torch.jit.wait(future)
 
 
 class Scripted:
@@ -76,11 +87,13 @@ def by_algorithm(rows: list[Any]) -> dict[str, Any]:
 
 def children() -> list[int]:
     """The processes that this one started and that did not end."""
-    found = subprocess.run(
-        ["ps", "-o", "pid=,stat=", "--ppid", str(os.getpid())], capture_output=True, text=True
-    )
-    rows = [line.split() for line in found.stdout.splitlines() if "ps" not in line]
-    return [int(pid) for pid, state in rows if state[0] != "Z"]
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                found.append(int(status.parent.name))
+    return found
 
 
 def measure_alone(problem: str = LINE, **more: Any) -> dict[str, Any]:
@@ -133,8 +146,8 @@ def test_candidates_that_cost_their_process_fail_and_are_not_tried_again(
     assert "fake:hangs" in shown and "hung for 4 s" in shown
     code = (
         "from torch_cudnn_ext import _C\n"
-        f"rows = _C.measure({LINE!r}, 'cpu', {FAKE!r}, record=False)\n"
-        "print(*(row['algorithm'] for row in rows if row['status'] == 'unsupported'))\n"
+        f"rows = _C.measure({LINE!r}, 'cpu', 'backends=fake', record=False)\n"
+        "print(*(row['algorithm'] for row in rows if 'local' in row['reason']))\n"
     )
     arguments = [sys.executable, "-c", code]
     second = subprocess.run(arguments, capture_output=True, text=True, check=True)
@@ -142,6 +155,7 @@ def test_candidates_that_cost_their_process_fail_and_are_not_tried_again(
 
     script.file.unlink()
     local_errata.load()
+    script.fake.script("fake:builds_and_ends")  # since candidates are built in this process
     assert by_algorithm(_C.candidates(LINE, "cpu", FAKE))["fake:hangs"]["status"] == "ok"
 
 
@@ -178,8 +192,6 @@ def test_a_problem_that_loses_too_many_is_given_up(
     with pytest.raises(RuntimeError, match=match):
         measure_alone()
     assert [*script.errata()] == ["fake:a", "fake:b"]
-    states = by_algorithm(_C.candidates(LINE, "cpu", FAKE))
-    assert [states[f"fake:{n}"]["status"] for n in "abc"] == ["unsupported", "unsupported", "ok"]
 
 
 def test_what_is_measured_alone_is_what_this_process_measures(script: Scripted) -> None:
@@ -245,6 +257,55 @@ def test_calls_of_several_threads_tune_one_after_the_other(script: Scripted, x: 
     assert len(tuning.entries()) == 3 and len(results) == 3
 
 
+def test_a_backward_and_a_caller_with_pythons_lock_tune_in_another_process(
+    script: Scripted, x: Tensor, w: Tensor
+) -> None:
+    script("fake:good", milliseconds=1.0)
+    knobs.isolate = "always"
+    w.requires_grad_()
+    OPS.conv2d.default(x, w, policy="autotune;backends=fake").sum().backward()
+    assert newest("conv_bwd_filter").why == "tuned"
+    policy = "autotune;backends=fake;deterministic"
+    script.fake.call_with_the_lock("torch_cudnn_ext::conv2d", x, w.detach(), policy)
+    assert newest("conv_fwd").why == "tuned"
+    assert len(tuning.entries()) == 3 and len(children()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_thread_that_python_does_not_know_takes_the_heuristic(
+    script: Scripted, x: Tensor, w: Tensor
+) -> None:
+    script("fake:good")
+    knobs.isolate = "always"
+    call = torch.jit.script(forked)
+    match = "the process that tunes for this one failed.*this thread is not known to Python"
+    with pytest.warns(UserWarning, match=match):
+        torch.testing.assert_close(call(x, w), torch.nn.functional.conv2d(x, w))
+    assert tuning.entries() == [] and children() == []
+
+
+def test_a_signal_handler_does_not_wait_for_the_call_that_it_interrupts(
+    script: Scripted, x: Tensor, w: Tensor
+) -> None:
+    script("fake:good", milliseconds=1.0)
+    knobs.isolate = "always"
+
+    def handler(signum: int, frame: object) -> None:
+        OPS.conv2d.default(x, w[:1], policy="autotune;backends=fake")
+        reasons.append(newest("conv_fwd").why)
+
+    reasons: list[str] = []
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)  # while the process starts
+        with pytest.warns(UserWarning, match="a call tunes inside of another one that tunes"):
+            OPS.conv2d.default(x, w, policy="autotune;backends=fake")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert reasons == ["heuristic: the process that tunes for this one failed"]
+    assert newest("conv_fwd").why == "tuned"
+
+
 def test_a_call_takes_the_heuristic_if_no_process_starts(
     script: Scripted, x: Tensor, w: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,29 +322,38 @@ def test_a_call_takes_the_heuristic_if_no_process_starts(
 
 
 UNGUARDED = f"""
-import torch
+import os, torch
 from torch_cudnn_ext import knobs, ops, tuning
 print("imported")
 knobs.isolate = "always"
 best = tuning.tune({LINE!r}, device="cpu", time_budget_s=0.1)
 ops.softmax(torch.randn(4, 8), 1, policy="autotune")
+print(len(tuning.entries()), ops.last_decision("softmax_fwd").why, flush=True)
+child = os.fork()
+ops.softmax(torch.randn(4, 8 if child else 16), 1, policy="autotune")
+if child:
+    os.waitpid(child, 0)
 print(len(tuning.entries()), ops.last_decision("softmax_fwd").why)
 """
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    """No process imports the main module, so none measures in processes of its own."""
+    """No process imports the main module; a process that is forked starts one for itself."""
     file = tmp_path / "script.py"
     file.write_text(UNGUARDED)
     done = subprocess.run(
         [sys.executable, str(file)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+            "OMP_NUM_THREADS": "1",  # OpenMP's threads are not in a process that is forked
+        },
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["imported", "2 tuned"]
+    assert done.stdout.splitlines() == ["imported", "2 tuned", "3 tuned", "2 tuned"]
 
 
 WAITING = f"""

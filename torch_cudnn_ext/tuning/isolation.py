@@ -209,17 +209,19 @@ class IsolatedWorker:
 
     def _wait(self, before: int, progress: ToldAlgorithm | None) -> Measured | Exception:
         """The answer. Raises `_LostError` if the process ends, or hangs and is killed."""
-        seen, told = self._steps.read(), Step().progress
+        seen = self._steps.read()
         waited, last = 0.0, time.monotonic()
-        while not self._connection.poll(_POLL_S):
+        while True:
+            is_answered = self._connection.poll(_POLL_S)
             now = time.monotonic()
             waited += min(now - last, 1.0)  # this process, and the other with it, may have stopped
             last, step = now, self._steps.read()
+            if progress is not None and step.progress != seen.progress:
+                progress(*step.progress)
             if step.count != seen.count:
                 seen, waited = step, 0.0
-            if progress is not None and step.progress != told:
-                told = step.progress
-                progress(*told)
+            if is_answered:
+                break
             if self._is_stopped:
                 raise RuntimeError(_STOPPED)
             if self._status() is not None and not self._connection.poll():
