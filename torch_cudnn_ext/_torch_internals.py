@@ -1,4 +1,4 @@
-"""Every private interface of PyTorch and of CPython that the package uses, as of PyTorch 2.11.
+"""Every private interface of PyTorch 2.11 to 2.15 and of CPython that the package uses.
 
 A new version of PyTorch is checked against this module. `_libraries`, which comes before it, has
 its own. The methods of ``torch.nn`` that `nn` overrides by name stay there: ``_apply``,
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -42,6 +43,8 @@ register_op_impl = fake_impls.register_op_impl  # how an operator runs on fake t
 guard_or_false = symbolic_shapes.guard_or_false  # a symbolic condition; False if it is unknown
 # Operators of which torch.compile keeps equal calls apart. It reads no tags for that.
 unmerged_operators: list[Any] = compile_utils.rand_ops
+
+_unchecked: set[Any] = set()  # what Inductor lowers without a check of the results' sizes
 
 current_graph_task = torch._C._current_graph_task_id  # -1 if autograd does not run
 next_sequence_number = torch._C._autograd._get_sequence_nr  # of this thread's next autograd node
@@ -135,25 +138,36 @@ def let_results_have_any_size(operators: Sequence[OpOverload]) -> None:
     def lower_without_checks(
         mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any
     ) -> Any:
-        from torch._inductor import ir, lowering
+        from torch._inductor import lowering
         from torch._library.utils import get_layout_constraint_tag
+        from torch._prims import rng_prims
 
         if op not in lowering.lowerings:
-            constraint = get_layout_constraint_tag(op, with_default=True)
-            layout = lowering.tag_to_layout_constraint(constraint)
+            layout = lowering.tag_to_layout_constraint(
+                get_layout_constraint_tag(op, with_default=True)
+            )
             lowering.make_fallback(op, layout)  # type: ignore[no-untyped-call]
-            fallback = lowering.lowerings[op]
-
-            def lower(*arguments: Any, **keywords: Any) -> Any:
-                results = fallback(*arguments, **keywords)
-                for result in tree_leaves(results):
-                    buffer = getattr(getattr(result, "data", None), "data", None)
-                    if isinstance(buffer, ir.MultiOutput) and 0 in buffer.get_size():
-                        buffer.skip_size_stride_alignment_checks = True
-                return results
-
-            lowering.lowerings[op] = lower
+            # A checkpoint calls random operators by way of these.
+            by_way = [rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state]
+            for lowered in {op, *by_way} - _unchecked:
+                _unchecked.add(lowered)
+                lowering.lowerings[lowered] = _without_size_checks(lowering.lowerings[lowered])
         return NotImplemented  # the operator's meta function follows
+
+
+def _without_size_checks(fallback: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._inductor import ir
+
+    @wraps(fallback)
+    def lower(*arguments: Any, **keywords: Any) -> Any:
+        results = fallback(*arguments, **keywords)
+        for result in tree_leaves(results):
+            buffer = getattr(getattr(result, "data", None), "data", None)
+            if isinstance(buffer, ir.MultiOutput) and 0 in buffer.get_size():
+                buffer.skip_size_stride_alignment_checks = True
+        return results
+
+    return lower
 
 
 def keep_gradient_buffers() -> AbstractContextManager[object]:

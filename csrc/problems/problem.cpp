@@ -19,9 +19,10 @@ void visit_fields(const Problem& problem, Visitor&& visitor) {
   std::visit([&](const auto& p) { std::decay_t<decltype(p)>::fields(p, visitor); }, problem);
 }
 
-// The first word of a text names one alternative of the variant, and its pass.
+// The first word of a text names one alternative of the variant, and its pass. `known` holds the
+// words of the alternatives before this one.
 template <size_t Index = 0>
-Problem problem_from_word(std::string_view word, std::vector<std::string> known = {}) {
+Problem problem_from_word(std::string_view word, std::vector<std::string>&& known = {}) {
   if constexpr (Index < std::variant_size_v<Problem>) {
     using P = std::variant_alternative_t<Index, Problem>;
     P problem;

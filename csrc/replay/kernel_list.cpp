@@ -82,9 +82,14 @@ bool read_attribute(cudaGraphNode_t node, CUlaunchAttributeID id, CUlaunchAttrib
   return driver().node_attribute(node, id, &attribute.value) == CUDA_SUCCESS;
 }
 
+// The whole unions, since all of their bytes are defined: they are zero before CUDA fills them in.
+bool same_bytes(const CUlaunchAttributeValue& a, const CUlaunchAttributeValue& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;  // NOLINT(bugprone-suspicious-memory-comparison)
+}
+
 bool is_set(const CUlaunchAttribute& attribute) {
   static const CUlaunchAttributeValue unset{};
-  return std::memcmp(&attribute.value, &unset, sizeof unset) != 0;
+  return !same_bytes(attribute.value, unset);
 }
 
 }  // namespace
@@ -218,7 +223,7 @@ std::optional<std::vector<KernelList::Step>> KernelList::read_chain(cudaGraph_t 
 
 bool KernelList::alike(const Step& a, const Step& b) {
   auto same = [](const CUlaunchAttribute& x, const CUlaunchAttribute& y) {
-    return x.id == y.id && std::memcmp(&x.value, &y.value, sizeof x.value) == 0;
+    return x.id == y.id && same_bytes(x.value, y.value);
   };
   return a.function == b.function && a.kernel == b.kernel && a.shape == b.shape &&
          a.shared_bytes == b.shared_bytes &&

@@ -269,7 +269,8 @@ std::optional<KernelList>* Replays::list_of(const ReplayKey& key, bool at_once, 
   }
   known->last_call = calls_;
   int& left = known->calls_until_learnt;
-  if (!known->list && (at_once ? left <= kCallsBefore : --left < 0)) {
+  if (!known->list && !at_once) --left;
+  if (!known->list && (at_once ? left <= kCallsBefore : left < 0)) {
     left = kCallsBeforeNextTry;
     known->list = learn(key, call);
   }
@@ -344,7 +345,8 @@ void Replays::run(const ReplayKey& key, Replay replay, CallAt call) {
     bool at_once = replay == Replay::graphs_at_once;
     Entry& entry = entry_of(key, at_once ? 1 : kEntries);
     int& left = entry.calls_until_recorded;
-    if (!entry.graph && (at_once ? left <= kCallsBefore : --left < 0) && has_run_) {
+    if (!entry.graph && !at_once) --left;
+    if (!entry.graph && (at_once ? left <= kCallsBefore : left < 0) && has_run_) {
       left = kCallsBeforeNextTry;
       entry.graph = LaunchableGraph::record(key, call);
     }

@@ -80,6 +80,16 @@ def relative_error(output: Tensor, reference: Tensor) -> float:
     return error / (scale or 1.0)
 
 
+def _normalises_in_halves(algorithm: str, problem: str, device: str) -> bool:
+    """Whether PyTorch rounds the statistics of an instance norm to float16, as 2.15 does on a CPU.
+
+    Its error is six times that of 2.11 if an instance has two values.
+    """
+    newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) > (2, 11)
+    is_instance = problem.startswith("layer_norm_fwd x=f16[") and "kind=instance" in problem
+    return newer and is_instance and device == "cpu" and algorithm == "aten:default"
+
+
 def _adds_windows_in_halves(algorithm: str, problem: str, device: str) -> bool:
     """Whether PyTorch's data gradient falls back to products whose windows it adds in a half type.
 
@@ -168,6 +178,8 @@ def test_every_algorithm_is_right(line: Line, device: str) -> None:
         if _adds_windows_in_halves(algorithm, problem, device):
             notes = [*notes, "down_convert"]
         tolerance = _C.tolerance(problem, notes)
+        if _normalises_in_halves(algorithm, problem, device):
+            tolerance *= 2
         for role, result in results.items():
             if not bool(result.isfinite().all()):
                 failures.append(f"{algorithm}: {role} is not finite, or not entirely written")

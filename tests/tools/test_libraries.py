@@ -67,7 +67,11 @@ def test_library_path_cannot_split_cudnn(cudnn_folder: Path, second_cudnn: Path)
 
 def test_mix_of_one_version_is_refused(cudnn_folder: Path, second_cudnn: Path) -> None:
     """Whoever uses cuDNN before the import lets the loader pick: the version cannot tell."""
-    code = "import torch; print(torch.backends.cudnn.version(), flush=True); import torch_cudnn_ext"
+    opened = second_cudnn / "libcudnn_graph.so.9"  # as other packages open it, by its name
+    code = (
+        "import ctypes, torch; print(torch.backends.cudnn.version(), flush=True); "
+        f"ctypes.CDLL({str(opened)!r}); import torch_cudnn_ext"
+    )
     process = python("-c", code, LD_LIBRARY_PATH=str(second_cudnn))
     assert int(process.stdout) == torch.backends.cudnn.version()
     assert_refused(process, cudnn_folder, second_cudnn)

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <utility>
 
 #include "ops/arguments.h"
 
@@ -49,7 +50,7 @@ class MatmulOperator : public OperatorOf<MatmulProblem> {
     if (p.bias) y.add_(in_double(Role::bias));
     if (p.activation == Activation::relu) y.relu_();
     Bindings out;
-    out[Role::y] = y;
+    out[Role::y] = std::move(y);
     return out;
   }
 

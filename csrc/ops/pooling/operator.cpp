@@ -110,8 +110,8 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
   }
 
   static std::vector<std::string> order_of_contiguous(const PoolingProblem& p) {
-    const std::vector<std::string> pytorch{"aten", classic(p), "graph"};
-    const std::vector<std::string> cudnn{classic(p), "aten", "graph"};
+    std::vector<std::string> pytorch{"aten", classic(p), "graph"};
+    std::vector<std::string> cudnn{classic(p), "aten", "graph"};
     bool volume = p.spatial_dims() == 3;
     if (p.mode == PoolingMode::max) {
       if (!p.train) return cudnn;

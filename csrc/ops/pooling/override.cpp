@@ -57,7 +57,7 @@ struct AtenMaxPool {
     // contiguous result.
     bool contiguous =
         dims == 1 && input.is_cpu() && !(input.requires_grad() && at::GradMode::is_enabled());
-    auto laid_out = [&](Tensor y) { return contiguous ? y.contiguous() : y; };
+    auto laid_out = [&](const Tensor& y) { return contiguous ? y.contiguous() : y; };
     if (is_plain_call({&input})) {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       return laid_out(max_pool(args));

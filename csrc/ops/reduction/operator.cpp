@@ -41,7 +41,7 @@ class ReduceOperator : public OperatorOf<ReduceProblem> {
     Tensor& x = bindings[Role::x];
     if (p.kind == ReduceKind::mul || p.kind == ReduceKind::mul_no_zeros) {
       Tensor zeros = x.abs() < 0.3;
-      x.copy_((x.to(at::kDouble) / std::sqrt(2.0 * p.reduced_count())).exp());
+      x.copy_((x.to(at::kDouble) / std::sqrt(2.0 * static_cast<double>(p.reduced_count()))).exp());
       if (p.kind == ReduceKind::mul_no_zeros) x.masked_fill_(zeros, 0);
     } else if (p.indices) {
       Tensor rows = reduced_rows(p, x);
