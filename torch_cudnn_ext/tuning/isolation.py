@@ -11,6 +11,8 @@ is in another process if the device is a GPU that was not verified with the load
 ``always`` on any device, and with ``never`` in this process. The other process does not import the
 main module, so that a script needs no ``if __name__ == "__main__":``. It has memory of its own on
 the GPU.
+
+A program may set the limits below, which are attributes of this module.
 """
 
 from __future__ import annotations
