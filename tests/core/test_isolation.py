@@ -48,11 +48,23 @@ def forked(x: Tensor, w: Tensor) -> Tensor:
     return torch.jit.wait(future)
 
 
+def children() -> list[int]:
+    """The processes that this one started and that did not end."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                found.append(int(status.parent.name))
+    return found
+
+
 class Scripted:
     """Scripts algorithms for this process and for those that it starts."""
 
     def __init__(self, fake: Any, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.fake, self.patch, self.scripts = fake, patch, list[dict[str, Any]]()
+        self.others = set(children())
         self.file = folder / "cache" / "errata.jsonl"
         (folder / "sitecustomize.py").write_text(SITE)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT), *sys.path]))
@@ -64,6 +76,10 @@ class Scripted:
         self.scripts.append({"algorithm": algorithm, **script})
         self.fake.script(algorithm, **script)
         self.patch.setenv("FAKE_SCRIPTS", json.dumps(self.scripts))
+
+    def processes(self) -> list[int]:
+        """Those that this process started since and that did not end."""
+        return [pid for pid in children() if pid not in self.others]
 
     def errata(self) -> dict[str, str]:
         """What happened, by algorithm, from the file."""
@@ -83,17 +99,6 @@ def script(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def by_algorithm(rows: list[Any]) -> dict[str, Any]:
     return {row["algorithm"]: row for row in rows}
-
-
-def children() -> list[int]:
-    """The processes that this one started and that did not end."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            state, parent = status.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z":
-                found.append(int(status.parent.name))
-    return found
 
 
 def measure_alone(problem: str = LINE, **more: Any) -> dict[str, Any]:
@@ -230,12 +235,12 @@ def test_calls_that_tune_keep_one_process(script: Scripted, x: Tensor, w: Tensor
     assert convolve(x, w, "autotune;backends=fake") == "fake:good"
     assert newest("conv_fwd").why == "tuned"
     assert script.errata() == {"fake:aborts": "the process was ended by SIGABRT"}
-    (process,) = children()
+    (process,) = script.processes()
     failed = [row for row in tuning.entries()[0]["measurements"] if row["status"] == "failed"]
     assert [row["algorithm"] for row in failed] == ["fake:aborts"]
     pruned = "autotune;backends=fake;deterministic"
     assert convolve(x, w, pruned) == "fake:good"
-    assert children() == [process]
+    assert script.processes() == [process]
     assert script.fake.counts("fake:good")[1] == 2  # the calls, and no measurements
 
 
@@ -268,7 +273,7 @@ def test_a_backward_and_a_caller_with_pythons_lock_tune_in_another_process(
     policy = "autotune;backends=fake;deterministic"
     script.fake.call_with_the_lock("torch_cudnn_ext::conv2d", x, w.detach(), policy)
     assert newest("conv_fwd").why == "tuned"
-    assert len(tuning.entries()) == 3 and len(children()) == 1
+    assert len(tuning.entries()) == 3 and len(script.processes()) == 1
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -281,7 +286,7 @@ def test_a_thread_that_python_does_not_know_takes_the_heuristic(
     match = "the process that tunes for this one failed.*this thread is not known to Python"
     with pytest.warns(UserWarning, match=match):
         torch.testing.assert_close(call(x, w), torch.nn.functional.conv2d(x, w))
-    assert tuning.entries() == [] and children() == []
+    assert tuning.entries() == [] and script.processes() == []
 
 
 def test_a_signal_handler_does_not_wait_for_the_call_that_it_interrupts(
@@ -416,10 +421,11 @@ class Stopping:
 @pytest.mark.parametrize(("jobs", "at"), [(1, "algorithm"), (1, "problem"), (2, "problem")])
 def test_what_a_user_stops_leaves_no_process(script: Scripted, jobs: int, at: str) -> None:
     script("fake:good", milliseconds=1.0)
-    tasks = [Task(LINE.replace("[2,", f"[{n},"), "cpu", FAKE) for n in range(1, 9)]
+    lines = [LINE.replace("[2,", f"[{n},") for n in range(1, 60)]
+    tasks = [Task(line, "cpu", FAKE, time_budget_s=0.1) for line in lines]
     with pytest.raises(KeyError):
         list(measure_tasks(tasks, jobs, Stopping(at), "always"))
-    assert children() == []
+    assert script.processes() == []
     assert len(tuning.entries()) < len(tasks)
 
 
