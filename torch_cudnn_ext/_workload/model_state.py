@@ -103,7 +103,7 @@ def _cut_graphs(containers: Iterable[Any]) -> None:
         if isinstance(value, Tensor) and not value.is_leaf:
             if id(value) not in cut:
                 with torch.enable_grad():
-                    cut[id(value)] = _GraphStart.apply(  # type: ignore[no-untyped-call]
+                    cut[id(value)] = _GraphStart.apply(  # type: ignore[no-untyped-call, unused-ignore]
                         value.detach(), needs_gradient
                     )
             return cut[id(value)]

@@ -122,7 +122,7 @@ class TracedCall:
             leaves.append(item.tensor(with_backward and needed))
             if not item.is_result:
                 return leaves[-1]
-            results.append(_Writable.apply(leaves[-1], item))  # type: ignore[no-untyped-call]
+            results.append(_Writable.apply(leaves[-1], item))  # type: ignore[no-untyped-call, unused-ignore]
             return results[-1]
 
         def forward() -> None:

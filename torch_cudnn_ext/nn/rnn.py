@@ -251,7 +251,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         return (states[0], states[1]) if self.mode == "LSTM" else states[0]
 
 
-class RNN(Recurrent, torch.nn.RNN):
+class RNN(Recurrent, torch.nn.RNN):  # type: ignore[misc, unused-ignore]
     """``torch.nn.RNN`` with a policy and the attributes of `Recurrent`.
 
     Example:
@@ -263,7 +263,7 @@ class RNN(Recurrent, torch.nn.RNN):
     gates = 1
 
 
-class LSTM(Recurrent, torch.nn.LSTM):
+class LSTM(Recurrent, torch.nn.LSTM):  # type: ignore[misc, unused-ignore]
     """``torch.nn.LSTM`` with a policy and the attributes of `Recurrent`.
 
     Example:
@@ -276,7 +276,7 @@ class LSTM(Recurrent, torch.nn.LSTM):
     gates = 4
 
 
-class GRU(Recurrent, torch.nn.GRU):
+class GRU(Recurrent, torch.nn.GRU):  # type: ignore[misc, unused-ignore]
     """``torch.nn.GRU`` with a policy and the attributes of `Recurrent`.
 
     Example:
