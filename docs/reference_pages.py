@@ -22,6 +22,8 @@ from torch_cudnn_ext.cli.info import operators_markdown
 FOLDER = "reference/generated/"
 # What the scripts in tools and setup.py read; the package does not.
 TOOL_VARIABLES = {
+    "TORCH_CUDNN_EXT_ERRATA": "The file of local errata; if it is empty, there is none. By default "
+    "`torch_cudnn_ext/errata.jsonl` in `$XDG_CACHE_HOME` or `~/.cache`.",
     "TORCH_CUDNN_EXT_PYTHON": "The interpreter that the scripts in `tools` use, and no other.",
     "TORCH_VERSION": "The PyTorch that `tools/test` makes an environment for, such as `2.11`.",
     "CXX": "The C++ compiler of the build.",
@@ -113,7 +115,7 @@ def settings() -> str:
     described = arguments_of(policy.Policy.__doc__ or "")
     of_knobs = knob_descriptions()
     rows = [setting_row(name, wanted, described[name]) for name, (_, wanted) in CONSTRAINTS.items()]
-    for name in ("enabled", "verbose", "reserve_workspace"):
+    for name in ("enabled", "isolate", "verbose", "reserve_workspace"):
         rows.append(setting_row(name, "No field of a policy.", of_knobs[name]))
     for name in filter(lambda one: one.endswith("_algo"), dir(knobs)):
         key = name.removesuffix("_algo")
@@ -127,7 +129,8 @@ def settings() -> str:
             "A setting has one name at every level: a field of a [policy](../policy.md), an "
             "attribute of `torch_cudnn_ext.knobs`, and an environment variable, which stands "
             "under it. Environment variables are read once, when the package is imported. The "
-            "last rows are variables that the scripts in `tools` and the build read.",
+            "last rows are the variable of local errata, and those of `tools` and of "
+            "the build.",
             "",
             markdown_table(["setting and variable", "values", "meaning"], rows),
         ]

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, _libraries, knobs, ops, profile
+from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext.analysis.results import Profile
-from torch_cudnn_ext.tuning.measure import fp32_switches
+from torch_cudnn_ext.tuning import local_errata
+from torch_cudnn_ext.tuning.tasks import fp32_switches
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository
 # Where setup.py builds for this torch and this Python.
@@ -102,13 +104,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Gives each of pytest-xdist's workers its share of the cores, and checks ``--shard``.
 
-    Without that every worker and what it starts take a thread for each core.
+    Without that every worker and what it starts take a thread for each core. The tests of all
+    machines measure in their own process, unless they say otherwise.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         threads = max(1, (os.cpu_count() or 1) // workers)
         torch.set_num_threads(threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    # Neither what a machine remembers changes a test, nor whether its GPU was verified before.
+    os.environ[ERRATA_VARIABLE] = ""
+    local_errata.load()
+    knobs._SWITCHES["isolate"] = knobs._DEFAULTS["isolate"] = "never"
+    knobs.reset()
     shard = config.getoption("--shard")
     if shard is None:
         return

@@ -239,13 +239,35 @@ def measure(
     flush_l2: bool = True,
     progress: Callable[[int, int, str], None] | None = None,
     levels: bool = True,
+    prunes: bool = False,
+    failed: dict[str, str] = ...,
+    before_run: Callable[[str], None] | None = None,
 ) -> list[Measurement]:
     """Time candidates on scratch memory; ranked best first, then the others with reasons.
 
     ``time_budget_s`` 0 means no limit. ``record`` stores the ranking in the tuning table. Without
     ``levels`` only the policy and PyTorch's switches hold: no knobs, flags or `enable`.
     ``progress(done, total, algorithm)`` may raise (KeyboardInterrupt): then nothing is stored.
+    ``prunes`` leaves out configurations of a run-time compiled engine if others of it are slow.
+    ``failed`` names algorithms that have failed for a reason and are not tried.
+    ``before_run(algorithm)`` is called before an algorithm is built, first run and sampled, outside
+    of what is timed, and with an empty text before work that runs no algorithm.
     """
+
+def set_isolated_measure(
+    function: Callable[[str, str, str, float, int, bool], list[Measurement]],
+) -> None:
+    """Set who measures for calls that tune while isolation is on, in another process.
+
+    It takes problem, device, policy, time budget, least number of samples and whether to prune. A
+    RuntimeError means that it cannot measure: the heuristic's algorithm runs then.
+    """
+
+def is_isolated(device: str, isolate: str) -> bool:
+    """Whether candidates are measured in another process: "auto", "always" or "never"."""
+
+def set_local_errata(rows: list[tuple[str, str, str, str]]) -> None:
+    """Set what is unsupported: device fingerprint, problem, algorithm and reason; forgets plans."""
 
 def decide(problem: str, device: str, policy: str = "") -> Decision:
     """What an operator would run now (tunes if the policy says so)."""
@@ -294,7 +316,7 @@ def set_workspace_reserve(bytes_by_device: list[int]) -> None:
 def workspace_reserve_info() -> dict[str, int]:
     """``held_bytes`` of the current device, and the number of workspaces ``served`` in all."""
 
-def set_knobs(policy_text: str, verbose: bool) -> None:
+def set_knobs(policy_text: str, verbose: bool, isolate: str = "auto") -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
 
 def replay_obstacle(policy: str, device: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+ERRATA_VARIABLE = "TORCH_CUDNN_EXT_ERRATA"  # the environment variable for the file of local errata
 _OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # links to files that are open
 
 

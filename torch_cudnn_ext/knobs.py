@@ -16,6 +16,10 @@ Knobs of the first two groups are ``None`` if they are not set:
   ``backends``, ``compute``: as in `Policy`. ``torch.backends`` decides what is not set.
 - ``enabled``: ``True`` admits cuDNN's backends alone. ``False`` excludes them. ``"auto"``
   does neither; it overrides what weaker levels say of ``enabled`` and ``backends``.
+- ``isolate``: where candidates are built, run and timed when something is tuned or profiled, and
+  when a call tunes. ``"always"`` is a process of its own, which a bad algorithm may cost instead of
+  this one; the algorithm is then not tried again. ``"never"`` is this process. ``"auto"``, the
+  default, isolates on a GPU that was not verified with the loaded cuDNN.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
 - ``reserve_workspace``: memory that each GPU reserves for the workspaces of cuDNN calls, so that a
   workspace does not depend on other allocations. The value is a number of bytes, or a text such as
@@ -47,6 +51,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext._policy_text import (
     CONSTRAINTS,
     FALLING_BACK,
@@ -77,6 +82,7 @@ if TYPE_CHECKING:  # `_Knobs` implements the attributes
     backends: str | list[str] | tuple[str, ...] | None
     compute: str | None
     enabled: str | bool
+    isolate: str
     verbose: bool
     reserve_workspace: int | str
 
@@ -93,7 +99,7 @@ _ALGORITHMS = {  # knob -> operator family
         else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
     )
 }
-_SWITCHES = {"verbose": False}
+_SWITCHES = {"verbose": False, "isolate": "auto"}  # and what they are if they are not set
 _RESERVE = "reserve_workspace"
 _OF_PROCESS = (*_SWITCHES, _RESERVE)  # no flag sets these
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_OF_PROCESS)
@@ -104,7 +110,8 @@ _FLAG_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-_BOOLEANS = (*_SWITCHES, *(name for name, (types, _) in CONSTRAINTS.items() if bool in types))
+_ISOLATE = ("auto", "always", "never")
+_BOOLEANS = ("verbose", *(name for name, (types, _) in CONSTRAINTS.items() if bool in types))
 
 _lock = threading.Lock()  # guards _process
 _process: dict[str, Any] = {}
@@ -131,8 +138,8 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
-    demand for determinism hold. ``verbose`` and ``reserve_workspace`` are process-wide
-    and cannot be set here.
+    demand for determinism hold. ``isolate``, ``verbose`` and ``reserve_workspace`` are
+    process-wide and cannot be set here.
 
     A backward obeys the flags of its forward. It obeys a flag around ``backward()`` only if that
     one is stricter. What a checkpoint recomputes there obeys all flags around ``backward()``.
@@ -175,6 +182,16 @@ def pushed(text: str) -> Iterator[None]:
         _C.pop_flags(level)
 
 
+def check_isolate(label: str, value: object) -> None:
+    """Raise TypeError or ValueError if a value does not say where candidates are measured."""
+    wanted = ", ".join(map(repr, _ISOLATE))
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise TypeError(f"{label}: got {value!r} ({kind}), wanted one of {wanted}")
+    if value not in _ISOLATE:
+        raise ValueError(f"{label}: got {value!r}, wanted one of {wanted}")
+
+
 def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
     """The value in the form that is kept, ``None`` for "not set".
 
@@ -198,6 +215,8 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
         field_text(label, name, value)
     elif name == _RESERVE:
         _reserved_bytes(value, label)
+    elif name == "isolate":
+        check_isolate(label, value)
     elif name == "enabled":
         if not isinstance(value, bool | str):
             raise TypeError(f"{label}: got {value!r}, wanted 'auto', True or False")
@@ -296,8 +315,8 @@ def _read_environment() -> dict[str, Any]:
     variables = {f"{prefix}{name.upper()}": name for name in _NAMES}
     for variable in sorted(os.environ):
         text = os.environ[variable].strip()
-        of_tools = variable == f"{prefix}PYTHON"
-        if of_tools or not text or not variable.startswith(prefix):
+        is_other = variable in (f"{prefix}PYTHON", ERRATA_VARIABLE)  # that of tools/bootstrap
+        if is_other or not text or not variable.startswith(prefix):
             continue
         if variable not in variables:
             known = [other.removeprefix(prefix) for other in variables]

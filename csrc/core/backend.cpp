@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/errors.h"
+#include "core/local_errata.h"
 #include "core/operator.h"
 
 namespace torch_cudnn_ext {
@@ -74,6 +75,7 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
   if (op == nullptr) {
     return Unsupported{c10::str("backend ", algorithm.backend, " has no ", op_of(problem))};
   }
+  if (auto erratum = unsupported_by_local_erratum(problem, algorithm, device)) return *erratum;
   const DeviceRuntime& runtime = runtime_of(device);
   try {
     BuildResult result = Unsupported{};

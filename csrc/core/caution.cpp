@@ -31,10 +31,14 @@ void set_caution_sink(std::function<void(const std::string&)> function) {
   sink() = std::move(function);
 }
 
+std::string caution_for(const Device& device) {
+  return device.is_cuda() && caution_of() ? caution_of()(device) : "";
+}
+
 void give_caution_once(const Device& device) {
   static std::atomic<bool> given{false};
-  if (!device.is_cuda() || given || !caution_of()) return;
-  std::string text = caution_of()(device);
+  if (given) return;
+  std::string text = caution_for(device);
   if (text.empty() || given.exchange(true)) return;
   sink()(text);
 }

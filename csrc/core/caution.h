@@ -13,6 +13,9 @@ namespace torch_cudnn_ext {
 // constant at namespace scope registers it.
 bool set_caution(std::function<std::string(const Device&)> caution);
 
+// That text; empty for what is no CUDA device.
+std::string caution_for(const Device& device);
+
 // Who warns of the text.
 void set_caution_sink(std::function<void(const std::string&)> sink);
 

@@ -15,6 +15,7 @@ void bind_problems(pybind11::module_& m);
 void bind_policies(pybind11::module_& m);
 void bind_tuning(pybind11::module_& m);
 void bind_running(pybind11::module_& m);
+void bind_isolation(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
 void bind_libraries(pybind11::module_& m);
 

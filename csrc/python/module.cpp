@@ -95,6 +95,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_policies(m);
   bind_tuning(m);
   bind_running(m);
+  bind_isolation(m);
   bind_devices(m);
   bind_libraries(m);
   install_fast_calls();

@@ -2,6 +2,7 @@
 #include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
 #include "core/policy/rules.h"
+#include "core/tune/isolation.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -78,11 +79,13 @@ void bind_policies(py::module_& m) {
       py::arg("text"), py::arg("device"));
   m.def(
       "set_knobs",
-      [](const std::string& policy, bool verbose) {
+      [](const std::string& policy, bool verbose, const std::string& isolate) {
+        Isolation isolation = enum_value(kIsolations, "isolate", isolate);
         set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
         set_verbose(verbose);
+        set_isolation(isolation);
       },
-      py::arg("policy_text"), py::arg("verbose"));
+      py::arg("policy_text"), py::arg("verbose"), py::arg("isolate") = "auto");
   m.def(
       "push_flags",
       [](const std::string& policy) {

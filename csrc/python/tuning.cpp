@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "core/caution.h"
 #include "core/operator.h"
@@ -48,7 +50,8 @@ py::list measure_py(const std::string& text, const std::string& device_text,
                     const std::string& policy_text,
                     const std::optional<std::vector<std::string>>& algorithms, double time_budget_s,
                     bool knob_search, bool record, int min_samples, bool flush_l2,
-                    const py::object& progress, bool levels) {
+                    const py::object& progress, bool levels, bool prunes,
+                    std::map<std::string, std::string> failed, const py::object& before_run) {
   TORCH_CHECK_VALUE(min_samples >= 1, "measure: min_samples is ", min_samples,
                     ", wanted at least 1");
   TORCH_CHECK_VALUE(time_budget_s >= 0, "measure: time_budget_s is ", time_budget_s,
@@ -72,10 +75,18 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   options.min_samples = min_samples;
   options.flush_cache = flush_l2;
   options.throws_out_of_memory = false;
+  options.prunes = prunes;
+  options.failed = std::move(failed);
   options.progress = [&](int done, int total, const std::string& algorithm) {
     py::gil_scoped_acquire acquire;
     if (!progress.is_none()) progress(done, total, algorithm);
   };
+  if (!before_run.is_none()) {
+    options.before_run = [&](const std::string& algorithm) {
+      py::gil_scoped_acquire acquire;
+      before_run(algorithm);
+    };
+  }
   std::vector<Measurement> list;
   {
     py::gil_scoped_release release;
@@ -163,7 +174,9 @@ void bind_tuning(py::module_& m) {
   m.def("measure", measure_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
         py::arg("algorithms") = py::none(), py::arg("time_budget_s") = 0.0,
         py::arg("knob_search") = false, py::arg("record") = true, py::arg("min_samples") = 11,
-        py::arg("flush_l2") = true, py::arg("progress") = py::none(), py::arg("levels") = true);
+        py::arg("flush_l2") = true, py::arg("progress") = py::none(), py::arg("levels") = true,
+        py::arg("prunes") = false, py::arg("failed") = std::map<std::string, std::string>(),
+        py::arg("before_run") = py::none());
   m.def("decide", decide_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def(
       "tuned",

@@ -376,6 +376,24 @@ def test_pytorchs_own_row_is_timed_whatever_rules_say() -> None:
         assert explain(model, torch.randn(2, 4, 8, 8), measure=True).calls
 
 
+def test_a_baseline_that_cost_a_process_does_not_run_in_this_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = _C.measure(LINE, "cpu", record=False, min_samples=1)
+    (baseline,) = (row for row in rows if row["algorithm"] == "aten:default")
+    baseline.update(status="failed", reason="context lost", median_ms=None)
+    module = "torch_cudnn_ext.analysis.profile"
+    monkeypatch.setattr(f"{module}.measure_tasks", lambda *_: iter([rows]))
+    result = profile(LINE, device="cpu", isolate="always")
+    assert only_layer(result).rows == rows
+    result.print(show_all=True)
+    assert "context lost" in capsys.readouterr().out
+    again = only_layer(profile(LINE, device="cpu", isolate="never")).rows
+    assert [row["median_ms"] is None for row in again if row["algorithm"] == "aten:default"] == [
+        False
+    ]
+
+
 def test_times_under_several_constraints_have_no_totals() -> None:
     for policy in ("allow_tf32", "allow_tf32;deterministic"):
         tuning.tune(LINE, device="cpu", policy=policy, time_budget_s=0.1)

@@ -141,3 +141,31 @@ def test_the_time_budget_keeps_pytorch_however_short_it_is(fake: Any, x: Tensor,
     assert "not tried" in measured["fake:a"]["reason"]
     assert measured["aten:default"]["status"] == "ok"
     assert convolve(x, w, "autotune;backends=aten,fake") == "aten:default"
+
+
+def test_an_observer_is_told_before_each_algorithm_runs(fake: Any, x: Tensor, w: Tensor) -> None:
+    names = ("fake:a", "fake:b")
+    for name in names:
+        fake.script(name, milliseconds=1)
+    told: list[tuple[str, dict[str, tuple[int, int]]]] = []
+
+    def before_run(algorithm: str) -> None:
+        told.append((algorithm, {name: fake.counts(name) for name in names}))
+
+    measure_conv(x, w, before_run=before_run)
+    algorithms = [algorithm for algorithm, _ in told]
+    assert algorithms[:4] == ["fake:a", "fake:b", "", "fake:a"]  # built, then tried
+    assert algorithms[-1] == "" and set(algorithms) == {"fake:a", "fake:b", ""}
+    for (algorithm, before), (_, after) in zip(told, told[1:], strict=False):
+        assert {name for name in names if before[name] != after[name]} <= {algorithm}
+    assert min(fake.counts("fake:a")) > 0
+
+
+def test_what_failed_before_is_not_tried(fake: Any, x: Tensor, w: Tensor) -> None:
+    fake.script("fake:a")
+    fake.script("fake:lost")
+    rows = measure_conv(x, w, failed={"fake:lost": "context lost"}, record=False)
+    assert rows["fake:a"]["status"] == "ok"
+    assert rows["fake:lost"]["status"] == "failed"
+    assert rows["fake:lost"]["reason"] == "context lost"
+    assert fake.counts("fake:lost") == (0, 0)

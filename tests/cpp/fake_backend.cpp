@@ -7,6 +7,7 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/StringUtil.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -14,9 +15,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "core/backend.h"
 #include "core/errors.h"
@@ -41,7 +45,7 @@ struct Script {
   bool states_workspace = true;  // false: it shows in a run only
   std::vector<std::string> notes;
   std::string unsupported;   // the reason; empty when it can be built
-  std::string build_raises;  // "", "error" or "out_of_memory"
+  std::string build_raises;  // "", "error", "out_of_memory", or a way to end of `raise`
   std::string run_raises;    // the same, or "refusal"
   int64_t raises_at = 0;     // the one run that raises, from 1; 0: every run
   double relative_error = 0;
@@ -179,8 +183,28 @@ class ScriptedRuntime : public DeviceRuntime {
   std::unique_ptr<DeviceRuntime> cpu_;
 };
 
-void raise(const std::string& kind, const std::string& algorithm) {
+// To an address that belongs to nobody.
+void write_out_of_bounds(c10::Device device) {
+  if (device.is_cuda()) {
+    auto* nowhere = reinterpret_cast<void*>(uintptr_t{1} << 8);
+    auto options = at::TensorOptions(at::kByte).device(device);
+    at::for_blob(nowhere, {256}).target_device(device).options(options).make_tensor().fill_(1);
+  } else {
+    Tensor small = at::empty({1}, at::kByte);
+    volatile uint8_t* element = small.mutable_data_ptr<uint8_t>();
+    element[int64_t{1} << 42] = 1;
+  }
+}
+
+// Raises an error, or never returns.
+void raise(const std::string& kind, const std::string& algorithm,
+           c10::Device device = c10::Device(c10::kCPU)) {
   if (kind.empty()) return;
+  if (kind == "abort") std::abort();
+  if (kind == "exit") std::_Exit(3);
+  if (kind == "kill") ::raise(SIGKILL);
+  if (kind == "hang") std::this_thread::sleep_for(std::chrono::hours(24));
+  if (kind == "out_of_bounds") return write_out_of_bounds(device);
   TORCH_CHECK_WITH(OutOfMemoryError, kind != "out_of_memory", algorithm,
                    " was told to find no memory. GPU 0 has none left");
   if (kind == "refusal") {
@@ -205,7 +229,8 @@ class FakeConvolution : public Plan {
   void run(Bindings& b) override {
     Script script = scripts().next(algorithm.text(), &Script::runs);
     bool first_timed = script.runs == 2;  // the one before is checked
-    const void* place = b[p_.pass == ConvolutionPass::fwd ? Role::x : Role::y].const_data_ptr();
+    const Tensor& input = b[p_.pass == ConvolutionPass::fwd ? Role::x : Role::y];
+    const void* place = input.const_data_ptr();
     if (first_place_ == nullptr) first_place_ = place;
     elapsed.add(script.milliseconds + (script.runs % 3 == 0 ? script.swing_ms : 0) +
                     (place == first_place_ ? 0 : script.elsewhere_ms),
@@ -213,7 +238,7 @@ class FakeConvolution : public Plan {
                 first_timed ? script.first_stall_ms : 0);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(script.sleep_ms));
     if (script.raises_at == 0 || script.raises_at == script.runs) {
-      raise(script.run_raises, algorithm.text());
+      raise(script.run_raises, algorithm.text(), input.device());
     }
     int64_t more_bytes = script.runs == 1 ? script.first_bytes : 0;
     Tensor workspace = at::empty({script.workspace_bytes + more_bytes}, at::kByte);

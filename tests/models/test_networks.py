@@ -25,7 +25,7 @@ from torch_cudnn_ext._workload.running import recording
 from torch_cudnn_ext.analysis.coverage import _unsupported
 from torch_cudnn_ext.analysis.explain import LayerCall
 from torch_cudnn_ext.models.classes import counterparts
-from torch_cudnn_ext.tuning.measure import fp32_switches
+from torch_cudnn_ext.tuning.tasks import fp32_switches
 
 SEQUENCES = {"Tagger": Tagger, "LanguageModel": LanguageModel}
 SETTINGS = {"f32": None, "f16": torch.float16, "bf16": torch.bfloat16}

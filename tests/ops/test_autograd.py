@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext.knobs import pushed
-from torch_cudnn_ext.tuning.measure import fp32_switches
+from torch_cudnn_ext.tuning.tasks import fp32_switches
 
 OPS = torch.ops.torch_cudnn_ext
 

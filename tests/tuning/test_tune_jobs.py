@@ -17,7 +17,14 @@ from helpers import LINE, OTHER
 from torch_cudnn_ext import _C, knobs, tuning
 from torch_cudnn_ext.knobs import pushed
 from torch_cudnn_ext.tuning import measure
-from torch_cudnn_ext.tuning.measure import Task
+from torch_cudnn_ext.tuning.tasks import (
+    Task,
+    as_here,
+    current_switches,
+    measure_elsewhere,
+    obey_switches,
+)
+from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
@@ -61,7 +68,7 @@ def test_jobs_keep_a_cap_beside_fastest() -> None:
 
 def _short_of_memory_once(task: Task) -> Any:
     """In another process: as if LINE found no memory the first time that it is measured."""
-    rows, entries = measure._measure_elsewhere(task)
+    rows, entries = measure_elsewhere(task)
     with Path(os.environ["MEASURED"]).open("a+") as file:
         file.seek(0)
         first = LINE not in file.read()
@@ -77,7 +84,7 @@ def test_what_lacks_memory_is_measured_again_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
-    monkeypatch.setattr(measure, "_measure_elsewhere", _short_of_memory_once)
+    monkeypatch.setattr(measure, "measure_elsewhere", _short_of_memory_once)
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (LINE, OTHER)]
     lacking, other = measure.measure_tasks(tasks, jobs=2)
     assert lacking[0]["status"] == other[0]["status"] == "ok"
@@ -94,13 +101,13 @@ def test_what_lacked_memory_is_not_kept_without_another_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEASURED", str(tmp_path / "measured"))
-    monkeypatch.setattr(measure, "_measure_elsewhere", _short_of_memory_once)
+    monkeypatch.setattr(measure, "measure_elsewhere", _short_of_memory_once)
     turns = measure._locked_workers
 
-    def interrupted(count: int) -> Any:
+    def interrupted(count: int, isolated: bool) -> Any:
         if count == 1:
             raise KeyboardInterrupt
-        return turns(count)
+        return turns(count, isolated)
 
     monkeypatch.setattr(measure, "_locked_workers", interrupted)
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (LINE, OTHER)]
@@ -111,7 +118,7 @@ def test_what_lacked_memory_is_not_kept_without_another_try(
 
 def test_jobs_measure_on_what_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    there = [measure._as_here(Task(LINE, device, "")).device for device in ("cuda", "cuda:1")]
+    there = [as_here(Task(LINE, device, "")).device for device in ("cuda", "cuda:1")]
     assert there == ["cuda:3", "cuda:1"]
     tuning.tune([LINE, OTHER], device="cpu", jobs=2, time_budget_s=0.1)
     (before,) = {entry["device"] for entry in tuning.entries()}
@@ -134,8 +141,8 @@ def test_jobs_measure_under_the_same_switches() -> None:
     mkldnn.enabled = False
     products.allow_bf16_reduced_precision_reduction = not before
     try:
-        with measure._locked_workers(1) as pool:
-            assert pool.submit(measure._switches).result() == measure._switches()
+        with worker_pool(1, obey_switches, "", current_switches()) as pool:
+            assert pool.submit(current_switches).result() == current_switches()
     finally:
         mkldnn.enabled = True
         products.allow_bf16_reduced_precision_reduction = before

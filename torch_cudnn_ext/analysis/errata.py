@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
+
+import torch
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.analysis.tables import Column, Table, plural
+from torch_cudnn_ext.tuning.local_errata import errata_path, read_errata
 
 _ERRATA = ("erratum", "state", "seen in", "fixed in", "algorithms", "problems", "remedy")
 _COMPILED = "runtime_compilation"
@@ -48,6 +52,32 @@ def errata_tables(cudnn: int = 0, capability: int = 0) -> list[Table]:
         columns.append(Column("evidence"))
         tables.append(Table(title.replace("erratums", "errata"), columns, _cells(own)))
     return tables
+
+
+def local_errata_rows() -> list[dict[str, str]]:
+    """The local errata of the user's file, with whether each is on for this PyTorch and device."""
+    path = errata_path()
+    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    here = {_C.device_fingerprint(device) for device in devices}
+    return [
+        {
+            "id": "local",
+            "state": "on" if row.torch == torch.__version__ and row.device in here else "not here",
+            **dataclasses.asdict(row),
+        }
+        for row in (read_errata(path) if path is not None else [])
+    ]
+
+
+def local_errata_table() -> list[Table]:
+    """A table of the local errata, unless there are none."""
+    rows = local_errata_rows()
+    if not rows:
+        return []
+    headings = ("state", "algorithm", "what", "when", "device", "torch", "problem")
+    cells = [[row[heading] for heading in headings] for row in rows]
+    title = f"{errata_path()}: {plural(len(rows), 'local erratum')}"
+    return [Table(title.replace("erratums", "errata"), [*map(Column, headings)], cells)]
 
 
 def _cells(rows: Iterable[_C.Erratum]) -> list[list[str]]:

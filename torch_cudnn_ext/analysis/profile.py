@@ -41,6 +41,7 @@ from torch_cudnn_ext.analysis.settings import MEASURED_CONSTRAINTS, Settings, ma
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import PolicyLike
+from torch_cudnn_ext.tuning.isolation import check_isolate, is_isolated
 from torch_cudnn_ext.tuning.measure import BASELINE, Progress, check_progress, measure_tasks
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def profile(
     min_samples: int | None = None,
     knob_search: bool = False,
     progress: Progress | None = None,
+    isolate: str | None = None,
 ) -> Profile:
     """Measure every algorithm on one problem.
 
@@ -74,6 +76,9 @@ def profile(
         min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
         progress: Told of every algorithm; may raise to stop.
+        isolate: Whether candidates are measured in a process of their own, which a bad algorithm
+            may cost instead of this one: ``"auto"``, ``"always"`` or ``"never"``, and otherwise as
+            ``knobs.isolate``. An algorithm that does has failed and is not tried again.
 
     Raises:
         TypeError: ``problem`` is no text, or ``progress`` lacks a method of `Progress`.
@@ -95,10 +100,12 @@ def profile(
         raise ValueError(
             f"policy: got {compute!r} with a problem line, which says it itself, wanted none"
         )
+    check_isolate(isolate)
     layers = [Layer(_C.canonical_problem(problem))]
     if settings.target is not None:
         layers = with_proxies(layers)
-    return Profile(list(measure_layers(layers, settings, progress=progress)), settings)
+    measured = measure_layers(layers, settings, progress=progress, isolate=isolate)
+    return Profile(list(measured), settings)
 
 
 def profile_model(
@@ -114,6 +121,7 @@ def profile_model(
     min_samples: int | None = None,
     knob_search: bool = False,
     progress: Progress | None = None,
+    isolate: str | None = None,
 ) -> Profile:
     """Measure every distinct layer of an unmodified network that this package has an operator for.
 
@@ -139,6 +147,7 @@ def profile_model(
         min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
         progress: Told of every problem and algorithm; may raise to stop.
+        isolate: As for `profile`.
 
     Raises:
         TypeError: ``model`` is no module, ``passes`` no list of texts, or ``progress`` lacks a
@@ -155,6 +164,7 @@ def profile_model(
     """
     check_flag("profile_model", "train", train)
     check_progress(progress)
+    check_isolate(isolate)
     model = eager_model("profile_model", model)
     settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
     wanted = (PASSES if train else ("fwd",)) if passes is None else passes
@@ -167,7 +177,7 @@ def profile_model(
         work = network_layers(
             model, inputs, wanted, settings.policy or None, proxies=settings.target is not None
         )
-    measured = list(measure_layers(work.layers, settings, progress=progress))
+    measured = list(measure_layers(work.layers, settings, progress=progress, isolate=isolate))
     return Profile(
         measured, settings, type(model).__name__, work.not_profiled, work.without_functions
     )
@@ -179,6 +189,7 @@ def measure_layers(
     journal: Journal | None = None,
     progress: Progress | None = None,
     jobs: int = 1,
+    isolate: str | None = None,
 ) -> Iterator[LayerProfile]:
     """Measure layer by layer, taking from the journal what was finished before.
 
@@ -188,9 +199,11 @@ def measure_layers(
         journal: Where finished measurements are kept.
         progress: Told of every problem and algorithm.
         jobs: How many processes build plans.
+        isolate: As for `profile`.
 
     Raises:
-        ValueError: ``jobs``, the number of processes, is less than 1.
+        ValueError: ``jobs``, the number of processes, is less than 1, or ``isolate`` is none of its
+            values.
     """
     layers = merge(layers)
     keys = [
@@ -201,10 +214,10 @@ def measure_layers(
     for problem in left:  # before other processes use the device
         _peaks(problem, settings)
     tasks = [settings.task(problem, settings.measured_policy) for problem in left]
-    rows = measure_tasks(tasks, jobs, progress)
+    rows = measure_tasks(tasks, jobs, progress, isolate)
     for layer, key, measured in zip(layers, keys, finished, strict=True):
         if measured is None:
-            measured = _profiled(layer, settings, next(rows))
+            measured = _profiled(layer, settings, next(rows), is_isolated(settings.device, isolate))
             if journal is not None:
                 journal.add(key, dataclasses.asdict(measured))
         measured.names, measured.count = list(layer.names), layer.count
@@ -252,7 +265,9 @@ def _peaks(problem: str, settings: Settings) -> Peaks:
     return measured_peaks(settings.device, info["dtype"], allow_tf32)
 
 
-def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> LayerProfile:
+def _profiled(
+    layer: Layer, settings: Settings, rows: list[Measurement], isolated: bool
+) -> LayerProfile:
     problem, policy = layer.measured, settings.measured_policy
     heuristic = f"heuristic;{policy}".removesuffix(";")
     profile = _layer_profile(
@@ -260,7 +275,7 @@ def _profiled(layer: Layer, settings: Settings, rows: list[Measurement]) -> Laye
         problem,
         settings.device,
         floor_ms=_peaks(problem, settings).floor_ms(*_cost(problem)),
-        rows=_with_baseline(rows, problem, settings),
+        rows=_with_baseline(rows, problem, settings, isolated),
         heuristic=_decided(problem, settings.device, heuristic)[0],
     )
     if settings.target is not None:
@@ -298,11 +313,19 @@ def _current(profile: LayerProfile, settings: Settings) -> tuple[str | None, str
     return None, f"of what was measured nothing keeps to a workspace of {cap} bytes"
 
 
-def _with_baseline(rows: list[Measurement], problem: str, settings: Settings) -> list[Measurement]:
-    """The rows with a timed baseline, even if the policy does not admit it."""
-    if any(row["algorithm"] == BASELINE and row["median_ms"] is not None for row in rows):
+def _with_baseline(
+    rows: list[Measurement], problem: str, settings: Settings, isolated: bool
+) -> list[Measurement]:
+    """The rows with a timed baseline, even if the policy does not admit it.
+
+    A baseline that failed in another process does not run in this one.
+    """
+    of_baseline = [row for row in rows if row["algorithm"] == BASELINE]
+    if any(row["median_ms"] is not None for row in of_baseline):
         return rows
-    reasons = [row["reason"] for row in rows if row["algorithm"] == BASELINE and row["reason"]]
+    if isolated and any(row["status"] == "failed" for row in of_baseline):
+        return rows
+    reasons = [row["reason"] for row in of_baseline if row["reason"]]
     # Only PyTorch's own switches hold: this is what a user of plain PyTorch gets.
     (baseline,) = _C.measure(
         problem,

@@ -10,12 +10,11 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import (
-    GPU_MIN_SAMPLES,
-    Task,
     check_knob_search,
     check_time_budget,
     checked_device,
 )
+from torch_cudnn_ext.tuning.tasks import GPU_MIN_SAMPLES, Task
 
 CPU_TIME_BUDGET_S = 2.0
 CPU_MIN_SAMPLES = 7

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext.analysis import reproduce
 from torch_cudnn_ext.analysis.errata import version_text
 from torch_cudnn_ext.analysis.reproduce import CANNOT_RUN, NOT_SEEN, Outcome, Run
@@ -121,7 +122,7 @@ def outcome_of(command: Sequence[str], time_limit_s: float) -> Outcome:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, ERRATA_VARIABLE: ""},  # local ones would hide it
         start_new_session=True,
     )
     try:

@@ -31,11 +31,11 @@ from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.tuning.measure import (
     BASELINE,
     Progress,
-    Task,
     check_progress,
     measure_tasks,
     no_algorithm,
 )
+from torch_cudnn_ext.tuning.tasks import Task
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement

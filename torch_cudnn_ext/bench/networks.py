@@ -33,7 +33,8 @@ from torch_cudnn_ext.analysis.records import field_names
 from torch_cudnn_ext.analysis.tables import Column, Table
 from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.models.enable import enabled
-from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress, fp32_switches
+from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress
+from torch_cudnn_ext.tuning.tasks import fp32_switches
 from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 # The fp32_precision of convolutions, recurrent networks and matrix products; the type of autocast.

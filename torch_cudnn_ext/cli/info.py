@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import starmap
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -19,6 +19,8 @@ from torch_cudnn_ext._workload.problems import rewrite
 from torch_cudnn_ext.analysis.errata import (
     errata_tables,
     hints_table,
+    local_errata_rows,
+    local_errata_table,
     verified_text,
     version_number,
 )
@@ -43,7 +45,8 @@ def info_command(
         bool,
         typer.Option(
             "--errata",
-            help="Known defects of cuDNN and PyTorch alone, and whether their guards are on.",
+            help="Known defects of cuDNN and PyTorch alone, and whether their guards are on; and "
+            "the local ones: algorithms that cost a process here and are not tried again.",
         ),
     ] = False,
     hints: Annotated[
@@ -111,10 +114,14 @@ def _print_known(errata: bool, cudnn: str | None, format: options.Format) -> Non
     if format is options.Format.csv:
         raise typer.BadParameter("--format: got 'csv', wanted one of table, json, markdown")
     if format is options.Format.json:
-        rows = _C.errata(version, 0, capability) if errata else _C.engine_hints(version, capability)
+        rows: list[Any] = [*_C.engine_hints(version, capability)]
+        if errata:
+            rows = [*_C.errata(version, 0, capability), *local_errata_rows()]
         typer.echo(json.dumps(rows, indent=1))
         return
-    tables = errata_tables(version, capability) if errata else [hints_table(version, capability)]
+    tables = [hints_table(version, capability)]
+    if errata:
+        tables = [*errata_tables(version, capability), *local_errata_table()]
     running.print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
 
 

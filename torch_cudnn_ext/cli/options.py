@@ -18,6 +18,7 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._workload.models import IMAGE_SIZE, MODEL_BATCH
 from torch_cudnn_ext.analysis.settings import DEFAULT_TARGET
 from torch_cudnn_ext.bench.networks import NETWORK_BATCH
+from torch_cudnn_ext.tuning.isolation import check_isolate
 from torch_cudnn_ext.tuning.measure import checked_device
 
 if TYPE_CHECKING:
@@ -86,6 +87,15 @@ _POLICY = (
     "bench --networks, as enable() takes it.",
 )
 PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
+Isolate = Annotated[
+    str | None,
+    typer.Option(
+        "--isolate",
+        metavar="WHEN",
+        help="Measure in a process that a bad algorithm may cost: always, never, or auto, on a GPU "
+        "that was not verified. By default as TORCH_CUDNN_EXT_ISOLATE says, or auto.",
+    ),
+]
 Shard = Annotated[
     str | None, typer.Option("--shard", help="Only the i-th of n parts: i/n, from 1/n to n/n.")
 ]
@@ -276,6 +286,12 @@ def errors_of_arguments() -> Iterator[None]:
         name, _, rest = str(error).partition(":")
         rest = re.sub("^ got True ", " given ", rest)  # a flag has no value on the command line
         raise typer.BadParameter(f"--{name.replace('_', '-')}:{rest}") from error
+
+
+def check_isolation(isolate: str | None) -> None:
+    """BadParameter if ``--isolate`` has none of its values."""
+    with errors_of("--isolate"):
+        check_isolate(isolate)
 
 
 def place_of(device: str | None) -> str:

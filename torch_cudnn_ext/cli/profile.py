@@ -47,6 +47,7 @@ def profile_command(
     resume: options.Resume = None,
     format: options.FormatOption = options.Format.table,
     search: options.Search,
+    isolate: options.Isolate = None,
     table: Annotated[
         str | None,
         typer.Option("--table", help="Print a file of the tuning table; measure nothing."),
@@ -60,6 +61,7 @@ def profile_command(
         options.allow_only(context, "table", "problem", "show_all", "top", "format")
         running.print_profile(_profile_of_file(table, source.problem), format, show_all, top)
         return
+    options.check_isolation(isolate)
     trace = partial(workload.trace_layers, proxies=target is not None or device is None)
     work = workload.from_options(source, tensors, constraints.policy, device, trace)
     settings = running.settings_of(work.layers, device, target, constraints, search)
@@ -68,7 +70,8 @@ def profile_command(
     layers = workload.only_shard(layers, shard_text)
     journal = running.journal_of(resume)
     with running.ProgressBar() as bar:
-        measured, end = running.collect(measure_layers(layers, settings, journal, bar, search.jobs))
+        results = measure_layers(layers, settings, journal, bar, search.jobs, isolate)
+        measured, end = running.collect(results)
     result = running.profile_of(measured, settings, source, work)
     source_of_top = context.get_parameter_source("top")
     is_asked = source_of_top is not None and source_of_top.name == "COMMANDLINE"

@@ -23,7 +23,7 @@ from torch_cudnn_ext.analysis.settings import Settings, make_settings
 from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables, profile_tables
 from torch_cudnn_ext.cli import options
 from torch_cudnn_ext.policy import text_for_all
-from torch_cudnn_ext.tuning.measure import fp32_switches
+from torch_cudnn_ext.tuning.tasks import fp32_switches
 
 T = TypeVar("T")
 End = KeyboardInterrupt | OSError | RuntimeError | ValueError | None

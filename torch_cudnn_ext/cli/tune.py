@@ -44,6 +44,7 @@ def tune_command(
     constraints: options.Constraints,
     shard_text: options.Shard = None,
     search: options.Search,
+    isolate: options.Isolate = None,
     format: options.FormatOption = options.Format.table,
 ) -> None:
     """Measure ahead of use, and keep the rankings in a file for `tuning.import_table`.
@@ -52,6 +53,7 @@ def tune_command(
     enable("autotune"), calls by function too. With --passes fwd it infers; other passes keep the
     problems of these passes alone.
     """
+    options.check_isolation(isolate)
     work = workload.from_options(source, tensors, constraints.policy, device, _trace_enabled)
     settings = running.settings_of(work.layers, device, None, constraints, search)
     place, text = settings.device, settings.policy
@@ -74,6 +76,7 @@ def tune_command(
                 knob_search=search.knob_search,
                 jobs=search.jobs,
                 progress=bar,
+                isolate=isolate,
             )
     except KeyboardInterrupt as interrupt:
         end = interrupt

@@ -10,27 +10,39 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from torch_cudnn_ext import _C, knobs
+from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import CONSTRAINTS, fields_of
-from torch_cudnn_ext.tuning.worker_pool import WorkerPool, worker_pool
+from torch_cudnn_ext.tuning.isolation import (
+    check_isolate,
+    is_isolated,
+    isolated_pool,
+    isolated_worker,
+)
+from torch_cudnn_ext.tuning.tasks import (
+    Observers,
+    Task,
+    as_here,
+    current_switches,
+    measure_elsewhere,
+    measure_here,
+    obey_switches,
+)
+from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 if TYPE_CHECKING:
-    from torch_cudnn_ext._C import Measurement, TableEntry
-
-    _Measured = tuple[list[Measurement], list[TableEntry]]
+    from torch_cudnn_ext._C import Measurement
+    from torch_cudnn_ext.tuning.tasks import Measured
 
 BASELINE = "aten:default"  # PyTorch's own kernel
-GPU_MIN_SAMPLES = 11
 
 
 class Progress(Protocol):
@@ -41,23 +53,6 @@ class Progress(Protocol):
 
     def algorithm(self, done: int, total: int, text: str) -> None:
         """The same for the algorithms of one problem."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One problem to measure, and how.
-
-    ``time_budget_s`` 0 is no limit. If ``algorithms`` names none, all are measured and the tuning
-    table keeps their ranking; else it keeps nothing.
-    """
-
-    problem: str
-    device: str
-    policy: str
-    time_budget_s: float = 0.0
-    knob_search: bool = False
-    min_samples: int = GPU_MIN_SAMPLES
-    algorithms: tuple[str, ...] = ()
 
 
 def no_algorithm(
@@ -78,7 +73,10 @@ def no_algorithm(
 
 
 def measure_tasks(
-    tasks: Sequence[Task], jobs: int = 1, progress: Progress | None = None
+    tasks: Sequence[Task],
+    jobs: int = 1,
+    progress: Progress | None = None,
+    isolate: str | None = None,
 ) -> Iterator[list[Measurement]]:
     """Each task's measurements, best first, in the order of the tasks.
 
@@ -88,22 +86,35 @@ def measure_tasks(
 
     Args:
         tasks: The problems.
-        jobs: How many processes build plans; with 1 it is this one.
+        jobs: How many processes build plans; with 1 it is this one, unless candidates are isolated.
         progress: Told of every problem, and with one job of every algorithm.
+        isolate: Whether candidates are measured in a process that an algorithm may cost:
+            ``"auto"``, ``"always"``, ``"never"``, or ``None`` for ``knobs.isolate``.
 
     Raises:
-        TypeError: ``progress`` lacks a method of `Progress`.
-        ValueError: ``jobs`` is no number or less than 1.
-        RuntimeError: One of several processes was killed, or could not start.
+        TypeError: ``progress`` lacks a method of `Progress`, or ``isolate`` is no text.
+        ValueError: ``jobs`` is no number or less than 1, or ``isolate`` is none of its values.
+        RuntimeError: One of several processes was killed, or could not start; or more algorithms of
+            a problem cost theirs than `isolation.MOST_LOST`.
     """
     check_jobs(jobs)
     check_progress(progress)
-    if min(jobs, len(tasks)) <= 1:
-        yield from _with_progress(tasks, (_measure(task, progress) for task in tasks), progress)
+    check_isolate(isolate)
+    isolated = any(is_isolated(task.device, isolate) for task in tasks)
+    several = min(jobs, len(tasks)) > 1
+    told = progress.algorithm if progress is not None else None
+    if not several and not isolated:
+        rows = (measure_here(task, Observers(told)) for task in tasks)
+        yield from _with_progress(tasks, rows, progress)
         return
-    whole = [_as_here(task) for task in tasks]
+    whole = [as_here(task) for task in tasks]
+    results = (
+        _measure_in_processes(whole, jobs, isolated)
+        if several
+        else _measure_one_by_one(whole, told)
+    )
     # A traceback that refers to the generator would keep it open.
-    with closing(_measure_in_processes(whole, jobs)) as results:
+    with closing(results):
         yield from _with_progress(tasks, results, progress)
 
 
@@ -170,16 +181,22 @@ def check_progress(progress: object) -> None:
 
 
 @contextmanager
-def _locked_workers(count: int) -> Iterator[WorkerPool]:
-    """Processes that share a measurement lock with each other and with this process."""
-    with TemporaryDirectory() as folder:
+def _locked_workers(
+    count: int, isolated: bool = False
+) -> Iterator[Callable[[Task], Future[Measured]]]:
+    """Gives a function that measures a task in another process.
+
+    The processes share a measurement lock with each other and with this process.
+    """
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         lock = str(Path(folder, "measurement.lock"))
         _C.set_measurement_lock(lock)
-        try:
-            with worker_pool(count, _start, lock, _switches()) as pool:
-                yield pool
-        finally:
-            _C.set_measurement_lock("")
+        stack.callback(_C.set_measurement_lock, "")
+        if isolated:
+            yield stack.enter_context(isolated_pool(count, lock)).submit
+        else:
+            pool = stack.enter_context(worker_pool(count, obey_switches, lock, current_switches()))
+            yield lambda task: pool.submit(measure_elsewhere, task)
 
 
 def _with_progress(
@@ -191,52 +208,44 @@ def _with_progress(
         yield next(results)
 
 
-def _measure(task: Task, progress: Progress | None = None) -> list[Measurement]:
-    return _C.measure(
-        task.problem,
-        task.device,
-        task.policy,
-        algorithms=list(task.algorithms),
-        time_budget_s=task.time_budget_s,
-        knob_search=task.knob_search,
-        min_samples=task.min_samples,
-        progress=progress.algorithm if progress is not None else None,
-    )
-
-
-def _as_here(task: Task) -> Task:
-    """The task with all levels of policy and the current GPU of this process at this moment."""
-    policy = _C.policy_for(task.problem, task.policy)
-    device = f"cuda:{torch.cuda.current_device()}" if task.device == "cuda" else task.device
-    return replace(task, policy=policy, device=device)
+def _measure_one_by_one(
+    tasks: Sequence[Task], told: Callable[[int, int, str], None] | None
+) -> Generator[list[Measurement], None, None]:
+    """In order, by one process that an algorithm may cost."""
+    switches = current_switches()
+    with isolated_worker() as worker:
+        for task in tasks:
+            fingerprint = _C.device_fingerprint(task.device)
+            yield _keep(worker.measure(task, fingerprint, switches, told))
 
 
 def _measure_in_processes(
-    tasks: Sequence[Task], jobs: int
+    tasks: Sequence[Task], jobs: int, isolated: bool
 ) -> Generator[list[Measurement], None, None]:
     """In order; a task that lacks memory is measured again by a process alone, at the end."""
-    with _locked_workers(min(jobs, len(tasks))) as pool:
-        left = [(task, pool.submit(_measure_elsewhere, task)) for task in tasks]
+    with _locked_workers(min(jobs, len(tasks)), isolated) as submit:
+        left = [(task, submit(task)) for task in tasks]
         try:
             while left and not _lacks_memory(left[0][1].result()[0]):
-                yield _imported(left.pop(0)[1])
+                yield _keep(left.pop(0)[1].result())
             for _, future in left:
                 future.result()
         finally:
             for _, future in left:  # those that were finished before others
                 is_whole = future.done() and future.exception() is None
                 if is_whole and not _lacks_memory(future.result()[0]):
-                    _C.table_import(future.result()[1])
+                    _keep(future.result())
     for task, future in left:
         rows = future.result()[0]
         if _lacks_memory(rows):
-            with _locked_workers(1) as pool:
-                rows = _imported(pool.submit(_measure_elsewhere, task))
+            with _locked_workers(1, isolated) as submit:
+                rows = _keep(submit(task).result())
         yield rows
 
 
-def _imported(future: Future[_Measured]) -> list[Measurement]:
-    rows, entries = future.result()
+def _keep(measured: Measured) -> list[Measurement]:
+    """Add what another process measured to the tuning table."""
+    rows, entries = measured
     _C.table_import(entries)
     return rows
 
@@ -251,56 +260,3 @@ def finite_rows(rows: Iterable[Measurement]) -> list[Measurement]:
         row if row["error"] is None or math.isfinite(row["error"]) else {**row, "error": None}
         for row in rows
     ]
-
-
-def fp32_switches() -> list[Any]:
-    """PyTorch's switches whose ``fp32_precision`` says whether float32 may be TF32."""
-    cudnn: Any = torch.backends.cudnn
-    return [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
-
-
-# In the other processes.
-
-
-def _switches() -> dict[str, Any]:
-    """The settings that PyTorch's own kernels obey."""
-    return {
-        "backends": [getattr(place, name) for place, name in _backend_switches()],
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "threads": torch.get_num_threads(),
-        "knobs": {"verbose": knobs.verbose},
-    }
-
-
-def _backend_switches() -> list[tuple[Any, str]]:
-    cudnn: Any = torch.backends.cudnn
-    mkldnn: Any = torch.backends.mkldnn
-    products: Any = torch.backends.cuda.matmul
-    return [
-        *((cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
-        (mkldnn, "enabled"),
-        (products, "allow_fp16_reduced_precision_reduction"),
-        (products, "allow_bf16_reduced_precision_reduction"),
-        (products, "allow_fp16_accumulation"),
-        *((switch, "fp32_precision") for switch in fp32_switches()),
-    ]
-
-
-def _start(lock: str, switches: dict[str, Any]) -> None:
-    _C.set_measurement_lock(lock)
-    _C.set_knobs("", **switches["knobs"])  # the tasks' policies hold those of the environment
-    _C.set_workspace_reserve([])  # the environment's is for one process
-    torch.set_num_threads(switches["threads"])
-    torch.use_deterministic_algorithms(switches["deterministic"], warn_only=switches["warn_only"])
-    for (place, name), value in zip(_backend_switches(), switches["backends"], strict=True):
-        setattr(place, name, value)
-
-
-def _measure_elsewhere(task: Task) -> _Measured:
-    _C.table_clear()
-    try:
-        return _measure(task), _C.table_export()
-    finally:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()  # for the other processes

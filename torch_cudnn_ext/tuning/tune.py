@@ -19,7 +19,6 @@ from torch_cudnn_ext.models.enable import enabled_anew
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import (
     Progress,
-    Task,
     check_constraints_alone,
     check_knob_search,
     check_progress,
@@ -28,6 +27,7 @@ from torch_cudnn_ext.tuning.measure import (
     measure_tasks,
     no_algorithm,
 )
+from torch_cudnn_ext.tuning.tasks import Task
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement
@@ -42,6 +42,7 @@ def tune(
     knob_search: bool = False,
     jobs: int = 1,
     progress: Progress | None = None,
+    isolate: str | None = None,
 ) -> dict[str, Measurement]:
     """Measure problems and keep the ranking, so that ``autotune`` need not measure them again.
 
@@ -59,6 +60,9 @@ def tune(
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes; with 1 it is this one.
         progress: Told of every problem, and with one job of every algorithm.
+        isolate: Whether candidates are measured in a process of their own, which a bad algorithm
+            may cost instead of this one: ``"auto"``, ``"always"`` or ``"never"``, and otherwise as
+            ``knobs.isolate``. An algorithm that does has failed and is not tried again.
 
     Returns:
         The best measurement of each problem, by its canonical line.
@@ -67,9 +71,11 @@ def tune(
         TypeError: A problem is no text, ``policy`` no policy, or ``progress``
             lacks a method of `Progress`.
         ValueError: A line is no problem, the policy no policy, the device none, ``time_budget_s``
-            no number of seconds, ``knob_search`` no bool, or ``jobs`` less than 1.
+            no number of seconds, ``knob_search`` no bool, ``jobs`` less than 1, or ``isolate``
+            none of its values.
         RuntimeError: A problem has no algorithm under the policy, which is raised once all others
-            are tuned; or PyTorch finds no such device.
+            are tuned; or PyTorch finds no such device; or too many algorithms of one problem cost
+            the process that measured them.
 
     Example:
         >>> best = tune("softmax_fwd x=f32[4,64,1]:nchw log=false", device="cpu")
@@ -91,7 +97,7 @@ def tune(
     problems = [*dict.fromkeys(_C.canonical_problem(line) for line in lines)]
     tasks = [Task(problem, place, text, time_budget_s, knob_search) for problem in problems]
     best, failed = {}, []
-    for problem, rows in zip(problems, measure_tasks(tasks, jobs, progress), strict=True):
+    for problem, rows in zip(problems, measure_tasks(tasks, jobs, progress, isolate), strict=True):
         if rows and rows[0]["status"] == "ok":
             best[problem] = rows[0]
         else:
@@ -111,6 +117,7 @@ def tune_model(
     knob_search: bool = False,
     jobs: int = 1,
     progress: Progress | None = None,
+    isolate: str | None = None,
 ) -> dict[str, Measurement]:
     """Tune what an unmodified network meets under ``enable("autotune")``, ahead of its first run.
 
@@ -128,6 +135,7 @@ def tune_model(
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes.
         progress: As for `tune`.
+        isolate: As for `tune`.
 
     Returns:
         The best measurement of each problem that was measured.
@@ -162,6 +170,7 @@ def tune_model(
         knob_search=knob_search,
         jobs=jobs,
         progress=progress,
+        isolate=isolate,
     )
 
 

@@ -34,11 +34,18 @@ class WorkerPool:
         The future raises what the work raised. It raises a ``RuntimeError`` instead if that error
         cannot be sent, or if SIGTERM ended the work.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return self._pool.submit(_run, work, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with interrupts_blocked():
+            return self._pool.submit(run_work, work, *arguments)
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C on this thread, and in the processes that start inside the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -105,7 +112,7 @@ def _start(
         start(*arguments)
 
 
-def _run(work: Callable[..., T], *arguments: Any) -> T:
+def run_work(work: Callable[..., T], *arguments: Any) -> T:
     """``work(*arguments)``: SIGTERM interrupts it, and ends a process that is idle."""
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -16,6 +16,7 @@
 #include "core/policy/rules.h"
 #include "core/select/attempts.h"
 #include "core/select/recording.h"
+#include "core/tune/isolation.h"
 #include "core/tune/measure.h"
 #include "core/tune/tuning_table.h"
 
@@ -30,6 +31,9 @@ constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
 constexpr const char* kBeyondBackends = "fallback: no admitted backend has an algorithm";
+constexpr const char* kNoMemory = "no memory to tune in";
+constexpr const char* kAllFailed = "every algorithm failed while tuning";
+constexpr const char* kNoProcess = "the process that tunes for this one failed";
 
 // Makes one decision.
 class Decider {
@@ -248,12 +252,17 @@ class Decider {
     options.time_budget_s = device_.is_cuda() ? 30 : 10;
     options.prunes = true;
     try {
-      known = measure(problem_, request_.policy, device_, options);
+      known = measure_where_set(problem_, request_.policy, device_, options);
+    } catch (const IsolationFailure& failure) {
+      return find_untuned(kNoProcess, failure.msg());
     } catch (const c10::Error& error) {
       if (!is_out_of_memory(error)) throw;
-      return find_without_tuning(kOutOfMemory);
+      return find_untuned(kNoMemory);
     }
-    if (auto failure = find_failure_of_all(*known)) return find_without_tuning(*failure);
+    if (auto failure = find_failure_of_all(*known)) {
+      bool no_memory = *failure == kOutOfMemory;
+      return no_memory ? find_untuned(kNoMemory) : find_untuned(kAllFailed, *failure);
+    }
     if (in_table) tuning_table::insert({problem, fingerprint, constraints, *known});
     Found found = first_that_builds(*known, "tuned");
     return found ? found : find_rejected_baseline(*known);
@@ -276,34 +285,13 @@ class Decider {
     return {};
   }
 
-  // Why no algorithm ran to its end; nullopt if one did, or if none failed. Lack of memory comes
-  // before the first other failure. Unsupported and excluded algorithms do not count as failures,
-  // since they would be so at any time.
-  static std::optional<std::string> find_failure_of_all(
-      const std::vector<Measurement>& measurements) {
-    using Status = Measurement::Status;
-    std::optional<std::string> failure;
-    for (const Measurement& m : measurements) {
-      if (m.status == Status::ok || m.status == Status::rejected) return std::nullopt;
-      if (m.reason.find(kOutOfMemory) != std::string::npos) {
-        failure = kOutOfMemory;
-      } else if (m.status == Status::failed && !failure) {
-        failure = c10::str(m.algorithm.text(), ": ", m.reason);
-      }
-    }
-    return failure;
-  }
-
   // Such measurements are not kept: tuning may succeed in the next process, or for a later table.
-  Found find_without_tuning(const std::string& failure) {
-    bool no_memory = failure == kOutOfMemory;
-    decision_->warning = c10::str(
-        op_of(problem_), ": ",
-        no_memory ? "there is no memory to tune in" : "every algorithm failed while tuning",
-        ", so the heuristic's algorithm runs", no_memory ? "" : " (" + failure + ")",
-        ". Problem: ", problem_text(problem_));
-    return find_heuristic(no_memory ? "heuristic: no memory to tune in"
-                                    : "heuristic: every algorithm failed while tuning");
+  Found find_untuned(const std::string& obstacle, const std::string& detail = "") {
+    decision_->warning = c10::str(op_of(problem_), ": ", obstacle == kNoMemory ? "there is " : "",
+                                  obstacle, ", so the heuristic's algorithm runs",
+                                  detail.empty() ? "" : c10::str(" (", detail, ")"),
+                                  ". Problem: ", problem_text(problem_));
+    return find_heuristic("heuristic: " + obstacle);
   }
 
   // If tuning rejected every algorithm, PyTorch's own kernel runs, as it would without this

@@ -100,6 +100,7 @@ class Session {
           [&](const std::vector<Algorithm>& list) { return try_neighbours(list); });
     }
     rounds_.time_finalists();
+    options_.announce_other_work();
     std::vector<Measurement> list = ranked();
     sequence_.free_data();
     rounds_.free_buffers();
@@ -109,7 +110,10 @@ class Session {
   }
 
  private:
-  void take_lock() { budget_.exclude(lock_.take()); }
+  void take_lock() {
+    options_.announce_other_work();
+    budget_.exclude(lock_.take());
+  }
   void release_lock() {
     if (!lock_.is_held()) return;
     runtime_of(device_).release_cached_memory(device_);
@@ -169,6 +173,12 @@ class Session {
     if (m == nullptr) return std::nullopt;
     std::string reason = exclusion_by_backend(candidate.algorithm.backend, policy_, device_);
     if (m->exclude_if(reason) || is_too_late(*m, share)) return std::nullopt;
+    auto failed = options_.failed.find(candidate.algorithm.text());
+    if (failed != options_.failed.end()) {
+      m->set_failed(failed->second);
+      return std::nullopt;
+    }
+    options_.announce(candidate.algorithm);
     Contender built{m, {}};
     auto start = SteadyClock::now();
     for (const Step& step : sequence_.steps()) {
@@ -215,6 +225,7 @@ class Session {
   void try_built(const Contender& built) {
     Measurement& m = *built.measurement;
     if (is_too_late(m)) return;
+    options_.announce(m.algorithm);
     try {
       Bindings bindings = sequence_.scratch;
       for (size_t i = 0; i < built.plans.size(); ++i) {
@@ -340,6 +351,14 @@ void list_step(Measurement& m, const Problem& problem, bool first, const Resolve
 void MeasureOptions::report(int done, int total, const Algorithm& algorithm) const {
   check_interrupt();
   if (progress) progress(done, total, algorithm.text());
+}
+
+void MeasureOptions::announce(const Algorithm& algorithm) const {
+  if (before_run) before_run(algorithm.text());
+}
+
+void MeasureOptions::announce_other_work() const {
+  if (before_run) before_run("");
 }
 
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,

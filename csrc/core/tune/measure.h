@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,11 +29,20 @@ struct MeasureOptions {
   // Throws if the problem's tensors do not fit. If false, all candidates have failed then.
   bool throws_out_of_memory = true;
   int min_samples = 11;
+  // Algorithms that cost a process that measured this problem, by their texts, and what happened.
+  // They have failed and are not tried.
+  std::map<std::string, std::string> failed;
   // Called with (done, total, algorithm) as work goes on. An exception ends the measuring.
   std::function<void(int, int, const std::string&)> progress;
+  // Called with an algorithm's text before it is built, first run and sampled, outside of what is
+  // timed, and with an empty text before work that runs no algorithm.
+  std::function<void(const std::string&)> before_run;
 
   // Lets the user stop, and calls `progress`.
   void report(int done, int total, const Algorithm& algorithm) const;
+  // Call `before_run`.
+  void announce(const Algorithm& algorithm) const;
+  void announce_other_work() const;
 };
 
 // Ranked: best first, then what was rejected, failed, excluded or cannot be built.

@@ -42,6 +42,7 @@ class Rounds {
       options_.report(round, rounds, Algorithm{"timing", "round", {}});
       if (round >= 3 && budget_.is_spent()) break;
     }
+    options_.announce_other_work();
   }
 
   // Times the few contenders that may still be the best for more rounds.
@@ -105,10 +106,10 @@ class Rounds {
   void sample(Contender& contender) {
     constexpr int kLongestHeadStart = 64;
     constexpr double kShortMs = 1;
+    options_.announce(contender.algorithm());
     // A sample is to find cold data but warm code. Fetching the code of a large tile takes 5 us.
-    if (sequence_.device.is_cuda() && contender.best < kShortMs) {
-      sequence_.run(contender.plans, [] {});
-    }
+    bool is_cold = sequence_.device.is_cuda() || options_.before_run;
+    if (is_cold && contender.best < kShortMs) sequence_.run(contender.plans, [] {});
     for (int head_starts = 1; head_starts <= kLongestHeadStart; head_starts *= 4) {
       sequence_.run(contender.plans, [&] {
         if (options_.flush_cache) runtime_.flush_cache(sequence_.device);

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 #include "core/base/enum_text.h"
 #include "core/errors.h"
@@ -39,9 +40,13 @@ void Measurement::set_unsupported(const Unsupported& unsupported) {
   reason = unsupported.reason;
 }
 
-void Measurement::set_failed(const c10::Error& error) {
+void Measurement::set_failed(std::string why) {
   status = Status::failed;
-  reason = error.what_without_backtrace();
+  reason = std::move(why);
+}
+
+void Measurement::set_failed(const c10::Error& error) {
+  set_failed(error.what_without_backtrace());
   // PyTorch's message goes on with the memory of each process at that moment.
   if (is_out_of_memory(error)) {
     reason = c10::str(kOutOfMemory, ": ", reason.substr(0, reason.find(" GPU ")));
@@ -53,6 +58,19 @@ bool Measurement::exclude_if(std::string why) {
   status = Status::excluded;
   reason = std::move(why);
   return true;
+}
+
+std::optional<std::string> find_failure_of_all(const std::vector<Measurement>& measurements) {
+  std::optional<std::string> failure;
+  for (const Measurement& m : measurements) {
+    if (m.status == Status::ok || m.status == Status::rejected) return std::nullopt;
+    if (m.reason.find(kOutOfMemory) != std::string::npos) {
+      failure = kOutOfMemory;
+    } else if (m.status == Status::failed && !failure) {
+      failure = c10::str(m.algorithm.text(), ": ", m.reason);
+    }
+  }
+  return failure;
 }
 
 namespace tuning_table {

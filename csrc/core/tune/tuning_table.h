@@ -34,9 +34,14 @@ struct Measurement {
 
   void set_unsupported(const Unsupported& unsupported);
   void set_failed(const c10::Error& error);
+  void set_failed(std::string why);
   // Records an exclusion. False if there is no reason for one.
   bool exclude_if(std::string why);
 };
+// Why no algorithm ran to its end; nullopt if one did, or if none failed. Lack of memory comes
+// before the first other failure. Unsupported and excluded algorithms do not count as failures,
+// since they would be so at any time.
+std::optional<std::string> find_failure_of_all(const std::vector<Measurement>& measurements);
 const char* status_text(Measurement::Status status);
 Measurement::Status status_from_text(const std::string& text);  // throws ValueError
 
