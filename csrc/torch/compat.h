@@ -71,4 +71,7 @@ DepthwiseKernel depthwise_kernel(const Context&, long) {
 }
 inline DepthwiseKernel depthwise_kernel() { return depthwise_kernel(at::globalContext(), 0); }
 
+// From 2.15 on group norm keeps channels_last on every device, before on the CPU alone.
+constexpr bool kGroupNormKeepsLayout = TORCH_VERSION_MINOR >= 15;
+
 }  // namespace torch_cudnn_ext

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import check_compiles, needs_cuda, newest
+from helpers import TORCH_RELEASE
 from torch import Tensor
 
 from torch_cudnn_ext import _C, Policy, ops
@@ -184,14 +185,26 @@ def test_gradients(device: str) -> None:
     )
 
 
-def test_second_gradients_of_samples_are_refused(device: str) -> None:
-    """As by PyTorch 2.11. Later versions have them."""
-    x = torch.randn(1, 1, 3, 3, device=device, requires_grad=True)
-    grid = torch.randn(1, 2, 2, 2, device=device, requires_grad=True)
-    y = ops.grid_sample(x, grid, align_corners=True)
-    (dgrid,) = torch.autograd.grad(y.sum(), grid, create_graph=True)
-    with pytest.raises(RuntimeError, match="grid_sample\\w*_backward is not implemented"):
-        dgrid.sum().backward()
+def _second_gradients(sample: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    x, grid = inputs
+    y = sample(x, grid, align_corners=True)
+    first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+
+@pytest.mark.parametrize("space", [(3, 4), (2, 3, 4)])
+def test_second_gradients_of_samples_are_pytorchs(space: tuple[int, ...], device: str) -> None:
+    sizes = (2, *(2,) * len(space), len(space))
+    x = torch.randn(2, 2, *space, device=device, dtype=torch.float64, requires_grad=True)
+    grid = torch.rand(sizes, device=device, dtype=torch.float64).requires_grad_()
+    if TORCH_RELEASE >= (2, 15):
+        torch.testing.assert_close(
+            _second_gradients(ops.grid_sample, x, grid), _second_gradients(F.grid_sample, x, grid)
+        )
+        return
+    for sample in (F.grid_sample, ops.grid_sample):  # no earlier version of PyTorch has them
+        with pytest.raises(RuntimeError, match="grid_sample\\w*_backward is not implemented"):
+            _second_gradients(sample, x, grid)
 
 
 def test_pins_are_obeyed(device: str) -> None:

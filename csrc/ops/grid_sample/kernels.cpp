@@ -1,5 +1,7 @@
 // Kernels, schemas, gradients and autocast of grid sampling.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/grid_sampler_2d_backward.h>
+#include <ATen/ops/grid_sampler_3d_backward.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "ops/autograd.h"
@@ -171,22 +173,34 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const SampleArgs& a) {
       });
 }
 
-// There is no second derivative, as in PyTorch.
+// By differentiating PyTorch's backward, which says so if its version has no second derivatives.
 struct GridSampleBackwardGradient {
   static constexpr const char* kName = "TorchCudnnExtGridSampleBackwardBackward";
   static constexpr size_t kInputs = 3;  // grad_output, input, grid
+  Options options;
+  bool input_gradient = true;
 
-  auto attributes() { return std::tie(); }
-  variable_list apply(const variable_list&, TensorList, const Needed&) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, "derivative for torch_cudnn_ext::grid_sample_backward is not implemented");
+  auto attributes() {
+    return std::tie(options.mode, options.padding_mode, options.align_corners, input_gradient);
+  }
+  variable_list apply(const variable_list& grads, TensorList saved, const Needed& needed) {
+    Formula formula = [this](const std::vector<Tensor>& t) {
+      auto backward = t[1].dim() == 4 ? at::grid_sampler_2d_backward : at::grid_sampler_3d_backward;
+      auto [dx, dgrid] = backward(t[0], t[1], t[2], options.mode, options.padding_mode,
+                                  options.align_corners, {input_gradient, true});
+      return input_gradient ? std::vector{dx, dgrid} : std::vector{Tensor(), dgrid};
+    };
+    return gradients_of_formula(formula, saved, grads, needed);
   }
 };
 
 BackwardArgs::Result backward_autograd(c10::DispatchKeySet keys, const BackwardArgs& a) {
   return run_with_gradient<GridSampleBackwardGradient>(
       {a.grad_output, a.input, a.grid}, 2, [&] { return redispatch(keys, a); },
-      [](auto&, const auto&) {});
+      [&](auto& node, const auto&) {
+        node.gradient = {a.options, a.input_gradient};
+        save_input(node, a.grad_output, a.input, a.grid);
+      });
 }
 
 // Casts to float32 on the CPU, and on CUDA to the wider dtype of the two, as PyTorch does.

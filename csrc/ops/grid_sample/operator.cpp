@@ -15,7 +15,7 @@ class GridSampleOperator : public OperatorOf<GridSampleProblem> {
     return {"cudnnSpatialTfSamplerForward, cudnnSpatialTfSamplerBackward",
             "x: nchw, nhwc (cuDNN: nchw); result contiguous",
             "cuDNN: 2-D, bilinear, zeros, align_corners=True, at most 1024 channels, no bf16; cpu: "
-            "bilinear; once differentiable",
+            "bilinear; differentiable twice with PyTorch 2.15, else once",
             {"grid_sample_fwd x=f32[8,16,28,28]:nchw grid=f32[8,28,28,2]:nchw align_corners=true"}};
   }
   std::vector<BatchSize> batch_sizes() const override { return {{"x", 0}, {"grid", 0}}; }

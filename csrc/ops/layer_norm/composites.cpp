@@ -8,6 +8,7 @@
 
 #include "ops/layer_norm/layer_norm.h"
 #include "ops/typed_call.h"
+#include "torch/compat.h"
 #include "torch/internals.h"
 
 namespace torch_cudnn_ext::layer_norm {
@@ -30,11 +31,14 @@ Tensor result_with_sizes(const Tensor& t, SymIntArrayRef sizes) {
   return t.sym_sizes().equals(sizes) ? t : at::_unsafe_view_symint(t, sizes);
 }
 
-// PyTorch's group and RMS norm keep channels_last on the CPU, and RMS norm on Meta; all others give
-// contiguous tensors.
-Tensor in_pytorchs_layout(const Tensor& y, const Tensor& input, bool on_meta) {
+enum class KeepsLayout : uint8_t { on_cpu, on_cpu_and_meta, everywhere };
+
+// PyTorch's group and RMS norm keep channels_last on some devices; all others give contiguous
+// tensors.
+Tensor in_pytorchs_layout(const Tensor& y, const Tensor& input, KeepsLayout where) {
   Tensor shaped = result_with_sizes(y, input.sym_sizes());
-  bool keeps = input.is_cpu() || (on_meta && input.is_meta());
+  bool keeps = input.is_cpu() || where == KeepsLayout::everywhere ||
+               (where == KeepsLayout::on_cpu_and_meta && input.is_meta());
   return keeps ? shaped.contiguous(input.suggest_memory_format()) : shaped;
 }
 
@@ -91,7 +95,7 @@ Tensor rms_norm(const Tensor& input, SymIntArrayRef normalized_shape, const Opti
   if (mixed) w = w->to(compute_dtype(dtype));  // PyTorch takes any two
   Tensor y = normalised(as_rows(kOp, input, normalized_shape), w, {}, "rms", 1,
                         epsilon.value_or(smallest_step(input.scalar_type())), policy);
-  return in_pytorchs_layout(y, input, true);
+  return in_pytorchs_layout(y, input, KeepsLayout::on_cpu_and_meta);
 }
 
 // [batch, channels, space]
@@ -115,7 +119,8 @@ Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor&
                     "torch_cudnn_ext::group_norm: num_groups is ", num_groups,
                     ", wanted a divisor of input's ", x.sym_size(1), " channels");
   Tensor y = normalised(x, weight, bias, "group", num_groups, epsilon, policy);
-  return in_pytorchs_layout(y, input, false);
+  return in_pytorchs_layout(
+      y, input, kGroupNormKeepsLayout ? KeepsLayout::everywhere : KeepsLayout::on_cpu);
 }
 
 namespace {
