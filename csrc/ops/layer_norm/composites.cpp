@@ -119,8 +119,8 @@ Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor&
                     "torch_cudnn_ext::group_norm: num_groups is ", num_groups,
                     ", wanted a divisor of input's ", x.sym_size(1), " channels");
   Tensor y = normalised(x, weight, bias, "group", num_groups, epsilon, policy);
-  return in_pytorchs_layout(
-      y, input, kGroupNormKeepsLayout ? KeepsLayout::everywhere : KeepsLayout::on_cpu);
+  return in_pytorchs_layout(y, input,
+                            kGroupNormKeepsLayout ? KeepsLayout::everywhere : KeepsLayout::on_cpu);
 }
 
 namespace {
