@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/version.h>
+#include <torch/headeronly/version.h>
 
 #include <cstdint>
 #include <memory>
