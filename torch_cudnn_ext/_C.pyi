@@ -344,8 +344,11 @@ def check_rule(matcher: str, use: str) -> str:
     """The policy, with names of operators. Raises ValueError if `add_rule` would raise it."""
 
 def remove_rule(id: int) -> None: ...
-def enable_overrides() -> None:
+def enable_overrides(compiled: str = "conv") -> None:
     """Put overrides of PyTorch's operators in its dispatcher; RuntimeError if they are there."""
+
+def set_running_compiled_graph(running: bool) -> bool:
+    """Tell whether this thread runs the code of a compiled graph; returns what held before."""
 
 def disable_overrides() -> None: ...
 def overrides_enabled() -> bool: ...

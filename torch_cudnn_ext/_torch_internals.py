@@ -8,9 +8,12 @@ its own. The methods of ``torch.nn`` that `nn` overrides by name stay there: ``_
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -126,6 +129,87 @@ def forget_compiled(overridden: Iterable[OpOverload]) -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+
+
+class _AfterImport:
+    """A finder of modules that finds one, and runs a function after the import of it."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name, self.then = name, then
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        self.remove()
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def load(module: ModuleType) -> None:
+                execute(module)
+                self.then(module)
+
+            spec.loader.exec_module = load  # type: ignore[method-assign]
+        return spec
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+@contextmanager
+def around_compiled_graphs(set_running: Callable[[bool], bool]) -> Iterator[None]:
+    """Inside the block, tell when a thread runs the code of Inductor's graphs, cached ones too.
+
+    Inductor is not imported for that.
+
+    Args:
+        set_running: Takes whether the thread runs such code, and returns what held before.
+    """
+    name = "torch._inductor.output_code"
+    with ExitStack() as undo:
+
+        def follow(module: Any) -> None:
+            graph = module.CompiledFxGraph
+            run = graph.__call__
+
+            @wraps(run)
+            def call(self: Any, inputs: Sequence[Any]) -> Any:
+                before = set_running(True)
+                try:
+                    return run(self, inputs)
+                finally:
+                    set_running(before)
+
+            graph.__call__ = call
+            undo.callback(setattr, graph, "__call__", run)
+
+        if name in sys.modules:
+            follow(sys.modules[name])
+        else:
+            finder = _AfterImport(name, follow)
+            sys.meta_path.insert(0, finder)
+            undo.callback(finder.remove)
+        yield
+
+
+@contextmanager
+def decomposed_in_traces(overridden: Iterable[OpOverload]) -> Iterator[None]:
+    """Inside the block, traces decompose overridden operators as they do without the overrides.
+
+    PyTorch takes a decomposition in Python for a composite only if no kernel is registered at the
+    keys of the backends and of their autograd.
+    """
+    key = torch._C.DispatchKey
+    overridden_at = [key.AutogradCPU, key.AutogradCUDA, key.CPU, key.CUDA]
+    composite = key.CompositeImplicitAutograd
+    with ExitStack() as undo:
+        for operator in overridden:
+            kernels = operator.py_kernels
+            for place in overridden_at if composite in kernels else ():
+                kernels[place] = kernels[composite]
+                undo.callback(kernels.pop, place)
+        yield
 
 
 def let_results_have_any_size(operators: Sequence[OpOverload]) -> None:

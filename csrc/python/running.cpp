@@ -12,6 +12,7 @@
 #include "core/tune/measure.h"
 #include "python/bindings.h"
 #include "python/conversions.h"
+#include "torch/compiled_graphs.h"
 #include "torch/overrides.h"
 
 namespace py = pybind11;
@@ -192,10 +193,14 @@ void bind_running(py::module_& m) {
       py::arg("problem"), py::arg("notes"));
   m.def("problems_posed_by", problems_posed_by, py::arg("call"));
   m.def("last_decision", last_decision_py, py::arg("op") = py::none());
-  m.def("enable_overrides", enable_overrides);
+  m.def(
+      "enable_overrides",
+      [](const std::string& compiled) { enable_overrides(compiled_use(compiled)); },
+      py::arg("compiled") = "conv");
   m.def("disable_overrides", disable_overrides);
   m.def("overrides_enabled", overrides_enabled);
   m.def("overridden_ops", overridden_ops);
+  m.def("set_running_compiled_graph", CompiledGraphs::set_running, py::arg("running"));
   m.def("declined", declined);
   m.def("reset_declined", reset_declined);
   m.def("set_recording", set_recording, py::arg("on"));

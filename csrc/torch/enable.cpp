@@ -11,6 +11,7 @@
 #include "core/select/recording.h"
 #include "problems/problem.h"
 #include "torch/compat.h"
+#include "torch/compiled_graphs.h"
 #include "torch/internals.h"
 #include "torch/overrides.h"
 
@@ -61,7 +62,7 @@ void add_override(Override override) {
   table().push_back(std::move(override));
 }
 
-void enable_overrides() {
+void enable_overrides(CompiledUse compiled) {
   std::lock_guard<std::mutex> lock(mutex);
   TORCH_CHECK(libraries().empty(),
               "enable: torch_cudnn_ext is enabled already; call disable() "
@@ -75,6 +76,7 @@ void enable_overrides() {
                                                     __FILE__, __LINE__));
     made.back()->impl(override.op.c_str(), override.kernel());
   }
+  CompiledGraphs::set_use(compiled);
   libraries() = std::move(made);
 }
 

@@ -11,10 +11,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "core/override_guard.h"
+#include "torch/compiled_graphs.h"
 #include "torch/internals.h"
 
 namespace torch_cudnn_ext {
@@ -32,7 +34,7 @@ void add_override(Override override);
 
 // enable_overrides registers all overrides, and throws if they are registered. disable_overrides
 // removes them, and throws if they are not registered.
-void enable_overrides();
+void enable_overrides(CompiledUse compiled);
 void disable_overrides();
 bool overrides_enabled();
 std::vector<std::string> overridden_ops();
@@ -74,9 +76,16 @@ std::optional<std::string> value_error_text(std::exception& error);
 //   static R run(args...)                                      called at the backends' keys
 //   template <c10::DispatchKey key> static R plain(args...)    PyTorch's own kernel
 // A composite is made of other operators. with_autograd is called at every key.
-// A call is also declined if ours raise a ValueError. PyTorch's own kernel then runs the call, or
-// raises an error of its own.
-enum class OpKind : uint8_t { basic, composite };
+// An operator that is overridden below autograd alone has run() and neither with_autograd nor
+// plain. A call is also declined if ours raise a ValueError. PyTorch's own kernel then runs the
+// call, or raises an error of its own. `Ours` may have
+//   static constexpr InGraphs kInGraphs                        its part in compiled graphs
+enum class OpKind : uint8_t { basic, composite, below_autograd };
+
+template <class Ours, class = void>
+constexpr InGraphs kPartInGraphs = InGraphs::left;
+template <class Ours>
+constexpr InGraphs kPartInGraphs<Ours, std::void_t<decltype(Ours::kInGraphs)>> = Ours::kInGraphs;
 
 template <class Ours, OpKind kind, c10::DispatchKey key, class Signature>
 struct OverrideKernel;
@@ -89,7 +98,9 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
   static inline FormerKernel former;
 
   static R call(c10::DispatchKeySet keys, Args... args) {
-    if (OverrideGuard::is_on()) return plain(keys, args...);
+    if (OverrideGuard::is_on() || CompiledGraphs::leaves(kPartInGraphs<Ours>)) {
+      return plain(keys, args...);
+    }
     if (std::optional<std::string> reason = Ours::why_declined(keys, args...)) {
       count_declined(Ours::kOp, *reason);
       return plain(keys, args...);
@@ -113,7 +124,7 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
 
   static R plain(c10::DispatchKeySet keys, Args... args) {
     OverrideGuard guard;
-    if constexpr (kAutograd || kComposite) {
+    if constexpr (kAutograd || kind != OpKind::basic) {
       return call_registered<R, Args...>(*former, keys, args...);
     } else {
       return Ours::template plain<key>(args...);
@@ -123,13 +134,15 @@ struct OverrideKernel<Ours, kind, key, R(Args...)> {
   static torch::CppFunction kernel() { return torch::CppFunction(TORCH_FN(call)); }
 };
 
-// Registers an override at autograd's keys, so that backward is ours too, and at the backends'
-// keys.
+// Registers an override at the backends' keys, and at autograd's keys, so that backward is ours
+// too, unless it is overridden below autograd alone.
 template <class Ours, class Signature, OpKind kind = OpKind::basic>
 struct RegisterOverride {
   explicit RegisterOverride(const char* op) {
-    add<c10::DispatchKey::AutogradCPU>(op);
-    add<c10::DispatchKey::AutogradCUDA>(op);
+    if constexpr (kind != OpKind::below_autograd) {
+      add<c10::DispatchKey::AutogradCPU>(op);
+      add<c10::DispatchKey::AutogradCUDA>(op);
+    }
     add<c10::DispatchKey::CPU>(op);
     add<c10::DispatchKey::CUDA>(op);
   }
@@ -143,5 +156,7 @@ struct RegisterOverride {
 };
 template <class Ours, class Signature>
 using RegisterOverrideOfComposite = RegisterOverride<Ours, Signature, OpKind::composite>;
+template <class Ours, class Signature>
+using RegisterOverrideBelowAutograd = RegisterOverride<Ours, Signature, OpKind::below_autograd>;
 
 }  // namespace torch_cudnn_ext

@@ -56,7 +56,7 @@ def test_bench_of_networks_compares_what_it_says(
             half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         seen.append((is_enabled(), train, half, conv.benchmark, conv.conv.fp32_precision))
 
-    monkeypatch.setattr(whole_networks, "_step", watched)
+    monkeypatch.setattr(whole_networks, "run_step", watched)
     # Its own inputs are a batch of 2, whatever is asked for.
     settings = whole_networks.NetworkSettings(False, "cpu", "", 64, 8)
     for benchmark in (True, False):
@@ -125,7 +125,7 @@ def test_bench_of_networks_waits_for_the_gpu_that_it_runs_on(
 ) -> None:
     waited: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
-    sample = whole_networks._timer(lambda: None, nullcontext, "cuda:1")
+    sample = whole_networks.timer_of(lambda: None, nullcontext, "cuda:1")
     assert sample() >= 0 and set(waited) == {"cuda:1"}
 
 
@@ -138,7 +138,7 @@ def test_bench_of_networks_runs_each_in_its_mode(
     def watched(model: Any, inputs: Any, train: bool, autocast: Callable[[], Any]) -> None:
         seen.add((model.training, train))
 
-    monkeypatch.setattr(whole_networks, "_step", watched)
+    monkeypatch.setattr(whole_networks, "run_step", watched)
     settings = whole_networks.NetworkSettings(False, "cpu", "", 2, 8)
     whole_networks._compare(False, f"{networks}:norm", "f32", mode, settings, tmp_path / "table")
     assert seen == {(mode == "train", mode == "train")}

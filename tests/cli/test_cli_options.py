@@ -163,7 +163,7 @@ def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys
             ["bench", "softmax_fwd x=f32[2,3,4]:nchw"],
             "problem line: got softmax_fwd, wanted a conv",
         ),
-        (["bench", PROBLEM, "--compiled"], "--compiled: got it without --modules"),
+        (["bench", PROBLEM, "--compiled"], "--compiled: got it alone, wanted --modules"),
         (["bench", PROBLEM, "--resume", "x", "--table", "./x"], "--table: got './x', the file"),
         (["bench", "--overhead", "--table", "x"], "--table: got 'x' with --overhead"),
         (
@@ -188,7 +188,10 @@ def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys
         (["bench", "--overhead", "--shard", "9/1"], "--shard: got '9/1' with --overhead, which"),
         (["bench", "--overhead", "--resume", "x"], "--resume: got 'x' with --overhead, which"),
         (["bench", "--overhead", "--modules", "all"], "--modules: got 'all' with --overhead"),
-        (["bench", "--networks", "nope"], "--networks: got 'nope', wanted module:callable or one"),
+        (
+            ["bench", "--networks", "nope"],
+            "--networks: got 'nope', wanted module:callable, unet or one",
+        ),
         (["bench", "--networks", "resnet18", "--dtype", "f8"], "--dtype: got 'f8', wanted one of"),
         (
             ["bench", "--networks", "resnet18", "--shard", "1/2"],

@@ -11,10 +11,12 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._workload.problems import DTYPES
 from torch_cudnn_ext._workload.pytree import is_floating, map_tensors
 from torch_cudnn_ext._workload.running import call_model
+from torch_cudnn_ext._workload.unet import UNet
 
 # Of the images that a network of torchvision gets by default.
 MODEL_BATCH, IMAGE_SIZE = 32, 224
 FRAMES = 16  # of the clips that a network for video gets
+OWN = {"unet": UNet}  # networks that torchvision does not have
 
 
 def load_model(
@@ -31,8 +33,9 @@ def load_model(
     A network with lazy layers runs once, on the device on which it was made.
 
     Args:
-        name: A network of torchvision that takes images (``resnet18``), with random weights, or
-            ``module:callable``, which gives a module or a pair of a module and its inputs.
+        name: A network of torchvision that takes images (``resnet18``), with random weights,
+            ``unet``, or ``module:callable``, which gives a module or a pair of a module and its
+            inputs.
         batch: The number of images of three channels, unless the callable gives inputs.
         image_size: Their height and width in pixels.
         dtype: ``f64``, ``f32``, ``f16`` or ``bf16``, of the network and its inputs. By default
@@ -47,6 +50,10 @@ def load_model(
     frames: tuple[int, ...] = ()
     if ":" in name:
         model, inputs = _model_of_callable(name)
+    elif name in OWN:
+        with torch.device(device):
+            model, inputs = OWN[name](), None
+        dtype = dtype or "f32"
     else:
         (model, frames), inputs = _torchvision_model(name, device), None
         dtype = dtype or "f32"
@@ -99,7 +106,9 @@ def _torchvision_model(name: str, device: str) -> tuple[nn.Module, tuple[int, ..
             with torch.device(device):
                 return models.get_model(name, weights=None, **arguments), frames
     wanted = _C.wanted_words(name, known, "torchvision.models.list_models()")
-    raise ValueError(f"got {name!r}, wanted module:callable or one of torchvision's: {wanted}")
+    raise ValueError(
+        f"got {name!r}, wanted module:callable, {', '.join(OWN)} or one of torchvision's: {wanted}"
+    )
 
 
 def _model_of_callable(name: str) -> tuple[nn.Module, Any]:

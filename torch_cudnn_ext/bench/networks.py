@@ -46,6 +46,7 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
 }
 Autocast = Callable[[], AbstractContextManager[None]]
 NETWORK_BATCH = 64
+NETWORK_BATCHES = {"unet": 16}  # of networks whose images take more memory
 GRACE_S = 10.0  # in which a process writes what it tuned
 SAMPLE_MS = 100.0  # a sample has as many steps as fit into this time
 # Each side first runs so many steps, so many times in turns. Addresses repeat only after memory is
@@ -82,7 +83,8 @@ class NetworkSettings:
         channels_last: Whether networks and images are channels-last.
         device: ``cpu`` or ``cuda[:i]``.
         policy: The policy of `enable`.
-        batch: Images at a time, unless a network's callable gives inputs.
+        batch: Images at a time, unless a network's callable gives inputs; by default 64, of
+            ``unet`` 16.
         image_size: Their height and width in pixels.
         jobs: How many processes tune, before anything is compared.
         knob_search: Also search the engine knobs of the best engines.
@@ -93,7 +95,7 @@ class NetworkSettings:
     channels_last: bool
     device: str
     policy: str = "autotune"
-    batch: int = NETWORK_BATCH
+    batch: int | None = None
     image_size: int = IMAGE_SIZE
     jobs: int = 1
     knob_search: bool = False
@@ -144,9 +146,46 @@ def _in_fresh_process(benchmark: bool, *one: Any) -> NetworkComparison:
         return pool.submit(_compare, benchmark, *one).result()
 
 
-def _compare(
-    benchmark: bool, network: str, precision: str, mode: str, settings: NetworkSettings, table: Path
-) -> NetworkComparison:
+@dataclass(frozen=True)
+class Subject:
+    """A network as it is compared, with its inputs.
+
+    ``autocast`` makes the context in which its forward runs.
+    """
+
+    model: torch.nn.Module
+    inputs: Any
+    train: bool
+    autocast: Autocast
+
+    def tune(self, settings: NetworkSettings) -> None:
+        """Tune all its problems now, if the settings need more than a tuned call does."""
+        if settings.jobs > 1 or settings.knob_search or settings.time_budget_s is not None:
+            with self.autocast():
+                tuning.tune_model(
+                    self.model,
+                    self.inputs,
+                    train=self.train,
+                    policy=only_fields(settings.policy, (*CONSTRAINTS,)),
+                    time_budget_s=settings.time_budget_s or 0,
+                    knob_search=settings.knob_search,
+                    jobs=settings.jobs,
+                )
+
+    def batch(self) -> int | None:
+        """The first size of the first input, ``None`` without tensors."""
+        first = next(iter(tensors_in(self.inputs)), None)
+        return first.shape[0] if first is not None and first.dim() else None
+
+
+def subject_of(
+    benchmark: bool, network: str, precision: str, mode: str, settings: NetworkSettings
+) -> Subject:
+    """Make a network, and set the switches of its comparison in this process.
+
+    Raises:
+        ValueError: There is no such network, its tensors are not float32, or a module is ours.
+    """
     torch.backends.cudnn.benchmark = benchmark
     fp32_precision, dtype = PRECISIONS[precision]
     for switch in fp32_switches():
@@ -154,7 +193,7 @@ def _compare(
     torch.manual_seed(0)
     model, inputs = load_model(
         network,
-        batch=settings.batch,
+        batch=settings.batch or NETWORK_BATCHES.get(network, NETWORK_BATCH),
         image_size=settings.image_size,
         channels_last=settings.channels_last,
         device=settings.device,
@@ -176,23 +215,20 @@ def _compare(
     model.train(train)
     kind = torch.device(settings.device).type
     autocast = partial(torch.autocast, kind, dtype, enabled=dtype is not None)
+    return Subject(model, inputs, train, autocast)
+
+
+def _compare(
+    benchmark: bool, network: str, precision: str, mode: str, settings: NetworkSettings, table: Path
+) -> NetworkComparison:
+    subject = subject_of(benchmark, network, precision, mode, settings)
     ours = partial(enabled, settings.policy)
-    step = partial(_step, model, inputs, train, autocast)
+    step = partial(run_step, subject.model, subject.inputs, subject.train, subject.autocast)
     if table.exists():
         tuning.import_table(table)
     try:
-        ahead = settings.jobs > 1 or settings.knob_search or settings.time_budget_s is not None
-        if ahead and not benchmark:  # the second process finds the results in the file
-            with autocast():
-                tuning.tune_model(
-                    model,
-                    inputs,
-                    train=train,
-                    policy=only_fields(settings.policy, (*CONSTRAINTS,)),
-                    time_budget_s=settings.time_budget_s or 0,
-                    knob_search=settings.knob_search,
-                    jobs=settings.jobs,
-                )
+        if not benchmark:  # the second process finds the results in the file
+            subject.tune(settings)
         with ours():
             step()
     finally:
@@ -202,10 +238,10 @@ def _compare(
         with side():
             for _ in range(WARM_STEPS):
                 step()
-    result = rounds.compare_sides([_timer(step, side, settings.device) for side in sides])
+    result = rounds.compare_sides([timer_of(step, side, settings.device) for side in sides])
     return NetworkComparison(
         network=network,
-        batch=_batch(inputs),
+        batch=subject.batch(),
         precision=precision,
         layout="nhwc" if settings.channels_last else "nchw",
         mode=mode,
@@ -214,12 +250,8 @@ def _compare(
     )
 
 
-def _batch(inputs: object) -> int | None:
-    first = next(iter(tensors_in(inputs)), None)
-    return first.shape[0] if first is not None and first.dim() else None
-
-
-def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocast) -> None:
+def run_step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocast) -> None:
+    """A training step, or inference."""
     if train:
         model.zero_grad()
     with torch.set_grad_enabled(train), autocast():
@@ -228,7 +260,7 @@ def _step(model: torch.nn.Module, inputs: object, train: bool, autocast: Autocas
         torch.autograd.backward(sum_of_outputs(output))
 
 
-def _timer(
+def timer_of(
     step: Callable[[], None], side: Callable[[], AbstractContextManager[None]], device: str
 ) -> Callable[[], float]:
     """Milliseconds a step, of the host and the GPU together; the clock starts in a warm side."""
@@ -251,13 +283,16 @@ def _timer(
     return sample
 
 
-COLUMNS = (
+SUBJECT_COLUMNS = (
     Column(
         "network",
         lambda r: r["network"] + (f" batch {r['batch']}" if r["batch"] is not None else ""),
     ),
     Column("setting", lambda r: f"{r['precision']} {r['layout']}"),
     Column("mode", lambda r: r["mode"]),
+)
+COLUMNS = (
+    *SUBJECT_COLUMNS,
     *rounds.TIME_COLUMNS,
     rounds.SETTING_COLUMN,
     *rounds.RATIO_COLUMNS,

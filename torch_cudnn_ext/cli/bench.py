@@ -12,7 +12,7 @@ import typer
 from torch_cudnn_ext._workload.models import IMAGE_SIZE
 from torch_cudnn_ext._workload.problems import Layer, convolution_arguments
 from torch_cudnn_ext.analysis.tables import Table
-from torch_cudnn_ext.bench import layers, modules, networks, overhead
+from torch_cudnn_ext.bench import compiled, layers, modules, networks, overhead
 from torch_cudnn_ext.bench.rounds import DEFAULT_POLICY
 from torch_cudnn_ext.cli import options, running, workload
 from torch_cudnn_ext.tuning.measure import check_knob_search
@@ -23,7 +23,7 @@ _TAKEN = {
     "modules": "dtype channels_last device policy max_workspace deterministic allow_tf32 format "
     "compiled",
     "networks": "dtype batch image_size channels_last device policy format jobs table knob_search "
-    "time_budget",
+    "time_budget compiled",
 }
 
 
@@ -43,7 +43,12 @@ class _Mode:
         "Modules of torch.nn against the drop-ins instead: all, or words of their names "
         "(Pool,BatchNorm2d), or mixed, of other sizes. --dtype takes several: f32,f16.",
     )
-    compiled: bool = options.option(False, "--compiled", "With --modules: torch.compile too.")
+    compiled: bool = options.option(
+        False,
+        "--compiled",
+        "With --modules: torch.compile too. With --networks: torch.compile with and without "
+        "enable() instead.",
+    )
     networks: str | None = options.option(
         None,
         "--networks",
@@ -95,10 +100,12 @@ def bench_command(
             compared = _modules(mode.modules, mode.compiled, tensors, place, constraints, bar)
         elif mode.networks is not None:
             policy = constraints.policy or "autotune"
-            compared = _networks(mode.networks, mode.table, tensors, place, policy, search, bar)
+            compared = _networks(mode, tensors, place, policy, search, bar)
         else:
             if mode.compiled:
-                raise typer.BadParameter("--compiled: got it without --modules, wanted both")
+                raise typer.BadParameter(
+                    "--compiled: got it alone, wanted --modules or --networks with it"
+                )
             if mode.kernels and place == "cpu":
                 raise typer.BadParameter(
                     "--kernels: given on cpu, which runs no GPU kernels, wanted a GPU"
@@ -124,7 +131,7 @@ def bench_command(
 
 def _modules(
     text: str,
-    compiled: bool,
+    with_compiled: bool,
     tensors: options.Tensors,
     device: str,
     constraints: options.Constraints,
@@ -139,15 +146,14 @@ def _modules(
     for family in dict.fromkeys(case.family for case in cases):
         running.check_policy(policy, family)
     compared = modules.compare_modules(
-        cases, dtypes, tensors.channels_last, device, policy, compiled, bar
+        cases, dtypes, tensors.channels_last, device, policy, with_compiled, bar
     )
     total = sum(len(case.passes) for case in cases) * len(dtypes)
     return compared, modules.comparison_text, total
 
 
 def _networks(
-    text: str,
-    table: str | None,
+    mode: _Mode,
     tensors: options.Tensors,
     device: str,
     policy: str,
@@ -157,25 +163,29 @@ def _networks(
     precisions = options.words_of("f32" if tensors.dtype is None else tensors.dtype)
     for precision in precisions:
         options.one_of("--dtype", precision, networks.PRECISIONS)
-    names = options.words_of(text)
+    names = options.words_of(mode.networks or "")
     for name in names:  # complains of a wrong one at once
         workload.load_network(name, replace(tensors, dtype=None), option="--networks")
     running.check_policy(policy)
     with options.errors_of_arguments():
         check_knob_search(search.knob_search, device)
-    _merge_table(table)
+    _merge_table(mode.table)
     settings = networks.NetworkSettings(
         channels_last=tensors.channels_last,
         device=device,
         policy=policy,
-        batch=tensors.batch or networks.NETWORK_BATCH,
+        batch=tensors.batch,
         image_size=tensors.image_size or IMAGE_SIZE,
         jobs=search.jobs,
         knob_search=search.knob_search,
         time_budget_s=search.time_budget,
     )
-    compared = networks.compare_networks(names, precisions, settings, bar, table)
-    return compared, networks.comparison_text, 2 * len(names) * len(precisions)
+    total = 2 * len(names) * len(precisions)
+    if mode.compiled:
+        both = compiled.compare_compiled(names, precisions, settings, bar, mode.table)
+        return both, compiled.comparison_text, total
+    compared = networks.compare_networks(names, precisions, settings, bar, mode.table)
+    return compared, networks.comparison_text, total
 
 
 def _convolutions(found: list[Layer], source: str) -> list[Layer]:

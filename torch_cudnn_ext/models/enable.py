@@ -6,10 +6,12 @@
     >>> torch_cudnn_ext.disable()
 
 While enabled, calls of PyTorch's own operators (``F.conv2d``, ``nn.Conv2d``, ``F.softmax``, ...)
-run ours, forward and backward, in eager mode, under autocast, in inference mode and under
-``torch.compile``. A call whose dtype or tensor ours do not take runs PyTorch's own kernel;
-`declined` counts it with the reason.
+run ours, forward and backward, in eager mode, under autocast and in inference mode. A call whose
+dtype or tensor ours do not take runs PyTorch's own kernel; `declined` counts it with the reason.
 
+Under ``torch.compile``, by default, the graphs are those that PyTorch makes without us, with the
+same fusions and layouts. Where the code that Inductor made calls a convolution or its backward,
+ours run. Recurrent networks are ours, too. The argument ``compiled`` of `enable` changes that.
 A model may be compiled before or after: enabling and disabling drop what ``torch.compile`` has made
 and kept, so that it compiles anew at its next call. Programs exported to files keep the operators
 that they were exported with. ``torch.export`` and ``torch.jit.trace`` see PyTorch's own operators,
@@ -20,11 +22,12 @@ run operators.
 """
 
 import functools
+import hashlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch.compiler import config
@@ -39,14 +42,22 @@ from torch_cudnn_ext._policy_text import (
     not_pinned,
     operators,
 )
-from torch_cudnn_ext._torch_internals import forget_compiled
+from torch_cudnn_ext._torch_internals import (
+    OpOverload,
+    around_compiled_graphs,
+    decomposed_in_traces,
+    forget_compiled,
+)
 from torch_cudnn_ext.policy import PolicyLike, naming_policy, plain_text, policy_text, text_for_all
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
-_TAG = "<enabled by torch_cudnn_ext>"  # is added to a text that may be the user's
+CompiledUse = Literal["conv", "all", "none"]  # what compiled graphs run of ours
+_graphs = ExitStack()  # what PyTorch's compiler is told while enabled
 
 
-def enable(policy: PolicyLike = None, *, replay: str | None = None) -> None:
+def enable(
+    policy: PolicyLike = None, *, replay: str | None = None, compiled: CompiledUse = "conv"
+) -> None:
     """Run PyTorch's own operators by ours from now on, in all threads.
 
     Args:
@@ -55,11 +66,16 @@ def enable(policy: PolicyLike = None, *, replay: str | None = None) -> None:
             operators. Any other selection is for convolution, unless it names its operator:
             ``autotune;softmax=heuristic``.
         replay: ``off``, ``graphs`` or ``kernels``, as in `Policy`; replaces the policy's.
+        compiled: What graphs of ``torch.compile`` run of ours. ``conv``: convolutions and recurrent
+            networks; the code around them is what PyTorch makes without us. ``all``: what eager
+            code runs; no operator of ours is fused with its neighbours. ``none``: nothing. In each
+            case the operators of converted modules and of `ops` stay in the graph.
 
     Raises:
         RuntimeError: The operators are enabled already.
         TypeError: ``policy`` has a type that stands for no policy.
-        ValueError: ``policy`` is no policy, or pins an unknown algorithm and does not fall back.
+        ValueError: ``policy`` is no policy, or pins an unknown algorithm and does not fall back;
+            ``compiled`` is none of the three words.
 
     Example:
         >>> enable("heuristic;softmax=cpu:online")
@@ -71,14 +87,18 @@ def enable(policy: PolicyLike = None, *, replay: str | None = None) -> None:
     text = _for_all_operators(text_for_all(policy))
     if replay is not None:
         text = _C.merged_policy(field_text("replay", "replay", replay), text)
+    if compiled not in get_args(CompiledUse):
+        wanted = ", ".join(get_args(CompiledUse))
+        raise ValueError(f"argument compiled: got {compiled!r}, wanted one of {wanted}")
     with _lock:
-        _C.enable_overrides()
+        _C.enable_overrides(compiled)
         try:
             _C.set_enabled_policy(text)
             _cudnn_flags.install()
             _warn_of_exports()
+            _join_compiler(compiled)
             _forget_compiled()
-            config.cache_key_tag += _TAG
+            config.cache_key_tag += _tag(compiled)
         except BaseException:  # Ctrl-C too
             _leave()
             raise
@@ -110,8 +130,10 @@ def _leave() -> None:
     _C.set_enabled_policy("")
     _cudnn_flags.uninstall()
     torch.export.export = _PLAIN_EXPORT
+    _graphs.close()
     _forget_compiled()
-    config.cache_key_tag = config.cache_key_tag.replace(_TAG, "")
+    for compiled in get_args(CompiledUse):
+        config.cache_key_tag = config.cache_key_tag.replace(_tag(compiled), "")
     _C.disable_overrides()
 
 
@@ -126,7 +148,9 @@ def is_enabled() -> bool:
 
 
 @contextmanager
-def enabled(policy: PolicyLike = None, *, replay: str | None = None) -> Iterator[None]:
+def enabled(
+    policy: PolicyLike = None, *, replay: str | None = None, compiled: CompiledUse = "conv"
+) -> Iterator[None]:
     """`enable` for a ``with`` block, in all threads; the block may call `disable` itself.
 
     Raises:
@@ -139,7 +163,7 @@ def enabled(policy: PolicyLike = None, *, replay: str | None = None) -> Iterator
         ...     is_enabled()
         True
     """
-    enable(policy, replay=replay)
+    enable(policy, replay=replay, compiled=compiled)
     try:
         yield
     finally:
@@ -332,14 +356,41 @@ def _warn_of_exports() -> None:
     torch.export.export = export
 
 
+def _tag(compiled: CompiledUse) -> str:
+    """What is added to ``cache_key_tag``, a text that may be the user's, for graphs on disk."""
+    if compiled == "none":
+        return ""  # the graphs are PyTorch's own
+    return f"<torch_cudnn_ext {_build()} compiled={compiled}>"
+
+
+@functools.cache
+def _build() -> str:
+    """A digest of the extension, which defines the operators that a graph calls."""
+    with open(_C.__file__, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _join_compiler(compiled: CompiledUse) -> None:
+    """Let PyTorch's compiler treat the overridden operators as `enable` promises."""
+    if compiled != "all":
+        _graphs.enter_context(around_compiled_graphs(_C.set_running_compiled_graph))
+    if compiled == "none":
+        _graphs.enter_context(decomposed_in_traces(_overridden()))
+
+
+def _overridden() -> list[OpOverload]:
+    """PyTorch's operators that ours replace."""
+    names = (name.partition(".") for name in _C.overridden_ops())
+    return [
+        getattr(getattr(torch.ops.aten, packet), overload or "default")
+        for packet, _, overload in names
+    ]
+
+
 def _forget_compiled() -> None:
     """Drop what depends on the dispatcher as it was.
 
     This includes the Python dispatch caches of the overridden operators, and what ``torch.compile``
-    has compiled. In AOTAutograd's cache on disk, ``cache_key_tag`` distinguishes the entries.
+    has compiled. In the caches on disk, ``cache_key_tag`` distinguishes the entries.
     """
-    names = (name.partition(".") for name in _C.overridden_ops())
-    forget_compiled(
-        getattr(getattr(torch.ops.aten, packet), overload or "default")
-        for packet, _, overload in names
-    )
+    forget_compiled(_overridden())

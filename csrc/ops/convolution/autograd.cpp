@@ -47,12 +47,6 @@ Tensor bilinear(ConvolutionPass pass, const Tensor& a, const Tensor& b, SymIntAr
   TORCH_INTERNAL_ASSERT(false);
 }
 
-Tensor bias_gradient(const Tensor& grad) {
-  c10::SmallVector<int64_t, 4> dims{0};
-  for (int64_t i = 2; i < grad.dim(); ++i) dims.push_back(i);
-  return grad.sum(dims);
-}
-
 // Inputs, in this order: a, b, bias, z. Saved are a and b, each only if the other's gradient is
 // wanted; then the result, if relu comes last.
 struct ConvolutionGradient {
@@ -245,6 +239,12 @@ void backward_out_autograd(c10::DispatchKeySet keys, const Args& args) {
 }
 
 }  // namespace
+
+Tensor bias_gradient(const Tensor& grad) {
+  c10::SmallVector<int64_t, 4> dims{0};
+  for (int64_t i = 2; i < grad.dim(); ++i) dims.push_back(i);
+  return grad.sum(dims);
+}
 
 Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs& args) {
   return call_without_surplus(args, [&](const ForwardArgs& a) {

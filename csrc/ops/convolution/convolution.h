@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "ops/call.h"
 
@@ -93,11 +94,26 @@ struct BackwardWeightOutArgs : BackwardArgsWith<Tensor&> {
   using Result = void;
 };
 
+// A list in which one value is for all dimensions: padding="valid" makes such lists in aten.
+class PerDimension {
+ public:
+  PerDimension(SymIntArrayRef given, const Tensor& like) : given_(given) {
+    if (given.size() == 1 && like.dim() > 3) expanded_.assign(like.dim() - 2, given[0]);
+  }
+  operator SymIntArrayRef() const { return expanded_.empty() ? given_ : expanded_; }
+
+ private:
+  SymIntArrayRef given_;
+  std::vector<SymInt> expanded_;
+};
+
 // Kernels of CPU, CUDA and meta tensors, and the forward's at autograd's keys.
 Tensor forward(const ForwardArgs& args);
 Tensor backward_input(const BackwardInputArgs& args);
 Tensor backward_weight(const BackwardWeightArgs& args);
 Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs& args);
+// The sum over images and positions.
+Tensor bias_gradient(const Tensor& grad);
 
 // --- what is known of a call without data
 

@@ -153,6 +153,7 @@ using AtenHidden = std::conditional_t<kIsLstm<cell>, TensorList, const Tensor&>;
 template <RnnCell cell>
 struct AtenRnn {
   static constexpr const char* kOp = kNames[static_cast<int>(cell)];
+  static constexpr InGraphs kInGraphs = InGraphs::traced;
 
   static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& input,
                                                  AtenHidden<cell> hx, TensorList params, bool,
@@ -171,6 +172,7 @@ struct AtenRnn {
 template <RnnCell cell>
 struct AtenRnnPacked {
   static constexpr const char* kOp = kNames[static_cast<int>(cell)];
+  static constexpr InGraphs kInGraphs = InGraphs::traced;
 
   static std::optional<std::string> why_declined(c10::DispatchKeySet keys, const Tensor& data,
                                                  const Tensor& batch_sizes, AtenHidden<cell> hx,
