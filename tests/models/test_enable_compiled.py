@@ -23,7 +23,7 @@ def test_a_compiled_model_of_all_kinds(device: str, training: bool) -> None:
     other = copy.deepcopy(model)
     compiled: Any = torch.compile(other, backend="aot_eager", fullgraph=True)
     found: list[Tensor] = []
-    with enabled():
+    with enabled(compiled="all"):
         ran = passes_of(lambda: found.extend(run(compiled, x)))
     forward = "batch_norm_fwd" if training else "batch_norm_infer"
     wanted = {*KINDS.values(), "batch_norm_bwd", "pool_bwd", "layer_norm_bwd", "softmax_bwd"}
@@ -57,7 +57,7 @@ def test_what_our_operators_refuse_is_declined_in_compiled_models_too() -> None:
     w = torch.randn(4, 4, 3, 3)
     wanted = convolve(x, w)
     (gradient,) = torch.autograd.grad(wanted.sum(), x)
-    with enabled():
+    with enabled(compiled="all"):
         y = torch.compile(convolve, fullgraph=True, backend="aot_eager")(x, w)
         torch.testing.assert_close(y, wanted)
         torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], gradient)
@@ -74,7 +74,7 @@ def test_operators_stay_whole_in_a_compiled_graph(net: Net, device: str) -> None
         seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph
 
-    with enabled():
+    with enabled(compiled="all"):
         compiled: Any = torch.compile(
             net, backend=aot_autograd(fw_compiler=collect), fullgraph=True
         )

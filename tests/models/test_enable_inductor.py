@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from enable_helpers import check_equal, passes_of, run
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import run_and_get_code
@@ -25,16 +27,24 @@ from torch_cudnn_ext import _C, convert, enable, enabled, is_enabled, when
 pytestmark = pytest.mark.usefixtures("off")
 
 OURS = "conv=cpu:im2col;on_unsupported=fallback"
+POLICY = {"cpu": OURS, "cuda": "heuristic"}
 BACKWARD = ["conv_bwd_data", "conv_bwd_filter"]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Inductor keeps the C++ headers that it compiled, and its kernels."""
+    return tmp_path_factory.mktemp("inductor")
+
+
 @pytest.fixture(autouse=True)
-def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test compiles for itself."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+def fresh_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test makes its graphs anew."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     torch._dynamo.reset()
     counters.clear()
-    yield
+    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        yield
     torch._dynamo.reset()
 
 
@@ -54,8 +64,8 @@ class Fused(nn.Module):
         return F.softmax(self.up(x), 1)
 
 
-def _images() -> Tensor:
-    return torch.randn(2, 3, 12, 12)
+def _images(device: str = "cpu") -> Tensor:
+    return torch.randn(2, 3, 12, 12, device=device)
 
 
 def _passes(call: Callable[[], object]) -> list[str]:
@@ -75,8 +85,8 @@ def _wrapper_calls(codes: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_the_code_around_convolutions_is_pytorchs(training: bool) -> None:
-    model, x = Fused().train(training), _images()
+def test_the_code_around_convolutions_is_pytorchs(device: str, training: bool) -> None:
+    model, x = Fused().to(device).train(training), _images(device)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     results: dict[str, list[Tensor]] = {}
     codes: dict[str, list[str]] = {}
@@ -88,11 +98,12 @@ def test_the_code_around_convolutions_is_pytorchs(training: bool) -> None:
         with nullcontext() if training else torch.no_grad():
             results[name] = run(compiled, x) if training else [compiled(x)]
 
-    for name, context in (("plain", nullcontext()), ("conv", enabled(OURS))):
+    def code_of(name: str) -> None:
+        codes[name] = _codes(partial(call, name))
+
+    for name, context in (("plain", nullcontext()), ("conv", enabled(POLICY[device]))):
         with context:
-            passes[name] = _passes(
-                lambda name=name: codes.update({name: _codes(lambda: call(name))})
-            )
+            passes[name] = _passes(partial(code_of, name))
     assert codes["conv"] == codes["plain"] and len(codes["plain"]) == 1 + training
     assert "extern_kernels.convolution" in _wrapper_calls(codes["conv"])
     check_equal(results["conv"], results["plain"])
@@ -152,14 +163,19 @@ def test_policies_are_read_when_the_graph_runs() -> None:
         assert newest("conv_fwd").why.startswith("tuned")
 
 
-def test_caches_on_disk_keep_the_values_of_compiled_apart() -> None:
+def test_caches_on_disk_keep_the_values_of_compiled_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    caching = {"fx_graph_cache": True, "cpp_cache_precompile_headers": False}
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)).eval(), _images()
 
     def hits(context: Any) -> int:
         torch._dynamo.reset()
         counters.clear()
-        with context, torch.no_grad(), inductor.patch(fx_graph_cache=True):
-            torch.compile(model)(x)
+        with context, torch.no_grad(), inductor.patch(caching):
+            with functorch.patch(enable_autograd_cache=True):
+                torch.compile(model)(x)
         aot = counters["aot_autograd"]["autograd_cache_hit"]
         return int(counters["inductor"]["fxgraph_cache_hit"] + aot)
 
@@ -198,30 +214,31 @@ def test_the_users_own_pass_runs_and_sees_pytorchs_graph() -> None:
 @pytest.mark.parametrize(
     "setting", ["autocast", "dynamic", "reduce-overhead", "inference", "1d", "3d"]
 )
-def test_settings_of_the_compiler(setting: str) -> None:
+def test_settings_of_the_compiler(device: str, setting: str) -> None:
     rank = int(setting[0]) if setting[0].isdigit() else 2
     conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1](4, 6, 3, padding=1, groups=2)
-    x = torch.randn(2, 4, *rank * [7])
+    x = torch.randn(2, 4, *rank * [7], device=device)
     options: dict[str, Any] = {"dynamic": True} if setting == "dynamic" else {}
     if setting == "reduce-overhead":
         options = {"mode": setting}
-    model = nn.Sequential(conv, nn.ReLU())
+    model = nn.Sequential(conv, nn.ReLU()).to(device)
     train = setting != "inference"
-    context = torch.autocast("cpu", torch.bfloat16, enabled=setting == "autocast")
+    context = torch.autocast(device, torch.bfloat16, enabled=setting == "autocast")
 
     def call(model: Any, x: Tensor) -> list[Tensor]:
         with context, nullcontext() if train else torch.inference_mode():
             return run(model, x) if train else [model(x)]
 
     plain = call(model, x)
-    with enabled("conv=cpu:im2col"):
+    with enabled(POLICY[device]):
         compiled: Any = torch.compile(model, fullgraph=True, **options)
         found: list[Tensor] = []
         ran = _passes(lambda: found.extend(call(compiled, x)))
         assert ran == sorted(["conv_fwd", *BACKWARD] if train else ["conv_fwd"])
         check_equal(found, plain, 2e-2 if setting == "autocast" else 1e-4)
+        check_equal(call(compiled, x), plain, 2e-2 if setting == "autocast" else 1e-4)
         if setting == "dynamic":
-            more = torch.randn(3, 4, 9, 8)
+            more = torch.randn(3, 4, 9, 8, device=device)
             check_equal(call(compiled, more), call(model, more))
     check_equal(call(compiled, x), plain, 2e-2 if setting == "autocast" else 1e-4)
     assert _passes(lambda: call(compiled, x)) == []
@@ -252,11 +269,10 @@ def test_graph_breaks_run_eager_code_between_graphs() -> None:
 
 @pytest.mark.parametrize("compiled", ["conv", "none"])
 def test_recurrent_networks(compiled: Any) -> None:
-    lstm, x = nn.LSTM(4, 3), torch.randn(5, 2, 4)
-    state = torch.zeros(1, 2, 3)
+    x, state = torch.randn(5, 2, 4), torch.zeros(1, 2, 3)
+    weights = [torch.randn(12, 4), torch.randn(12, 3), torch.randn(12), torch.randn(12)]
 
     def recurrent(x: Tensor) -> Tensor:
-        weights = [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0]
         return torch.lstm(x, (state, state), weights, True, 1, 0.0, False, False, False)[0].sin()
 
     def graph_of() -> list[str]:
@@ -276,7 +292,7 @@ def test_recurrent_networks(compiled: Any) -> None:
     if compiled == "none":
         assert ours == plain
     else:
-        assert any(name.startswith("torch_cudnn_ext.rnn") for name in ours)
+        assert any(name.startswith("torch_cudnn_ext._rnn") for name in ours)
     torch._dynamo.reset()
     assert graph_of() == plain
 
@@ -294,12 +310,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("kind", ["plain", "grouped", "depthwise", "transposed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_strides_are_those_that_the_compiler_expects(
-    dtype: torch.dtype, kind: str, rank: int, layout: str
+    device: str, dtype: torch.dtype, kind: str, rank: int, layout: str
 ) -> None:
     groups = {"plain": 1, "grouped": 2, "depthwise": 4, "transposed": 1}[kind]
     transposed = kind == "transposed"
-    x = torch.randn(2, 4, *rank * [6], dtype=dtype)
-    w = torch.randn(4, 4 // groups, *rank * [3], dtype=dtype)
+    x = torch.randn(2, 4, *rank * [6], dtype=dtype, device=device)
+    w = torch.randn(4, 4 // groups, *rank * [3], dtype=dtype, device=device)
     if rank > 1:
         formats = {2: torch.channels_last, 3: torch.channels_last_3d}
         if LAYOUTS[layout][0]:
@@ -316,7 +332,7 @@ def test_strides_are_those_that_the_compiler_expects(
         return [y, *aten.convolution_backward.default(grad, x, w, [4], *geometry, mask)]
 
     plain = all_results()
-    with enabled(OURS):
+    with enabled(POLICY[device]):
         before = _C.set_running_compiled_graph(True)
         found: list[Tensor] = []
         try:
@@ -333,7 +349,9 @@ def test_strides_are_those_that_the_compiler_expects(
             torch.empty_like(y), *fakes, [4], *geometry, [True, True, True]
         )
     for one, other, fake in zip(found, plain, [y, *grads], strict=True):
-        assert one.stride() == fake.stride()
+        assert one.shape == fake.shape
+        strides = zip(one.shape, one.stride(), fake.stride(), strict=True)
+        assert all(mine == wanted for size, mine, wanted in strides if size > 1)
         tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(one, other, rtol=tolerance, atol=10 * tolerance)
 
@@ -343,7 +361,7 @@ def test_strides_are_those_that_the_compiler_expects(
 )
 def test_a_backward_computes_what_is_asked_for(wanted: tuple[bool, bool, bool]) -> None:
     x, w, dy = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 4, 4)
-    arguments = (dy, x, w, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [*wanted])
+    arguments = (dy, x, w, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted)
     plain = torch.ops.aten.convolution_backward.default(*arguments)
     with enabled(OURS):
         _C.set_running_compiled_graph(True)
@@ -352,8 +370,9 @@ def test_a_backward_computes_what_is_asked_for(wanted: tuple[bool, bool, bool]) 
         finally:
             _C.set_running_compiled_graph(False)
     for one, other, is_wanted in zip(found, plain, wanted, strict=True):
-        assert (one is not None) == is_wanted == (other is not None)
-        torch.testing.assert_close(one, other)
+        assert (one is not None) == is_wanted
+        if is_wanted:  # PyTorch's kernel may give others too
+            torch.testing.assert_close(one, other)
 
 
 def test_enabling_before_inductor_is_imported() -> None:
