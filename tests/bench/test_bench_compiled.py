@@ -14,6 +14,7 @@ def test_bench_of_a_compiled_network(
     monkeypatch: pytest.MonkeyPatch, networks: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")  # no trial compilations
     monkeypatch.setattr(rounds, "ROUNDS", 1)
     settings = NetworkSettings(False, "cpu", "autotune;backends=aten,cpu")
     table = tmp_path / "table.jsonl"

@@ -229,7 +229,8 @@ CALLS: dict[str, tuple[str, str, Callable[[str], list[Tensor]]]] = {
 
 
 def test_every_override_is_called_here() -> None:
-    assert {op for op, _, _ in CALLS.values()} == set(_C.overridden_ops())
+    in_graphs_alone = {"convolution_backward"}
+    assert {op for op, _, _ in CALLS.values()} == set(_C.overridden_ops()) - in_graphs_alone
 
 
 @pytest.mark.parametrize("call", CALLS)
