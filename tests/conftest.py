@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]  # of the repository
 # Where setup.py builds for this torch and this Python.
 BUILD = ROOT / "build" / f"{_libraries.torch_tag(torch.__version__)}-{get_config_var('SOABI')}"
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
+REASONS = 10  # for skips, at most so many are told
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 CUDA_MARKS = (
     pytest.mark.cuda,
@@ -96,6 +97,20 @@ def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
     knobs.replay = request.param
     yield request.param
     knobs.replay = None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says why tests were skipped: a line for each reason, the most frequent first."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if not reasons:
+        return
+    terminalreporter.section("skipped")
+    for reason, count in reasons.most_common(REASONS):
+        terminalreporter.write_line(f"{count:6} {reason}")
+    others = len(reasons) - REASONS
+    if others > 0:
+        terminalreporter.write_line(f"       and for {others} other reasons, which -rs shows")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

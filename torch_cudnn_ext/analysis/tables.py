@@ -143,12 +143,17 @@ _STATUS = Column("status", _status)
 
 # What a first reader must know, in the order of the columns.
 LEGEND = (
+    "* marks what the policy runs, by default the heuristic's algorithm",
     "aten:default is PyTorch's own kernel",
     "graph and legacy are cuDNN's two interfaces",
+    "graph:eng67/k2=1 is engine 67 with its parameter 2 set to 1",
+    "heuristic A #1 is the first choice of cuDNN's own heuristic A",
+    "spread is half of the interquartile range",
     "workspace is memory in addition to the tensors",
+    "% peak compares with the device's measured peaks",
     "determ. says whether results repeat bit by bit",
     "error is relative to a float64 reference",
-    "excluded: a constraint forbids it",
+    "excluded: a constraint or the device rules it out",
     "unsupported: the library refuses the problem",
     "needs a driver: cuDNN answers only on a GPU",
 )

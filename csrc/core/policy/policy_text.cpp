@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <iterator>
 #include <utility>
@@ -218,6 +219,24 @@ std::vector<std::string> read_backends(std::string_view text) {
 
 // --- what to suggest
 
+bool is_name(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char letter) {
+    return std::isalnum(letter) != 0 || letter == '_';
+  });
+}
+
+// "cpu:im2col" of "im2col".
+std::vector<std::string> with_backends(std::string_view name, const std::string& family) {
+  std::vector<std::string> found;
+  for (const char* backend : {"aten", "cpu"}) {
+    std::string algorithm = c10::str(backend, ":", name);
+    std::vector<std::string> families = families_with(algorithm);
+    bool has = std::find(families.begin(), families.end(), family) != families.end();
+    if (has) found.push_back(std::move(algorithm));
+  }
+  return found;
+}
+
 // All words that select for a pass, spelled as `text`: with a backend or without.
 std::vector<std::string> selections_of(std::string_view text, const Operator& op,
                                        const std::string& pass) {
@@ -226,6 +245,9 @@ std::vector<std::string> selections_of(std::string_view text, const Operator& op
   if (!has_backend) {
     for (const auto& word : kSelections) known.emplace_back(word.text);
     for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
+    if (is_name(text)) {
+      for (std::string& each : with_backends(text, op.family())) known.push_back(std::move(each));
+    }
   }
   std::string prefix = has_backend ? "legacy:" : "";
   for (const LegacyName& name : op.legacy_names(pass)) {
@@ -307,8 +329,11 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const Opera
     for (const std::string& pass : op.passes()) {
       for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
     }
+    const char* separated =
+        word.find(',') == std::string_view::npos ? "" : "; fields are separated by ;";
     TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
-                      op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies);
+                      op.family(), " nor a field", separated, hint(word, known), "; all: ",
+                      kInPolicies);
   }
   TORCH_CHECK_VALUE(!fitting.empty(), "policy text: '", word, "' fits no pass of ", op.family(),
                     ": ", reason);
