@@ -9,12 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement as Width
-from rich.table import Table as RichTable
-from rich.text import Text
-
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload.problems import PROXY_BATCH
@@ -22,6 +16,8 @@ from torch_cudnn_ext.analysis.records import Record, listed_records, measured_re
 from torch_cudnn_ext.tuning.measure import BASELINE
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from torch_cudnn_ext.analysis.results import LayerProfile, Profile, Totals
 
 # Wide enough for every table: a file or a pipe has no edge to wrap at.
@@ -366,6 +362,8 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
 
 def print_tables(tables: Iterable[Table]) -> None:
     """Print tables to standard output; only a terminal limits the length of lines."""
+    from rich.console import Console
+
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = None if terminal else WIDTH_WITHOUT_TERMINAL
     out = Console(width=width, highlight=False, markup=False, emoji=False)
@@ -384,6 +382,11 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 
 def _print_rows(table: Table, out: Console) -> None:
+    from rich.cells import cell_len
+    from rich.measure import Measurement as Width
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     grid = RichTable(box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(table.columns):
         whole = column.right or column.whole

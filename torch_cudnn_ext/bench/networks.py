@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import nn, tuning
+from torch_cudnn_ext._defaults import IMAGE_SIZE, NETWORK_BATCH
 from torch_cudnn_ext._policy_text import CONSTRAINTS, only_fields
 from torch_cudnn_ext._timing import host_ms
-from torch_cudnn_ext._workload.models import IMAGE_SIZE, load_model
+from torch_cudnn_ext._workload.models import load_model
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext._workload.running import call_model, sum_of_outputs
 from torch_cudnn_ext.analysis.html import formatted
@@ -45,7 +46,6 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
     "bf16": ("ieee", torch.bfloat16),
 }
 Autocast = Callable[[], AbstractContextManager[None]]
-NETWORK_BATCH = 64
 GRACE_S = 10.0  # in which a process writes what it tuned
 SAMPLE_MS = 100.0  # a sample has as many steps as fit into this time
 # Each side first runs so many steps, so many times in turns. Addresses repeat only after memory is

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import value_of
-from torch_cudnn_ext._torch_internals import DisableTorchFunction
+from torch_cudnn_ext._torch_internals import DisableTorchFunction, assume_constant_result
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
@@ -442,7 +442,7 @@ def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> li
     return sizes_of(name, "output_size", given, dims)  # type: ignore[arg-type]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _check_indices(name: str, policy: str | None) -> None:
     """If a policy excludes PyTorch's kernel, which alone gives indices, obey on_unsupported."""
     merged = _C.resolved_policy(as_policy(policy, "pool").text, "pool")  # with flags and knobs

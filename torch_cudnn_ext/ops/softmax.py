@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._torch_internals import implicit_softmax_dim
+from torch_cudnn_ext._torch_internals import assume_constant_result, implicit_softmax_dim
 from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, wrong_type
 from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
@@ -69,7 +69,7 @@ def _along(
     return call(name, input, along, dtype, policy=policy_text(policy, "softmax"))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _implicit_dim(name: str, dims: int) -> int:
     dim: int = implicit_softmax_dim(name, dims, 5)
     return dim
