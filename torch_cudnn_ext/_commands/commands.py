@@ -31,8 +31,8 @@ class Profile(Command):
         count(
             "--top",
             0,
-            "Rows a table, in addition to PyTorch's and the current one; 0: all. json and csv "
-            "hold all.",
+            "Rows a table, in addition to PyTorch's and the current one; 0: all. Without it a "
+            "table of what is listed and not timed has 5. json and csv hold all.",
         ),
     ] = 20
     shard_text: options.Shard = None

@@ -79,8 +79,8 @@ Target = Annotated[
 ]
 _POLICY = (
     "--policy",
-    "A policy text of the problems' operator; for several kinds of operators, and for explain and "
-    "bench --networks, as enable() takes it.",
+    "A policy text. If all problems are of one family, its words are for that family; otherwise, "
+    "and for networks, it is as enable() takes it.",
 )
 PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
 Isolate = Annotated[
@@ -142,8 +142,8 @@ class Tensors:
     dtype: str | None = option(
         None,
         "--dtype",
-        "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others are what "
-        "they are.",
+        "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others keep "
+        "their types.",
     )
     batch: int | None = _count(
         None,
@@ -154,8 +154,8 @@ class Tensors:
     image_size: int | None = _count(
         None,
         "--image-size",
-        f"Height and width of a model's images; {IMAGE_SIZE} by default. Neither this nor --batch "
-        "goes with a callable that gives inputs of other sizes.",
+        f"Height and width of a model's images; {IMAGE_SIZE} by default. Leave this and --batch "
+        "out for a callable that gives its own inputs.",
     )
     channels_last: bool = option(False, "--channels-last", "Lay tensors out channels-last.")
 
@@ -185,8 +185,9 @@ class Search:
                 "--time-budget",
                 parser=_number(float, 0),
                 metavar="S",
-                help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU; of "
-                "bench --networks autotune's, or none with --jobs or --knob-search.",
+                help="Seconds a problem; 0: no limit. By default 2 on the CPU and 0 on a GPU. "
+                "bench --networks has the limits of autotune instead, and none with --jobs or "
+                "--knob-search.",
             )
         },
     )

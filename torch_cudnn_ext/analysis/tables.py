@@ -137,6 +137,8 @@ _DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
 _STATUS = Column("status", _status)
 
+LISTED_ROWS = 5  # of what a target accepts, unless the user asks for more
+
 # What a first reader must know, in the order of the columns.
 LEGEND = (
     "* marks what the policy runs, by default the heuristic's algorithm",

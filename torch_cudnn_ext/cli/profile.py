@@ -11,10 +11,9 @@ from torch_cudnn_ext._commands.commands import Profile
 from torch_cudnn_ext._workload.problems import with_proxies
 from torch_cudnn_ext.analysis.profile import measure_layers, profile_of_table
 from torch_cudnn_ext.analysis.results import Profile as LayersProfile
+from torch_cudnn_ext.analysis.tables import LISTED_ROWS
 from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.store import read_table
-
-LISTED_ROWS = 5  # of what a target accepts, unless the user asks for more
 
 
 def profile_command(context: typer.Context, given: Profile) -> None:
