@@ -24,7 +24,8 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 OpOverload = operators.OpOverload  # one overload of an operator, as torch.ops gives it
 OpOverloadPacket = operators.OpOverloadPacket  # all overloads of an operator
