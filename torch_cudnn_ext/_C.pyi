@@ -25,7 +25,9 @@ class Measurement(TypedDict):
 
     algorithm: str
     backend: str
-    status: str  # "ok", "unsupported", "excluded", "needs a driver", "failed" or "rejected"
+    status: (
+        str  # "ok", "unsupported", "excluded", "needs a driver", "failed", "rejected", "unstable"
+    )
     reason: str
     median_ms: float | None
     spread_ms: float | None  # half of the interquartile range
