@@ -14,12 +14,12 @@ graph API's run. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, and every
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import value_of
@@ -34,12 +34,30 @@ from torch_cudnn_ext.ops._arguments import (
     integer_of,
     sizes_of,
 )
+from torch_cudnn_ext.ops._direct import FunctionT, direct
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
 
+_STRIDE = {"stride": "kernel_size"}  # what counts without a stride
+_SIZES = {"kernel_size": "output_size", "stride": "output_size"}
 
+
+def _max(dims: int) -> Callable[[FunctionT], FunctionT]:
+    return direct("max_pool", "pool", dims=dims, instead=_STRIDE)
+
+
+def _average(dims: int, **constants: object) -> Callable[[FunctionT], FunctionT]:
+    return direct("avg_pool", "pool", dims=dims, instead=_STRIDE, **constants)
+
+
+def _adaptive(operator: str, dims: int, **constants: object) -> Callable[[FunctionT], FunctionT]:
+    constants |= {"padding": 0, "adaptive": True}
+    return direct(operator, "pool", dims=dims, sources=_SIZES, **constants)
+
+
+@_max(1)
 def max_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
@@ -50,6 +68,7 @@ def max_pool1d(
     return _max_pool(1, input, *arguments, policy)
 
 
+@_max(2)
 def max_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
@@ -91,6 +110,7 @@ def max_pool2d(
     return _max_pool(2, input, *arguments, policy)
 
 
+@_max(3)
 def max_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
@@ -101,6 +121,7 @@ def max_pool3d(
     return _max_pool(3, input, *arguments, policy)
 
 
+@_average(1)
 def avg_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, *, policy: PolicyLike = None,
@@ -110,6 +131,7 @@ def avg_pool1d(
     return _avg_pool("avg_pool1d", 1, input, *arguments, policy)
 
 
+@_average(2)
 def avg_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, count_include_pad: bool = True,
@@ -143,6 +165,7 @@ def avg_pool2d(
     return _avg_pool("avg_pool2d", 2, input, *arguments, policy)
 
 
+@_average(3)
 def avg_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, count_include_pad: bool = True,
@@ -153,6 +176,7 @@ def avg_pool3d(
     return _avg_pool("avg_pool3d", 3, input, *arguments, policy)
 
 
+@_average(1, count_include_pad=True, divisor_override=1)
 def sum_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, *, policy: PolicyLike = None,
@@ -162,6 +186,7 @@ def sum_pool1d(
     return _avg_pool("sum_pool1d", 1, input, *arguments, policy)
 
 
+@_average(2, count_include_pad=True, divisor_override=1)
 def sum_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, *, policy: PolicyLike = None,
@@ -178,6 +203,7 @@ def sum_pool2d(
     return _avg_pool("sum_pool2d", 2, input, *arguments, policy)
 
 
+@_average(3, count_include_pad=True, divisor_override=1)
 def sum_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, *, policy: PolicyLike = None,
@@ -231,6 +257,7 @@ def lp_pool3d(
     return _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
 
+@_adaptive("avg_pool", 1)
 def adaptive_avg_pool1d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -238,6 +265,7 @@ def adaptive_avg_pool1d(
     return _adaptive_avg_pool(1, input, output_size, policy)
 
 
+@_adaptive("avg_pool", 2)
 def adaptive_avg_pool2d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -262,6 +290,7 @@ def adaptive_avg_pool2d(
     return _adaptive_avg_pool(2, input, output_size, policy)
 
 
+@_adaptive("avg_pool", 3)
 def adaptive_avg_pool3d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -269,6 +298,7 @@ def adaptive_avg_pool3d(
     return _adaptive_avg_pool(3, input, output_size, policy)
 
 
+@_adaptive("max_pool", 1, dilation=1)
 def adaptive_max_pool1d(
     input: Tensor, output_size: OutputSizes, return_indices: bool = False,
     *, policy: PolicyLike = None,
@@ -277,6 +307,7 @@ def adaptive_max_pool1d(
     return _adaptive_max_pool(1, input, output_size, return_indices, policy)
 
 
+@_adaptive("max_pool", 2, dilation=1)
 def adaptive_max_pool2d(
     input: Tensor, output_size: OutputSizes, return_indices: bool = False,
     *, policy: PolicyLike = None,
@@ -296,6 +327,7 @@ def adaptive_max_pool2d(
     return _adaptive_max_pool(2, input, output_size, return_indices, policy)
 
 
+@_adaptive("max_pool", 3, dilation=1)
 def adaptive_max_pool3d(
     input: Tensor, output_size: OutputSizes, return_indices: bool = False,
     *, policy: PolicyLike = None,
@@ -324,7 +356,9 @@ def _max_pool(
         _check_indices(name, _text(policy))
         _check_as_without_indices(input, *arguments)
         _check_windows(name, input, *arguments)
-        found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, *arguments)
+        found: tuple[Tensor, Tensor] = getattr(functional, f"{name}_with_indices")(
+            input, *arguments
+        )
         return found
     return call("max_pool", input, *arguments, policy=_text(policy))
 
@@ -386,7 +420,7 @@ def _adaptive_max_pool(
     if return_indices:
         _check_indices(name, _text(policy))
         _check_as_without_indices(input, *arguments, adaptive=True)
-        found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, sizes)
+        found: tuple[Tensor, Tensor] = getattr(functional, f"{name}_with_indices")(input, sizes)
         return found
     return call("max_pool", input, *arguments, adaptive=True, policy=_text(policy))
 
