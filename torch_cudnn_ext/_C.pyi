@@ -415,7 +415,7 @@ def direct_call(
         positional: How many of them may be given by position.
         slots: The default of every parameter, ``...`` for none, then constants.
         sources: For each argument of the schema its slot, the slot that counts instead of ``None``
-            or -1, the length of its list or 0, whether it must be positive, and the fewest and the
-            most dimensions of a tensor.
+            or -1, the length of its list (0: any, -1: any, but one integer is no list), whether it
+            must be positive, and the fewest and the most dimensions of a tensor.
         fixed: Slots that no argument reads, and the only value that each may have.
     """

@@ -27,6 +27,8 @@ namespace torch_cudnn_ext {
 namespace {
 
 constexpr int kMaxSlots = 32;
+// Instead of the length of a list: any, where one integer is a list of one, or is not taken.
+constexpr Py_ssize_t kAny = 0, kAnyButInteger = -1;
 
 // What an argument of a schema is read from. The texts of policies are a kind of their own.
 enum class Kind : uint8_t {
@@ -58,9 +60,9 @@ Kind kind_of(const std::string& schema_type) {
 struct Argument {
   Kind kind;
   bool is_optional;
-  int slot;               // where its value is
-  int instead = -1;       // the slot that counts if the value is None; -1: none
-  Py_ssize_t length = 0;  // of a list, for which one integer stands for all; 0: any, no integer
+  int slot;                                // where its value is
+  int instead = -1;                        // the slot that counts if the value is None; -1: none
+  Py_ssize_t length = kAny;                // of a list; one integer stands for all of them
   int64_t fewest_dims = 0, most_dims = 0;  // of a tensor
 };
 
@@ -87,6 +89,12 @@ struct DirectCall {
 
 using Slots = std::array<PyObject*, kMaxSlots>;
 
+// Whether two values of a plain type are the same; numbers are compared.
+bool is_same(PyObject* a, PyObject* b) {
+  return a == b || (PyFloat_CheckExact(a) && PyFloat_CheckExact(b) &&
+                    PyFloat_AS_DOUBLE(a) == PyFloat_AS_DOUBLE(b));
+}
+
 // Puts the values of a call into the slots. False for a call that does not fit the signature.
 bool bind_arguments(const DirectCall& direct, PyObject* const* args, Py_ssize_t count,
                     PyObject* keywords, Slots& slots) {
@@ -103,7 +111,7 @@ bool bind_arguments(const DirectCall& direct, PyObject* const* args, Py_ssize_t 
   auto used = slots.begin() + static_cast<std::ptrdiff_t>(direct.defaults.size());
   return std::find(slots.begin(), used, nullptr) == used &&
          std::all_of(direct.fixed.begin(), direct.fixed.end(),
-                     [&](const auto& one) { return slots[one.first] == one.second; });
+                     [&](const auto& one) { return is_same(slots[one.first], one.second); });
 }
 
 // An int, not a bool, that fits into 64 bits.
@@ -150,10 +158,10 @@ bool is_plain(const DirectCall& direct, const Argument& argument, PyObject* valu
     case Kind::integer:
       return is_integer(value);
     case Kind::integers: {
-      if (argument.length > 0 && is_integer(value)) return true;
+      if (argument.length != kAnyButInteger && is_integer(value)) return true;
       if (!all_items(value, is_integer)) return false;
       Py_ssize_t length = PySequence_Fast_GET_SIZE(value);
-      return argument.length == 0 || length == 1 || length == argument.length;
+      return argument.length <= kAny || length == 1 || length == argument.length;
     }
     case Kind::number:
       return PyFloat_CheckExact(value) || is_integer(value);
@@ -235,7 +243,7 @@ class SlotReader : public ArgumentReader {
   }
   template <class T>
   void read_integers(int i, std::vector<T>& value) {
-    size_t length = arguments_[i].length;
+    auto length = static_cast<size_t>(std::max<Py_ssize_t>(arguments_[i].length, 1));
     if (PyLong_CheckExact(object(i))) {
       value.assign(length, integer(object(i)));
       return;
@@ -297,7 +305,8 @@ PyObject* or_null(const py::handle& value) {
 }
 
 // An argument of the schema: its slot, the slot that counts instead of None or -1, the length of
-// its list or 0, whether it must be positive, and the fewest and the most dimensions of a tensor.
+// its list, kAny or kAnyButInteger, whether it must be positive, and the fewest and the most
+// dimensions of a tensor.
 using Source = std::tuple<int, int, Py_ssize_t, bool, int64_t, int64_t>;
 
 Argument argument_of(const c10::Argument& argument, const Source& source) {

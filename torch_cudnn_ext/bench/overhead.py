@@ -27,6 +27,7 @@ CALLS = 100  # so few that the GPU's queue is never full
 # A policy that says what holds without it, so that both calls run the same algorithm.
 POLICY = "heuristic"
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
+_DOORS = ("pytorch_us", "ops_us", "policy_us", "torch_nn_us", "nn_us", "enabled_us")
 FORWARD, TRAINING = "fwd", "fwd+bwd"
 
 
@@ -105,12 +106,12 @@ def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[
             if dtype not in made:
                 made[dtype] = {case.name: case for case in cases(device, DTYPES[dtype])}
             times = _times_of(made[dtype][name], passes, device)
-        medians = [*map(statistics.median, times)]
-        yield Overhead(name, dtype, passes, *medians, max(map(_spread, times)))
+        medians = dict(zip(_DOORS, map(statistics.median, times), strict=True))
+        yield Overhead(name, dtype, passes, **medians, spread=max(map(_spread, times)))
 
 
 def _times_of(case: Case, passes: str, device: str) -> list[list[float]]:
-    """The times of all doors, in the order of `Overhead`'s fields."""
+    """The times of all doors, in the order of `_DOORS`."""
     is_training = passes == TRAINING
     doors: list[Callable[[], Any]] = [
         lambda: case.theirs(*case.arguments),

@@ -50,19 +50,18 @@ def cases(device: str, dtype: torch.dtype) -> list[Case]:
     rows = torch.randn(batch, channels, **form).requires_grad_()
     classes = torch.arange(batch, device=device) % channels
     conv = torch.nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False, **form)
-    conv.to(memory_format=torch.channels_last)
+    conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     linear = torch.nn.Linear(channels, channels, **form)
     norm = torch.nn.LayerNorm(channels, **form)
-    window = {"kernel_size": 2, "stride": 2}
     geometry = (None, conv.stride, conv.padding, conv.dilation, conv.groups)
     return [
         Case("conv2d", F.conv2d, ops.conv2d, (images, conv.weight, *geometry), conv,
              _ours(nn.Conv2d, conv, channels, channels, kernel, padding=kernel // 2, bias=False),
              (images,)),
         Case("max_pool2d", F.max_pool2d, ops.max_pool2d, (images, 2, 2),
-             torch.nn.MaxPool2d(**window), nn.MaxPool2d(**window), (images,)),
+             torch.nn.MaxPool2d(2, 2), nn.MaxPool2d(2, 2), (images,)),
         Case("avg_pool2d", F.avg_pool2d, ops.avg_pool2d, (images, 2, 2),
-             torch.nn.AvgPool2d(**window), nn.AvgPool2d(**window), (images,)),
+             torch.nn.AvgPool2d(2, 2), nn.AvgPool2d(2, 2), (images,)),
         _batch_norm("batch_norm, training", images, True),
         _batch_norm("batch_norm", images, False),
         Case("layer_norm", F.layer_norm, ops.layer_norm,

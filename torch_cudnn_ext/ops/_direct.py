@@ -10,6 +10,7 @@ only does the same sooner.
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
@@ -23,80 +24,46 @@ from torch_cudnn_ext._torch_internals import schema_of
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 MAX_DIMS = 64  # more than a tensor has
-_MAX_TEXTS = 1024  # then all policy texts of a family are forgotten
+MAX_TEXTS = 1024  # then all policy texts of a family are forgotten
 
 
-def direct(
-    operator: str,
-    family: str,
-    *,
-    dims: int = 0,
-    sources: Mapping[str, str] | None = None,
-    instead: Mapping[str, str] | None = None,
-    positive: tuple[str, ...] = (),
-    ranks: Mapping[str, tuple[int, int]] | None = None,
-    only: Mapping[str, object] | None = None,
-    **constants: object,
-) -> Callable[[FunctionT], FunctionT]:
-    """Put a direct call of an operator in front of a function.
+@dataclass(frozen=True)
+class direct:  # noqa: N801  used as a decorator
+    """Puts a direct call of an operator in front of a function.
 
     An argument of the operator comes from the function's parameter of the same name, unless
     ``sources`` or ``constants`` say otherwise; without any it has the operator's default. A
     parameter that no argument comes from must have its default, else the function itself runs.
 
-    Args:
+    Attributes:
         operator: The operator's name.
         family: The family that policies are read for.
-        dims: How many integers a list of any length has; one integer stands for all of them.
+        dims: How many integers those lists have whose length the schema leaves open; one integer
+            stands for all of them. 0 leaves it open.
+        any_length: The arguments that are one integer or a list of any length.
         sources: By argument of the operator, the parameter that it comes from.
         instead: By argument, the argument whose value counts if its own is ``None``.
         positive: The arguments that must be above 0.
         ranks: By argument, the fewest and the most dimensions that a tensor may have.
         only: By parameter that no argument comes from, the only value with which the operator is
             called, in place of the default.
-        **constants: By argument, its value in every call.
+        constants: By argument, its value in every call.
     """
 
-    def decorate(general: FunctionT) -> FunctionT:
-        parameters = inspect.signature(general).parameters
-        positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        slots = {name: ... if p.default is p.empty else p.default for name, p in parameters.items()}
-        places = {name: place for place, name in enumerate(slots)}
-        arguments = schema_of(getattr(torch.ops.torch_cudnn_ext, operator).default).arguments
-        values = [*slots.values()]
-        read: dict[str, int] = {}
-        for argument in arguments:
-            source = (sources or {}).get(argument.name, argument.name)
-            if source in places and argument.name not in constants:
-                read[argument.name] = places[source]
-                continue
-            read[argument.name] = len(values)
-            values.append(constants.get(argument.name, argument.default_value))
-        plan = [
-            (
-                read[argument.name],
-                read.get((instead or {}).get(argument.name, ""), -1),
-                argument.N or dims,
-                argument.name in positive,
-                *(ranks or {}).get(argument.name, (0, MAX_DIMS)),
-            )
-            for argument in arguments
-        ]
-        fixed = slots | dict(only or {})
-        unread = [
-            (place, fixed[name]) for name, place in places.items() if place not in read.values()
-        ]
-        call = _C.direct_call(
-            operator,
-            general,
-            partial(_admits, family),
-            _texts_of(family),
-            [*parameters],
-            len(positional),
-            values,
-            plan,
-            unread,
-        )
+    operator: str
+    family: str
+    dims: int = 0
+    any_length: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+    positive: tuple[str, ...] = ()
+    ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    only: Mapping[str, object] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, general: FunctionT) -> FunctionT:
+        """The function with the direct call in front of it."""
+        call = self._call(general)
 
         @wraps(general)
         def function(*given: Any, **by_name: Any) -> Any:
@@ -106,11 +73,56 @@ def direct(
 
         return function  # type: ignore[return-value]
 
-    return decorate
+    def _call(self, general: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(general).parameters.values()
+        defaults = {p.name: ... if p.default is p.empty else p.default for p in parameters}
+        places = {name: place for place, name in enumerate(defaults)}
+        slots = [*defaults.values()]
+        operator = getattr(torch.ops.torch_cudnn_ext, self.operator).default
+        arguments: list[Any] = schema_of(operator).arguments
+        read: dict[str, int] = {}
+        for argument in arguments:
+            source = self.sources.get(argument.name, argument.name)
+            if source in places and argument.name not in self.constants:
+                read[argument.name] = places[source]
+            else:
+                read[argument.name] = len(slots)
+                slots.append(self.constants.get(argument.name, argument.default_value))
+        allowed = defaults | dict(self.only)
+        unread = [(places[name], allowed[name]) for name in places.keys() - _names(places, read)]
+        return _C.direct_call(
+            self.operator,
+            general,
+            partial(_admits, self.family),
+            texts_of(self.family),
+            [*places],
+            sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters),
+            slots,
+            [self._source(argument, read) for argument in arguments],
+            unread,
+        )
+
+    def _source(
+        self, argument: Any, read: Mapping[str, int]
+    ) -> tuple[int, int, int, bool, int, int]:
+        name = argument.name
+        return (
+            read[name],
+            read[self.instead[name]] if name in self.instead else -1,
+            0 if name in self.any_length else argument.N or self.dims or -1,
+            name in self.positive,
+            *self.ranks.get(name, (0, MAX_DIMS)),
+        )
+
+
+def _names(places: Mapping[str, int], read: Mapping[str, int]) -> set[str]:
+    """The parameters that arguments come from."""
+    used = {*read.values()}
+    return {name for name, place in places.items() if place in used}
 
 
 @cache
-def _texts_of(family: str) -> dict[str, str]:
+def texts_of(family: str) -> dict[str, str]:
     """The policy texts that operators of a family have taken."""
     return {}
 
@@ -119,8 +131,8 @@ def _admits(family: str, text: str) -> bool:
     """Whether operators of a family take a policy text, whatever weaker levels say."""
     if not text or not is_text_of(family, text):
         return False
-    texts = _texts_of(family)
-    if len(texts) >= _MAX_TEXTS:
+    texts = texts_of(family)
+    if len(texts) >= MAX_TEXTS:
         texts.clear()
     texts[text] = text
     return True

@@ -11,13 +11,14 @@ from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
 def _elementwise(
-    kind: str, argument: str = "", **constants: float
+    kind: str, argument: str = "", **constants: object
 ) -> Callable[[FunctionT], FunctionT]:
     """A direct call of the operator and, for ``inplace=True``, of the one that writes."""
+    constants["kind"] = kind
     sources = {"coefficient": argument} if argument else {}
-    to_new = direct("activation", "activation", sources=sources, kind=kind, **constants)
+    to_new = direct("activation", "activation", sources=sources, constants=constants)
     in_place = direct(
-        "activation_", "activation", sources=sources, only={"inplace": True}, kind=kind, **constants
+        "activation_", "activation", sources=sources, only={"inplace": True}, constants=constants
     )
     return lambda function: to_new(in_place(function))
 

@@ -68,7 +68,7 @@ def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor
 
 @direct(
     "matmul", "matmul", sources={"a": "input", "b": "weight"},
-    ranks={"a": (2, MAX_DIMS), "b": (2, 2)}, transpose_b=True,
+    ranks={"a": (2, MAX_DIMS), "b": (2, 2)}, constants={"transpose_b": True},
 )  # fmt: skip
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, *, policy: PolicyLike = None
@@ -113,6 +113,7 @@ def linear(
     return result.squeeze(0) if input.dim() == 1 else result
 
 
+@direct("matmul", "matmul")
 def gemm(
     a: Tensor, b: Tensor, bias: Tensor | None = None,
     *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, beta: float = 0.0,
