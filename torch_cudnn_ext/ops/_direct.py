@@ -9,7 +9,7 @@ only does the same sooner.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial, wraps
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from torch_cudnn_ext._torch_internals import schema_of
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 MAX_DIMS = 64  # more than a tensor has
 MAX_TEXTS = 1024  # then all policy texts of a family are forgotten
 
@@ -63,23 +64,41 @@ class direct:  # noqa: N801  used as a decorator
 
     def __call__(self, general: FunctionT) -> FunctionT:
         """The function with the direct call in front of it."""
-        call = self._call(general)
+        parameters = [*inspect.signature(general).parameters.values()]
+        return wraps(general)(self._in_front_of(general, parameters))  # type: ignore[return-value]
 
-        @wraps(general)
+    def of_operator(self) -> Callable[..., Any]:
+        """The operator itself, with its own arguments, defaults and errors."""
+        operator = getattr(torch.ops.torch_cudnn_ext, self.operator).default
+        parameters = [
+            inspect.Parameter(
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY if one.kwarg_only else _POSITIONAL,
+                default=one.default_value if one.has_default_value() else inspect.Parameter.empty,
+            )
+            for one in _arguments_of(self.operator)
+        ]
+        return self._in_front_of(operator, parameters)
+
+    def _in_front_of(
+        self, general: Callable[..., Any], parameters: Sequence[inspect.Parameter]
+    ) -> Callable[..., Any]:
+        call = self._call(general, parameters)
+
         def function(*given: Any, **by_name: Any) -> Any:
             if is_dynamo_compiling():
                 return general(*given, **by_name)
             return call(*given, **by_name)
 
-        return function  # type: ignore[return-value]
+        return function
 
-    def _call(self, general: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(general).parameters.values()
+    def _call(
+        self, general: Callable[..., Any], parameters: Sequence[inspect.Parameter]
+    ) -> Callable[..., Any]:
         defaults = {p.name: ... if p.default is p.empty else p.default for p in parameters}
         places = {name: place for place, name in enumerate(defaults)}
         slots = [*defaults.values()]
-        operator = getattr(torch.ops.torch_cudnn_ext, self.operator).default
-        arguments: list[Any] = schema_of(operator).arguments
+        arguments = _arguments_of(self.operator)
         read: dict[str, int] = {}
         for argument in arguments:
             source = self.sources.get(argument.name, argument.name)
@@ -96,7 +115,7 @@ class direct:  # noqa: N801  used as a decorator
             partial(_admits, self.family),
             texts_of(self.family),
             [*places],
-            sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters),
+            sum(p.kind is _POSITIONAL for p in parameters),
             slots,
             [self._source(argument, read) for argument in arguments],
             unread,
@@ -113,6 +132,11 @@ class direct:  # noqa: N801  used as a decorator
             name in self.positive,
             *self.ranks.get(name, (0, MAX_DIMS)),
         )
+
+
+def _arguments_of(operator: str) -> list[Any]:
+    arguments: list[Any] = schema_of(getattr(torch.ops.torch_cudnn_ext, operator).default).arguments
+    return arguments
 
 
 def _names(places: Mapping[str, int], read: Mapping[str, int]) -> set[str]:
