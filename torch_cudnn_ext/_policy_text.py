@@ -276,6 +276,15 @@ def check_text(family: str, text: str) -> None:
             raise
 
 
+def is_text_of(family: str, text: str) -> bool:
+    """Whether `check_text` takes a text whatever the weaker levels say."""
+    try:
+        _check_text_alone(family, text)
+    except ValueError:
+        return False
+    return True
+
+
 @lru_cache(maxsize=1024)
 def _check_text_alone(family: str, text: str) -> None:
     others = foreign_operators(text, family)

@@ -31,7 +31,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
     with running.ProgressBar() as bar:
         compared: _Comparison
         if mode.overhead:
-            total = len(overhead.overhead_problems(place))
+            total = len(overhead.overhead_cases(place))
             compared = overhead.measure_overhead(place, bar), overhead.overhead_text, total
         elif mode.modules is not None:
             compared = _modules(mode.modules, mode.compiled, tensors, place, constraints, bar)
