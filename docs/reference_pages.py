@@ -14,9 +14,10 @@ from measurement_pages import markdown_table
 
 import torch_cudnn_ext
 from torch_cudnn_ext import _C, analysis, knobs, models, ops, policy, tuning
+from torch_cudnn_ext._commands.parsing import INTERRUPTED
+from torch_cudnn_ext._defaults import DEFAULT_TARGET
 from torch_cudnn_ext._policy_text import CONSTRAINTS, algorithms_of
-from torch_cudnn_ext.analysis.settings import DEFAULT_TARGET
-from torch_cudnn_ext.cli.app import INTERRUPTED, app, main
+from torch_cudnn_ext.cli.app import app, main
 from torch_cudnn_ext.cli.info import operators_markdown
 
 FOLDER = "reference/generated/"

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, _libraries, knobs, ops, profile
 from torch_cudnn_ext._files import ERRATA_VARIABLE
+from torch_cudnn_ext.analysis.errata import version_number
 from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.tuning import local_errata
 from torch_cudnn_ext.tuning.tasks import fp32_switches
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]  # of the repository
 # Where setup.py builds for this torch and this Python.
 BUILD = ROOT / "build" / f"{_libraries.torch_tag(torch.__version__)}-{get_config_var('SOABI')}"
 # Algorithms with lower numerics are checked too, against the tolerance that their notes state.
+REASONS = 10  # for skips, at most so many are told
 EVERY_NUMERICS = "allow_tf32;allow_down_convert;allow_reduced_range"
 CUDA_MARKS = (
     pytest.mark.cuda,
@@ -57,6 +59,16 @@ def elements_spanned(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
+def replays_kernels() -> bool:
+    """Whether single kernels are launched again with this cuDNN on this GPU."""
+    cudnn, capability = _C.library_versions().get("cuDNN"), _C.capability("cuda:0")
+    return any(
+        (version_number(row["cudnn"]), row["capability"]) == (cudnn, capability)
+        for row in _C.verified_platforms()
+        if row["replays_kernels"]
+    )
+
+
 def made_again() -> int:
     """How many calls of cuDNN were made again without it, by their kernels or a graph of them."""
     info = _C.replay_info()
@@ -80,9 +92,25 @@ def graphs() -> Iterator[None]:
 @pytest.fixture(params=["kernels", "graphs"])
 def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
     """How calls of cuDNN are repeated: by "kernels" if possible, or by "graphs" alone."""
+    if request.param == "kernels" and not replays_kernels():
+        pytest.skip("single kernels of this cuDNN are not launched again on this GPU")
     knobs.replay = request.param
     yield request.param
     knobs.replay = None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says why tests were skipped: a line for each reason, the most frequent first."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if not reasons:
+        return
+    terminalreporter.section("skipped")
+    for reason, count in reasons.most_common(REASONS):
+        terminalreporter.write_line(f"{count:6} {reason}")
+    others = len(reasons) - REASONS
+    if others > 0:
+        terminalreporter.write_line(f"       and for {others} other reasons, which -rs shows")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -204,6 +232,13 @@ def left_by_forward(problem: str, algorithm: str, device: str) -> dict[str, torc
 def device(request: pytest.FixtureRequest) -> str:
     """Each device that the machine has: ``cpu``, and ``cuda`` where there is one."""
     return str(request.param)
+
+
+@pytest.fixture
+def no_tf32() -> None:
+    """Float32 is what it says."""
+    for switch in fp32_switches():
+        switch.fp32_precision = "ieee"
 
 
 @pytest.fixture(autouse=True)

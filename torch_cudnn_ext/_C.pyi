@@ -25,7 +25,9 @@ class Measurement(TypedDict):
 
     algorithm: str
     backend: str
-    status: str  # "ok", "unsupported", "excluded", "needs a driver", "failed" or "rejected"
+    status: (
+        str  # "ok", "unsupported", "excluded", "needs a driver", "failed", "rejected", "unstable"
+    )
     reason: str
     median_ms: float | None
     spread_ms: float | None  # half of the interquartile range
@@ -285,11 +287,6 @@ def run(
     in an operator's call. If the plan ran before, it may be "graphs_at_once" or "kernels_at_once".
     """
 
-def execute_loop(
-    problem: str, algorithm: str, tensors: dict[str, Tensor], iterations: int
-) -> float:
-    """Host seconds a call, in a loop of bare plan executions; all tensors must be given."""
-
 def scratch(problem: str, device: str, seed: int = 0) -> dict[str, Tensor]:
     """Random inputs for a problem, by role."""
 
@@ -401,3 +398,29 @@ def plan_cache_info() -> dict[str, int]:
     """This thread's plan cache: "size", "capacity", "hits", "misses"."""
 
 def plan_cache_clear() -> None: ...
+def direct_call(
+    operator: str,
+    general: Callable[..., Any],
+    admit: Callable[[str], bool],
+    admitted: dict[str, str],
+    names: list[str],
+    positional: int,
+    slots: list[Any],
+    sources: list[tuple[int, int, int, bool, int, int]],
+    fixed: list[tuple[int, Any]],
+) -> Callable[..., Any]:
+    """A function that calls an operator directly, and ``general`` if it does not take a call.
+
+    Args:
+        operator: The operator's name.
+        general: The function that takes every call.
+        admit: Whether the operator takes a policy text; called once for each text.
+        admitted: The texts that it has taken.
+        names: The parameters.
+        positional: How many of them may be given by position.
+        slots: The default of every parameter, ``...`` for none, then constants.
+        sources: For each argument of the schema its slot, the slot that counts instead of ``None``
+            or -1, the length of its list (0: any, -1: any, but one integer is no list), whether it
+            must be positive, and the fewest and the most dimensions of a tensor.
+        fixed: Slots that no argument reads, and the only value that each may have.
+    """

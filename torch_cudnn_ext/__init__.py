@@ -17,6 +17,14 @@
 
 from pathlib import Path
 
+from torch_cudnn_ext._commands.process import is_command_line
+
+__version__ = "0.2.0"
+if is_command_line():
+    from torch_cudnn_ext._commands.parsing import answer_at_once
+
+    answer_at_once(__version__)
+
 import torch  # maps the cuDNN that everything below shares
 
 from torch_cudnn_ext import _libraries
@@ -57,8 +65,6 @@ from torch_cudnn_ext.tuning import local_errata as _local_errata
 
 _local_errata.load()
 _isolation.install()
-
-__version__ = "0.2.0"
 
 __all__ = [
     "Pins", "Policy", "UnverifiedVersionWarning", "analysis", "apply_pins", "apply_rules",

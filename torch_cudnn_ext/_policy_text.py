@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-import torch
-
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._torch_internals import assume_constant_result
 
 # The values of on_unsupported that let another algorithm run.
 FALLING_BACK = ("warn", "fallback")
@@ -259,7 +258,7 @@ def check_not_once(argument: str, value: object) -> None:
         )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def check_text(family: str, text: str) -> None:
     """Check a policy text that is given to an operator or module of a family.
 
@@ -275,6 +274,15 @@ def check_text(family: str, text: str) -> None:
         merged = _C.resolved_policy(text, family)  # with what flags and knobs say
         if value_of(merged, "on_unsupported") not in FALLING_BACK:
             raise
+
+
+def is_text_of(family: str, text: str) -> bool:
+    """Whether `check_text` takes a text whatever the weaker levels say."""
+    try:
+        _check_text_alone(family, text)
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1024)

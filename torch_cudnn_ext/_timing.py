@@ -1,5 +1,6 @@
 """How long work takes on the host and on the GPU, and which kernels it runs."""
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -40,6 +41,8 @@ def kernel_names(
     """
     activity = torch.profiler.ProfilerActivity
     if not device.startswith("cuda"):
+        if not torch.cuda.is_available():  # else the profiler prints that it finds no GPU
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with torch.profiler.profile(activities=[activity.CPU], acc_events=True) as profiler:
             runner(work)
         times = {e.key: e.self_cpu_time_total for e in profiler.key_averages()}

@@ -14,21 +14,24 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import _ops as operators
-from torch._functorch import compile_utils
+from torch._C._dynamo import eval_frame
 from torch._subclasses import fake_impls, fake_tensor
-from torch.fx.experimental import symbolic_shapes
 from torch.nn import _reduction as reductions
 from torch.nn import functional as F
 from torch.utils import _python_dispatch as dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 OpOverload = operators.OpOverload  # one overload of an operator, as torch.ops gives it
+OpOverloadPacket = operators.OpOverloadPacket  # all overloads of an operator
 TorchDispatchMode = dispatch.TorchDispatchMode  # a mode that sees operators below autograd
 # Context managers that suspend all modes of Python, all modes and subclasses that have a
 # __torch_function__, and the transforms of torch.func.
@@ -43,9 +46,6 @@ is_traceable_wrapper_subclass = dispatch.is_traceable_wrapper_subclass  # whethe
 FakeTensor = fake_tensor.FakeTensor  # a tensor without data, as torch.compile uses it
 FakeTensorMode = fake_tensor.FakeTensorMode
 register_op_impl = fake_impls.register_op_impl  # how an operator runs on fake tensors
-guard_or_false = symbolic_shapes.guard_or_false  # a symbolic condition; False if it is unknown
-# Operators of which torch.compile keeps equal calls apart. It reads no tags for that.
-unmerged_operators: list[Any] = compile_utils.rand_ops
 
 _unchecked: set[Any] = set()  # what Inductor lowers without a check of the results' sizes
 
@@ -212,32 +212,80 @@ def decomposed_in_traces(overridden: Iterable[OpOverload]) -> Iterator[None]:
         yield
 
 
-def let_results_have_any_size(operators: Sequence[OpOverload]) -> None:
-    """Let Inductor take results whose sizes only the kernels know; their fake ones are empty.
+def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
+    """``torch.compiler.assume_constant_result``, which imports all of Dynamo to set this mark."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
-    Inductor 2.15 checks the sizes of all results of an operator unless its lowering says otherwise.
+
+def disable_dynamo(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """``torch.compiler.disable`` as a decorator, which does not import all of Dynamo.
+
+    Dynamo reads the marks when it meets the function in code that it compiles. The interpreter
+    runs the function's own frame, and all that it calls, without Dynamo.
     """
+    skip = eval_frame._FrameAction.SKIP
 
-    @register_op_impl([*operators])
-    def lower_without_checks(
-        mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any
-    ) -> Any:
-        # Inductor traces after it has imported this. Nothing else that traces needs it.
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+        strategy = eval_frame._FrameExecStrategy(skip, skip)
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
+        return function
+
+    return decorate
+
+
+def guard_or_false(condition: bool | torch.SymBool) -> bool:
+    """A condition that may be symbolic; False if it is unknown."""
+    # The import takes as long as that of SymPy, which a plain truth value does not need. Dynamo
+    # takes its symbolic values for bool.
+    if not torch.compiler.is_compiling() and isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
+def describe_to_compiler(
+    random: Sequence[OpOverloadPacket], any_size: Sequence[OpOverload]
+) -> None:
+    """Tell ``torch.compile`` of operators, as soon as it traces one of them.
+
+    It runs operators on fake tensors first, without a cache for operators that are not PyTorch's.
+
+    Args:
+        random: Operators of which equal calls stay apart. It reads no tags for that.
+        any_size: Operators with results whose sizes only the kernels know; their fake ones are
+            empty. Inductor 2.15 checks the sizes of all results of an operator unless its lowering
+            says otherwise.
+    """
+    names = [(packet, packet.overloads()) for packet in random]  # type: ignore[no-untyped-call, unused-ignore]
+    overloads = [getattr(packet, name) for packet, each in names for name in each]
+
+    @register_op_impl([*{*overloads, *any_size}])
+    def describe(mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any) -> Any:
+        # What reads these was imported before it traces. Nothing else that traces needs them.
+        merging = sys.modules.get("torch._functorch.compile_utils")
+        if merging is not None and op.overloadpacket not in merging.rand_ops and op in overloads:
+            merging.rand_ops.append(op.overloadpacket)
         lowering = sys.modules.get("torch._inductor.lowering")
-        if lowering is not None and op not in lowering.lowerings:
-            from torch._library.utils import get_layout_constraint_tag
-            from torch._prims import rng_prims
-
-            layout = lowering.tag_to_layout_constraint(
-                get_layout_constraint_tag(op, with_default=True)
-            )
-            lowering.make_fallback(op, layout)
-            # A checkpoint calls random operators by way of these.
-            by_way = [rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state]
-            for lowered in {op, *by_way} - _unchecked:
-                _unchecked.add(lowered)
-                lowering.lowerings[lowered] = _without_size_checks(lowering.lowerings[lowered])
+        if lowering is not None and op not in lowering.lowerings and op in any_size:
+            _lower_without_size_checks(lowering, op)
         return NotImplemented  # the operator's meta function follows
+
+
+def _lower_without_size_checks(lowering: Any, op: OpOverload) -> None:
+    from torch._library.utils import get_layout_constraint_tag
+    from torch._prims import rng_prims
+
+    layout = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+    lowering.make_fallback(op, layout)
+    # A checkpoint calls random operators by way of these.
+    by_way = [rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state]
+    for lowered in {op, *by_way} - _unchecked:
+        _unchecked.add(lowered)
+        lowering.lowerings[lowered] = _without_size_checks(lowering.lowerings[lowered])
 
 
 def _without_size_checks(fallback: Callable[..., Any]) -> Callable[..., Any]:

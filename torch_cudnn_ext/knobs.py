@@ -44,13 +44,14 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._commands.process import is_command_line
+from torch_cudnn_ext._defaults import ISOLATE
 from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext._policy_text import (
     CONSTRAINTS,
@@ -110,7 +111,6 @@ _FLAG_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-_ISOLATE = ("auto", "always", "never")
 _BOOLEANS = ("verbose", *(name for name, (types, _) in CONSTRAINTS.items() if bool in types))
 
 _lock = threading.Lock()  # guards _process
@@ -184,11 +184,11 @@ def pushed(text: str) -> Iterator[None]:
 
 def check_isolate(label: str, value: object) -> None:
     """Raise TypeError or ValueError if a value does not say where candidates are measured."""
-    wanted = ", ".join(map(repr, _ISOLATE))
+    wanted = ", ".join(map(repr, ISOLATE))
     if not isinstance(value, str):
         kind = type(value).__name__
         raise TypeError(f"{label}: got {value!r} ({kind}), wanted one of {wanted}")
-    if value not in _ISOLATE:
+    if value not in ISOLATE:
         raise ValueError(f"{label}: got {value!r}, wanted one of {wanted}")
 
 
@@ -403,16 +403,10 @@ def _take_environment() -> None:
             _install({})
     except (TypeError, ValueError) as error:
         message = f"{together}{error}"
-        if _is_command_line():
+        if is_command_line():
             print(f"error: {message}", file=sys.stderr)
             sys.exit(2)
         raise ValueError(message) from None
-
-
-def _is_command_line() -> bool:
-    """Whether the process runs ``python -m torch_cudnn_ext`` or the command of that name."""
-    started = next(iter(sys.orig_argv[-len(sys.argv) :]), "")  # the program, before its arguments
-    return Path(started.removeprefix("-m")).name == __package__
 
 
 _take_environment()

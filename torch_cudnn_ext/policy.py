@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
-
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import (
     CONSTRAINTS,
@@ -29,6 +27,7 @@ from torch_cudnn_ext._policy_text import (
     passes_of,
     value_of,
 )
+from torch_cudnn_ext._torch_internals import assume_constant_result
 
 __all__ = ["AlgorithmSelection", "Policy", "PolicyLike"]
 
@@ -292,12 +291,12 @@ def plain_text(policy: PolicyLike, family: str) -> str | None:
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _text_of_keywords(keywords: dict[str, Any], family: str) -> str | None:
     return Policy(**{"family": family, **keywords}).of(family).text or None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _text_for(family: str, text: str, written_for: str) -> str | None:
     return Policy.parse(text, written_for).of(family).text or None
 

@@ -5,12 +5,16 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "core/capability.h"
@@ -32,17 +36,53 @@ std::vector<std::unique_ptr<Target>>& targets() {
   return *list;
 }
 
+// How much other work holds this process up.
+struct Interference {
+  int64_t switches = 0;   // how often the system took a core from a thread of this process
+  int64_t waited_us = 0;  // how long work of any process waited for a core; 0 if it is not counted
+
+  static Interference until_now() {
+    rusage usage{};
+    Interference found;
+    if (getrusage(RUSAGE_SELF, &usage) == 0) found.switches = usage.ru_nivcsw;
+    std::ifstream pressure("/proc/pressure/cpu");  // some avg10=0.00 avg60=0.00 avg300=0.00 total=1
+    std::string word;
+    for (int i = 0; i < 5 && pressure >> word; ++i) {
+      if (word.rfind("total=", 0) == 0) found.waited_us = std::atoll(word.c_str() + 6);
+    }
+    return found;
+  }
+};
+
 class CpuTimer : public Timer {
  public:
-  void start(int) override { begin_ = Clock::now(); }
-  void stop() override { end_ = Clock::now(); }
-  float milliseconds() override {
-    return std::chrono::duration<float, std::milli>(end_ - begin_).count();
+  void start(int) override {
+    before_ = Interference::until_now();
+    begin_ = Clock::now();
+  }
+  void stop() override {
+    end_ = Clock::now();
+    Interference now = Interference::until_now();
+    met_ = {now.switches - before_.switches, now.waited_us - before_.waited_us};
+  }
+  float milliseconds() override { return static_cast<float>(elapsed_ms()); }
+  // False if other work may have taken a part of the time. A core that is taken away comes back
+  // after some milliseconds, and a thread that waits for it makes all others wait.
+  bool host_was_ahead() const override {
+    constexpr double kSwitchMs = 20, kShare = 0.05, kWaitingShare = 0.1;
+    bool loses_cores = static_cast<double>(met_.switches) * kSwitchMs > kShare * elapsed_ms();
+    bool is_crowded = static_cast<double>(met_.waited_us) * 1e-3 > kWaitingShare * elapsed_ms();
+    return !loses_cores && !is_crowded;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  double elapsed_ms() const {
+    return std::chrono::duration<double, std::milli>(end_ - begin_).count();
+  }
+
   Clock::time_point begin_, end_;
+  Interference before_, met_;
 };
 
 std::string cpu_model() {

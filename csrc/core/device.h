@@ -43,7 +43,8 @@ class Timer {
   virtual void start(int head_starts) = 0;
   virtual void stop() = 0;
   // False if the device reached the work before the host had enqueued all of it: the device may
-  // have waited, and then its time includes the host's.
+  // have waited, and then its time includes the host's. On a CPU: false if other work of the
+  // machine may have taken a part of the time.
   virtual bool host_was_ahead() const { return true; }
   virtual float milliseconds() = 0;  // waits for the device
   // The host's time to enqueue the work; none if the host does the work itself.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/typed_call.h"
+#include "python/results.h"
 #include "torch/python_internals.h"
 
 namespace py = pybind11;
@@ -132,16 +133,6 @@ struct FastCall {
 bool can_unpack(PyObject* list) {
   return list == nullptr || PyTuple_Check(list) || PyList_Check(list) || PyLong_Check(list) ||
          is_tensor(list) || is_symint(py::handle(list));
-}
-
-PyObject* to_python(Results results, const c10::FunctionSchema& schema) {
-  if (schema.returns().empty()) Py_RETURN_NONE;
-  if (results.size() == 1) return tensor_object(std::move(results[0]));
-  py::tuple tuple(results.size());
-  for (size_t i = 0; i < results.size(); ++i) {
-    tuple[i] = py::reinterpret_steal<py::object>(tensor_object(std::move(results[i])));
-  }
-  return tuple.release().ptr();
 }
 
 // The generic call takes more than the parser, such as NumPy's booleans. If it does not take an

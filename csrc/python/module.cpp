@@ -8,6 +8,7 @@
 #include "core/errors.h"
 #include "core/select/plan_store.h"
 #include "python/bindings.h"
+#include "python/direct_call.h"
 #include "python/fast_call.h"
 #include "replay/replay.h"
 #include "torch/overrides.h"
@@ -98,6 +99,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_isolation(m);
   bind_devices(m);
   bind_libraries(m);
+  bind_direct_calls(m);
   install_fast_calls();
   py::module_::import("atexit").attr("register")(py::cpp_function(leak_plans_at_exit));
 }

@@ -1,7 +1,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <chrono>
 #include <map>
 
 #include "core/base/enum_text.h"
@@ -115,21 +114,6 @@ TensorsByRole run(const std::string& text, const std::string& algorithm,
   return results;
 }
 
-double execute_loop(const std::string& text, const std::string& algorithm,
-                    const TensorsByRole& tensors, int64_t iterations) {
-  TORCH_CHECK_VALUE(iterations >= 1, "execute_loop: iterations is ", iterations,
-                    ", wanted at least 1");
-  OverrideGuard plain;
-  Prepared made = prepare(text, algorithm, tensors, "");
-  c10::DeviceGuard guard(made.device);
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  made.plan->run(made.bindings);
-  auto start = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < iterations; ++i) made.plan->run(made.bindings);
-  std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  return taken.count() / static_cast<double>(iterations);
-}
-
 TensorsByRole tensors_of(const Bindings& bindings) {
   TensorsByRole out;
   for (int i = 0; i < static_cast<int>(Role::kCount); ++i) {
@@ -164,8 +148,6 @@ std::vector<std::string> problems_posed_by(const py::function& call) {
 void bind_running(py::module_& m) {
   m.def("run", run, NoGil(), py::arg("problem"), py::arg("algorithm"), py::arg("tensors"),
         py::arg("policy") = "", py::arg("replay") = "never");
-  m.def("execute_loop", execute_loop, NoGil(), py::arg("problem"), py::arg("algorithm"),
-        py::arg("tensors"), py::arg("iterations"));
   m.def(
       "scratch",
       [](const std::string& text, const std::string& device, uint64_t seed) {

@@ -93,7 +93,8 @@ py::list measure_py(const std::string& text, const std::string& device_text,
     give_caution_once(device);
     list = measure(problem, policy, device, options);
     bool any = !list.empty() && list[0].status == Measurement::Status::ok;
-    bool kept = record && options.algorithms.empty() && are_rankings_kept(policy, device);
+    bool kept = record && options.algorithms.empty() && are_rankings_kept(policy, device) &&
+                !is_unstable(list);
     if (kept && any) {
       tuning_table::insert({problem_text(problem), fingerprint_of(device),
                             policy.policy.constraints_text(problem), list});

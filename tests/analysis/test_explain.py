@@ -257,7 +257,7 @@ def test_times_and_workspaces(net: Net, device: str) -> None:
     assert not any(call.pytorch for call in explain(net, images(device), measure=False).calls)
     text = str(explanation)
     assert "| twice | Conv2d | conv_fwd |" in text
-    assert "calls took our way" in text
+    assert "calls ran operators of this package" in text
     assert explanation.to_csv().startswith("layer,kind,op,problem,algorithm,why")
 
 
@@ -929,7 +929,7 @@ def test_every_call_that_pytorch_runs_counts() -> None:
     with enabled():
         explanation = explain(Loop(), torch.randn(2, 4, 8), measure=False)
     assert explanation.share == 1 / 4
-    assert "1 of 4 calls took our way" in str(explanation)
+    assert "1 of 4 calls ran operators of this package" in str(explanation)
 
 
 def test_no_table_of_hooks_keeps_ours(net: Net, device: str) -> None:

@@ -161,7 +161,7 @@ def test_bench_of_a_network_takes_its_convolutions(
     ("text", "fields"),
     [
         (layers.comparison_text, "problem,names,count,"),
-        (overhead.overhead_text, "problem,algorithm,pinned,"),
+        (overhead.overhead_text, "operator,dtype,passes,"),
         (modules.comparison_text, "family,module,"),
         (whole_networks.comparison_text, "network,batch,"),
     ],

@@ -11,13 +11,14 @@ def test_bench_overhead(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(overhead, "ROUNDS", 2)
     monkeypatch.setattr(overhead, "CALLS", 3)
     rows = json_of(capsys, "bench", "--overhead", "--device", "cpu")["overhead"]
-    assert [row["problem"] for row in rows] == overhead.overhead_problems("cpu")
+    cases = [(row["operator"], row["dtype"], row["passes"]) for row in rows]
+    assert cases == overhead.overhead_cases("cpu")
     for row in rows:
-        times = [
-            f"{side}{part}_us"
-            for side in ("ours", "pytorch", "enabled")
-            for part in ("", "_training", "_one_thread")
-        ]
-        assert all(float(str(row[key])) > 0 for key in ("bare_us", *times))
+        doors = ("pytorch", "ops", "policy", "torch_nn", "nn", "enabled")
+        assert all(float(str(row[f"{door}_us"])) > 0 for door in doors)
+        ops, nn = row["ops_us"] / row["pytorch_us"], row["nn_us"] / row["torch_nn_us"]
+        assert (row["ops_ratio"], row["nn_ratio"]) == (ops, nn)
     assert main(["bench", "--overhead", "--device", "cpu"]) == 0
-    assert "medians of the ratios" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    for passes in ("fwd", "fwd+bwd"):
+        assert f"geometric means of f32 {passes}: ops/F " in shown

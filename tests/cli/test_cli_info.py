@@ -128,7 +128,7 @@ def test_the_command_that_is_installed_finds_networks_of_the_folder(
     process = subprocess.run(
         [*command, "--passes", "fwd", "--time-budget", "0.01", "--model", f"{networks}:conv"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
     )

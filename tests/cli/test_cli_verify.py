@@ -49,7 +49,7 @@ def test_the_exit_code_says_whether_a_fixed_defect_is_seen(
     word: str, cudnn: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _answer(monkeypatch, word)
-    monkeypatch.setattr("torch_cudnn_ext.cli.options.place_of", lambda _: "cuda")
+    monkeypatch.setattr("torch_cudnn_ext.cli.checks.place_of", lambda _: "cuda")
     monkeypatch.setattr(_C, "capability", lambda _: 90)
     monkeypatch.setattr(_C, "device_fingerprint", lambda _: "a GPU")
     _C.override_library_version("cuDNN", cudnn)

@@ -321,6 +321,10 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run("ctc_fwd log_probs=f32[12,2,6]:nchw target_length=3", "legacy:deterministic"),
         Run("ctc_fwd log_probs=f32[12,2,6]:nchw target_length=3", "cpu:log_space"),
     ),
+    "ctc-blank-labels": (
+        Run("ctc_fwd log_probs=f32[12,2,6]:nchw target_length=3", "legacy:nondeterministic"),
+        Run("ctc_fwd log_probs=f32[12,2,6]:nchw target_length=3", "aten:default"),
+    ),
     "pytorch-cpu-conv-left-out-rows": (
         Run(
             _on_cpu("x=f32[3,3,8,5]:nhwc w=f32[2,3,1,1]:nhwc stride=2,1", "bwd_filter"),

@@ -146,7 +146,7 @@ def test_what_takes_longer_of_the_device_and_its_host_ranks(
 def test_no_slower_kernel_than_pytorch_s_wins_by_its_host(
     fake: Any, x: Tensor, w: Tensor, policy: str, pytorch_ms: float, milliseconds: float, wins: bool
 ) -> None:
-    fake.script_others(milliseconds=pytorch_ms, host_ms=5)
+    fake.script_others(milliseconds=[pytorch_ms], host_ms=5)
     fake.script("fake:other", milliseconds=pytorch_ms, host_ms=4)
     fake.script("fake:slow", milliseconds=milliseconds, host_ms=0.001)
     measured = measure_conv(x, w, f"backends=aten,fake;{policy}")
@@ -184,7 +184,7 @@ def test_what_is_drawn_while_others_tune_is_not_drawn_again(x: Tensor, w: Tensor
 
 
 def test_what_takes_the_host_far_longer_is_dropped_early(fake: Any, x: Tensor, w: Tensor) -> None:
-    fake.script_others(milliseconds=1, host_ms=10)
+    fake.script_others(milliseconds=[1], host_ms=10)
     fake.script("fake:a", milliseconds=1, host_ms=2)
     fake.script("fake:b", milliseconds=1, host_ms=8)
     # It is no faster than PyTorch, so it drops nobody.

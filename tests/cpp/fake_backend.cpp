@@ -33,8 +33,10 @@ namespace {
 using at::Tensor;
 
 struct Script {
-  double milliseconds = 0;              // of a run, by the clock
-  std::optional<double> host_ms;        // of a run, as a device's host would have it
+  double milliseconds = 0;        // of a run, by the clock
+  std::vector<double> times;      // the same for one timed run after the other, again and again
+  bool disturbed = false;         // whether other work takes a part of each run
+  std::optional<double> host_ms;  // of a run, as a device's host would have it
   std::optional<double> first_host_ms;  // the same for the first timed run
   double first_stall_ms = 0;            // what the device waits for the host in that run
   double swing_ms = 0;                  // what every third run takes more, by the clock
@@ -128,8 +130,14 @@ struct Elapsed {
   }
 };
 thread_local Elapsed elapsed;
-// What they show of what is not scripted, where a test says so.
-std::optional<std::pair<double, double>> time_of_others;
+// What they show of what is not scripted, where a test says so: the host's time, and one time of
+// the device after the other, again and again.
+struct OtherTimes {
+  std::vector<double> ms;
+  double host_ms;
+  size_t next = 0;
+};
+std::optional<OtherTimes> time_of_others;
 
 // Real time, but between points that scripted runs lie between: theirs.
 class ScriptedTimer : public Timer {
@@ -141,7 +149,10 @@ class ScriptedTimer : public Timer {
   void stop() override {
     std::chrono::duration<double, std::milli> real = Clock::now() - real_begin_;
     bool scripted = elapsed.runs != begin_.runs;
-    if (!scripted && time_of_others) elapsed.add(time_of_others->first, time_of_others->second);
+    if (!scripted && time_of_others) {
+      auto& [ms, host_ms, next] = *time_of_others;
+      elapsed.add(ms[next++ % ms.size()], host_ms);
+    }
     ms_ = scripted || time_of_others ? elapsed.ms - begin_.ms : real.count();
     host_ms_.reset();
     if (elapsed.host_runs != begin_.host_runs) host_ms_ = elapsed.host_ms - begin_.host_ms;
@@ -232,7 +243,12 @@ class FakeConvolution : public Plan {
     const Tensor& input = b[p_.pass == ConvolutionPass::fwd ? Role::x : Role::y];
     const void* place = input.const_data_ptr();
     if (first_place_ == nullptr) first_place_ = place;
-    elapsed.add(script.milliseconds + (script.runs % 3 == 0 ? script.swing_ms : 0) +
+    if (script.disturbed) elapsed.stalled_ms += 1e-6;
+    double ms = script.milliseconds;
+    if (!script.times.empty() && script.runs > 1) {
+      ms = script.times[static_cast<size_t>(script.runs - 2) % script.times.size()];
+    }
+    elapsed.add(ms + (script.runs % 3 == 0 ? script.swing_ms : 0) +
                     (place == first_place_ ? 0 : script.elsewhere_ms),
                 first_timed && script.first_host_ms ? script.first_host_ms : script.host_ms,
                 first_timed ? script.first_stall_ms : 0);
@@ -330,19 +346,36 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   ScriptedRuntime::install();
   m.def(
       "script",
-      [](const std::string& algorithm, double milliseconds, std::optional<double> host_ms,
-         std::optional<double> first_host_ms, double first_stall_ms, double swing_ms,
-         double elsewhere_ms, double sleep_ms, int64_t workspace_bytes, int64_t first_bytes,
-         bool states_workspace, std::vector<std::string> notes, std::string unsupported,
-         std::string build_raises, std::string run_raises, int64_t raises_at, double relative_error,
-         double written, std::string neighbour_of) {
-        scripts().set(parse_algorithm(algorithm).text(),
-                      {milliseconds, host_ms, first_host_ms, first_stall_ms, swing_ms, elsewhere_ms,
-                       sleep_ms, workspace_bytes, first_bytes, states_workspace, std::move(notes),
-                       std::move(unsupported), std::move(build_raises), std::move(run_raises),
-                       raises_at, relative_error, written, std::move(neighbour_of)});
+      [](const std::string& algorithm, double milliseconds, std::vector<double> times,
+         bool disturbed, std::optional<double> host_ms, std::optional<double> first_host_ms,
+         double first_stall_ms, double swing_ms, double elsewhere_ms, double sleep_ms,
+         int64_t workspace_bytes, int64_t first_bytes, bool states_workspace,
+         std::vector<std::string> notes, std::string unsupported, std::string build_raises,
+         std::string run_raises, int64_t raises_at, double relative_error, double written,
+         std::string neighbour_of) {
+        scripts().set(parse_algorithm(algorithm).text(), {milliseconds,
+                                                          std::move(times),
+                                                          disturbed,
+                                                          host_ms,
+                                                          first_host_ms,
+                                                          first_stall_ms,
+                                                          swing_ms,
+                                                          elsewhere_ms,
+                                                          sleep_ms,
+                                                          workspace_bytes,
+                                                          first_bytes,
+                                                          states_workspace,
+                                                          std::move(notes),
+                                                          std::move(unsupported),
+                                                          std::move(build_raises),
+                                                          std::move(run_raises),
+                                                          raises_at,
+                                                          relative_error,
+                                                          written,
+                                                          std::move(neighbour_of)});
       },
       py::arg("algorithm"), py::kw_only(), py::arg("milliseconds") = 0.0,
+      py::arg("times") = std::vector<double>(), py::arg("disturbed") = false,
       py::arg("host_ms") = py::none(), py::arg("first_host_ms") = py::none(),
       py::arg("first_stall_ms") = 0.0, py::arg("swing_ms") = 0.0, py::arg("elsewhere_ms") = 0.0,
       py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0, py::arg("first_bytes") = 0,
@@ -375,7 +408,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("plans_alive", [] { return alive.load(); }, "How many plans were built and not destroyed.");
   m.def(
       "script_others",
-      [](double milliseconds, double host_ms) { time_of_others = {milliseconds, host_ms}; },
+      [](std::vector<double> milliseconds, double host_ms) {
+        time_of_others = OtherTimes{std::move(milliseconds), host_ms};
+      },
       py::kw_only(), py::arg("milliseconds"), py::arg("host_ms"),
       "Sets what the clocks show of algorithms of other backends, such as PyTorch's own.");
   m.def(

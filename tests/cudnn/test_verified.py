@@ -63,7 +63,7 @@ def test_the_first_use_of_a_gpu_warns_once() -> None:
     )
     process = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
     )

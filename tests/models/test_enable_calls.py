@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torch_cudnn_ext
 from torch_cudnn_ext import _C, convert, declined, enabled, is_enabled, tuning
 
-pytestmark = pytest.mark.usefixtures("off")
+pytestmark = pytest.mark.usefixtures("off", "no_tf32")
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv2d, nn.Conv3d])

@@ -25,7 +25,8 @@ from torch_cudnn_ext._workload.running import recording
 from torch_cudnn_ext.analysis.coverage import _unsupported
 from torch_cudnn_ext.analysis.explain import LayerCall
 from torch_cudnn_ext.models.classes import counterparts
-from torch_cudnn_ext.tuning.tasks import fp32_switches
+
+pytestmark = pytest.mark.usefixtures("no_tf32")
 
 SEQUENCES = {"Tagger": Tagger, "LanguageModel": LanguageModel}
 SETTINGS = {"f32": None, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -38,13 +39,6 @@ SLACK = {"f32": (1e-4, 5e-2), "f16": (1e-2, 1e-2), "bf16": (1e-2, 1e-2)}
 SCALE = 1024.0
 
 Results = tuple[list[Tensor], list[Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> None:
-    """Float32 is what it says."""
-    for switch in fp32_switches():
-        switch.fp32_precision = "ieee"
 
 
 class Squares(nn.Module):

@@ -13,12 +13,12 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
-from torch._functorch import compile_utils
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils.checkpoint import checkpoint
 
 from torch_cudnn_ext import _C, convert, declined, enabled, ops
 from torch_cudnn_ext.knobs import pushed
+from torch_cudnn_ext.ops.family import families
 
 OPS = torch.ops.torch_cudnn_ext
 
@@ -325,7 +325,8 @@ def test_the_compiler_knows_all_random_operators() -> None:
         for packet in packets
         if torch.Tag.nondeterministic_seeded in getattr(packet, packet.overloads()[0]).tags
     }
-    assert tagged == packets & set(compile_utils.rand_ops) != set()
+    described = {getattr(OPS, name) for family in families() for name in family.random}
+    assert tagged == described != set()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -76,6 +76,10 @@ SCHEMAS = {
     # Softmax.
     "softmax": f"(Tensor input, int dim, ScalarType? dtype=None, *, {_POLICY}) -> Tensor",
     "log_softmax": f"(Tensor input, int dim, ScalarType? dtype=None, *, {_POLICY}) -> Tensor",
+    "cross_entropy": (
+        "(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, "
+        f'str reduction="mean", *, {_POLICY}) -> Tensor'
+    ),
     "softmax_backward": (
         f"(Tensor grad_output, Tensor output, int dim, bool log, *, {_POLICY}) -> Tensor"
     ),
@@ -324,6 +328,7 @@ def _samples(device: str) -> dict[str, Call]:
         "softmax": ("softmax", (leaf(3, 4, 5), 1), {}),
         "softmax_channels_last": ("softmax", (last(leaf(2, 4, 5, 3)), 1), {"policy": "autotune"}),
         "log_softmax": ("log_softmax", (leaf(3, 4), -1, torch.float64), {}),
+        "cross_entropy": ("cross_entropy", (leaf(3, 4), torch.tensor([0, 3, 1])), {}),
         "softmax_backward": ("softmax_backward", (leaf(3, 4), leaf(3, 4), 1, False), {}),
         "max_pool": ("max_pool", (leaf(2, 3, 7, 6), [3, 2], [], [1, 0], [1, 2], True), {}),
         "max_pool_no_grad": ("max_pool", (plain(2, 3, 7), [3], [2], [1], [1]), {}),

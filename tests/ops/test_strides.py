@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_cudnn_ext import convert, enabled, ops
+from torch_cudnn_ext import UnverifiedVersionWarning, convert, enabled, ops
 
 Call = Callable[..., Tensor]
 Layout = Callable[[Tensor], Tensor]
@@ -298,6 +298,7 @@ def _train(rank: int, store: str, device: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own imports
+                warnings.simplefilter("ignore", UnverifiedVersionWarning)
                 for _ in range(2):
                     model.zero_grad()
                     with (

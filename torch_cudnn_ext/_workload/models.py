@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._defaults import IMAGE_SIZE, MODEL_BATCH
 from torch_cudnn_ext._workload.problems import DTYPES
 from torch_cudnn_ext._workload.pytree import is_floating, map_tensors
 from torch_cudnn_ext._workload.running import call_model
 from torch_cudnn_ext._workload.unet import UNet
 
-# Of the images that a network of torchvision gets by default.
-MODEL_BATCH, IMAGE_SIZE = 32, 224
 FRAMES = 16  # of the clips that a network for video gets
 OWN = {"unet": UNet}  # networks that torchvision does not have
 

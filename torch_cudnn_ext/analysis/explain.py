@@ -95,7 +95,9 @@ class Explanation:
             Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm") for h in headings
         ]
         ours = sum(bool(call.op) for call in self.calls)
-        footer = f"{ours} of {len(self.calls)} calls took our way ({self.share:.0%})"
+        footer = (
+            f"{ours} of {len(self.calls)} calls ran operators of this package ({self.share:.0%})"
+        )
         if any(map(_with_backward, self.calls)):
             footer += "; * with its backward"
         asked = {(c.policy, c.device) for c in self.calls if "replay=" in c.policy}

@@ -67,7 +67,8 @@ def profile(
 
     Args:
         problem: A problem line.
-        device: See `make_settings`, as for all that follow up to ``knob_search``.
+        device: ``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU if there is one and no
+            ``target`` is given.
         target: A GPU that need not be there.
         policy: Constraints, and the decision that is marked in the table. A pass by itself,
             ``fwd``, is convolution's; other operators take ``softmax_fwd``, or a `Policy` of their
@@ -76,9 +77,9 @@ def profile(
         min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
         progress: Told of every algorithm; may raise to stop.
-        isolate: Whether candidates are measured in a process of their own, which a bad algorithm
-            may cost instead of this one: ``"auto"``, ``"always"`` or ``"never"``, and otherwise as
-            ``knobs.isolate``. An algorithm that does has failed and is not tried again.
+        isolate: Where candidates are measured. ``"always"``: in a separate process, so that a crash
+            or a hang does not end this one. ``"never"``: in this process. ``"auto"``: in a separate
+            process if this GPU and cuDNN are not verified. ``None``: as ``knobs.isolate`` says.
 
     Raises:
         TypeError: ``problem`` is no text, or ``progress`` lacks a method of `Progress`.

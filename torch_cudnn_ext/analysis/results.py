@@ -15,7 +15,7 @@ from torch_cudnn_ext._workload.tracer import is_function
 from torch_cudnn_ext.analysis.html import tables_html, tables_markdown
 from torch_cudnn_ext.analysis.records import RECORD_FIELDS, csv_text, layer_records
 from torch_cudnn_ext.analysis.settings import Settings
-from torch_cudnn_ext.analysis.tables import Extent, print_tables, profile_tables
+from torch_cudnn_ext.analysis.tables import LISTED_ROWS, Extent, print_tables, profile_tables
 from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning.measure import BASELINE, finite_rows
@@ -278,19 +278,20 @@ class Profile:
         """
         return [record for profile in self.layers for record in layer_records(profile)]
 
-    def print(self, show_all: bool = False, top: int = 0) -> None:
+    def print(self, show_all: bool = False, top: int | None = None) -> None:
         """Print a table for each problem and the summary.
 
         Args:
             show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
             top: At most so many algorithms a table, in addition to PyTorch's and the current one;
-                0 is all.
+                0 is all. ``None`` is 5 of what a target accepts, and all others.
 
         Raises:
             TypeError: ``top`` is no integer.
             ValueError: It is negative.
         """
-        print_tables(profile_tables(self, Extent(show_all, top)))
+        listed_top = LISTED_ROWS if top is None and not show_all else None
+        print_tables(profile_tables(self, Extent(show_all, top or 0, listed_top=listed_top)))
 
     def __repr__(self) -> str:
         """One line with the title or the first problem."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._defaults import DEFAULT_TARGET
 from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import (
@@ -18,7 +19,6 @@ from torch_cudnn_ext.tuning.tasks import GPU_MIN_SAMPLES, Task
 
 CPU_TIME_BUDGET_S = 2.0
 CPU_MIN_SAMPLES = 7
-DEFAULT_TARGET = "h200"  # a GPU that need not be there
 
 # The policy fields that decide which algorithms are admissible, and how they rank. The algorithms
 # that a policy chooses are not among them, since everything is measured; nor is the workspace cap,

@@ -9,12 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement as Width
-from rich.table import Table as RichTable
-from rich.text import Text
-
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload.problems import PROXY_BATCH
@@ -22,6 +16,8 @@ from torch_cudnn_ext.analysis.records import Record, listed_records, measured_re
 from torch_cudnn_ext.tuning.measure import BASELINE
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from torch_cudnn_ext.analysis.results import LayerProfile, Profile, Totals
 
 # Wide enough for every table: a file or a pipe has no edge to wrap at.
@@ -141,14 +137,21 @@ _DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
 _STATUS = Column("status", _status)
 
+LISTED_ROWS = 5  # of what a target accepts, unless the user asks for more
+
 # What a first reader must know, in the order of the columns.
 LEGEND = (
+    "* marks what the policy runs, by default the heuristic's algorithm",
     "aten:default is PyTorch's own kernel",
     "graph and legacy are cuDNN's two interfaces",
+    "graph:eng67/k2=1 is engine 67 with its parameter 2 set to 1",
+    "heuristic A #1 is the first choice of cuDNN's own heuristic A",
+    "spread is half of the interquartile range",
     "workspace is memory in addition to the tensors",
+    "% peak compares with the device's measured peaks",
     "determ. says whether results repeat bit by bit",
     "error is relative to a float64 reference",
-    "excluded: a constraint forbids it",
+    "excluded: a constraint or the device rules it out",
     "unsupported: the library refuses the problem",
     "needs a driver: cuDNN answers only on a GPU",
 )
@@ -361,6 +364,8 @@ def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
 
 def print_tables(tables: Iterable[Table]) -> None:
     """Print tables to standard output; only a terminal limits the length of lines."""
+    from rich.console import Console
+
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = None if terminal else WIDTH_WITHOUT_TERMINAL
     out = Console(width=width, highlight=False, markup=False, emoji=False)
@@ -379,6 +384,11 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 
 def _print_rows(table: Table, out: Console) -> None:
+    from rich.cells import cell_len
+    from rich.measure import Measurement as Width
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     grid = RichTable(box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(table.columns):
         whole = column.right or column.whole

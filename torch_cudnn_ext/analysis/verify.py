@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._defaults import VERIFY_TIME_LIMIT_S
 from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext.analysis import reproduce
 from torch_cudnn_ext.analysis.errata import version_text
@@ -26,7 +27,6 @@ from torch_cudnn_ext.tuning.measure import Progress
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Erratum
 
-TIME_LIMIT_S = 60
 NEEDS_GPU = "needs a GPU"
 AGREES, DISAGREES = "agrees", "disagrees"
 CANDIDATE = "candidate for fixed"
@@ -56,7 +56,7 @@ class Finding:
 def verify_errata(
     rows: Sequence[Erratum],
     device: str,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float = VERIFY_TIME_LIMIT_S,
     progress: Progress | None = None,
     jobs: int = 1,
 ) -> Iterator[Finding]:

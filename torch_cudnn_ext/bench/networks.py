@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import nn, tuning
+from torch_cudnn_ext._defaults import IMAGE_SIZE, NETWORK_BATCH, UNET_BATCH
 from torch_cudnn_ext._policy_text import CONSTRAINTS, only_fields
 from torch_cudnn_ext._timing import host_ms
-from torch_cudnn_ext._workload.models import IMAGE_SIZE, load_model
+from torch_cudnn_ext._workload.models import load_model
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext._workload.running import call_model, sum_of_outputs
 from torch_cudnn_ext.analysis.html import formatted
@@ -45,8 +46,6 @@ PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
     "bf16": ("ieee", torch.bfloat16),
 }
 Autocast = Callable[[], AbstractContextManager[None]]
-NETWORK_BATCH = 64
-NETWORK_BATCHES = {"unet": 16}  # of networks whose images take more memory
 GRACE_S = 10.0  # in which a process writes what it tuned
 SAMPLE_MS = 100.0  # a sample has as many steps as fit into this time
 # Each side first runs so many steps, so many times in turns. Addresses repeat only after memory is
@@ -193,7 +192,7 @@ def subject_of(
     torch.manual_seed(0)
     model, inputs = load_model(
         network,
-        batch=settings.batch or NETWORK_BATCHES.get(network, NETWORK_BATCH),
+        batch=settings.batch or (UNET_BATCH if network == "unet" else NETWORK_BATCH),
         image_size=settings.image_size,
         channels_last=settings.channels_last,
         device=settings.device,

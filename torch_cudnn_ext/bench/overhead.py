@@ -8,178 +8,145 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import call
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from torch_cudnn_ext import _C
-from torch_cudnn_ext._timing import current, kernel_names
-from torch_cudnn_ext._workload.problems import convolution_arguments, rewrite
+from torch_cudnn_ext._timing import current
+from torch_cudnn_ext._torch_internals import tree_leaves
 from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.records import field_names
-from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, Table
+from torch_cudnn_ext.analysis.tables import Column, Table
+from torch_cudnn_ext.bench.overhead_cases import Case, cases
 from torch_cudnn_ext.bench.rounds import samples
 from torch_cudnn_ext.models.enable import enabled
-from torch_cudnn_ext.tuning.measure import BASELINE, Progress, check_progress
+from torch_cudnn_ext.tuning.measure import Progress, check_progress
 
 ROUNDS = 31
 CALLS = 100  # so few that the GPU's queue is never full
-PROBLEMS = (
-    "conv_fwd x=f32[8,16,8,8]:nhwc w=f32[16,16,3,3]:nhwc pad=1 stride=1 dilation=1 groups=1 "
-    "compute=f32",
-    "conv_fwd x=f32[2,64,14,14]:nhwc w=f32[64,64,1,1]:nhwc pad=0 stride=1 dilation=1 groups=1 "
-    "compute=f32",
-    "conv_fwd x=f32[4,32,16,16]:nhwc w=f32[64,32,3,3]:nhwc pad=1 stride=2 dilation=1 groups=1 "
-    "compute=f32",
-)
-GPU_DTYPES = ("f32", "f16", "bf16")
+# A policy that says what holds without it, so that both calls run the same algorithm.
+POLICY = "heuristic"
+DTYPES = {"f32": torch.float32, "f16": torch.float16}
+_DOORS = ("pytorch_us", "ops_us", "policy_us", "torch_nn_us", "nn_us", "enabled_us")
+FORWARD, TRAINING = "fwd", "fwd+bwd"
 
 
 @dataclass
 class Overhead:
-    """Host time per call on one small problem, in microseconds."""
+    """Host time per call of one operator, in microseconds, through each door.
 
-    problem: str
-    algorithm: str
-    pinned: bool  # whether our call carries a policy, which it needs unless the engine is default
-    same_kernels: bool | None  # None on the CPU
-    bare_us: float
-    ours_us: float
+    Attributes:
+        operator: The operator's name.
+        dtype: The type of its tensors.
+        passes: ``fwd`` without gradients, or ``fwd+bwd``.
+        pytorch_us: PyTorch's function.
+        ops_us: The function of `ops`.
+        policy_us: The same with a policy text.
+        torch_nn_us: The module of ``torch.nn``.
+        nn_us: The module of `nn`.
+        enabled_us: PyTorch's function under `enable`.
+        spread: The largest half interquartile range of these times, as a share of the median.
+    """
+
+    operator: str
+    dtype: str
+    passes: str
     pytorch_us: float
-    enabled_us: float  # F.conv2d under enable()
-    ours_training_us: float
-    pytorch_training_us: float
-    enabled_training_us: float
-    # The next three: autograd runs the backward pass on the calling thread.
-    ours_one_thread_us: float
-    pytorch_one_thread_us: float
-    enabled_one_thread_us: float
+    ops_us: float
+    policy_us: float
+    torch_nn_us: float
+    nn_us: float
+    enabled_us: float
+    spread: float
 
-    def ratios(self) -> dict[str, float | None]:
-        """Our times by PyTorch's.
-
-        ``forward_ratio`` compares what the operators add to the bare execute. It is ``None`` if
-        PyTorch's adds nothing: on the CPU the arithmetic may hide it.
-        """
-        added_us, pytorch_adds_us = self.ours_us - self.bare_us, self.pytorch_us - self.bare_us
+    def ratios(self) -> dict[str, float]:
+        """Our times by PyTorch's."""
         return {
-            "forward_ratio": added_us / pytorch_adds_us if pytorch_adds_us > 0 else None,
-            "training_ratio": self.ours_training_us / self.pytorch_training_us,
+            "ops_ratio": self.ops_us / self.pytorch_us,
+            "policy_ratio": self.policy_us / self.pytorch_us,
+            "nn_ratio": self.nn_us / self.torch_nn_us,
             "enabled_ratio": self.enabled_us / self.pytorch_us,
-            "enabled_training_ratio": self.enabled_training_us / self.pytorch_training_us,
-            "one_thread_ratio": self.ours_one_thread_us / self.pytorch_one_thread_us,
-            "enabled_one_thread_ratio": self.enabled_one_thread_us / self.pytorch_one_thread_us,
         }
 
 
-def overhead_problems(device: str) -> list[str]:
-    """The problem lines of `measure_overhead`."""
-    dtypes = GPU_DTYPES if device.startswith("cuda") else ("f32",)
-    return [rewrite(line, dtype=dtype) for line in PROBLEMS for dtype in dtypes]
+def overhead_cases(device: str) -> list[tuple[str, str, str]]:
+    """The operator, the dtype and the passes of each result of `measure_overhead`."""
+    names = [case.name for case in cases("cpu", torch.float32)]
+    dtypes = DTYPES if device.startswith("cuda") else ["f32"]
+    return [
+        (name, dtype, passes)
+        for dtype in dtypes
+        for passes in (FORWARD, TRAINING)
+        for name in names
+    ]
 
 
 def measure_overhead(device: str, progress: Progress | None = None) -> Iterator[Overhead]:
-    """Host time per call, with warm caches, of small channels-last problems.
+    """Host time per call of small problems, with warm caches and through every door.
 
-    Four loops are timed: bare executes of the plan, our ``conv2d``, and ``F.conv2d`` as it is and
-    under `enable`. Then forward and backward of the last three are timed, first as autograd runs
-    them by default, on a GPU with a hand-over to its thread and back, then all on the calling
-    thread (``torch.autograd.set_multithreading_enabled(False)``). On a GPU our side runs the first
-    engine of cuDNN's heuristic, as PyTorch does, and nothing waits for the GPU. On the CPU it runs
-    PyTorch's own convolution, in f32 only, and all times include the arithmetic.
+    The doors are PyTorch's function, the function of `ops`, the same with a policy text, the
+    modules of ``torch.nn`` and of `nn`, and PyTorch's function under `enable`. They take turns, and
+    each time is a median over rounds. Nothing waits for the GPU. On the CPU all times include the
+    arithmetic, and only float32 is measured.
 
     Args:
         device: ``cpu`` or ``cuda[:i]``.
-        progress: Told of every problem.
+        progress: Told of every operator.
 
     Raises:
         TypeError: ``progress`` lacks a method of `Progress`.
     """
     check_progress(progress)
-    cases = overhead_problems(device)
-    for done, problem in enumerate(cases):
+    rows = overhead_cases(device)
+    made: dict[str, dict[str, Case]] = {}
+    for done, (name, dtype, passes) in enumerate(rows):
         if progress is not None:
-            progress.problem(done, len(cases), problem)
+            progress.problem(done, len(rows), f"{name} {dtype} {passes}")
         with current(device):
-            result = _overhead(problem, device)
-        yield result
+            if dtype not in made:
+                made[dtype] = {case.name: case for case in cases(device, DTYPES[dtype])}
+            times = _times_of(made[dtype][name], passes, device)
+        medians = dict(zip(_DOORS, map(statistics.median, times), strict=True))
+        yield Overhead(name, dtype, passes, **medians, spread=max(map(_spread, times)))
 
 
-def _as_pytorch_chooses(problem: str, device: str) -> str:
-    """The first engine of cuDNN's heuristic that can be built; on the CPU the baseline."""
-    if not device.startswith("cuda"):
-        return BASELINE
-    for candidate in _C.candidates(problem, device, "backends=graph"):
-        if candidate["status"] == "ok" and candidate["source"].startswith("heuristic"):
-            return candidate["algorithm"]
-    raise RuntimeError(f"bench --overhead: cuDNN's heuristic names no engine for {problem}")
-
-
-def _overhead(problem: str, device: str) -> Overhead:
-    lines = {
-        name: rewrite(problem, op=f"conv_{name}") for name in ("fwd", "bwd_data", "bwd_filter")
-    }
-    pins = {name: _as_pytorch_chooses(line, device) for name, line in lines.items()}
-    default = {name: _C.decide(line, device)["algorithm"] for name, line in lines.items()}
-    pinned = default != pins
-    policy = ";".join(f"{name}={pin}" for name, pin in pins.items()) if pinned else None
-    arguments = convolution_arguments(problem)
-    tensors = _C.scratch(problem, device)
-    x, w = tensors["x"], tensors["w"]
-    convolution = torch.ops.torch_cudnn_ext.conv2d.default
-
-    def ours() -> Tensor:
-        result: Tensor = convolution(x, w, None, *arguments, policy=policy)
-        return result
-
-    def pytorch() -> Tensor:
-        return F.conv2d(x, w, None, *arguments)
-
-    def bare_us() -> float:
-        _wait(device)
-        return _C.execute_loop(problem, pins["fwd"], tensors, CALLS) * 1e6
-
-    def with_ours(work: Callable[[], object]) -> Callable[[], float]:
-        loop = _loop_us(work, device)
-
-        def loop_enabled() -> float:
-            with enabled(policy):
-                return loop()
-
-        return loop_enabled
-
-    forward = _interleaved(
-        [bare_us, _loop_us(ours, device), _loop_us(pytorch, device), with_ours(pytorch)]
-    )
-    leaf_x, leaf_w = (t.detach().clone().requires_grad_() for t in (x, w))
-    gradient = torch.ones_like(pytorch())
-
-    def ours_training() -> None:
-        y = convolution(leaf_x, leaf_w, None, *arguments, policy=policy)
-        torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
-
-    def pytorch_training() -> None:
-        y = F.conv2d(leaf_x, leaf_w, None, *arguments)
-        torch.autograd.grad(y, (leaf_x, leaf_w), gradient)
-
-    trainings = [
-        _loop_us(ours_training, device),
-        _loop_us(pytorch_training, device),
-        with_ours(pytorch_training),
+def _times_of(case: Case, passes: str, device: str) -> list[list[float]]:
+    """The times of all doors, in the order of `_DOORS`."""
+    is_training = passes == TRAINING
+    doors: list[Callable[[], Any]] = [
+        lambda: case.theirs(*case.arguments),
+        lambda: case.ours(*case.arguments),
+        lambda: case.ours(*case.arguments, policy=POLICY),
+        lambda: case.their_module(*case.inputs),
+        lambda: case.our_module(*case.inputs),
     ]
-    training = _interleaved(trainings)
-    with torch.autograd.set_multithreading_enabled(False):
-        one_thread = _interleaved(trainings)
-    same = None
-    if device.startswith("cuda"):
-        # Kernels of the backward pass run on autograd's thread; the profiler sees them all.
-        same = all(
-            sorted(kernel_names(mine, call, device)) == sorted(kernel_names(theirs, call, device))
-            for mine, theirs in ((ours, pytorch), (ours_training, pytorch_training))
-        )
-    return Overhead(problem, pins["fwd"], pinned, same, *forward, *training, *one_thread)
+    loops = [_loop_us(_with_backward(door) if is_training else door, device) for door in doors]
+    theirs = loops[0]
+
+    def under_enable() -> float:
+        with enabled():
+            return theirs()
+
+    sides = [*loops, under_enable]
+    with torch.set_grad_enabled(is_training):
+        for side in sides:
+            side()  # warms caches
+        return samples(sides, ROUNDS, math.inf)
+
+
+def _with_backward(call: Callable[[], Any]) -> Callable[[], None]:
+    """A call and its backward, from the first result."""
+    gradient = torch.ones_like(tree_leaves(call())[0])
+
+    def run() -> None:
+        tree_leaves(call())[0].backward(gradient)
+
+    return run
+
+
+def _spread(times: Sequence[float]) -> float:
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / middle
 
 
 def _wait(device: str) -> None:
@@ -201,69 +168,46 @@ def _loop_us(work: Callable[[], object], device: str) -> Callable[[], float]:
     return loop
 
 
-def _interleaved(sides: Sequence[Callable[[], float]]) -> list[float]:
-    """The median of each side, after all are warm."""
-    for side in sides:
-        side()
-    return [*map(statistics.median, samples(sides, ROUNDS, math.inf))]
-
-
 def _times(heading: str, name: str) -> Column:
     return Column(heading, lambda r: f"{r[name]:.2f}", True)
 
 
-def _added(heading: str, name: str) -> Column:
-    return Column(heading, lambda r: f"{r[name] - r['bare_us']:.2f}", True)
-
-
-def _ratios(name: str) -> Column:
-    return Column("ratio", lambda r: "" if r[name] is None else f"{r[name]:.3f}", True)
-
-
-_SAME_KERNELS = {True: "yes", False: "no", None: ""}
-COLUMNS = (
-    Column("problem", lambda r: r["problem"]),
-    ALGORITHM,
-    Column("pinned", lambda r: "yes" if r["pinned"] else "no"),
-    Column("same kernels", lambda r: _SAME_KERNELS[r["same_kernels"]]),
-    _times("bare us", "bare_us"),
-    _times("ours us", "ours_us"),
-    _times("PyTorch us", "pytorch_us"),
-    _added("ours adds", "ours_us"),
-    _added("PyTorch adds", "pytorch_us"),
-    _ratios("forward_ratio"),
-    _times("fwd+bwd ours", "ours_training_us"),
-    _times("PyTorch", "pytorch_training_us"),
-    _ratios("training_ratio"),
-    _times("enable() us", "enabled_us"),
-    _ratios("enabled_ratio"),
-    _times("fwd+bwd enable()", "enabled_training_us"),
-    _ratios("enabled_training_ratio"),
-    _times("one thread ours", "ours_one_thread_us"),
-    _times("PyTorch", "pytorch_one_thread_us"),
-    _ratios("one_thread_ratio"),
-    _times("enable()", "enabled_one_thread_us"),
-    _ratios("enabled_one_thread_ratio"),
-)
+def _ratio(heading: str, name: str) -> Column:
+    return Column(heading, lambda r: f"{r[name]:.3f}", True)
 
 
 _RATIO_WORDS = {
-    "forward_ratio": "forward",
-    "training_ratio": "forward+backward",
-    "enabled_ratio": "enable() forward",
-    "enabled_training_ratio": "enable() forward+backward",
-    "one_thread_ratio": "forward+backward on one thread",
-    "enabled_one_thread_ratio": "enable() on one thread",
+    "ops_ratio": "ops/F",
+    "policy_ratio": "policy/F",
+    "nn_ratio": "nn/torch.nn",
+    "enabled_ratio": "enable/F",
 }
+COLUMNS = (
+    Column("operator", lambda r: r["operator"], whole=True),
+    Column("dtype", lambda r: r["dtype"]),
+    Column("passes", lambda r: r["passes"]),
+    _times("F us", "pytorch_us"),
+    _times("ops us", "ops_us"),
+    _times("policy us", "policy_us"),
+    _times("torch.nn us", "torch_nn_us"),
+    _times("nn us", "nn_us"),
+    _times("enable us", "enabled_us"),
+    *(_ratio(word, name) for name, word in _RATIO_WORDS.items()),
+    Column("spread", lambda r: f"{r['spread']:.1%}", True),
+)
 
 
 def overhead_text(results: Sequence[Overhead], format: str) -> str | list[Table]:
-    """Host times in a format; see `formatted`."""
+    """Host times in a format; see `formatted`. The footer has the ratios' geometric means."""
     records = [dataclasses.asdict(r) | r.ratios() for r in results]
-    words = []
-    for name, word in _RATIO_WORDS.items():
-        if known := [r[name] for r in records if r[name] is not None]:
-            words.append(f"{word} {statistics.median(known):.3f}")
-    footer = f"medians of the ratios: {', '.join(words)}" if words else ""
+    lines = []
+    for dtype, passes in dict.fromkeys((r["dtype"], r["passes"]) for r in records):
+        rows = [r for r in records if (r["dtype"], r["passes"]) == (dtype, passes)]
+        means = [
+            f"{word} {statistics.geometric_mean(row[name] for row in rows):.3f}"
+            for name, word in _RATIO_WORDS.items()
+        ]
+        lines.append(f"geometric means of {dtype} {passes}: {', '.join(means)}")
     fields, title = [*field_names(Overhead), *_RATIO_WORDS], "host time per call"
+    footer = "\n".join(lines)
     return formatted(format, {"overhead": records}, title, COLUMNS, records, fields, footer)

@@ -4,97 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import typer
 
-from torch_cudnn_ext._workload.models import IMAGE_SIZE
+from torch_cudnn_ext._commands import options
+from torch_cudnn_ext._commands.commands import Bench, Mode
+from torch_cudnn_ext._defaults import IMAGE_SIZE
 from torch_cudnn_ext._workload.problems import Layer, convolution_arguments
 from torch_cudnn_ext.analysis.tables import Table
 from torch_cudnn_ext.bench import compiled, layers, modules, networks, overhead
 from torch_cudnn_ext.bench.rounds import DEFAULT_POLICY
-from torch_cudnn_ext.cli import options, running, workload
+from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.measure import check_knob_search
-
-# The options that each mode takes.
-_TAKEN = {
-    "overhead": "device format",
-    "modules": "dtype channels_last device policy max_workspace deterministic allow_tf32 format "
-    "compiled",
-    "networks": "dtype batch image_size channels_last device policy format jobs table knob_search "
-    "time_budget compiled",
-}
-
-
-@dataclass(frozen=True)
-class _Mode:
-    """What is compared, and with what else."""
-
-    overhead: bool = options.option(
-        False, "--overhead", "Host time per call instead, on small problems."
-    )
-    kernels: bool = options.option(
-        False, "--kernels", "Also the names of the GPU kernels of both sides."
-    )
-    modules: str | None = options.option(
-        None,
-        "--modules",
-        "Modules of torch.nn against the drop-ins instead: all, or words of their names "
-        "(Pool,BatchNorm2d), or mixed, of other sizes. --dtype takes several: f32,f16.",
-    )
-    compiled: bool = options.option(
-        False,
-        "--compiled",
-        "With --modules: torch.compile too. With --networks: torch.compile with and without "
-        "enable() instead.",
-    )
-    networks: str | None = options.option(
-        None,
-        "--networks",
-        "Unmodified networks under enable() against eager PyTorch instead: names as --model takes "
-        "them, with commas. --dtype takes several: f32,tf32,f16,bf16.",
-    )
-    table: str | None = options.option(
-        None,
-        "--table",
-        "For layers and --networks: a file of the tuning table, to begin with and to add to.",
-    )
-
 
 # What is compared, the text of what was finished, and how many there are.
 _Comparison = tuple[Iterable[Any], Callable[[list[Any], str], str | list[Table]], int]
 
 
-@options.with_options
-def bench_command(
-    *,
-    context: typer.Context,
-    source: options.Source,
-    tensors: options.Tensors,
-    device: options.Device = None,
-    constraints: options.Constraints,
-    shard_text: options.Shard = None,
-    resume: options.Resume = None,
-    format: options.FormatOption = options.Format.table,
-    search: options.Search,
-    mode: _Mode,
-) -> None:
-    """Compare tuned algorithms with PyTorch's best, side by side.
-
-    Single layers and modules are compared by the GPU's time, so tuning ranks by it there:
-    --policy is "autotune;prefer=gpu_time" by default, and with --networks "autotune". An algorithm
-    that it pins, or leaves to the heuristic, is compared instead of the best.
-    """
-    place = options.place_of(device)
-    for name, taken in _TAKEN.items():
-        if getattr(mode, name) not in (False, None):
-            options.allow_only(context, name, *taken.split())
-            break
+def bench_command(context: typer.Context, given: Bench) -> None:
+    """Run ``bench``."""
+    source, tensors, constraints = given.source, given.tensors, given.constraints
+    mode, search, resume, format = given.mode, given.search, given.resume, given.format
+    place = checks.place_of(given.device)
     with running.ProgressBar() as bar:
         compared: _Comparison
         if mode.overhead:
-            total = len(overhead.overhead_problems(place))
+            total = len(overhead.overhead_cases(place))
             compared = overhead.measure_overhead(place, bar), overhead.overhead_text, total
         elif mode.modules is not None:
             compared = _modules(mode.modules, mode.compiled, tensors, place, constraints, bar)
@@ -102,10 +39,6 @@ def bench_command(
             policy = constraints.policy or "autotune"
             compared = _networks(mode, tensors, place, policy, search, bar)
         else:
-            if mode.compiled:
-                raise typer.BadParameter(
-                    "--compiled: got it alone, wanted --modules or --networks with it"
-                )
             if mode.kernels and place == "cpu":
                 raise typer.BadParameter(
                     "--kernels: given on cpu, which runs no GPU kernels, wanted a GPU"
@@ -115,7 +48,7 @@ def bench_command(
             found = _convolutions(found, name or "problem line")
             ranked = replace(constraints, policy=constraints.policy or DEFAULT_POLICY)
             settings = running.settings_of(found, place, None, ranked, search)
-            part = workload.only_shard(found, shard_text)
+            part = workload.only_shard(found, given.shard_text)
             _merge_table(mode.table, resume)
             journal, jobs = running.journal_of(resume), search.jobs
             results = layers.compare_layers(
@@ -137,11 +70,11 @@ def _modules(
     constraints: options.Constraints,
     bar: running.ProgressBar,
 ) -> _Comparison:
-    with options.errors_of("--modules"):
+    with checks.errors_of("--modules"):
         cases = modules.select_cases(text, tensors.channels_last)
-    dtypes = options.words_of("f32,f16" if tensors.dtype is None else tensors.dtype)
+    dtypes = checks.words_of("f32,f16" if tensors.dtype is None else tensors.dtype)
     for dtype in dtypes:
-        options.one_of("--dtype", dtype, ("f32", "f16", "bf16"))
+        checks.one_of("--dtype", dtype, ("f32", "f16", "bf16"))
     policy = running.constrained(constraints.policy or DEFAULT_POLICY, constraints)
     for family in dict.fromkeys(case.family for case in cases):
         running.check_policy(policy, family)
@@ -153,21 +86,21 @@ def _modules(
 
 
 def _networks(
-    mode: _Mode,
+    mode: Mode,
     tensors: options.Tensors,
     device: str,
     policy: str,
     search: options.Search,
     bar: running.ProgressBar,
 ) -> _Comparison:
-    precisions = options.words_of("f32" if tensors.dtype is None else tensors.dtype)
+    precisions = checks.words_of("f32" if tensors.dtype is None else tensors.dtype)
     for precision in precisions:
-        options.one_of("--dtype", precision, networks.PRECISIONS)
-    names = options.words_of(mode.networks or "")
+        checks.one_of("--dtype", precision, networks.PRECISIONS)
+    names = checks.words_of(mode.networks or "")
     for name in names:  # complains of a wrong one at once
         workload.load_network(name, replace(tensors, dtype=None), option="--networks")
     running.check_policy(policy)
-    with options.errors_of_arguments():
+    with checks.errors_of_arguments():
         check_knob_search(search.knob_search, device)
     _merge_table(mode.table)
     settings = networks.NetworkSettings(
@@ -194,7 +127,7 @@ def _convolutions(found: list[Layer], source: str) -> list[Layer]:
     others = [layer.problem for layer in found if layer not in kept]
     if not kept:
         raise typer.BadParameter(f"{source}: got {workload.ops_of(others)}, wanted a convolution")
-    with options.errors_of(source):
+    with checks.errors_of(source):
         for layer in kept:
             convolution_arguments(layer.problem)
     if others:

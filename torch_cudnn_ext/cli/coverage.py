@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._commands.commands import Coverage
 from torch_cudnn_ext.analysis.coverage import coverage
-from torch_cudnn_ext.cli import options, workload
+from torch_cudnn_ext.cli import checks, workload
 
 
-@options.with_options
-def coverage_command(
-    *,
-    model: options.Model,
-    tensors: options.Tensors,
-    device: options.Device = None,
-    forward: Annotated[
-        bool, typer.Option("--forward", help="Inference: the forward alone, in eval mode.")
-    ] = False,
-    backends: Annotated[
-        str, typer.Option("--backends", help="cudnn, graph, legacy, aten or cpu.")
-    ] = "cudnn",
-) -> None:
-    """Count the calls of a network that cuDNN computes, and the others by reason."""
+def coverage_command(context: typer.Context, given: Coverage) -> None:
+    """Run ``coverage``."""
     known = (name for operator in _C.operators() for name in operator["backends"])
-    options.one_of("--backends", backends, dict.fromkeys(["cudnn", *known]))
-    place = options.place_of(device)
-    network, inputs = workload.load_network(model, tensors, place)
-    with workload.network_errors(model):
-        network.train(not forward)
-        covered = coverage(network, inputs, backward=not forward, backends=backends)
+    checks.one_of("--backends", given.backends, dict.fromkeys(["cudnn", *known]))
+    place = checks.place_of(given.device)
+    network, inputs = workload.load_network(given.model, given.tensors, place)
+    with workload.network_errors(given.model):
+        network.train(not given.forward)
+        covered = coverage(network, inputs, backward=not given.forward, backends=given.backends)
     covered.print()

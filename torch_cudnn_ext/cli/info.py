@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 
 from torch_cudnn_ext import _C, __version__, knobs, nn
+from torch_cudnn_ext._commands import options
+from torch_cudnn_ext._commands.commands import Info
+from torch_cudnn_ext._defaults import DEFAULT_TARGET
 from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload.problems import rewrite
 from torch_cudnn_ext.analysis.errata import (
@@ -25,9 +28,8 @@ from torch_cudnn_ext.analysis.errata import (
     version_number,
 )
 from torch_cudnn_ext.analysis.html import tables_markdown
-from torch_cudnn_ext.analysis.settings import DEFAULT_TARGET
 from torch_cudnn_ext.analysis.tables import Column, Table, print_tables
-from torch_cudnn_ext.cli import options, running
+from torch_cudnn_ext.cli import checks, running
 from torch_cudnn_ext.tuning.measure import checked_device
 from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
@@ -36,52 +38,14 @@ MAX_JOBS = 8  # each has a CUDA context, which takes half a GiB of the GPU's mem
 _Work = tuple[str, str, list[str], str]  # the arguments of algorithm_counts
 
 
-def info_command(
-    context: typer.Context,
-    operators: Annotated[
-        bool, typer.Option("--operators", help="The table of operators alone, as Markdown.")
-    ] = False,
-    errata: Annotated[
-        bool,
-        typer.Option(
-            "--errata",
-            help="Known defects of cuDNN and PyTorch alone, and whether their guards are on; and "
-            "the local ones: algorithms that cost a process here and are not tried again.",
-        ),
-    ] = False,
-    hints: Annotated[
-        bool,
-        typer.Option(
-            "--hints", help="Engines that untuned calls name by number alone, and whether they do."
-        ),
-    ] = False,
-    cudnn: Annotated[
-        str | None,
-        typer.Option("--cudnn", help="Of --errata and --hints: for this version, not the loaded."),
-    ] = None,
-    format: Annotated[
-        options.Format, typer.Option("--format", help="How to print --errata and --hints.")
-    ] = options.Format.table,
-    jobs: Annotated[
-        int | None,
-        options.count(
-            "--jobs",
-            1,
-            "Processes that build every engine for a GPU; by default one a core, at most 8.",
-        ),
-    ] = None,
-) -> None:
-    """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
-    if operators:
-        options.allow_only(context, "operators")
+def info_command(context: typer.Context, given: Info) -> None:
+    """Run ``info``."""
+    if given.operators:
         typer.echo(operators_markdown(), nl=False)
         return
-    if errata or hints:
-        options.allow_only(context, "errata" if errata else "hints", "cudnn", "format")
-        _print_known(errata, cudnn, format)
+    if given.errata or given.hints:
+        _print_known(given)
         return
-    for name in ("cudnn", "format"):
-        options.forbid(context, name, "neither --errata nor --hints, which it is for")
     for name, version in {"torch_cudnn_ext": __version__, **_C.versions()}.items():
         typer.echo(f"{name:15} {version}")
     for path in _C.cudnn_files():
@@ -102,27 +66,26 @@ def info_command(
                 f"{'replay':15} {device}: {asked}" + (f", but {obstacle}" if obstacle else "")
             )
     typer.echo()
-    print_tables(_backend_tables(jobs))
+    print_tables(_backend_tables(given.jobs))
 
 
-def _print_known(errata: bool, cudnn: str | None, format: options.Format) -> None:
+def _print_known(given: Info) -> None:
     """Print the errata or the engine hints for a version of cuDNN and the current GPU."""
-    with options.errors_of("--cudnn"):
-        version = version_number(cudnn) if cudnn is not None else 0
+    with checks.errors_of("--cudnn"):
+        version = version_number(given.cudnn) if given.cudnn is not None else 0
     device = checked_device()
     capability = _C.capability(f"target:{DEFAULT_TARGET}" if device == "cpu" else device)
-    if format is options.Format.csv:
-        raise typer.BadParameter("--format: got 'csv', wanted one of table, json, markdown")
-    if format is options.Format.json:
+    if given.format is options.Format.json:
         rows: list[Any] = [*_C.engine_hints(version, capability)]
-        if errata:
+        if given.errata:
             rows = [*_C.errata(version, 0, capability), *local_errata_rows()]
         typer.echo(json.dumps(rows, indent=1))
         return
     tables = [hints_table(version, capability)]
-    if errata:
+    if given.errata:
         tables = [*errata_tables(version, capability), *local_errata_table()]
-    running.print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
+    is_markdown = given.format is options.Format.markdown
+    running.print_output(tables_markdown(tables) if is_markdown else tables)
 
 
 def _backend_tables(jobs: int | None) -> list[Table]:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
 from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.network import Workload
@@ -21,7 +22,7 @@ from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.settings import Settings, make_settings
 from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables, profile_tables
-from torch_cudnn_ext.cli import options
+from torch_cudnn_ext.cli import checks
 from torch_cudnn_ext.policy import text_for_all
 from torch_cudnn_ext.tuning.tasks import fp32_switches
 
@@ -44,13 +45,13 @@ def settings_of(
     policy = check_policy(constraints.policy, families.pop() if len(families) == 1 else "conv")
     _check_reaches(policy, {layer.problem.split()[0] for layer in layers})
     text = constrained(policy, constraints)
-    with options.errors_of_arguments():
+    with checks.errors_of_arguments():
         return make_settings(device, target, text, search.time_budget, None, search.knob_search)
 
 
 def check_policy(text: str, family: str = "conv") -> str:
     """The policy's text for all families; BadParameter if no call can follow it."""
-    with options.errors_of("--policy"):
+    with checks.errors_of("--policy"):
         text = text_for_all(text, family)
         _C.resolved_policy(text, family)
     return text
@@ -78,7 +79,7 @@ def constrained(policy: str, constraints: options.Constraints) -> str:
             )
     if constraints.max_workspace is not None:
         cap = _workspace_field(constraints.max_workspace)
-        with options.errors_of("--policy"):  # the stricter one
+        with checks.errors_of("--policy"):  # the stricter one
             words.append(_C.merged_policy(cap, only_fields(policy, ("max_workspace",))))
     # PyTorch's own switches of this process follow, so that the baseline keeps the constraints.
     if deterministic:
@@ -94,7 +95,7 @@ def constrained(policy: str, constraints: options.Constraints) -> str:
 def _workspace_field(value: str) -> str:
     if ";" in value:
         raise typer.BadParameter(f"--max-workspace: got {value!r}, wanted one value, without ';'")
-    with options.errors_of("--max-workspace"):
+    with checks.errors_of("--max-workspace"):
         _C.canonical_policy(f"max_workspace={value}")
     return f"max_workspace={value}"
 
@@ -106,13 +107,13 @@ def journal_of(path: str | None) -> Journal | None:
     """The file of ``--resume``."""
     if path is None:
         return None
-    with options.errors_of("--resume"):
+    with checks.errors_of("--resume"):
         return Journal(path)
 
 
 def merge_file(path: str) -> None:
     """Merge the file of ``--table``; called before measuring, to complain about it at once."""
-    with options.errors_of("--table"):
+    with checks.errors_of("--table"):
         tuning.merge_table(path)
 
 

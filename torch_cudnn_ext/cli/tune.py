@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
 
 import typer
 
 from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext._commands.commands import Tune
 from torch_cudnn_ext._workload.network import Workload, nothing_found
 from torch_cudnn_ext._workload.problems import (
     PASSES,
@@ -18,7 +18,7 @@ from torch_cudnn_ext._workload.problems import (
 )
 from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds
-from torch_cudnn_ext.cli import options, running, workload
+from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
 from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
@@ -31,35 +31,17 @@ _COLUMNS = (
 )
 
 
-@options.with_options
-def tune_command(
-    *,
-    table: Annotated[
-        str,
-        typer.Option("--table", help="A file of the tuning table, to begin with and to add to."),
-    ],
-    source: options.Source,
-    tensors: options.Tensors,
-    device: options.Device = None,
-    constraints: options.Constraints,
-    shard_text: options.Shard = None,
-    search: options.Search,
-    isolate: options.Isolate = None,
-    format: options.FormatOption = options.Format.table,
-) -> None:
-    """Measure ahead of use, and keep the rankings in a file for `tuning.import_table`.
-
-    A network runs once on the device. Its problems are those of a training step under
-    enable("autotune"), calls by function too. With --passes fwd it infers; other passes keep the
-    problems of these passes alone.
-    """
-    options.check_isolation(isolate)
-    work = workload.from_options(source, tensors, constraints.policy, device, _trace_enabled)
+def tune_command(context: typer.Context, given: Tune) -> None:
+    """Run ``tune``."""
+    table, device, constraints, search = given.table, given.device, given.constraints, given.search
+    work = workload.from_options(
+        given.source, given.tensors, constraints.policy, device, _trace_enabled
+    )
     settings = running.settings_of(work.layers, device, None, constraints, search)
     place, text = settings.device, settings.policy
-    with options.errors_of("--policy"):
+    with checks.errors_of("--policy"):
         check_constraints_alone(text)
-    lines = [layer.problem for layer in workload.only_shard(work.layers, shard_text)]
+    lines = [layer.problem for layer in workload.only_shard(work.layers, given.shard_text)]
     running.merge_file(table)
     rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
     left = [line for line in lines if rows(line) is None]
@@ -76,7 +58,7 @@ def tune_command(
                 knob_search=search.knob_search,
                 jobs=search.jobs,
                 progress=bar,
-                isolate=isolate,
+                isolate=given.isolate,
             )
     except KeyboardInterrupt as interrupt:
         end = interrupt
@@ -89,7 +71,7 @@ def tune_command(
             tuning.merge_table(table)
         finally:
             running.print_output(
-                formatted(format.value, data, title, _COLUMNS, records, fields, footer)
+                formatted(given.format.value, data, title, _COLUMNS, records, fields, footer)
             )
     running.finish(end, len(records), len(lines))
 

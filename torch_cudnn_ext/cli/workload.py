@@ -13,8 +13,10 @@ import torch
 import typer
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._commands import options
+from torch_cudnn_ext._defaults import IMAGE_SIZE, MODEL_BATCH
 from torch_cudnn_ext._policy_text import only_fields
-from torch_cudnn_ext._workload.models import IMAGE_SIZE, MODEL_BATCH, load_model
+from torch_cudnn_ext._workload.models import load_model
 from torch_cudnn_ext._workload.network import Workload, network_layers
 from torch_cudnn_ext._workload.problems import (
     DTYPES,
@@ -30,7 +32,7 @@ from torch_cudnn_ext._workload.problems import (
     without_batch,
 )
 from torch_cudnn_ext._workload.pytree import tensors_in
-from torch_cudnn_ext.cli import options
+from torch_cudnn_ext.cli import checks
 from torch_cudnn_ext.models.checks import eager_model
 
 if TYPE_CHECKING:
@@ -147,24 +149,17 @@ def from_options(
     trace: Tracer = trace_layers,
 ) -> Workload:
     """The problems that the options name; ``trace`` finds those of a network."""
-    values = (source.problem, source.model, source.problems)
-    sources = dict(zip(("a problem line", "--model", "--problems"), values, strict=True))
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) != 1:
-        raise typer.BadParameter(
-            f"got {' and '.join(given) or 'none of them'}, wanted one of {', '.join(sources)}"
-        )
-    passes = [] if source.passes is None else options.words_of(source.passes)
+    passes = [] if source.passes is None else checks.words_of(source.passes)
     if source.passes is not None:
-        with options.errors_of_arguments():
+        with checks.errors_of_arguments():
             check_passes(passes)
     _check_dtype(tensors.dtype)
     if source.model is None:
         return _of_lines(source, tensors, passes, policy)
-    place = options.place_of(device)
+    place = checks.place_of(device)
     load = partial(load_network, source.model, tensors)
     # Problems hold no other field of a policy; whether the others fit may depend on the problems.
-    with options.errors_of("--policy"):
+    with checks.errors_of("--policy"):
         compute = _C.canonical_policy(only_fields(policy, ("compute",)))
     return trace(source.model, load, passes or [*PASSES], compute, place)
 
@@ -177,7 +172,7 @@ def _of_lines(
         raise typer.BadParameter(
             f"--image-size: got {tensors.image_size} without --model, wanted both"
         )
-    with options.errors_of("--problems" if source.problems is not None else "problem line"):
+    with checks.errors_of("--problems" if source.problems is not None else "problem line"):
         if source.problems is not None:
             layers = read_problems(source.problems)
             if not layers:
@@ -185,11 +180,11 @@ def _of_lines(
         else:
             assert source.problem is not None
             layers = [Layer(_C.canonical_problem(source.problem))]
-    with options.errors_of("--policy"):
+    with checks.errors_of("--policy"):
         if compute := _C.canonical_policy(only_fields(policy, ("compute",))):
             raise ValueError(f"got {compute!r} with problem lines, which say it themselves")
     layers = _changed(layers, tensors)
-    with options.errors_of("--passes"):
+    with checks.errors_of("--passes"):
         return Workload(with_passes(layers, passes) if passes else merge(layers), {})
 
 
@@ -228,7 +223,7 @@ def only_shard(layers: list[Layer], text: str | None) -> list[Layer]:
     """The part of the problems that ``--shard`` names."""
     if text is None:
         return layers
-    with options.errors_of("--shard"):
+    with checks.errors_of("--shard"):
         part = shard(layers, text)
     if not part:
         typer.echo(f"shard {text} holds none of {len(layers)} problems", err=True)
@@ -237,4 +232,4 @@ def only_shard(layers: list[Layer], text: str | None) -> list[Layer]:
 
 def _check_dtype(text: str | None) -> None:
     if text is not None:
-        options.one_of("--dtype", text, DTYPES)
+        checks.one_of("--dtype", text, DTYPES)

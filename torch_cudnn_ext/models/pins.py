@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
 from torch import nn as torch_nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import check_mapping, foreign_operators, passes_of, value_of
+from torch_cudnn_ext._torch_internals import disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.models.checks import unwrapped_model
 from torch_cudnn_ext.models.classes import (
@@ -354,9 +354,7 @@ def _out_of_reach(module: torch_nn.Module, ours: type[Tunable]) -> str:
     return ""
 
 
-@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
-    reason="pins change the classes of layers"
-)
+@disable_dynamo("pins change the classes of layers")
 def _replace(modules: Collection[torch_nn.Module], pins: Mapping[torch_nn.Module, Pin]) -> None:
     """Make these the pins of the modules, and no others."""
     # All classes are made first: an error then leaves every module as it is.

@@ -26,8 +26,9 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
                 momentum = 1 / float(batches)
         keeps = not self.training or self.track_running_stats
         try:
-            running = (self.running_mean, self.running_var) if keeps else (None, None)
-            training = self.training or (self.running_mean is None and self.running_var is None)
+            mean, var = self.running_mean, self.running_var
+            running = (mean, var) if keeps else (None, None)
+            training = self.training or (mean is None and var is None)
             options = (training, 0.0 if momentum is None else momentum, self.eps)
             return self._run_operator(batch_norm, input, *running, self.weight, self.bias, *options)
         except (RuntimeError, TypeError, ValueError):  # a failed batch does not count

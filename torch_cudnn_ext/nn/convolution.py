@@ -11,6 +11,7 @@ from torch_cudnn_ext._torch_internals import output_padding, reversed_padding
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import sizes_of
 from torch_cudnn_ext.ops._border import border, pad_after
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.convolution_primitives import (
     ConvActivation,
     check_activation,
@@ -111,7 +112,7 @@ class Conv1d(_ForwardConvolution, torch.nn.Conv1d):
     """
 
     replaces = torch.nn.Conv1d
-    _operator = torch.ops.torch_cudnn_ext.conv1d.default
+    _operator = staticmethod(direct("conv1d", "conv").of_operator())
 
 
 class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
@@ -130,7 +131,7 @@ class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
     """
 
     replaces = torch.nn.Conv2d
-    _operator = torch.ops.torch_cudnn_ext.conv2d.default
+    _operator = staticmethod(direct("conv2d", "conv").of_operator())
 
 
 class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
@@ -146,7 +147,7 @@ class Conv3d(_ForwardConvolution, torch.nn.Conv3d):
     """
 
     replaces = torch.nn.Conv3d
-    _operator = torch.ops.torch_cudnn_ext.conv3d.default
+    _operator = staticmethod(direct("conv3d", "conv").of_operator())
 
 
 class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
@@ -161,7 +162,7 @@ class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
     """
 
     replaces = torch.nn.ConvTranspose1d
-    _operator = torch.ops.torch_cudnn_ext.conv_transpose1d.default
+    _operator = staticmethod(direct("conv_transpose1d", "conv").of_operator())
 
 
 class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
@@ -181,7 +182,7 @@ class ConvTranspose2d(_TransposedConvolution, torch.nn.ConvTranspose2d):
     """
 
     replaces = torch.nn.ConvTranspose2d
-    _operator = torch.ops.torch_cudnn_ext.conv_transpose2d.default
+    _operator = staticmethod(direct("conv_transpose2d", "conv").of_operator())
 
 
 class ConvTranspose3d(_TransposedConvolution, torch.nn.ConvTranspose3d):
@@ -197,4 +198,4 @@ class ConvTranspose3d(_TransposedConvolution, torch.nn.ConvTranspose3d):
     """
 
     replaces = torch.nn.ConvTranspose3d
-    _operator = torch.ops.torch_cudnn_ext.conv_transpose3d.default
+    _operator = staticmethod(direct("conv_transpose3d", "conv").of_operator())

@@ -8,6 +8,7 @@ import torch
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import ONCE, fields_of, not_pinned, passes_of
+from torch_cudnn_ext._torch_internals import disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.nn.once import choose, is_computed, pattern_of, problems_of, tensors_of
 from torch_cudnn_ext.policy import AlgorithmSelection, Policy, PolicyLike, as_policy, policy_text
@@ -245,9 +246,7 @@ class Tunable(torch.nn.Module):
                 self._settle(pattern, operator, arguments, keywords)
         return operator(*arguments, **keywords, policy=self._running)
 
-    @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
-        reason="guess_once and time_once choose at a first call in eager mode"
-    )
+    @disable_dynamo("guess_once and time_once choose at a first call in eager mode")
     def _settle(
         self,
         pattern: str,

@@ -1,12 +1,29 @@
 """Elementwise activations as functions."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call_renamed, check_flag, check_number, check_tensor
+from torch_cudnn_ext.ops._direct import FunctionT, direct
 from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
+def _elementwise(
+    kind: str, argument: str = "", **constants: object
+) -> Callable[[FunctionT], FunctionT]:
+    """A direct call of the operator and, for ``inplace=True``, of the one that writes."""
+    constants["kind"] = kind
+    sources = {"coefficient": argument} if argument else {}
+    to_new = direct("activation", "activation", sources=sources, constants=constants)
+    in_place = direct(
+        "activation_", "activation", sources=sources, only={"inplace": True}, constants=constants
+    )
+    return lambda function: to_new(in_place(function))
+
+
+@_elementwise("relu", coefficient=1.0)
 def relu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
     """Set elements below zero to zero, as ``torch.nn.functional.relu``.
 
@@ -38,6 +55,7 @@ def relu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> 
     return _activation("relu", input, "relu", 1.0, inplace, policy)
 
 
+@_elementwise("clipped_relu", coefficient=6.0)
 def relu6(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
     """`clipped_relu` with a ceiling of 6, as ``torch.nn.functional.relu6``.
 
@@ -48,6 +66,7 @@ def relu6(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) ->
     return _activation("relu6", input, "clipped_relu", 6.0, inplace, policy)
 
 
+@_elementwise("clipped_relu", "ceiling")
 def clipped_relu(
     input: Tensor, ceiling: float, inplace: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -63,6 +82,7 @@ def clipped_relu(
     return _activation("clipped_relu", input, "clipped_relu", ceiling, inplace, policy, "ceiling")
 
 
+@_elementwise("tanh", coefficient=1.0)
 def tanh(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
     """The hyperbolic tangent, as ``torch.tanh``; all else is as in `relu`.
 
@@ -73,6 +93,7 @@ def tanh(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> 
     return _activation("tanh", input, "tanh", 1.0, inplace, policy)
 
 
+@_elementwise("sigmoid", coefficient=1.0)
 def sigmoid(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
     """The logistic function ``1 / (1 + exp(-x))``, as ``torch.sigmoid``.
 
@@ -85,6 +106,7 @@ def sigmoid(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) 
     return _activation("sigmoid", input, "sigmoid", 1.0, inplace, policy)
 
 
+@_elementwise("elu", "alpha")
 def elu(
     input: Tensor, alpha: float = 1.0, inplace: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -100,6 +122,7 @@ def elu(
     return _activation("elu", input, "elu", alpha, inplace, policy, "alpha")
 
 
+@_elementwise("swish", coefficient=1.0)
 def silu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> Tensor:
     """`swish` with a ``beta`` of 1, as ``torch.nn.functional.silu``.
 
@@ -110,6 +133,7 @@ def silu(input: Tensor, inplace: bool = False, *, policy: PolicyLike = None) -> 
     return _activation("silu", input, "swish", 1.0, inplace, policy)
 
 
+@_elementwise("swish", "beta")
 def swish(
     input: Tensor, beta: float = 1.0, inplace: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:

@@ -12,6 +12,7 @@ from torch_cudnn_ext.ops._arguments import (
     check_number,
     check_tensor,
 )
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -37,6 +38,7 @@ class BatchNormTrained(NamedTuple):
     running_var: Tensor | None
 
 
+@direct("batch_norm", "batch_norm", positive=("eps",))
 def batch_norm(
     input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
     weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,

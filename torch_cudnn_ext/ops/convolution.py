@@ -22,6 +22,7 @@ from torch_cudnn_ext.ops._arguments import (
     sizes_of,
 )
 from torch_cudnn_ext.ops._border import Padding, border
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 ConvMode: TypeAlias = Literal["cross", "conv"]
 
 
+@direct("conv1d", "conv")
 def conv1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
     padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
@@ -51,6 +53,7 @@ def conv1d(
     return _convolve(1, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
 
+@direct("conv2d", "conv")
 def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
     padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
@@ -96,6 +99,7 @@ def conv2d(
     return _convolve(2, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
 
+@direct("conv3d", "conv")
 def conv3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
     padding: Padding = 0, dilation: Sizes = 1, groups: int = 1,
@@ -117,6 +121,7 @@ def conv3d(
     return _convolve(3, input, weight, bias, stride, padding, dilation, groups, conv_mode, policy)
 
 
+@direct("conv_transpose1d", "conv")
 def conv_transpose1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
     padding: Padding = 0, output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
@@ -139,6 +144,7 @@ def conv_transpose1d(
     )
 
 
+@direct("conv_transpose2d", "conv")
 def conv_transpose2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
     padding: Padding = 0, output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
@@ -181,6 +187,7 @@ def conv_transpose2d(
     )
 
 
+@direct("conv_transpose3d", "conv")
 def conv_transpose3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
     padding: Padding = 0, output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,

@@ -8,10 +8,12 @@ from torch.nn import functional as F
 
 from torch_cudnn_ext._torch_internals import legacy_reduction
 from torch_cudnn_ext.ops._arguments import check_number, check_tensor, integer_of, reduction_of
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.softmax import log_softmax
 from torch_cudnn_ext.policy import PolicyLike
 
 
+@direct("cross_entropy", "softmax")
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",

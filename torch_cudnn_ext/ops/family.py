@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from torch_cudnn_ext._torch_internals import let_results_have_any_size, unmerged_operators
+from torch_cudnn_ext._torch_internals import describe_to_compiler
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import ProblemInfo
@@ -63,8 +63,10 @@ def describe(family: Family) -> None:
     _families[family.name] = family
     for operator, formula in family.flops.items():
         register_flop_formula(getattr(_OPERATORS, operator))(formula)
-    unmerged_operators.extend(getattr(_OPERATORS, operator) for operator in family.random)
-    let_results_have_any_size([getattr(_OPERATORS, name).default for name in family.training])
+    describe_to_compiler(
+        random=[getattr(_OPERATORS, name) for name in family.random],
+        any_size=[getattr(_OPERATORS, name).default for name in family.training],
+    )
 
 
 def family_of(problem: "ProblemInfo") -> Family:

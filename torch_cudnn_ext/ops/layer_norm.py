@@ -13,6 +13,7 @@ from torch_cudnn_ext.ops._arguments import (
     integer_of,
     integers_of,
 )
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _FAMILY = "layer_norm"
 
 
+@direct("layer_norm", _FAMILY)
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, *, policy: PolicyLike = None,
@@ -60,6 +62,7 @@ def layer_norm(
     return call("layer_norm", input, sizes, weight, bias, eps, policy=text)
 
 
+@direct("rms_norm", _FAMILY)
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None, *, policy: PolicyLike = None,
@@ -93,6 +96,7 @@ def rms_norm(
     return call("rms_norm", input, sizes, weight, eps, policy=text)
 
 
+@direct("instance_norm", _FAMILY)
 def instance_norm(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
     weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,

@@ -5,11 +5,13 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, check_number, check_tensor, integer_of
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 LrnWindow: TypeAlias = Literal["torch", "cudnn"]
 
 
+@direct("local_response_norm", "lrn")
 def local_response_norm(
     input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0,
     window: LrnWindow = "torch", *, policy: PolicyLike = None,
@@ -54,6 +56,7 @@ def local_response_norm(
     return call("local_response_norm", input, size, alpha, beta, k, window, policy=text)
 
 
+@direct("divisive_norm", "lrn")
 def divisive_norm(
     input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0,
     means: Tensor | None = None, *, policy: PolicyLike = None,

@@ -15,10 +15,15 @@ from torch_cudnn_ext.ops._arguments import (
     check_number,
     check_tensor,
 )
+from torch_cudnn_ext.ops._direct import MAX_DIMS, direct
 from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
+@direct(
+    "matmul", "matmul", sources={"a": "input", "b": "other"},
+    ranks={"a": (2, MAX_DIMS), "b": (2, MAX_DIMS)},
+)  # fmt: skip
 def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor:
     """The matrix product, as ``torch.matmul``: vectors, matrices and batches that broadcast.
 
@@ -61,6 +66,10 @@ def matmul(input: Tensor, other: Tensor, *, policy: PolicyLike = None) -> Tensor
     return result.squeeze(-1 if other.dim() == 1 else -2) if input.dim() == 1 else result
 
 
+@direct(
+    "matmul", "matmul", sources={"a": "input", "b": "weight"},
+    ranks={"a": (2, MAX_DIMS), "b": (2, 2)}, constants={"transpose_b": True},
+)  # fmt: skip
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -104,6 +113,7 @@ def linear(
     return result.squeeze(0) if input.dim() == 1 else result
 
 
+@direct("matmul", "matmul")
 def gemm(
     a: Tensor, b: Tensor, bias: Tensor | None = None,
     *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, beta: float = 0.0,

@@ -14,17 +14,12 @@ graph API's run. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, and every
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_cudnn_ext import _C
-from torch_cudnn_ext._policy_text import value_of
-from torch_cudnn_ext._torch_internals import DisableTorchFunction
-from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.ops._arguments import (
     Sizes,
     call,
@@ -34,12 +29,35 @@ from torch_cudnn_ext.ops._arguments import (
     integer_of,
     sizes_of,
 )
+from torch_cudnn_ext.ops._direct import FunctionT, direct
+from torch_cudnn_ext.ops._pool_indices import (
+    check_as_without_indices,
+    check_indices,
+    check_windows,
+)
 from torch_cudnn_ext.ops.family import Family, describe
-from torch_cudnn_ext.policy import PolicyLike, as_policy, policy_text
+from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 OutputSizes: TypeAlias = int | None | Sequence[int | None]
 
+_STRIDE = {"stride": "kernel_size"}  # what counts without a stride
+_SIZES = {"kernel_size": "output_size", "stride": "output_size"}
 
+
+def _max(dims: int) -> Callable[[FunctionT], FunctionT]:
+    return direct("max_pool", "pool", dims=dims, instead=_STRIDE)
+
+
+def _average(dims: int, **constants: object) -> Callable[[FunctionT], FunctionT]:
+    return direct("avg_pool", "pool", dims=dims, instead=_STRIDE, constants=constants)
+
+
+def _adaptive(operator: str, dims: int, **constants: object) -> Callable[[FunctionT], FunctionT]:
+    constants |= {"padding": 0, "adaptive": True}
+    return direct(operator, "pool", dims=dims, sources=_SIZES, constants=constants)
+
+
+@_max(1)
 def max_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
@@ -50,6 +68,7 @@ def max_pool1d(
     return _max_pool(1, input, *arguments, policy)
 
 
+@_max(2)
 def max_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
@@ -91,6 +110,7 @@ def max_pool2d(
     return _max_pool(2, input, *arguments, policy)
 
 
+@_max(3)
 def max_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
@@ -101,6 +121,7 @@ def max_pool3d(
     return _max_pool(3, input, *arguments, policy)
 
 
+@_average(1)
 def avg_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, *, policy: PolicyLike = None,
@@ -110,6 +131,7 @@ def avg_pool1d(
     return _avg_pool("avg_pool1d", 1, input, *arguments, policy)
 
 
+@_average(2)
 def avg_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, count_include_pad: bool = True,
@@ -143,6 +165,7 @@ def avg_pool2d(
     return _avg_pool("avg_pool2d", 2, input, *arguments, policy)
 
 
+@_average(3)
 def avg_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, count_include_pad: bool = True,
@@ -153,6 +176,7 @@ def avg_pool3d(
     return _avg_pool("avg_pool3d", 3, input, *arguments, policy)
 
 
+@_average(1, count_include_pad=True, divisor_override=1)
 def sum_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, *, policy: PolicyLike = None,
@@ -162,6 +186,7 @@ def sum_pool1d(
     return _avg_pool("sum_pool1d", 1, input, *arguments, policy)
 
 
+@_average(2, count_include_pad=True, divisor_override=1)
 def sum_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, *, policy: PolicyLike = None,
@@ -178,6 +203,7 @@ def sum_pool2d(
     return _avg_pool("sum_pool2d", 2, input, *arguments, policy)
 
 
+@_average(3, count_include_pad=True, divisor_override=1)
 def sum_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     ceil_mode: bool = False, *, policy: PolicyLike = None,
@@ -231,6 +257,7 @@ def lp_pool3d(
     return _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, policy)
 
 
+@_adaptive("avg_pool", 1)
 def adaptive_avg_pool1d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -238,6 +265,7 @@ def adaptive_avg_pool1d(
     return _adaptive_avg_pool(1, input, output_size, policy)
 
 
+@_adaptive("avg_pool", 2)
 def adaptive_avg_pool2d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -262,6 +290,7 @@ def adaptive_avg_pool2d(
     return _adaptive_avg_pool(2, input, output_size, policy)
 
 
+@_adaptive("avg_pool", 3)
 def adaptive_avg_pool3d(
     input: Tensor, output_size: OutputSizes, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -269,6 +298,7 @@ def adaptive_avg_pool3d(
     return _adaptive_avg_pool(3, input, output_size, policy)
 
 
+@_adaptive("max_pool", 1, dilation=1)
 def adaptive_max_pool1d(
     input: Tensor, output_size: OutputSizes, return_indices: bool = False,
     *, policy: PolicyLike = None,
@@ -277,6 +307,7 @@ def adaptive_max_pool1d(
     return _adaptive_max_pool(1, input, output_size, return_indices, policy)
 
 
+@_adaptive("max_pool", 2, dilation=1)
 def adaptive_max_pool2d(
     input: Tensor, output_size: OutputSizes, return_indices: bool = False,
     *, policy: PolicyLike = None,
@@ -296,6 +327,7 @@ def adaptive_max_pool2d(
     return _adaptive_max_pool(2, input, output_size, return_indices, policy)
 
 
+@_adaptive("max_pool", 3, dilation=1)
 def adaptive_max_pool3d(
     input: Tensor, output_size: OutputSizes, return_indices: bool = False,
     *, policy: PolicyLike = None,
@@ -321,9 +353,9 @@ def _max_pool(
         ceil_mode,
     )
     if return_indices:
-        _check_indices(name, _text(policy))
-        _check_as_without_indices(input, *arguments)
-        _check_windows(name, input, *arguments)
+        check_indices(name, _text(policy))
+        check_as_without_indices(input, *arguments)
+        check_windows(name, input, *arguments)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, *arguments)
         return found
     return call("max_pool", input, *arguments, policy=_text(policy))
@@ -384,42 +416,11 @@ def _adaptive_max_pool(
     sizes = _output_sizes(name, input, output_size, dims)
     arguments = (sizes, sizes, [0] * dims, [1] * dims)  # AOTInductor turns empty lists into None
     if return_indices:
-        _check_indices(name, _text(policy))
-        _check_as_without_indices(input, *arguments, adaptive=True)
+        check_indices(name, _text(policy))
+        check_as_without_indices(input, *arguments, adaptive=True)
         found: tuple[Tensor, Tensor] = getattr(F, f"{name}_with_indices")(input, sizes)
         return found
     return call("max_pool", input, *arguments, adaptive=True, policy=_text(policy))
-
-
-def _check_as_without_indices(input: Tensor, *arguments: Any, **keywords: Any) -> None:
-    """Let the operator check its arguments; in a compiled graph PyTorch's own checks do."""
-    if not torch.compiler.is_compiling():
-        with DisableTorchFunction():  # a tracer must not see this as a call of the network
-            meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
-            call("max_pool", meta, *arguments, **keywords)
-
-
-def _check_windows(
-    name: str, input: Tensor, kernel: list[int], stride: list[int], padding: list[int],
-    dilation: list[int], ceil_mode: bool,
-) -> None:  # fmt: skip
-    """Raise ValueError for windows for which PyTorch's gradient writes out of bounds."""
-    is_rare = max(dilation) > 1 and max(padding) > 0 and input.device.type == "cpu"
-    wants_gradient = input.requires_grad and torch.is_grad_enabled()
-    if torch.compiler.is_compiling() or not (is_rare and wants_gradient and input.numel()):
-        return
-    with DisableTorchFunction():  # nothing is computed here
-        lines = _C.problems_posed_by(
-            lambda: call("max_pool", input.detach(), kernel, stride, padding, dilation, ceil_mode)
-        )
-    for line in lines:
-        for row in _C.candidates(line, "cpu", "backends=aten"):
-            if row["status"] == "unsupported":
-                raise ValueError(
-                    f"{name}: argument return_indices: got True of an input that wants a gradient, "
-                    "wanted False, since aten:default, which alone gives indices, does not run: "
-                    + row["reason"]
-                )
 
 
 def _text(policy: PolicyLike) -> str | None:
@@ -440,33 +441,6 @@ def _output_sizes(name: str, input: Tensor, sizes: OutputSizes, dims: int) -> li
         own = input.shape[input.dim() - dims :]
         given = [size if want is None else want for want, size in zip(given, own, strict=True)]
     return sizes_of(name, "output_size", given, dims)  # type: ignore[arg-type]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _check_indices(name: str, policy: str | None) -> None:
-    """If a policy excludes PyTorch's kernel, which alone gives indices, obey on_unsupported."""
-    merged = _C.resolved_policy(as_policy(policy, "pool").text, "pool")  # with flags and knobs
-    reasons = [
-        f"{key}={algorithm}"
-        for key in ("fwd", "bwd")
-        if (algorithm := value_of(merged, key))
-        not in (None, "heuristic", "autotune", "aten:default")
-    ]
-    backends = value_of(merged, "backends")
-    if backends is not None and "aten" not in backends.split(","):
-        reasons.append(f"backends={backends}")
-    if not reasons:
-        return
-    said = (
-        f"{name}: argument return_indices: got True under the policy {';'.join(reasons)}, wanted "
-        "aten:default or no pin, and aten among the backends, since no other algorithm gives "
-        "indices"
-    )
-    action = value_of(merged, "on_unsupported") or "error"
-    if action == "error":
-        raise ValueError(said)
-    if action == "warn":
-        warn(f"{said}; aten:default runs instead")
 
 
 describe(Family("pool", images=lambda problem: ("x",), training=("_max_pool_train",)))

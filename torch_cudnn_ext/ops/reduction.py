@@ -1,6 +1,6 @@
 """Reductions as functions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 from torch import Tensor
@@ -13,10 +13,15 @@ from torch_cudnn_ext.ops._arguments import (
     integer,
     integers_of,
 )
+from torch_cudnn_ext.ops._direct import FunctionT, direct
 from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 Dim = int | Sequence[int] | None
+
+
+def _reduction(kind: str) -> Callable[[FunctionT], FunctionT]:
+    return direct("reduce", "reduce", any_length=("dim",), constants={"kind": kind})
 
 
 @overload
@@ -71,6 +76,7 @@ def reduce(
     return _reduce("reduce", input, kind, dim, keepdim, policy)
 
 
+@_reduction("add")
 def sum(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -83,6 +89,7 @@ def sum(
     return _reduce("sum", input, "add", dim, keepdim, policy)
 
 
+@_reduction("mul")
 def prod(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -95,6 +102,7 @@ def prod(
     return _reduce("prod", input, "mul", dim, keepdim, policy)
 
 
+@_reduction("mul_no_zeros")
 def prod_nonzero(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -143,6 +151,7 @@ def absmax(
     return _reduce("absmax", input, "absmax", dim, keepdim, policy)
 
 
+@_reduction("mean")
 def mean(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -155,6 +164,7 @@ def mean(
     return _reduce("mean", input, "mean", dim, keepdim, policy)
 
 
+@_reduction("norm1")
 def norm1(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:
@@ -167,6 +177,7 @@ def norm1(
     return _reduce("norm1", input, "norm1", dim, keepdim, policy)
 
 
+@_reduction("norm2")
 def norm2(
     input: Tensor, dim: Dim = None, keepdim: bool = False, *, policy: PolicyLike = None
 ) -> Tensor:

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._torch_internals import implicit_softmax_dim
+from torch_cudnn_ext._torch_internals import assume_constant_result, implicit_softmax_dim
 from torch_cudnn_ext.ops._arguments import call, check_tensor, integer_of, wrong_type
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
 
+@direct("softmax", "softmax")
 def softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None,
     *, policy: PolicyLike = None,
@@ -44,6 +46,7 @@ def softmax(
     return _along("softmax", input, dim, dtype, policy)
 
 
+@direct("log_softmax", "softmax")
 def log_softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None,
     *, policy: PolicyLike = None,
@@ -69,7 +72,7 @@ def _along(
     return call(name, input, along, dtype, policy=policy_text(policy, "softmax"))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant_result
 def _implicit_dim(name: str, dims: int) -> int:
     dim: int = implicit_softmax_dim(name, dims, 5)
     return dim

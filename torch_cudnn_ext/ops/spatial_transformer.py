@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torch_cudnn_ext.ops._arguments import call, check_flag, check_tensor, integers_of
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -12,6 +13,7 @@ _MODES = ("bilinear", "nearest", "bicubic")
 _PADDINGS = ("zeros", "border", "reflection")
 
 
+@direct("affine_grid", "affine_grid")
 def affine_grid(
     theta: Tensor, size: Sequence[int], align_corners: bool | None = False,
     *, policy: PolicyLike = None,

@@ -54,15 +54,15 @@ def tune(
 
     Args:
         problems: A problem line, or several.
-        device: See `checked_device`.
+        device: ``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU if there is one.
         policy: Constraints (``max_workspace``, ``deterministic``, ``backends``, …).
         time_budget_s: Seconds a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes; with 1 it is this one.
         progress: Told of every problem, and with one job of every algorithm.
-        isolate: Whether candidates are measured in a process of their own, which a bad algorithm
-            may cost instead of this one: ``"auto"``, ``"always"`` or ``"never"``, and otherwise as
-            ``knobs.isolate``. An algorithm that does has failed and is not tried again.
+        isolate: Where candidates are measured. ``"always"``: in a separate process, so that a crash
+            or a hang does not end this one. ``"never"``: in this process. ``"auto"``: in a separate
+            process if this GPU and cuDNN are not verified. ``None``: as ``knobs.isolate`` says.
 
     Returns:
         The best measurement of each problem, by its canonical line.

@@ -1,9 +1,14 @@
 // PyTorch's products. The kernel of a single product adds the bias; the rest of the epilogue
 // follows.
 #include "backends/aten/plan.h"
+#include "core/tensors.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
+
+Tensor only_matrix(const Tensor& t) {
+  return strided_view(t, t.sizes().slice(1), t.strides().slice(1));
+}
 
 Tensor matmul_product(const MatmulProblem& p, const Bindings& b) {
   const Tensor &x = b[Role::x], &w = b[Role::w], &z = b[Role::z], &bias = b[Role::bias];
@@ -18,13 +23,13 @@ Tensor matmul_product(const MatmulProblem& p, const Bindings& b) {
     return p.bias ? made.add_(bias) : made;
   }
   if (y.sizes[0] == 1) {
-    Tensor first = x.select(0, 0), second = w.select(0, 0);
-    Tensor made = p.z          ? at::addmm(z.select(0, 0), first, second, beta, alpha)
+    Tensor first = only_matrix(x), second = only_matrix(w);
+    Tensor made = p.z          ? at::addmm(only_matrix(z), first, second, beta, alpha)
                   : p.bias     ? at::addmm(bias, first, second, 1, alpha)
                   : alpha == 1 ? at::mm(first, second)
                                : at::addmm(zero(), first, second, 0, alpha);
     if (p.z && p.bias) made.add_(bias);
-    return made.unsqueeze(0);
+    return strided_view(made, y.sizes, {made.numel(), made.stride(0), made.stride(1)});
   }
   Tensor first = x.expand({y.sizes[0], -1, -1}), second = w.expand({y.sizes[0], -1, -1});
   Tensor made = p.z          ? at::baddbmm(z, first, second, beta, alpha)

@@ -1,6 +1,11 @@
 // The CTC loss through cuDNN's classic API: deterministic, or not.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+
 #include "backends/cudnn_legacy/descriptor.h"
 #include "core/backend.h"
 #include "core/errata.h"
@@ -21,16 +26,29 @@ Tensor packed_labels(const Tensor& targets, const Tensor& lengths) {
   return targets.flatten().index_select(0, index.to(targets.device())).to(at::kInt);
 }
 
+// [N]: whether a target holds the blank, class 0.
+Tensor holds_blank(const Tensor& targets, const Tensor& lengths) {
+  Tensor ends = lengths.to(targets.device()).unsqueeze(1);
+  Tensor is_label = at::arange(targets.size(1), targets.options()) < ends;
+  return targets.eq(0).logical_and_(is_label).any(1);
+}
+
+struct Workarounds {
+  int64_t labels;  // what cuDNN is told of the longest target
+  bool hides_blanks;
+};
+
 class CtcPlan : public Plan {
  public:
-  // `labels` is what cuDNN is told of the longest target.
   CtcPlan(const CtcProblem& p, const Algorithm& algorithm, Notes notes, cudnnCTCLossAlgo_t value,
-          int64_t labels)
-      : CtcPlan(p, algorithm, notes, value, std::make_unique<Descriptors>(p, labels)) {}
+          const Workarounds& workarounds)
+      : CtcPlan(p, algorithm, notes, value, workarounds.hides_blanks,
+                std::make_unique<Descriptors>(p, workarounds.labels)) {}
 
   void run(Bindings& b) override {
-    const Tensor& x = b[Role::x];
-    Tensor labels = packed_labels(b[Role::targets], b[Role::target_lengths]);
+    const Tensor &x = b[Role::x], &targets = b[Role::targets];
+    Tensor labels = packed_labels(targets, b[Role::target_lengths]);
+    if (hides_blanks_) labels.clamp_min_(1);
     Tensor lengths =
         at::stack({b[Role::target_lengths], b[Role::input_lengths]}).to(at::kInt).to(x.device());
     void* losses = output(b, Role::y, {p_.log_probs.dtype, {p_.log_probs.sizes[1]}, {1}}, x);
@@ -45,6 +63,11 @@ class CtcPlan : public Plan {
                                 target_lengths + p_.log_probs.sizes[1], losses, gradients(p_, *d_),
                                 gradient, size, workspace.get()),
                 "cudnnCTCLoss_v8");
+    if (!hides_blanks_) return;
+    constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+    Tensor wrong = holds_blank(targets, b[Role::target_lengths]);
+    b[Role::y].masked_fill_(wrong, kNaN);
+    if (gradient != nullptr) b[Role::dx].masked_fill_(wrong.view({1, wrong.numel(), 1}), kNaN);
   }
 
  private:
@@ -62,10 +85,11 @@ class CtcPlan : public Plan {
   };
 
   CtcPlan(const CtcProblem& p, const Algorithm& algorithm, Notes notes, cudnnCTCLossAlgo_t value,
-          std::unique_ptr<Descriptors> d)
+          bool hides_blanks, std::unique_ptr<Descriptors> d)
       : Plan(algorithm, notes, workspace_of(p, value, *d)),
         p_(p),
         value_(value),
+        hides_blanks_(hides_blanks),
         d_(std::move(d)) {}
 
   static cudnnTensorDescriptor_t gradients(const CtcProblem& p, const Descriptors& d) {
@@ -81,6 +105,7 @@ class CtcPlan : public Plan {
 
   const CtcProblem p_;
   const cudnnCTCLossAlgo_t value_;
+  const bool hides_blanks_;
   const std::unique_ptr<Descriptors> d_;
 };
 
@@ -88,6 +113,7 @@ BuildResult build_ctc_plan(const CtcProblem& p, const Algorithm& algorithm, cons
   if (!algorithm.options.empty()) return Unsupported{"ctc has no options"};
   if (p.log_probs.dtype != c10::ScalarType::Float) return Unsupported{"cuDNN's CTC loss is f32"};
   if (p.blank != 0) return Unsupported{"cuDNN's blank is class 0"};
+  if (p.log_probs.sizes[2] < 2) return Unsupported{"cuDNN wants a class besides the blank"};
   // A target that does not fit has an infinite loss, which cuDNN does not give; PyTorch's
   // developers saw cuDNN read out of bounds then.
   if (p.lengths == CtcLengths::irregular) {
@@ -102,11 +128,14 @@ BuildResult build_ctc_plan(const CtcProblem& p, const Algorithm& algorithm, cons
   add_notes_of_errata(notes, p, algorithm, device);
   constexpr int64_t kEnoughLabels = 5;
   bool few = erratum_applies("ctc-few-labels", p, algorithm, device);
-  int64_t labels = few ? std::max(p.target_length, kEnoughLabels) : p.target_length;
+  Workarounds workarounds{
+      few ? std::max(p.target_length, kEnoughLabels) : p.target_length,
+      erratum_applies("ctc-blank-labels", p, algorithm, device),
+  };
   return std::make_shared<CtcPlan>(
       p, algorithm, notes,
       deterministic ? CUDNN_CTC_LOSS_ALGO_DETERMINISTIC : CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC,
-      labels);
+      workarounds);
 }
 
 const RegisterBackendOperator<CtcProblem> ctc_registered("legacy", every_name<CtcProblem>,

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,14 +31,21 @@ const char* enum_text(const EnumName<T> (&names)[Count], T value) {
   return "?";
 }
 
+// nullopt for a word that the table does not have.
+template <class T, size_t Count>
+std::optional<T> known_enum_value(const EnumName<T> (&names)[Count], std::string_view text) {
+  for (const auto& name : names) {
+    if (text == name.text) return name.value;
+  }
+  return std::nullopt;
+}
+
 // Throws ValueError; `what` says what is being read: "policy text: prefer".
 template <class T, size_t Count>
 T enum_value(const EnumName<T> (&names)[Count], std::string_view what, std::string_view text) {
+  if (std::optional<T> value = known_enum_value(names, text)) return *value;
   std::vector<std::string> known;
-  for (const auto& name : names) {
-    if (text == name.text) return name.value;
-    known.emplace_back(name.text);
-  }
+  for (const auto& name : names) known.emplace_back(name.text);
   TORCH_CHECK_VALUE(false, what, " is '", text, "', ", wanted_words(text, known, kInTexts));
 }
 

@@ -8,18 +8,15 @@
 #include <iterator>
 #include <utility>
 
-#include "core/backend.h"
 #include "core/base/enum_text.h"
 #include "core/base/text.h"
 #include "core/operator.h"
+#include "core/policy/policy_words.h"
 
 namespace torch_cudnn_ext {
 
 namespace {
 
-// Keys that need a value.
-constexpr const char* kValueKeys[] = {"max_workspace", "prefer",         "replay",
-                                      "backends",      "on_unsupported", "compute"};
 constexpr EnumName<bool> kBooleans[] = {{true, "true"}, {true, "yes"}, {true, "on"},
                                         {true, "1"},    {false, "no"}, {false, "false"},
                                         {false, "off"}, {false, "0"}};
@@ -40,15 +37,6 @@ constexpr EnumName<c10::ScalarType> kComputeTypes[] = {
     {c10::ScalarType::Float, "f32"},     {c10::ScalarType::Double, "f64"},
     {c10::ScalarType::Half, "float16"},  {c10::ScalarType::BFloat16, "bfloat16"},
     {c10::ScalarType::Float, "float32"}, {c10::ScalarType::Double, "float64"}};
-constexpr EnumName<Selection::Kind> kSelections[] = {
-    {Selection::Kind::heuristic, "heuristic"},
-    {Selection::Kind::autotune, "autotune"},
-    {Selection::Kind::guess_once, "guess_once"},
-    {Selection::Kind::time_once, "time_once"},
-    // A decision is always made for one shape, so these say no more than the first two.
-    {Selection::Kind::heuristic, "guess_on_shape_change"},
-    {Selection::Kind::autotune, "time_on_shape_change"}};
-
 // Units of bytes, the largest first: a size is written in the first unit in which it is exact.
 constexpr EnumName<int64_t> kUnits[] = {
     {int64_t{1} << 40, "TiB"}, {1000000000000, "TB"}, {int64_t{1} << 30, "GiB"},
@@ -86,21 +74,6 @@ Field split_field(std::string_view text, char separator) {
   size_t end = text.find(separator);
   if (end == std::string_view::npos) return {text, std::nullopt};
   return {without_blanks(text.substr(0, end)), without_blanks(text.substr(end + 1))};
-}
-
-// One pass of one operator, whose name is "conv_fwd".
-struct NamedPass {
-  const Operator* op;
-  std::string pass, name;
-};
-std::vector<NamedPass> all_passes() {
-  std::vector<NamedPass> list;
-  for (const Operator* op : all_operators()) {
-    for (const std::string& pass : op->passes()) {
-      list.push_back({op, pass, c10::str(op->family(), "_", pass)});
-    }
-  }
-  return list;
 }
 
 // --- the fields' values
@@ -216,55 +189,6 @@ std::vector<std::string> read_backends(std::string_view text) {
   return ordered;
 }
 
-// --- what to suggest
-
-// All words that select for a pass, spelled as `text`: with a backend or without.
-std::vector<std::string> selections_of(std::string_view text, const Operator& op,
-                                       const std::string& pass) {
-  std::vector<std::string> known;
-  bool has_backend = text.find(':') != std::string_view::npos;
-  if (!has_backend) {
-    for (const auto& word : kSelections) known.emplace_back(word.text);
-    for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
-  }
-  std::string prefix = has_backend ? "legacy:" : "";
-  for (const LegacyName& name : op.legacy_names(pass)) {
-    known.push_back(prefix + name.name);
-    if (name.theano_name != nullptr) known.push_back(prefix + name.theano_name);
-    known.push_back(prefix + name.enumerator);
-  }
-  return known;
-}
-
-// "; it is one of ..." with the passes of which a text names an algorithm of the classic API, else
-// "; the nearest: ..." of the known words.
-std::string hint(std::string_view text, const std::vector<std::string>& known) {
-  std::vector<std::string> fitting;
-  for (const NamedPass& each : all_passes()) {
-    try {
-      resolve_algorithm(text, each.name, each.op->legacy_names(each.pass));
-      fitting.push_back(each.name);
-    } catch (const c10::ValueError&) {
-      continue;  // it is none of this pass
-    }
-  }
-  if (!fitting.empty()) return "; it is one of " + c10::Join(", ", fitting);
-  std::vector<std::string> near = nearest_words(text.substr(0, text.find('/')), known);
-  return near.empty() ? "" : "; the nearest: " + c10::Join(", ", near);
-}
-
-// All that a policy's text may say before a `=`.
-std::vector<std::string> known_keys(const std::string& family) {
-  std::vector<std::string> known(std::begin(kValueKeys), std::end(kValueKeys));
-  for (const BooleanField& field : kBooleanFields) known.emplace_back(field.name);
-  for (const std::string& pass : find_operator(family).passes()) known.push_back(pass);
-  for (const Operator* op : all_operators()) {
-    known.emplace_back(op->family());
-    for (const std::string& pass : op->passes()) known.push_back(c10::str(op->family(), "_", pass));
-  }
-  return known;
-}
-
 // --- fields
 
 // Reads what a policy selects for a pass. A text that means "not pinned" sets nothing.
@@ -280,7 +204,7 @@ void read_selection(Policy& policy, std::string_view text, const Operator& op,
                                resolve_algorithm(text, name, op.legacy_names(pass))};
   } catch (const c10::ValueError& error) {
     TORCH_CHECK_VALUE(false, error.what_without_backtrace(),
-                      hint(text, selections_of(text, op, pass)), "; all: ", kInPolicies);
+                      suggestion(text, selections_of(text, op, pass)), "; all: ", kInPolicies);
   }
 }
 
@@ -307,8 +231,11 @@ void read_word_for_all_passes(Policy& policy, std::string_view word, const Opera
     for (const std::string& pass : op.passes()) {
       for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
     }
+    const char* separated =
+        word.find(',') == std::string_view::npos ? "" : "; fields are separated by ;";
     TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
-                      op.family(), " nor a field", hint(word, known), "; all: ", kInPolicies);
+                      op.family(), " nor a field", separated, suggestion(word, known),
+                      "; all: ", kInPolicies);
   }
   TORCH_CHECK_VALUE(!fitting.empty(), "policy text: '", word, "' fits no pass of ", op.family(),
                     ": ", reason);

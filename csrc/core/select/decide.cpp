@@ -263,6 +263,9 @@ class Decider {
       bool no_memory = *failure == kOutOfMemory;
       return no_memory ? find_untuned(kNoMemory) : find_untuned(kAllFailed, *failure);
     }
+    if (is_unstable(*known)) {
+      return first_that_builds(*known, "unstable: too noisy to compare, PyTorch's own runs");
+    }
     if (in_table) tuning_table::insert({problem, fingerprint, constraints, *known});
     Found found = first_that_builds(*known, "tuned");
     return found ? found : find_rejected_baseline(*known);

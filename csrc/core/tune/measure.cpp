@@ -100,6 +100,7 @@ class Session {
           [&](const std::vector<Algorithm>& list) { return try_neighbours(list); });
     }
     rounds_.time_finalists();
+    rounds_.time_undecided();
     options_.announce_other_work();
     std::vector<Measurement> list = ranked();
     sequence_.free_data();
@@ -302,12 +303,17 @@ class Session {
 
   std::vector<Measurement> ranked() {
     std::vector<Measurement> out;
-    for (const Contender* c : rounds_.best_first()) {
-      c->write_statistics();
-      out.push_back(*c->measurement);
+    Settled settled = rounds_.settled();
+    for (const Contender* c : settled.unstable) {
+      c->measurement->status = Status::unstable;
+      c->measurement->reason = kTooNoisy;
     }
-    for (Status status : {Status::rejected, Status::failed, Status::excluded, Status::needs_driver,
-                          Status::unsupported}) {
+    for (const Contender* c : settled.order) {
+      c->write_statistics();
+      if (c->measurement->status == Status::ok) out.push_back(*c->measurement);
+    }
+    for (Status status : {Status::unstable, Status::rejected, Status::failed, Status::excluded,
+                          Status::needs_driver, Status::unsupported}) {
       for (const Measurement& m : measurements_) {
         if (m.status == status) out.push_back(m);
       }

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "core/policy/resolve.h"
+#include "core/tune/comparison.h"
 #include "core/tune/tuning_table.h"
 
 namespace torch_cudnn_ext {
@@ -23,21 +25,52 @@ inline double percentile(std::vector<double> values, double q) {
   return values[low] + (values[high] - values[low]) * (position - static_cast<double>(low));
 }
 
-// An algorithm with its plans, and its times so far in milliseconds.
+// One timed run, in milliseconds.
+struct Sample {
+  int round;  // 0: before the rounds
+  double ms;
+  std::optional<double> host_ms;  // if the host runs ahead
+  bool disturbed;                 // other work of the machine may have taken a part of the time
+};
+
+// An algorithm with its plans, and its times so far.
 struct Contender {
   Measurement* measurement;
-  std::vector<std::shared_ptr<Plan>> plans;        // one per step
-  std::vector<double> samples, host_samples;       // host_samples: if the host runs ahead
-  double best = kInfinity, best_host = kInfinity;  // the shortest of each
+  std::vector<std::shared_ptr<Plan>> plans;  // one per step
+  std::vector<Sample> samples;
+  double best = kInfinity, best_host = kInfinity;  // the shortest times of each
   bool running = true;
 
   const Algorithm& algorithm() const { return measurement->algorithm; }
-  double median_ms() const { return percentile(samples, 0.5); }
+  // The times that count: those that nothing disturbed, or all if there is none.
+  std::vector<double> times() const {
+    std::vector<double> list;
+    for (const Sample& s : counted()) list.push_back(s.ms);
+    return list;
+  }
+  std::vector<double> host_times() const {
+    std::vector<double> list;
+    for (const Sample& s : counted()) {
+      if (s.host_ms) list.push_back(*s.host_ms);
+    }
+    return list;
+  }
+  double median_ms() const { return percentile(times(), 0.5); }
   void write_statistics() const {
-    measurement->median_ms = median_ms();
-    measurement->spread_ms = (percentile(samples, 0.75) - percentile(samples, 0.25)) / 2;
-    if (!host_samples.empty()) measurement->host_ms = percentile(host_samples, 0.5);
-    measurement->samples = static_cast<int64_t>(samples.size());
+    std::vector<double> own = times(), of_host = host_times();
+    measurement->median_ms = percentile(own, 0.5);
+    measurement->spread_ms = (percentile(own, 0.75) - percentile(own, 0.25)) / 2;
+    if (!of_host.empty()) measurement->host_ms = percentile(of_host, 0.5);
+    measurement->samples = static_cast<int64_t>(own.size());
+  }
+
+ private:
+  std::vector<Sample> counted() const {
+    std::vector<Sample> list;
+    for (const Sample& s : samples) {
+      if (!s.disturbed) list.push_back(s);
+    }
+    return list.empty() ? samples : list;
   }
 };
 
@@ -48,6 +81,12 @@ inline const Contender* find_baseline(const std::vector<Contender>& contenders) 
   }
   return nullptr;
 }
+
+struct Settled {
+  std::vector<Contender*> order;      // best first; before the baseline only what is proven faster
+  std::vector<Contender*> unstable;   // may be faster by much, but the times do not tell
+  std::vector<Contender*> undecided;  // these, and what seems to be faster; more rounds may tell
+};
 
 class Ranking {
  public:
@@ -73,8 +112,9 @@ class Ranking {
     std::vector<Rank> ranks;
     for (Contender& c : contenders) {
       double device = c.median_ms();
-      double host = c.host_samples.empty() ? 0 : percentile(c.host_samples, 0.5);
-      ranks.push_back({&c, percentile(c.samples, 0.75), host, cost(device, host),
+      std::vector<double> of_host = c.host_times();
+      double host = of_host.empty() ? 0 : percentile(of_host, 0.5);
+      ranks.push_back({&c, percentile(c.times(), 0.75), host, cost(device, host),
                        device > limit_of_baseline(baseline)});
     }
     std::stable_sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) {
@@ -86,12 +126,69 @@ class Ranking {
     return order;
   }
 
+  // Whether a contender is faster than the baseline, by the rounds in which both were timed. If
+  // memory is preferred, a smaller workspace makes up for some time.
+  Comparison compared(const Contender& one, const Contender& baseline) const {
+    auto bytes = [](const Contender& c) { return c.measurement->workspace_bytes.value_or(0); };
+    double ms = baseline.median_ms();
+    bool saves = prefer_ == Prefer::memory && bytes(one) < bytes(baseline);
+    std::vector<Pair> pairs;
+    bool is_first = false;  // a pair of times from before the rounds
+    int rounds = 0;
+    for (const Sample& own : one.samples) {
+      for (const Sample& other : baseline.samples) {
+        if (own.round != other.round) continue;
+        rounds += own.round > 0 ? 1 : 0;
+        if (own.disturbed || other.disturbed) continue;
+        is_first = is_first || own.round == 0;
+        pairs.push_back(
+            {cost(own.ms, own.host_ms.value_or(0)), cost(other.ms, other.host_ms.value_or(0))});
+      }
+    }
+    // A first time may hold what a first call costs. It counts if there is no other.
+    if (is_first && rounds > 0) pairs.erase(pairs.begin());
+    constexpr int kFew = 3;
+    bool mostly_disturbed = pairs.size() < kFew && rounds >= kFew;
+    if (mostly_disturbed) return Comparison::unstable;
+    return compare(pairs, saves && ms > 0 ? limit_of_baseline(ms) / ms : 1);
+  }
+
+  // Puts the baseline before all that are not faster beyond noise.
+  Settled settled(std::vector<Contender>& contenders) const {
+    Settled result;
+    std::vector<Contender*> order = best_first(contenders), others;
+    const Contender* baseline = find_baseline(contenders);
+    if (baseline == nullptr) return {order, {}, {}};
+    bool is_before = true;
+    for (Contender* c : order) {
+      if (c == baseline) {
+        is_before = false;
+        others.insert(others.begin(), c);
+        continue;
+      }
+      Comparison known = compared(*c, *baseline);
+      bool wins = known == Comparison::faster && is_before;
+      (wins ? result.order : others).push_back(c);
+      bool is_unstable = known == Comparison::unstable;
+      if (is_unstable) result.unstable.push_back(c);
+      bool seems_faster = is_before && limit_of_equal(median_cost(*c)) < median_cost(*baseline);
+      if (is_unstable || (seems_faster && !wins)) result.undecided.push_back(c);
+    }
+    result.order.insert(result.order.end(), others.begin(), others.end());
+    return result;
+  }
+
  private:
   struct Rank {
     Contender* contender;
     double upper_ms, host_ms, cost;  // upper_ms: the device's upper quartile
     bool above_baseline;
   };
+
+  double median_cost(const Contender& c) const {
+    std::vector<double> of_host = c.host_times();
+    return cost(c.median_ms(), of_host.empty() ? 0 : percentile(of_host, 0.5));
+  }
 
   // A time up to this limit counts as equal. The limit is 1 % above `ms`. It is 5 % above if memory
   // is preferred, and 0.5 % above if only the device's time counts. For short times it is the

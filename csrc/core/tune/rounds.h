@@ -38,7 +38,7 @@ class Rounds {
   // A spent budget still allows three rounds, unless those take more than twice the budget.
   void time(int rounds) {
     for (int round = 1; round < rounds && !budget_.is_spent(kLongest); ++round) {
-      time_one(round);
+      time_one(round < 3);
       options_.report(round, rounds, Algorithm{"timing", "round", {}});
       if (round >= 3 && budget_.is_spent()) break;
     }
@@ -55,8 +55,21 @@ class Rounds {
     if (!budget_.is_spent()) time(2 * options_.min_samples);
   }
 
+  // Times for more rounds what may be faster than the baseline but is not known to be.
+  void time_undecided() {
+    constexpr int kTimes = 2;
+    for (int i = 0; i < kTimes && !budget_.is_spent(); ++i) {
+      std::vector<Contender*> undecided = settled().undecided;
+      if (undecided.empty()) return;
+      for (Contender& c : contenders_) c.running = c.algorithm().is_baseline();
+      for (Contender* c : undecided) c->running = true;
+      time(options_.min_samples);
+    }
+  }
+
   const std::vector<Contender>& contenders() const { return contenders_; }
   std::vector<Contender*> best_first() { return ranking_.best_first(contenders_); }
+  Settled settled() { return ranking_.settled(contenders_); }
   double best_cost(const Contender& c) const { return ranking_.cost(c.best, c.best_host); }
   void free_buffers() { buffers_.free(); }
 
@@ -66,15 +79,15 @@ class Rounds {
   // Drops contenders that take more than twice the best time, and from the third round on those
   // that take more than 1.25 times the best time. The baseline stays, since all others are compared
   // with it.
-  void time_one(int round) {
+  void time_one(bool early) {
     buffers_.advance();
+    ++round_;
     const Contender* found = find_baseline(contenders_);
     double baseline = found != nullptr ? found->best : kInfinity;
     double best = kInfinity;  // of the contenders that may win
     for (const Contender& c : contenders_) {
       if (c.best <= ranking_.limit_of_baseline(baseline)) best = std::min(best, best_cost(c));
     }
-    bool early = round < 3;
     // A launch-bound time has an absolute noise of a few microseconds.
     auto limit = [&](double ms) { return ms * (early ? 2.0 : 1.25) + 0.002; };
     for (Contender& c : contenders_) {
@@ -102,15 +115,15 @@ class Rounds {
 
   // Takes one sample. If the device may have waited for the host, the sample is taken again with a
   // longer head start: an algorithm's first call may take the host many times as long as later
-  // ones.
+  // ones. On a CPU it is taken once more if other work took a core meanwhile.
   void sample(Contender& contender) {
-    constexpr int kLongestHeadStart = 64;
+    const int longest_head_start = sequence_.device.is_cuda() ? 64 : 4;
     constexpr double kShortMs = 1;
     options_.announce(contender.algorithm());
     // A sample is to find cold data but warm code. Fetching the code of a large tile takes 5 us.
     bool is_cold = sequence_.device.is_cuda() || options_.before_run;
     if (is_cold && contender.best < kShortMs) sequence_.run(contender.plans, [] {});
-    for (int head_starts = 1; head_starts <= kLongestHeadStart; head_starts *= 4) {
+    for (int head_starts = 1; head_starts <= longest_head_start; head_starts *= 4) {
       sequence_.run(contender.plans, [&] {
         if (options_.flush_cache) runtime_.flush_cache(sequence_.device);
         timer_->start(head_starts);
@@ -119,10 +132,11 @@ class Rounds {
       if (timer_->host_was_ahead()) break;
     }
     double ms = timer_->milliseconds();
-    contender.samples.push_back(ms);
-    contender.best = std::min(contender.best, ms);
     std::optional<double> host_ms = timer_->host_milliseconds();
-    if (host_ms) contender.host_samples.push_back(*host_ms);
+    // A GPU may have to wait for its host every time; a host that is slow by itself tells nothing.
+    bool disturbed = !sequence_.device.is_cuda() && !timer_->host_was_ahead();
+    contender.samples.push_back({round_, ms, host_ms, disturbed});
+    contender.best = std::min(contender.best, ms);
     contender.best_host = std::min(contender.best_host, host_ms.value_or(0));
   }
 
@@ -134,6 +148,7 @@ class Rounds {
   const DeviceRuntime& runtime_;
   const std::unique_ptr<Timer> timer_;
   std::vector<Contender> contenders_;
+  int round_ = 0;
 };
 
 }  // namespace torch_cudnn_ext

@@ -2,6 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -20,7 +21,8 @@ constexpr EnumName<Status> kStatuses[] = {{Status::ok, "ok"},
                                           {Status::excluded, "excluded"},
                                           {Status::needs_driver, "needs a driver"},
                                           {Status::failed, "failed"},
-                                          {Status::rejected, "rejected"}};
+                                          {Status::rejected, "rejected"},
+                                          {Status::unstable, "unstable"}};
 
 using TableKey = std::tuple<std::string, std::string, std::string>;
 
@@ -71,6 +73,14 @@ std::optional<std::string> find_failure_of_all(const std::vector<Measurement>& m
     }
   }
   return failure;
+}
+
+bool is_unstable(const std::vector<Measurement>& measurements) {
+  bool baseline_first = !measurements.empty() && measurements[0].status == Status::ok &&
+                        measurements[0].algorithm.is_baseline();
+  return baseline_first &&
+         std::any_of(measurements.begin(), measurements.end(),
+                     [](const Measurement& m) { return m.status == Status::unstable; });
 }
 
 namespace tuning_table {

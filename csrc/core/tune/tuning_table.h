@@ -16,9 +16,21 @@ namespace torch_cudnn_ext {
 constexpr const char* kLeftOut = "not tried: other knobs of its engine took ";
 constexpr const char* kOutOfTime = "not tried: the time budget of ";
 constexpr const char* kOutOfMemory = "out of memory";
+// Of a candidate that is unstable.
+constexpr const char* kTooNoisy =
+    "other work disturbed the measurement: whether it is faster than PyTorch's own is unknown";
 
 struct Measurement {
-  enum class Status : uint8_t { ok, unsupported, excluded, needs_driver, failed, rejected };
+  // unstable: it ran and is right, but its times are too noisy to be compared.
+  enum class Status : uint8_t {
+    ok,
+    unsupported,
+    excluded,
+    needs_driver,
+    failed,
+    rejected,
+    unstable
+  };
 
   Algorithm algorithm;
   std::string source;
@@ -42,6 +54,9 @@ struct Measurement {
 // before the first other failure. Unsupported and excluded algorithms do not count as failures,
 // since they would be so at any time.
 std::optional<std::string> find_failure_of_all(const std::vector<Measurement>& measurements);
+// Whether the baseline is first only because the others' times are too noisy to be compared with
+// its own. Such measurements are not kept.
+bool is_unstable(const std::vector<Measurement>& measurements);
 const char* status_text(Measurement::Status status);
 Measurement::Status status_from_text(const std::string& text);  // throws ValueError
 

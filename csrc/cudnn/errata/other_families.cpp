@@ -220,6 +220,11 @@ const bool registered_products = register_errata({
         .works_around("three floats a state are reserved in shared memory, but one is written for "
                       "each thread of a warp: targets are declared to have 5 labels at least")
         .seen(kCudnn9_19, "writes out of bounds in shared memory, for short targets; H200"),
+    erratum<CtcProblem>("ctc-blank-labels")
+        .of("legacy")
+        .works_around("an assertion ends the GPU's context if a target holds the blank: its label "
+                      "is replaced, and its loss is NaN")
+        .seen(kCudnn9_26, "context lost; H100"),
 });
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/StringUtil.h>
 
+#include "core/tensors.h"
 #include "ops/activation/activation.h"
 #include "ops/call.h"
 #include "ops/schema.h"
@@ -16,7 +17,9 @@ ActivationProblem problem_of(const char* op, const Tensor& t, std::string_view k
   check_dtype(op, pass == Pass::fwd ? "input" : "output", t);
   ActivationProblem p;
   p.pass = pass;
-  p.kind = activation_kind_from_text(c10::str("torch_cudnn_ext::", op, ": kind"), kind);
+  auto known = known_enum_value(kActivationKinds, kind);  // without a text for an error
+  p.kind =
+      known ? *known : activation_kind_from_text(c10::str("torch_cudnn_ext::", op, ": kind"), kind);
   p.coefficient = coefficient;
   p.from_output = from_output;
   p.x = {t.scalar_type(), {1}, {1}};
@@ -49,15 +52,20 @@ Tensor dense(const Tensor& t, const Tensor& like = {}) {
   return at::empty_strided(like.sizes(), like.strides(), t.options()).copy_(t);
 }
 
+// The elements of a dense tensor in the order of memory. The tensor may be undefined.
+Tensor elements(const Tensor& t) {
+  return t.defined() ? strided_view(t, {t.numel()}, {1}) : Tensor();
+}
+
 // All tensors are dense in one order. The result may be x or dy.
 void run_into(ActivationProblem p, const Tensor& x, const Tensor& y, const Tensor& dy,
               const Tensor& dx, OptionalPolicy policy) {
   if (y.numel() == 0) return;
   Bindings bindings;
-  bindings[Role::x] = flat(x);
-  bindings[Role::y] = flat(y);
-  bindings[Role::dy] = flat(dy);
-  bindings[Role::dx] = flat(dx);
+  bindings[Role::x] = elements(x);
+  bindings[Role::y] = elements(y);
+  bindings[Role::dy] = elements(dy);
+  bindings[Role::dx] = elements(dx);
   p.x = spec_of(bindings[Role::y]);
   p.alignment = alignment_of({&x, &y, &dy, &dx});
   run_problem(p, policy, y, bindings);

@@ -5,6 +5,7 @@
 
 #include "core/base/enum_text.h"
 #include "ops/layer_norm/layer_norm.h"
+#include "torch/compat.h"
 
 namespace torch_cudnn_ext::layer_norm {
 namespace {
@@ -50,8 +51,8 @@ void check_arguments(LayerNormKind kind, const Tensor& input, const OptionalTens
 }
 
 bool gives_nhwc_gradient(LayerNormKind kind, const Tensor& input) {
-  return kind == LayerNormKind::group &&
-         input.key_set().has_backend(c10::BackendComponent::CPUBit) && !input.is_contiguous() &&
+  bool keeps = kGroupNormKeepsLayout || input.key_set().has_backend(c10::BackendComponent::CPUBit);
+  return kind == LayerNormKind::group && keeps && !input.is_contiguous() &&
          input.transpose(1, 2).is_contiguous();
 }
 

@@ -1,8 +1,14 @@
 // Kernel and schema of the matrix product with its epilogue.
 #include <ATen/ExpandUtils.h>
+#include <ATen/core/DimVector.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/accumulate.h>
 
+#include <utility>
+
+#include "core/tensors.h"
 #include "ops/call.h"
 #include "ops/matmul/matmul.h"
 #include "ops/schema.h"
@@ -71,12 +77,38 @@ Tensor as_matrices(const Tensor& t) {
 // [batch, rows, columns], with a batch of 1 if one matrix serves all.
 Tensor with_one_batch(const Tensor& t, at::IntArrayRef batch) {
   int64_t rows = t.size(-2), columns = t.size(-1);
-  if (t.numel() == rows * columns) return as_matrices(t.reshape({1, rows, columns}));
+  if (t.numel() == rows * columns) {
+    return as_matrices(
+        strided_view(t, {1, rows, columns}, {rows * columns, t.stride(-2), t.stride(-1)}));
+  }
   std::vector<int64_t> sizes(batch.begin(), batch.end());
   sizes.push_back(rows);
   sizes.push_back(columns);
   Tensor expanded = t.sizes() == sizes ? t : t.expand(sizes);
   return as_matrices(expanded.reshape({-1, rows, columns}));
+}
+
+Tensor transposed(const Tensor& t) {
+  at::DimVector sizes(t.sizes()), strides(t.strides());
+  std::swap(sizes.end()[-1], sizes.end()[-2]);
+  std::swap(strides.end()[-1], strides.end()[-2]);
+  return strided_view(t, sizes, strides);
+}
+
+// The rows of all matrices of a contiguous tensor, as one matrix.
+Tensor as_one_matrix(const Tensor& t) {
+  int64_t columns = t.size(-1);
+  return strided_view(t, {1, t.numel() / columns, columns}, {t.numel(), columns, 1});
+}
+
+// What is no product: of no elements, or each a sum of none.
+Tensor without_products(const MatmulArgs& a, at::IntArrayRef sizes, bool adds_z,
+                        Activation activation) {
+  Tensor result = at::zeros(sizes, a.a.options());
+  if (result.numel() == 0) return result;
+  if (adds_z) result.add_(*a.z, a.beta);
+  if (has(a.bias)) result.add_(*a.bias);
+  return activation == Activation::relu ? result.relu_() : result;
 }
 
 Tensor forward(const MatmulArgs& a) {
@@ -86,21 +118,16 @@ Tensor forward(const MatmulArgs& a) {
   c10::OptionalDeviceGuard guard(a.a.device());
   auto sizes = C10_AS_INTARRAYREF_SLOW_ALLOC(s.output);
   at::IntArrayRef batch = at::IntArrayRef(sizes).slice(0, sizes.size() - 2);
-  Tensor result = at::empty(sizes, a.a.options());
-  if (result.numel() == 0) return result;
   p.bias = has(a.bias);
   p.z = has(a.z) && a.beta != 0;
-  if (s.k == 0) {  // a sum of no products
-    result.zero_();
-    if (p.z) result.add_(*a.z, a.beta);
-    if (p.bias) result.add_(*a.bias);
-    return p.activation == Activation::relu ? result.relu_() : result;
+  if (s.k == 0 || c10::multiply_integers(sizes) == 0) {
+    return without_products(a, sizes, p.z, p.activation);
   }
-  Tensor left = a.transpose_a ? a.a.transpose(-1, -2) : a.a;
-  Tensor right = a.transpose_b ? a.b.transpose(-1, -2) : a.b;
+  Tensor left = a.transpose_a ? transposed(a.a) : a.a;
+  Tensor right = a.transpose_b ? transposed(a.b) : a.b;
   // Contiguous rows on the left and one matrix on the right are one product.
   bool one_product = right.numel() == right.size(-1) * right.size(-2) && left.is_contiguous();
-  left = one_product ? left.reshape({1, -1, left.size(-1)}) : with_one_batch(left, batch);
+  left = one_product ? as_one_matrix(left) : with_one_batch(left, batch);
   right = with_one_batch(right, batch);
   p.x = spec_of(left);
   p.w = spec_of(right);
@@ -112,13 +139,13 @@ Tensor forward(const MatmulArgs& a) {
   Bindings bindings;
   bindings.alpha = a.alpha;
   bindings.beta = p.z ? a.beta : 0;
-  bindings[Role::x] = left.as_strided(p.x.sizes, p.x.strides);
-  bindings[Role::w] = right.as_strided(p.w.sizes, p.w.strides);
+  bindings[Role::x] = strided_view(left, p.x.sizes, p.x.strides);
+  bindings[Role::w] = strided_view(right, p.w.sizes, p.w.strides);
   if (p.bias) bindings[Role::bias] = a.bias->contiguous();
   if (p.z) bindings[Role::z] = a.z->expand(sizes).contiguous().view(product);
   p.alignment = alignment_of({&left, &right, &bindings[Role::bias], &bindings[Role::z]});
   run_problem(p, a.policy, a.a, bindings);
-  return bindings[Role::y].view(sizes);
+  return pytorch_kernels::view(bindings[Role::y], sizes);
 }
 
 Tensor forward_meta(const MatmulArgs& a) {

@@ -32,6 +32,8 @@ bool contains(const std::vector<int64_t>& dims, int64_t dim) {
 }
 
 ReduceKind kind_of(const char* op, std::string_view kind) {
+  auto known = known_enum_value(kReduceKinds, kind);  // without a text for an error
+  if (known) return *known;
   return reduce_kind_from_text(c10::str("torch_cudnn_ext::", op, ": kind"), kind);
 }
 

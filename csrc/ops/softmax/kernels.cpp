@@ -1,6 +1,9 @@
 // Kernels, schemas, gradients and autocast of softmax and log-softmax, and the override of
 // PyTorch's own operators. A problem is [outer, n, inner], summed over n.
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/nll_loss_nd.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/accumulate.h>
 
@@ -183,6 +186,34 @@ Tensor forward_autocast(const ForwardArgs<log>& a) {
       ForwardArgs<log>{a.input, a.dim, widens ? OptionalDtype(at::kFloat) : a.dtype, a.policy});
 }
 
+// PyTorch's autocast widens the whole loss on the CPU; on CUDA it widens the parts.
+Tensor widened_by_autocast(const Tensor& t) {
+  bool is_half = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+  return is_half && t.is_cpu() && at::autocast::is_autocast_enabled(at::kCPU) ? t.to(at::kFloat)
+                                                                              : t;
+}
+
+int64_t reduction_of(std::string_view reduction) {
+  if (reduction == "mean") return at::Reduction::Mean;
+  if (reduction == "sum") return at::Reduction::Sum;
+  TORCH_CHECK_VALUE(reduction == "none", "torch_cudnn_ext::cross_entropy: reduction is '",
+                    reduction, "', wanted 'none', 'mean' or 'sum'");
+  return at::Reduction::None;
+}
+
+// The loss of class indices, with PyTorch's loss of log-probabilities.
+Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
+                     int64_t ignore_index, std::string_view reduction, OptionalPolicy policy) {
+  TORCH_CHECK_VALUE(!input.sym_sizes().equals(target.sym_sizes()),
+                    "torch_cudnn_ext::cross_entropy: target has the sizes of input, ",
+                    target.sym_sizes(), ", wanted an index for each row of classes");
+  int64_t classes = input.dim() == 1 ? 0 : 1;
+  Tensor log_probabilities =
+      call_op(ForwardArgs<true>{widened_by_autocast(input), classes, std::nullopt, policy});
+  OptionalTensor factors = has(weight) ? OptionalTensor(widened_by_autocast(*weight)) : weight;
+  return at::nll_loss_nd(log_probabilities, target, factors, reduction_of(reduction), ignore_index);
+}
+
 // PyTorch's own operators, overridden.
 template <bool log>
 struct AtenSoftmax {
@@ -236,10 +267,15 @@ TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
          {"softmax(Tensor input, int dim, ScalarType? dtype=None, *, str? policy=None) -> Tensor",
           "log_softmax(Tensor input, int dim, ScalarType? dtype=None, *, str? policy=None) -> "
           "Tensor",
+          "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, "
+          "str reduction='mean', *, str? policy=None) -> Tensor",
           "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, *, str? "
           "policy=None) -> Tensor"});
 }
 
+TORCH_LIBRARY_IMPL(torch_cudnn_ext, CompositeImplicitAutograd, m) {
+  implement(m, "cross_entropy", TORCH_FN(cross_entropy));
+}
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_all(m); }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CUDA, m) { register_all(m); }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Meta, m) {

@@ -1,28 +1,25 @@
-"""The options that commands share, and the complaints about them."""
+"""The options that commands share, and how a class of options becomes a command."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import re
-from collections.abc import Callable, Iterable
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
-from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from torch_cudnn_ext import _C
-from torch_cudnn_ext._workload.models import IMAGE_SIZE, MODEL_BATCH
-from torch_cudnn_ext.analysis.settings import DEFAULT_TARGET
-from torch_cudnn_ext.bench.networks import NETWORK_BATCH
-from torch_cudnn_ext.tuning.isolation import check_isolate
-from torch_cudnn_ext.tuning.measure import checked_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from torch_cudnn_ext._defaults import (
+    DEFAULT_TARGET,
+    IMAGE_SIZE,
+    ISOLATE,
+    MODEL_BATCH,
+    NETWORK_BATCH,
+    UNET_BATCH,
+)
 
 N = TypeVar("N", int, float)
 
@@ -59,7 +56,7 @@ def count(name: str, least: int, help: str) -> Any:
 
 
 def option(default: Any, name: str, help: str) -> Any:
-    """A dataclass's field for an option; see `with_options`."""
+    """A dataclass's field for an option; see `callback_of`."""
     return field(default=default, metadata={"option": typer.Option(name, help=help)})
 
 
@@ -83,8 +80,8 @@ Target = Annotated[
 ]
 _POLICY = (
     "--policy",
-    "A policy text of the problems' operator; for several kinds of operators, and for explain and "
-    "bench --networks, as enable() takes it.",
+    "A policy text. If all problems are of one family, its words are for that family; otherwise, "
+    "and for networks, it is as enable() takes it.",
 )
 PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
 Isolate = Annotated[
@@ -128,6 +125,16 @@ class Source:
         "all else a training step.",
     )
 
+    def check(self) -> None:
+        """Raise BadParameter unless problems come from one place."""
+        values = (self.problem, self.model, self.problems)
+        sources = dict(zip(("a problem line", "--model", "--problems"), values, strict=True))
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            raise typer.BadParameter(
+                f"got {' and '.join(given) or 'none of them'}, wanted one of {', '.join(sources)}"
+            )
+
 
 @dataclass(frozen=True)
 class Tensors:
@@ -136,20 +143,20 @@ class Tensors:
     dtype: str | None = option(
         None,
         "--dtype",
-        "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others are what "
-        "they are.",
+        "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others keep "
+        "their types.",
     )
     batch: int | None = _count(
         None,
         "--batch",
         f"Batch size; of a model's images {MODEL_BATCH} by default (bench --networks: "
-        f"{NETWORK_BATCH}).",
+        f"{NETWORK_BATCH}, of unet {UNET_BATCH}).",
     )
     image_size: int | None = _count(
         None,
         "--image-size",
-        f"Height and width of a model's images; {IMAGE_SIZE} by default. Neither this nor --batch "
-        "goes with a callable that gives inputs of other sizes.",
+        f"Height and width of a model's images; {IMAGE_SIZE} by default. Leave this and --batch "
+        "out for a callable that gives its own inputs.",
     )
     channels_last: bool = option(False, "--channels-last", "Lay tensors out channels-last.")
 
@@ -179,8 +186,9 @@ class Search:
                 "--time-budget",
                 parser=_number(float, 0),
                 metavar="S",
-                help="Seconds a problem; 0: no limit. By default 2 on the CPU, 0 on a GPU; of "
-                "bench --networks autotune's, or none with --jobs or --knob-search.",
+                help="Seconds a problem; 0: no limit. By default 2 on the CPU and 0 on a GPU. "
+                "bench --networks has the limits of autotune instead, and none with --jobs or "
+                "--knob-search.",
             )
         },
     )
@@ -190,33 +198,63 @@ class Search:
     jobs: int = _count(1, "--jobs", "Processes that build side by side, and run and time in turns.")
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes an option for each field of its parameters that are dataclasses."""
-    hints = get_type_hints(command, include_extras=True)
+class Command:
+    """What one command takes; its docstring is the command's help.
+
+    A subclass is a dataclass. Its fields are options, and dataclasses of options.
+    """
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for what is wrong and can be seen without PyTorch."""
+
+
+def callback_of(
+    kind: type[Command], run: Callable[[typer.Context, Command], None]
+) -> Callable[..., None]:
+    """The function that typer calls for a command, which has one parameter for each option.
+
+    Args:
+        kind: What the command takes.
+        run: Gets that, once it is checked.
+    """
+    hints = get_type_hints(kind, include_extras=True)
     groups: dict[str, Any] = {name: one for name, one in hints.items() if is_dataclass(one)}
-    parameters: list[inspect.Parameter] = []
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
 
-    def add(name: str, default: Any, hint: Any) -> None:
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint))
+    def add(owner: type, name: str) -> None:
+        (one,) = (one for one in fields(owner) if one.name == name)
+        hint = get_type_hints(owner, include_extras=True)[name]
+        if "option" in one.metadata:
+            hint = Annotated[hint, one.metadata["option"]]
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=hint))
 
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name not in groups:
-            add(name, parameter.default, hints[name])
-            continue
-        types = get_type_hints(groups[name])
-        for one in fields(groups[name]):
-            add(one.name, one.default, Annotated[types[one.name], one.metadata["option"]])
+    for name in hints:
+        if name in groups:
+            for one in fields(groups[name]):
+                add(groups[name], one.name)
+        else:
+            add(kind, name)
 
-    @wraps(command)
-    def run(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
-        command(**values)
+    def call(*, context: typer.Context, **values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{one.name: values.pop(one.name) for one in fields(group)})
+        given = kind(**values)
+        given.check(context)
+        run(context, given)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
+    call.__doc__ = kind.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    return call
+
+
+def check_isolate(isolate: str | None) -> None:
+    """Raise BadParameter if ``--isolate`` has none of its values."""
+    if isolate is not None and isolate not in ISOLATE:
+        wanted = ", ".join(map(repr, ISOLATE))
+        raise typer.BadParameter(f"--isolate: got {isolate!r}, wanted one of {wanted}")
 
 
 def allow_only(context: typer.Context, mode: str, *taken: str) -> None:
@@ -248,53 +286,3 @@ def _option(context: typer.Context, name: str) -> str:
     if name == "problem":
         return "a problem line"
     return next(p.opts[0] for p in context.command.params if p.name == name)
-
-
-def one_of(option: str, word: str, known: Iterable[str]) -> str:
-    """The word, if it is known; else BadParameter with the nearest words."""
-    if word not in known:
-        words = [*known]
-        near = _C.nearest_words(word, words)
-        hint = f"; the nearest: {', '.join(near)}" if near else ""
-        raise typer.BadParameter(f"{option}: got {word!r}, wanted one of {', '.join(words)}{hint}")
-    return word
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text with commas."""
-    return [word.strip() for word in text.split(",")]
-
-
-@contextmanager
-def errors_of(option: str) -> Iterator[None]:
-    """Errors raised inside are complaints about this option."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        # The text may begin with a name of its own, which the option replaces.
-        text = str(error).removeprefix(f"{option.removeprefix('--')}: ")
-        text = re.sub(r"^(problem|problem text|policy text|device): ", "", text)
-        raise typer.BadParameter(f"{option}: {text}") from error
-
-
-@contextmanager
-def errors_of_arguments() -> Iterator[None]:
-    """Errors raised inside are complaints about the options named as the arguments they name."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        name, _, rest = str(error).partition(":")
-        rest = re.sub("^ got True ", " given ", rest)  # a flag has no value on the command line
-        raise typer.BadParameter(f"--{name.replace('_', '-')}:{rest}") from error
-
-
-def check_isolation(isolate: str | None) -> None:
-    """BadParameter if ``--isolate`` has none of its values."""
-    with errors_of("--isolate"):
-        check_isolate(isolate)
-
-
-def place_of(device: str | None) -> str:
-    """The device of ``--device``."""
-    with errors_of_arguments():
-        return checked_device(device)

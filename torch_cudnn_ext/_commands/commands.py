@@ -1,0 +1,290 @@
+"""What each command takes, and what about that is wrong without PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from torch_cudnn_ext._commands import options
+from torch_cudnn_ext._commands.options import Command, count, option
+from torch_cudnn_ext._defaults import VERIFY_TIME_LIMIT_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Command):
+    """Measure every algorithm on every distinct layer, and sum up."""
+
+    source: options.Source
+    tensors: options.Tensors
+    device: options.Device = None
+    target: options.Target = None
+    constraints: options.Constraints
+    show_all: bool = option(
+        False,
+        "--all",
+        "Also what is excluded, unsupported or failed, and why. json and csv hold it always.",
+    )
+    top: Annotated[
+        int,
+        count(
+            "--top",
+            0,
+            "Rows a table, in addition to PyTorch's and the current one; 0: all. Without it a "
+            "table of what is listed and not timed has 5. json and csv hold all.",
+        ),
+    ] = 20
+    shard_text: options.Shard = None
+    resume: options.Resume = None
+    format: options.FormatOption = options.Format.table
+    search: options.Search
+    isolate: options.Isolate = None
+    table: str | None = option(
+        None, "--table", "Print a file of the tuning table; measure nothing."
+    )
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for options that do not go together."""
+        if self.format in (options.Format.json, options.Format.csv):
+            for name in ("show_all", "top"):
+                options.forbid(
+                    context, name, f"--format {self.format.value}, which holds every row"
+                )
+        if self.table is not None:
+            options.allow_only(context, "table", "problem", "show_all", "top", "format")
+            return
+        options.check_isolate(self.isolate)
+        self.source.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Command):
+    """List what supports a problem, with workspaces, and why the others do not; time nothing."""
+
+    source: options.Source
+    tensors: options.Tensors
+    device: options.Device = None
+    target: options.Target = None
+    constraints: options.Constraints
+    format: options.FormatOption = options.Format.table
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for options that do not go together."""
+        if self.device is not None and self.target is not None:
+            raise typer.BadParameter(
+                f"--target: got {self.target!r} with --device {self.device}, wanted one"
+            )
+        self.source.check()
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What `Bench` compares, and with what else."""
+
+    overhead: bool = option(False, "--overhead", "Host time per call instead, on small problems.")
+    kernels: bool = option(False, "--kernels", "Also the names of the GPU kernels of both sides.")
+    modules: str | None = option(
+        None,
+        "--modules",
+        "Modules of torch.nn against the drop-ins instead: all, or words of their names "
+        "(Pool,BatchNorm2d), or mixed, of other sizes. --dtype takes several: f32,f16.",
+    )
+    compiled: bool = option(
+        False,
+        "--compiled",
+        "With --modules: torch.compile too. With --networks: torch.compile with and without "
+        "enable() instead.",
+    )
+    networks: str | None = option(
+        None,
+        "--networks",
+        "Unmodified networks under enable() against eager PyTorch instead: names as --model takes "
+        "them, with commas. --dtype takes several: f32,tf32,f16,bf16.",
+    )
+    table: str | None = option(
+        None,
+        "--table",
+        "For layers and --networks: a file of the tuning table, to begin with and to add to.",
+    )
+
+
+# The options that each mode of `Bench` takes.
+_TAKEN = {
+    "overhead": "device format",
+    "modules": "dtype channels_last device policy max_workspace deterministic allow_tf32 format "
+    "compiled",
+    "networks": "dtype batch image_size channels_last device policy format jobs table knob_search "
+    "time_budget compiled",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Command):
+    """Compare tuned algorithms with PyTorch's best, side by side.
+
+    Single layers and modules are compared by the GPU's time, so tuning ranks by it there:
+    --policy is "autotune;prefer=gpu_time" by default, and with --networks "autotune". An algorithm
+    that it pins, or leaves to the heuristic, is compared instead of the best.
+    """
+
+    source: options.Source
+    tensors: options.Tensors
+    device: options.Device = None
+    constraints: options.Constraints
+    shard_text: options.Shard = None
+    resume: options.Resume = None
+    format: options.FormatOption = options.Format.table
+    search: options.Search
+    mode: Mode
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for options that do not go together."""
+        for name, taken in _TAKEN.items():
+            if getattr(self.mode, name) not in (False, None):
+                options.allow_only(context, name, *taken.split())
+                return
+        if self.mode.compiled:
+            raise typer.BadParameter(
+                "--compiled: got it alone, wanted --modules or --networks with it"
+            )
+        self.source.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Command):
+    """Measure ahead of use, and keep the rankings in a file for `tuning.import_table`.
+
+    A network runs once on the device. Its problems are those of a training step under
+    enable("autotune"), calls by function too. With --passes fwd it infers; other passes keep the
+    problems of these passes alone.
+    """
+
+    table: Annotated[
+        str,
+        typer.Option("--table", help="A file of the tuning table, to begin with and to add to."),
+    ]
+    source: options.Source
+    tensors: options.Tensors
+    device: options.Device = None
+    constraints: options.Constraints
+    shard_text: options.Shard = None
+    search: options.Search
+    isolate: options.Isolate = None
+    format: options.FormatOption = options.Format.table
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for options that do not go together."""
+        options.check_isolate(self.isolate)
+        self.source.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage(Command):
+    """Count the calls of a network that cuDNN computes, and the others by reason."""
+
+    model: options.Model
+    tensors: options.Tensors
+    device: options.Device = None
+    forward: bool = option(False, "--forward", "Inference: the forward alone, in eval mode.")
+    backends: str = option("cudnn", "--backends", "cudnn, graph, legacy, aten or cpu.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explain(Command):
+    """Tell what every layer of an unmodified network runs, and why."""
+
+    model: options.Model
+    train: bool = option(False, "--train", "Forward and backward.")
+    tensors: options.Tensors
+    device: options.Device = None
+    policy: options.PolicyText = ""
+    measure: bool = option(True, "--measure/--no-measure", "Time each algorithm that runs.")
+    format: options.FormatOption = options.Format.table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info(Command):
+    """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
+
+    operators: bool = option(False, "--operators", "The table of operators alone, as Markdown.")
+    errata: bool = option(
+        False,
+        "--errata",
+        "Known defects of cuDNN and PyTorch alone, and whether their guards are on; and the local "
+        "ones: algorithms that cost a process here and are not tried again.",
+    )
+    hints: bool = option(
+        False,
+        "--hints",
+        "Engines that untuned calls name by number alone, and whether they do.",
+    )
+    cudnn: str | None = option(
+        None, "--cudnn", "Of --errata and --hints: for this version, not the loaded."
+    )
+    format: options.Format = option(
+        options.Format.table, "--format", "How to print --errata and --hints."
+    )
+    jobs: Annotated[
+        int | None,
+        count(
+            "--jobs",
+            1,
+            "Processes that build every engine for a GPU; by default one a core, at most 8.",
+        ),
+    ] = None
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for options that do not go together."""
+        if self.operators:
+            options.allow_only(context, "operators")
+        elif self.errata or self.hints:
+            options.allow_only(context, "errata" if self.errata else "hints", "cudnn", "format")
+            if self.format is options.Format.csv:
+                raise typer.BadParameter("--format: got 'csv', wanted one of table, json, markdown")
+        else:
+            for name in ("cudnn", "format"):
+                options.forbid(context, name, "neither --errata nor --hints, which it is for")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify(Command):
+    """See whether known defects are still there; exit code 1 if one is that counts as fixed."""
+
+    errata: bool = option(
+        False,
+        "--errata",
+        "Run each known defect of cuDNN and PyTorch in a process of its own, with its guard "
+        "lifted.",
+    )
+    only: str | None = option(None, "--only", "Only these errata, by id: a,b,…")
+    time_limit: Annotated[
+        int, count("--time-limit", 1, "Seconds for each process, with PyTorch's import.")
+    ] = VERIFY_TIME_LIMIT_S
+    jobs: Annotated[
+        int, count("--jobs", 1, "How many run at a time. They share the GPU's memory.")
+    ] = 4
+    device: options.Device = None
+    json_file: str | None = field(
+        default=None,
+        metadata={
+            "option": typer.Option("--json", metavar="FILE", help="Also write the findings here.")
+        },
+    )
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter if nothing is asked for."""
+        if not self.errata:
+            raise typer.BadParameter("--errata: not given, wanted it: it says what to verify")
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "profile": Profile,
+    "list": List,
+    "bench": Bench,
+    "tune": Tune,
+    "coverage": Coverage,
+    "explain": Explain,
+    "info": Info,
+    "verify": Verify,
+}

@@ -1,0 +1,8 @@
+"""Defaults that the help of the command line names, and the code that knows PyTorch uses."""
+
+MODEL_BATCH, IMAGE_SIZE = 32, 224  # of the images that a network of torchvision gets
+NETWORK_BATCH = 64  # of the images when whole networks are compared
+UNET_BATCH = 16  # the same for `unet`, whose images take more memory
+DEFAULT_TARGET = "h200"  # a GPU that need not be there
+VERIFY_TIME_LIMIT_S = 60  # for the process that looks for one erratum
+ISOLATE = ("auto", "always", "never")  # where candidates may be measured
