@@ -24,7 +24,8 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 OpOverload = operators.OpOverload  # one overload of an operator, as torch.ops gives it
 OpOverloadPacket = operators.OpOverloadPacket  # all overloads of an operator
@@ -175,7 +176,8 @@ def describe_to_compiler(
             empty. Inductor 2.15 checks the sizes of all results of an operator unless its lowering
             says otherwise.
     """
-    overloads = [getattr(packet, name) for packet in random for name in packet.overloads()]
+    names: Any = operators.OpOverloadPacket.overloads
+    overloads = [getattr(packet, name) for packet in random for name in names(packet)]
 
     @register_op_impl([*{*overloads, *any_size}])
     def describe(mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any) -> Any:
