@@ -223,7 +223,7 @@ OUT_OF_MEMORY: str  # occurs in the reason of an algorithm that ran out of memor
 OUT_OF_TIME: str  # begins the reason of an algorithm that was not tried
 
 def ignore_other_work(ignore: bool) -> None:
-    """Whether times on the CPU count as they are, although other work disturbs them; for tests."""
+    """Whether times count as they are, although other work disturbs them; for tests."""
 
 def set_measurement_lock(path: str) -> None:
     """Processes with the same file build at the same time, but run and time one by one."""
