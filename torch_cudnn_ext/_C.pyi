@@ -25,9 +25,8 @@ class Measurement(TypedDict):
 
     algorithm: str
     backend: str
-    status: (
-        str  # "ok", "unsupported", "excluded", "needs a driver", "failed", "rejected", "unstable"
-    )
+    # "ok", "unsupported", "excluded", "needs a driver", "failed", "rejected" or "unstable"
+    status: str
     reason: str
     median_ms: float | None
     spread_ms: float | None  # half of the interquartile range
@@ -222,6 +221,9 @@ def capability(device: str) -> int: ...
 # Selecting algorithms.
 OUT_OF_MEMORY: str  # occurs in the reason of an algorithm that ran out of memory
 OUT_OF_TIME: str  # begins the reason of an algorithm that was not tried
+
+def ignore_other_work(ignore: bool) -> None:
+    """Whether times count as they are, although other work disturbs them; for tests."""
 
 def set_measurement_lock(path: str) -> None:
     """Processes with the same file build at the same time, but run and time one by one."""

@@ -260,8 +260,8 @@ def describe_to_compiler(
             empty. Inductor 2.15 checks the sizes of all results of an operator unless its lowering
             says otherwise.
     """
-    names = [(packet, packet.overloads()) for packet in random]  # type: ignore[no-untyped-call, unused-ignore]
-    overloads = [getattr(packet, name) for packet, each in names for name in each]
+    names: Any = operators.OpOverloadPacket.overloads
+    overloads = [getattr(packet, name) for packet in random for name in names(packet)]
 
     @register_op_impl([*{*overloads, *any_size}])
     def describe(mode: FakeTensorMode, op: OpOverload, *more: Any, **keywords: Any) -> Any:

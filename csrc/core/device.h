@@ -51,6 +51,11 @@ class Timer {
   virtual std::optional<double> host_milliseconds() const { return std::nullopt; }
 };
 
+// Whether times count as they are, although other work disturbs them, and nothing is unstable. Off
+// at first; for tests, which are not to depend on what else the machine does.
+void ignore_other_work(bool ignore);
+bool ignores_other_work();
+
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;

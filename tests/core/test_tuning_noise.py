@@ -16,6 +16,11 @@ from torch_cudnn_ext import _C, tuning
 BOTH = "backends=aten,fake"
 
 
+@pytest.fixture(autouse=True)
+def _noise_counts(fresh_state: None) -> None:
+    _C.ignore_other_work(False)
+
+
 def compare(
     fake: Any, x: Tensor, w: Tensor, own: list[float], baseline: list[float], policy: str = ""
 ) -> list[tuple[str, str]]:

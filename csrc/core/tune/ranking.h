@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/device.h"
 #include "core/policy/resolve.h"
 #include "core/tune/comparison.h"
 #include "core/tune/tuning_table.h"
@@ -169,7 +170,7 @@ class Ranking {
       Comparison known = compared(*c, *baseline);
       bool wins = known == Comparison::faster && is_before;
       (wins ? result.order : others).push_back(c);
-      bool is_unstable = known == Comparison::unstable;
+      bool is_unstable = known == Comparison::unstable && !ignores_other_work();
       if (is_unstable) result.unstable.push_back(c);
       bool seems_faster = is_before && limit_of_equal(median_cost(*c)) < median_cost(*baseline);
       if (is_unstable || (seems_faster && !wins)) result.undecided.push_back(c);
