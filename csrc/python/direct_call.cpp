@@ -96,17 +96,19 @@ bool is_same(PyObject* a, PyObject* b) {
 }
 
 // Puts the values of a call into the slots. False for a call that does not fit the signature.
-bool bind_arguments(const DirectCall& direct, PyObject* const* args, Py_ssize_t count,
-                    PyObject* keywords, Slots& slots) {
+bool bind_arguments(const DirectCall& direct, PyObject* args, PyObject* keywords, Slots& slots) {
+  Py_ssize_t count = PyTuple_GET_SIZE(args);
   if (count > direct.positional) return false;
-  std::copy(args, args + count, slots.begin());
+  PyObject** given = PySequence_Fast_ITEMS(args);
+  std::copy(given, given + count, slots.begin());
   std::copy(direct.defaults.begin() + count, direct.defaults.end(), slots.begin() + count);
-  Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-  for (Py_ssize_t i = 0; i < named; ++i) {
-    auto found = std::find(direct.names.begin() + count, direct.names.end(),
-                           PyTuple_GET_ITEM(keywords, i));  // names are interned
+  Py_ssize_t place = 0;
+  PyObject *name = nullptr, *value = nullptr;
+  while (keywords != nullptr && PyDict_Next(keywords, &place, &name, &value) != 0) {
+    // Names are interned.
+    auto found = std::find(direct.names.begin() + count, direct.names.end(), name);
     if (found == direct.names.end()) return false;
-    slots[found - direct.names.begin()] = args[count + i];
+    slots[found - direct.names.begin()] = value;
   }
   auto used = slots.begin() + static_cast<std::ptrdiff_t>(direct.defaults.size());
   return std::find(slots.begin(), used, nullptr) == used &&
@@ -283,14 +285,14 @@ PyObject* try_directly(const DirectCall& direct, Slots& slots) {
   return nullptr;
 }
 
-PyObject* direct_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+PyObject* direct_call(PyObject* self, PyObject* args, PyObject* keywords) {
   HANDLE_TH_ERRORS
   auto& direct = *static_cast<DirectCall*>(PyCapsule_GetPointer(self, nullptr));
   Slots slots;
-  if (!has_function_mode() && bind_arguments(direct, args, count, keywords, slots)) {
+  if (!has_function_mode() && bind_arguments(direct, args, keywords, slots)) {
     if (PyObject* result = try_directly(direct, slots)) return result;
   }
-  return PyObject_Vectorcall(direct.general, args, count, keywords);
+  return PyObject_Call(direct.general, args, keywords);
   END_HANDLE_TH_ERRORS
 }
 
@@ -353,7 +355,7 @@ py::object make_direct_call(const std::string& name, const py::object& general,
   }
   direct->method = {op.schema().name().c_str(),
                     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(direct_call)),
-                    METH_FASTCALL | METH_KEYWORDS, nullptr};
+                    METH_VARARGS | METH_KEYWORDS, nullptr};
   py::capsule self(direct, static_cast<const char*>(nullptr));
   return py::reinterpret_steal<py::object>(
       PyCFunction_NewEx(&direct->method, self.ptr(), py::str("torch_cudnn_ext._C").ptr()));

@@ -107,7 +107,7 @@ def test_no_python_runs_but_the_function(name: str, policy: str | None) -> None:
     arguments = make()
     function(*copied(arguments), **keywords, policy=policy)  # the policy's text is checked once
     names = called_in_python(lambda: function(*arguments, **keywords, policy=policy))
-    assert {*names} - {"is_dynamo_compiling"} == {"function"}
+    assert {*names} - {"is_dynamo_compiling"} == {name}
 
 
 @every_function
@@ -159,6 +159,20 @@ UNUSUAL: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     ),
 }
 ONES = torch.ones(1, 1, 6, 6)
+# More than torch.compile compiles one code.
+OF_ONE_TENSOR = (
+    "relu",
+    "relu6",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "elu",
+    "swish",
+    "sum",
+    "mean",
+    "norm1",
+    "norm2",
+)
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -247,6 +261,20 @@ def test_versions_of_changed_tensors_are_counted() -> None:
         ops.relu(x, inplace=True)
         ops.batch_norm(images(), mean, var, training=True)
     assert (x._version, mean._version, var._version) == (1, 1, 1)
+
+
+def test_many_functions_can_be_compiled() -> None:
+    compiled = [
+        torch.compile(getattr(ops, name), fullgraph=True, backend="eager") for name in OF_ONE_TENSOR
+    ]
+    for name, function in zip(OF_ONE_TENSOR, compiled, strict=True):
+        torch.testing.assert_close(function(ONES), getattr(ops, name)(ONES))
+
+
+def test_a_warning_is_of_the_callers_line() -> None:
+    with pytest.warns(UserWarning, match="Implicit dimension choice") as caught:
+        ops.softmax(ONES)
+    assert caught[0].filename == __file__
 
 
 def test_policy_texts_are_forgotten_in_time() -> None:

@@ -90,6 +90,9 @@ class direct:  # noqa: N801  used as a decorator
                 return general(*given, **by_name)
             return call(*given, **by_name)
 
+        # torch.compile counts how often it compiles each code, and a traceback shows its name.
+        name = general.__name__
+        function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
         return function
 
     def _call(

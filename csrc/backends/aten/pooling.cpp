@@ -101,15 +101,16 @@ BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorit
     return Unsupported{"PyTorch has no average over volumes in half precision on the CPU"};
   }
   bool contiguous = erratum_applies("pytorch-pool-average-gradient", p, algorithm, device);
-  return make_plan(algorithm, pooling_notes_of(p, device), [p, is_max, contiguous](Bindings& b) {
+  Notes notes = pooling_notes_of(p, device);
+  return make_plan(algorithm, notes, [p, y_spec = p.y(), is_max, contiguous](Bindings& b) {
     if (p.pass == Pass::fwd) {
       const Tensor& x = b[Role::x];
       if (!is_max) {
-        give(b, Role::y, p.y(), average(p, x));
+        give(b, Role::y, y_spec, average(p, x));
         return;
       }
       auto [y, indices] = max_with_indices(p, x);
-      give(b, Role::y, p.y(), y);
+      give(b, Role::y, y_spec, y);
       if (p.train) b[Role::reserve] = indices;
     } else if (is_max) {
       give(b, Role::dx, p.x, max_backward(p, b));

@@ -29,7 +29,7 @@ Switches read_switches(std::string_view family) {
   };
   set(Switches::kDeterministic, context.deterministicCuDNN() || context.deterministicAlgorithms());
   set(Switches::kAllowTf32, op && is_tf32(*op));
-  set(Switches::kTf32Products, is_tf32(at::Float32Op::MATMUL));
+  set(Switches::kTf32Products, op && is_tf32(at::Float32Op::MATMUL));
   set(Switches::kStrict,
       context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly());
   set(Switches::kBenchmark, context.benchmarkCuDNN());
