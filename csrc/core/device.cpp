@@ -42,14 +42,16 @@ std::atomic<bool> is_other_work_ignored{false};
 // How much other work holds this process up.
 struct Interference {
   int64_t switches = 0;   // how often the system took a core from a thread of this process
-  int64_t waited_us = 0;  // how long work of any process waited for a core; 0 if it is not counted
+  // How long work of any process of this container waited for a core; 0 if it is not counted.
+  int64_t waited_us = 0;
 
   static Interference until_now() {
     rusage usage{};
     Interference found;
     if (getrusage(RUSAGE_SELF, &usage) == 0) found.switches = usage.ru_nivcsw;
-    std::ifstream pressure("/proc/pressure/cpu");  // some avg10=0.00 avg60=0.00 avg300=0.00 total=1
-    std::string word;
+    std::ifstream pressure("/sys/fs/cgroup/cpu.pressure");
+    if (!pressure) pressure.open("/proc/pressure/cpu");  // of the whole machine
+    std::string word;  // some avg10=0.00 avg60=0.00 avg300=0.00 total=1
     for (int i = 0; i < 5 && pressure >> word; ++i) {
       if (word.rfind("total=", 0) == 0) found.waited_us = std::atoll(word.c_str() + 6);
     }
