@@ -41,7 +41,7 @@ std::atomic<bool> is_other_work_ignored{false};
 
 // How much other work holds this process up.
 struct Interference {
-  int64_t switches = 0;   // how often the system took a core from a thread of this process
+  int64_t switches = 0;  // how often the system took a core from a thread of this process
   // How long work of any process of this container waited for a core; 0 if it is not counted.
   int64_t waited_us = 0;
 
