@@ -120,6 +120,17 @@ def test_a_disturbed_measurement_is_not_kept(fake: Any, x: Tensor, w: Tensor) ->
     assert len(_C.table_export()) == 1
 
 
+def test_what_is_much_slower_is_told_in_spite_of_other_work(
+    fake: Any, x: Tensor, w: Tensor
+) -> None:
+    fake.script_others(milliseconds=[1.0], host_ms=0)
+    for milliseconds, status in ((1.5, "unstable"), (2.5, "ok")):
+        fake.script("fake:a", milliseconds=milliseconds, disturbed=True)
+        names = ["aten:default", "fake:a"]
+        rows = measure_conv(x, w, BOTH, algorithms=names, record=False)
+        assert [*rows] == names and rows["fake:a"]["status"] == status
+
+
 def test_what_is_proven_is_kept_although_others_are_unstable(
     fake: Any, x: Tensor, w: Tensor
 ) -> None:

@@ -153,6 +153,7 @@ LEGEND = (
     "error is relative to a float64 reference",
     "excluded: a constraint or the device rules it out",
     "unsupported: the library refuses the problem",
+    "unstable: too noisy to compare with PyTorch's own kernel",
     "needs a driver: cuDNN answers only on a GPU",
 )
 

@@ -33,6 +33,19 @@ inline int rank_of_bound(int n) {
   return k;
 }
 
+// Whether even the shortest time is at least twice the longest of the other: other work, which only
+// makes times longer, need not be told apart then.
+inline bool is_much_slower(const std::vector<Pair>& rounds) {
+  constexpr double kMuch = 2;
+  if (rounds.empty()) return false;
+  double shortest = rounds[0].own, longest = rounds[0].other;
+  for (const Pair& pair : rounds) {
+    shortest = std::min(shortest, pair.own);
+    longest = std::max(longest, pair.other);
+  }
+  return shortest >= kMuch * longest;
+}
+
 // Compares times by the median of their ratios. Ratios are paired by round, so that what slows all
 // algorithms at a time does not count. `limit` is the ratio from which the other one is as good.
 inline Comparison compare(const std::vector<Pair>& rounds, double limit) {

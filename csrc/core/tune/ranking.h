@@ -133,24 +133,28 @@ class Ranking {
     auto bytes = [](const Contender& c) { return c.measurement->workspace_bytes.value_or(0); };
     double ms = baseline.median_ms();
     bool saves = prefer_ == Prefer::memory && bytes(one) < bytes(baseline);
-    std::vector<Pair> pairs;
+    std::vector<Pair> pairs, disturbed;
     bool is_first = false;  // a pair of times from before the rounds
     int rounds = 0;
     for (const Sample& own : one.samples) {
       for (const Sample& other : baseline.samples) {
         if (own.round != other.round) continue;
         rounds += own.round > 0 ? 1 : 0;
-        if (own.disturbed || other.disturbed) continue;
-        is_first = is_first || own.round == 0;
-        pairs.push_back(
-            {cost(own.ms, own.host_ms.value_or(0)), cost(other.ms, other.host_ms.value_or(0))});
+        bool counts = !own.disturbed && !other.disturbed;
+        is_first = is_first || (counts && own.round == 0);
+        (counts ? pairs : disturbed)
+            .push_back(
+                {cost(own.ms, own.host_ms.value_or(0)), cost(other.ms, other.host_ms.value_or(0))});
       }
     }
     // A first time may hold what a first call costs. It counts if there is no other.
     if (is_first && rounds > 0) pairs.erase(pairs.begin());
     constexpr int kFew = 3;
-    bool mostly_disturbed = pairs.size() < kFew && rounds >= kFew;
-    if (mostly_disturbed) return Comparison::unstable;
+    bool mostly_disturbed = pairs.empty() || (pairs.size() < kFew && rounds >= kFew);
+    if (mostly_disturbed) {
+      disturbed.insert(disturbed.end(), pairs.begin(), pairs.end());
+      return is_much_slower(disturbed) ? Comparison::no_faster : Comparison::unstable;
+    }
     return compare(pairs, saves && ms > 0 ? limit_of_baseline(ms) / ms : 1);
   }
 
