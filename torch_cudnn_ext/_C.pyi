@@ -222,6 +222,7 @@ def capability(device: str) -> int: ...
 OUT_OF_MEMORY: str  # occurs in the reason of an algorithm that ran out of memory
 OUT_OF_TIME: str  # begins the reason of an algorithm that was not tried
 
+def ignores_other_work() -> bool: ...
 def ignore_other_work(ignore: bool) -> None:
     """Whether times count as they are, although other work disturbs them; for tests."""
 

@@ -173,6 +173,7 @@ void bind_tuning(py::module_& m) {
   m.attr("OUT_OF_MEMORY") = kOutOfMemory;  // in the reason of what found none
   m.attr("OUT_OF_TIME") = kOutOfTime;      // begins the reason of what was not tried
   m.def("ignore_other_work", ignore_other_work, py::arg("ignore"));
+  m.def("ignores_other_work", ignores_other_work);
   m.def("set_measurement_lock", set_measurement_lock, py::arg("path"));
   m.def("measure", measure_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
         py::arg("algorithms") = py::none(), py::arg("time_budget_s") = 0.0,

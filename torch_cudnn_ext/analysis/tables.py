@@ -141,7 +141,7 @@ LISTED_ROWS = 5  # of what a target accepts, unless the user asks for more
 
 # What a first reader must know, in the order of the columns.
 LEGEND = (
-    "* marks what the policy runs, by default the heuristic's algorithm",
+    "* marks what the policy runs",
     "aten:default is PyTorch's own kernel",
     "graph and legacy are cuDNN's two interfaces",
     "graph:eng67/k2=1 is engine 67 with its parameter 2 set to 1",

@@ -92,6 +92,7 @@ def current_switches() -> dict[str, Any]:
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
         "knobs": {"verbose": knobs.verbose},
+        "ignores_other_work": _C.ignores_other_work(),
     }
 
 
@@ -118,6 +119,7 @@ def obey_switches(lock: str, switches: dict[str, Any]) -> None:
     # The tasks' policies hold the knobs of the environment. No process isolates for another.
     _C.set_knobs("", **switches["knobs"], isolate="never")
     _C.set_workspace_reserve([])  # the environment's is for one process
+    _C.ignore_other_work(switches["ignores_other_work"])
     torch.set_num_threads(switches["threads"])
     torch.use_deterministic_algorithms(switches["deterministic"], warn_only=switches["warn_only"])
     for (place, name), value in zip(_backend_switches(), switches["backends"], strict=True):
