@@ -114,6 +114,8 @@ def _spread(record: Record) -> str:
 def _status(record: Record) -> str:
     reason = " ".join((record["reason"] or "").split())
     status = str(record["status"])
+    if status == _UNSTABLE:  # the legend says what that is
+        return status
     if not reason or reason.startswith(f"{status} "):  # "excluded by max_workspace"
         return reason or status
     return f"{status}: {reason}"
@@ -124,6 +126,7 @@ def _number(heading: str, name: str, shown: Callable[[float], str]) -> Column:
     return Column(heading, lambda r: "" if r[name] is None else shown(r[name]), right=True)
 
 
+_UNSTABLE = "unstable"
 _OUT_OF_TIME = "not tried, as the time budget was used up"
 _RANKED_BY = (
     "ranked by the longer of ms and host us (prefer=gpu_time: by ms), last what takes the GPU "
@@ -235,7 +238,7 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
     by_reason: dict[str, list[str]] = {}
     not_shown: Counter[str] = Counter()
     for record in records:
-        ok = record["status"] == "ok"
+        ok = record["status"] in ("ok", _UNSTABLE)
         good += ok
         # Nothing is known of it but its status and the reason.
         empty = not ok and record["workspace_bytes"] is None and record["error"] is None
