@@ -50,7 +50,7 @@ def cases(device: str, dtype: torch.dtype) -> list[Case]:
     rows = torch.randn(batch, channels, **form).requires_grad_()
     classes = torch.arange(batch, device=device) % channels
     conv = torch.nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False, **form)
-    conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
     linear = torch.nn.Linear(channels, channels, **form)
     norm = torch.nn.LayerNorm(channels, **form)
     geometry = (None, conv.stride, conv.padding, conv.dilation, conv.groups)
@@ -86,7 +86,7 @@ def _ours(
     module = kind(*arguments, **keywords, device=weight.device, dtype=weight.dtype)
     module.load_state_dict(theirs.state_dict())
     if weight.dim() == 4:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
     return module.train(theirs.training)
 
 
