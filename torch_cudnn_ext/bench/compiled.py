@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torch_cudnn_ext.analysis.tables import Column, Table, milliseconds
 from torch_cudnn_ext.bench import networks, rounds
 from torch_cudnn_ext.bench.networks import GRACE_S, WARM_STEPS, NetworkSettings
 from torch_cudnn_ext.models.enable import enable
-from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress
+from torch_cudnn_ext.tuning.measure import Progress
 from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
 PLAIN, PLAIN_BENCHMARK, UNTUNED, TUNED = range(4)  # the sides
@@ -81,20 +80,8 @@ def compare_compiled(
         ValueError: ``jobs`` is less than 1.
         RuntimeError: A network raised something, or its process was killed.
     """
-    check_jobs(settings.jobs)
-    check_progress(progress)
     work = [*product(names, precisions, ("infer", "train"))]
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "table.jsonl") if table is None else Path(table)
-        for done, (network, precision, mode) in enumerate(work):
-            if progress is not None:
-                progress.problem(done, len(work), f"{network} {precision} {mode}")
-            try:
-                compared = _compare(network, precision, mode, settings, file)
-            except Exception as error:  # a network may raise any
-                said = f"{network} raised {type(error).__name__}: {error}"
-                raise RuntimeError(said) from error
-            yield compared
+    yield from networks.each_compared(_compare, work, settings, progress, table)
 
 
 def _compare(

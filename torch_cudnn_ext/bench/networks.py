@@ -18,7 +18,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,6 +37,8 @@ from torch_cudnn_ext.models.enable import enabled
 from torch_cudnn_ext.tuning.measure import Progress, check_jobs, check_progress
 from torch_cudnn_ext.tuning.tasks import fp32_switches
 from torch_cudnn_ext.tuning.worker_pool import worker_pool
+
+C = TypeVar("C")  # a comparison
 
 # The fp32_precision of convolutions, recurrent networks and matrix products; the type of autocast.
 PRECISIONS: dict[str, tuple[str, torch.dtype | None]] = {
@@ -122,22 +124,48 @@ def compare_networks(
         ValueError: ``jobs`` is less than 1.
         RuntimeError: A network raised something, or its process was killed.
     """
+    yield from each_compared(
+        _compare_sides,
+        [*product(networks, precisions, ("train", "infer"))],
+        settings,
+        progress,
+        table,
+    )
+
+
+def each_compared(
+    compare: Callable[[str, str, str, NetworkSettings, Path], C],
+    work: Sequence[tuple[str, str, str]],
+    settings: NetworkSettings,
+    progress: Progress | None,
+    table: str | Path | None,
+) -> Iterator[C]:
+    """What ``compare`` gives for each network, precision and mode, and for the file of a table.
+
+    Raises:
+        TypeError: ``progress`` lacks a method of `Progress`.
+        ValueError: ``jobs`` is less than 1.
+        RuntimeError: A network raised something, or its process was killed.
+    """
     check_jobs(settings.jobs)
     check_progress(progress)
-    work = [*product(networks, precisions, ("train", "infer"))]
     with TemporaryDirectory() as folder:
         # A file, so that no process tunes what an earlier one did.
         file = Path(folder, "table.jsonl") if table is None else Path(table)
         for done, (network, precision, mode) in enumerate(work):
             if progress is not None:
                 progress.problem(done, len(work), f"{network} {precision} {mode}")
-            one = (network, precision, mode, settings, file)
             try:
-                sides = [_in_fresh_process(benchmark, *one) for benchmark in (False, True)]
+                compared = compare(network, precision, mode, settings, file)
             except Exception as error:  # a network may raise any
                 said = f"{network} raised {type(error).__name__}: {error}"
                 raise RuntimeError(said) from error
-            yield min(sides, key=lambda side: side.ratio)
+            yield compared
+
+
+def _compare_sides(*one: Any) -> NetworkComparison:
+    sides = [_in_fresh_process(benchmark, *one) for benchmark in (False, True)]
+    return min(sides, key=lambda side: side.ratio)
 
 
 def _in_fresh_process(benchmark: bool, *one: Any) -> NetworkComparison:

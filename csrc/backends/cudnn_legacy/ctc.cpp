@@ -113,7 +113,7 @@ BuildResult build_ctc_plan(const CtcProblem& p, const Algorithm& algorithm, cons
   if (!algorithm.options.empty()) return Unsupported{"ctc has no options"};
   if (p.log_probs.dtype != c10::ScalarType::Float) return Unsupported{"cuDNN's CTC loss is f32"};
   if (p.blank != 0) return Unsupported{"cuDNN's blank is class 0"};
-  if (p.log_probs.sizes[2] < 2) return Unsupported{"cuDNN wants a class besides the blank"};
+  if (p.log_probs.sizes[2] < 2) return Unsupported{"cuDNN needs a class other than the blank"};
   // A target that does not fit has an infinite loss, which cuDNN does not give; PyTorch's
   // developers saw cuDNN read out of bounds then.
   if (p.lengths == CtcLengths::irregular) {

@@ -35,8 +35,8 @@ std::vector<std::string> selections_of(std::string_view text, const Operator& op
                                        const std::string& pass);
 // All that a policy's text may say before a `=`.
 std::vector<std::string> known_keys(const std::string& family);
-// "; it is one of ..." with the passes of which a text names an algorithm of the classic API, else
-// "; the nearest: ..." of the known words.
+// What an error about a text adds. If the text names an algorithm of the classic API, these are the
+// passes that have it. Otherwise these are the nearest of the known words, if there are any.
 std::string suggestion(std::string_view text, const std::vector<std::string>& known);
 
 }  // namespace torch_cudnn_ext

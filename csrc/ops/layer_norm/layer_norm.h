@@ -68,8 +68,7 @@ Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor&
 LayerNormKind kind_of(std::string_view text);
 void check_arguments(LayerNormKind kind, const Tensor& input, const OptionalTensor& weight,
                      const OptionalTensor& bias);
-// Whether the gradient has the layout of its input, as that of PyTorch's group norm where it keeps
-// the layout.
+// Whether the gradient keeps the layout of its input. It does where PyTorch's group norm keeps it.
 bool gives_nhwc_gradient(LayerNormKind kind, const Tensor& input);
 Tensor nothing(const Tensor& like);
 
