@@ -255,6 +255,7 @@ def fresh_state(request: pytest.FixtureRequest) -> Iterator[None]:
     knobs.reset()
     _C.table_clear()
     _C.plan_cache_clear()
+    _C.reset_declined()
     for switch, precision in zip(switches, precisions, strict=True):
         if switch.fp32_precision != precision:
             switch.fp32_precision = precision
