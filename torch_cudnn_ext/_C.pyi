@@ -64,6 +64,13 @@ class ProblemInfo(TypedDict):
     slots: dict[str, dict[str, Any]]  # role -> "dtype", "sizes", "strides", "output", "mutated"
     coupled: list[str]  # problems that share its algorithm; for a backward this is its forward
 
+class ErratumRun(TypedDict):
+    """A run that shows an erratum if its guard is lifted."""
+
+    problem: str
+    algorithm: str
+    inputs: str  # "" (random numbers), "-inf", "inf", "nan", "one inf", or "grid=nan" of a role
+
 class Erratum(TypedDict):
     """A known defect of a library, and whether its guard is on for a version and a GPU."""
 
@@ -84,9 +91,7 @@ class Erratum(TypedDict):
     is_note: bool
     text: str  # what happens
     evidence: str  # begins with what was seen, such as "wrong values" or "hangs"
-    problem: str  # a run that shows it if the guard is lifted; empty: none does
-    algorithm: str
-    inputs: str  # of that run: "" (random numbers), "-inf", "inf", "nan", or "grid=nan" of a role
+    runs: list[ErratumRun]  # one of them suffices; empty: no single run shows it
     state: str  # "on", "fixed", "not in this version" or "not on this GPU"
 
 class EngineHint(TypedDict):

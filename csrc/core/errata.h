@@ -43,11 +43,11 @@ enum class Place : uint8_t { gpu, cpu, both };
 inline constexpr EnumName<Place> kPlaces[] = {
     {Place::gpu, "GPU"}, {Place::cpu, "CPU"}, {Place::both, "GPU and CPU"}};
 
-// A run that shows an erratum once its row is lifted. Empty if no single run does.
+// A run that shows an erratum once its row is lifted.
 struct Reproduction {
   std::string problem, algorithm;
-  // "" for random numbers; "-inf", "inf" or "nan" for data that holds nothing else, or "grid=nan"
-  // for the tensor of one role.
+  // "" for random numbers; "-inf", "inf" or "nan" for data that holds nothing else; "one inf" for
+  // one such element in the middle of random data; "grid=nan" for the tensor of one role.
   std::string inputs;
 };
 
@@ -71,7 +71,9 @@ struct Erratum {
   std::string text;          // what happens
   // Begins with what was seen, such as "wrong values" or "hangs", and says on which GPU.
   std::string evidence;
-  Reproduction reproduction;
+  // Runs that were seen to show it, or are like those. One of them suffices. Empty if no single run
+  // shows it.
+  std::vector<Reproduction> reproductions;
 
   // --- setters that chain
 
@@ -120,8 +122,9 @@ struct Erratum {
     fixed = version;
     return *this;
   }
+  // A second call adds a run.
   Erratum& reproduced_by(std::string problem, std::string algorithm, std::string inputs = "") {
-    reproduction = {std::move(problem), std::move(algorithm), std::move(inputs)};
+    reproductions.push_back({std::move(problem), std::move(algorithm), std::move(inputs)});
     return *this;
   }
 

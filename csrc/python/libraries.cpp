@@ -44,10 +44,15 @@ py::dict dict_of(const Erratum& row, int64_t version, int capability) {
   d["is_note"] = notes;
   d["text"] = row.text;
   d["evidence"] = row.evidence;
-  const Reproduction& shown = row.reproduction;
-  d["problem"] = shown.problem;
-  d["algorithm"] = shown.algorithm;
-  d["inputs"] = shown.inputs;
+  py::list runs;
+  for (const Reproduction& run : row.reproductions) {
+    py::dict r;
+    r["problem"] = run.problem;
+    r["algorithm"] = run.algorithm;
+    r["inputs"] = run.inputs;
+    runs.append(r);
+  }
+  d["runs"] = runs;
   d["state"] = state_text(row, version, capability);
   return d;
 }

@@ -25,10 +25,14 @@ LINE = "conv_fwd x=f32[2,3,8,8]:nchw w=f32[4,3,3,3]:nchw"
 def _row(**fields: Any) -> _C.Erratum:
     """A made-up row of PyTorch on the CPU."""
     row: Any = dict(_C.errata()[-1])
-    row |= {"id": "made-up", "place": "CPU", "problem": LINE, "algorithm": "cpu:im2col"}
-    row |= {"inputs": "", "state": "on", "remedy": "note", "backends": ["cpu"], **fields}
+    row |= {"id": "made-up", "place": "CPU", "runs": [_shown("cpu:im2col")]}
+    row |= {"state": "on", "remedy": "note", "backends": ["cpu"], **fields}
     made: _C.Erratum = row
     return made
+
+
+def _shown(algorithm: str) -> _C.ErratumRun:
+    return {"problem": LINE, "algorithm": algorithm, "inputs": ""}
 
 
 def _outcome(code: str, time_limit_s: float = 60) -> Outcome:
@@ -82,6 +86,14 @@ def test_nan_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reproduce.reproduce(run) == Outcome(reproduce.NOT_SEEN)
     monkeypatch.setattr(_C, "run", lambda *_: {"y": torch.zeros(2, 4, 6, 6)})
     lost = "288 of 288 elements of y are finite though they must not be"
+    assert reproduce.reproduce(run) == Outcome(reproduce.WRONG, lost)
+
+
+def test_one_element_of_the_data_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run("made-up", LINE, "cpu:im2col", "one inf", "cpu", ())
+    assert reproduce.reproduce(run) == Outcome(reproduce.NOT_SEEN)
+    monkeypatch.setattr(_C, "run", lambda *_: {"y": torch.zeros(2, 4, 6, 6)})
+    lost = "36 of 288 elements of y are finite though they must not be"  # 9 pixels, 4 channels
     assert reproduce.reproduce(run) == Outcome(reproduce.WRONG, lost)
 
 
@@ -139,6 +151,24 @@ def test_writes_outside_of_a_result_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert outcome == Outcome(reproduce.OUT_OF_BOUNDS, "1 elements outside of y are written")
 
 
+def test_a_backward_in_margins_follows_its_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = "rnn_bwd cell=lstm x=f32[4,3,8]:nchw hidden=16 proj=5 train=true"
+    outcome = reproduce.reproduce(Run("made-up", problem, "aten:default", "", "cpu", ()))
+    assert outcome.word == reproduce.NOT_SEEN, outcome
+    run = _C.run
+
+    def writes_past(problem: str, algorithm: str, tensors: Any, policy: str) -> Any:
+        results = run(problem, algorithm, tensors, policy)
+        if problem.startswith("rnn_bwd"):
+            dx = tensors["dx"]
+            dx.as_strided([2], [1], dx.storage_offset() + dx.numel()).fill_(1)
+        return results
+
+    monkeypatch.setattr(_C, "run", writes_past)
+    outcome = reproduce.reproduce(Run("made-up", problem, "aten:default", "", "cpu", ()))
+    assert outcome == Outcome(reproduce.OUT_OF_BOUNDS, "2 elements outside of dx are written")
+
+
 @pytest.mark.parametrize(
     ("state", "word", "verdict"),
     [
@@ -158,11 +188,13 @@ def test_a_state_and_an_outcome_agree_or_not(state: str, word: str, verdict: str
 
 def test_a_run_lifts_its_guard_and_those_that_hide_it() -> None:
     rows = {row["id"]: row for row in _C.errata()}
-    run = verify.run_of(rows["pool-bf16-average"], "cuda", [*rows.values()])
+    row = rows["pool-bf16-average"]
+    run = verify.run_of(row, row["runs"][0], "cuda", [*rows.values()])
     assert run.lifted[0] == "pool-bf16-average" and "pool-bf16-without-indices" in run.lifted
     assert not any(id.startswith(("conv", "pytorch")) for id in run.lifted)
     # What is left on is what a plan's tolerance needs.
-    run = verify.run_of(rows["conv-eng17-grouped-accuracy"], "cuda", [*rows.values()])
+    row = rows["conv-eng17-grouped-accuracy"]
+    run = verify.run_of(row, row["runs"][0], "cuda", [*rows.values()])
     assert "conv-eng17-winograd" not in run.lifted
 
 
@@ -174,7 +206,7 @@ def test_rows_are_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
         _row(id="hangs", state="fixed", evidence="hangs; H200"),
         _row(id="slow", evidence="wrong values; H200"),
         _row(id="elsewhere", place="GPU"),
-        _row(id="unsafe", problem="", algorithm=""),
+        _row(id="unsafe", runs=[]),
     ]
 
     def made_up(command: list[str], limit: float) -> Outcome:
@@ -203,7 +235,36 @@ def test_rows_are_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None
     print_tables([table])
     data = json.loads(verify.findings_json(found, "cpu"))
     assert data["errata"][0]["outcome"] == "wrong" and data["errata"][0]["detail"] == "much"
+    assert data["errata"][0]["run"] == f"{LINE} cpu:im2col"
     assert set(data["versions"]) == {"cuDNN", "PyTorch"}
+
+
+RIGHT, UNABLE = Outcome(reproduce.NOT_SEEN), Outcome(reproduce.CANNOT_RUN)
+SHOWS = Outcome(reproduce.ENDED, "by SIGFPE")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "made", "wanted", "by"),
+    [
+        ([RIGHT, SHOWS, RIGHT], 2, SHOWS, "cpu:1"),
+        ([UNABLE, SHOWS], 2, SHOWS, "cpu:1"),
+        ([RIGHT, UNABLE, RIGHT], 3, UNABLE, "cpu:1"),  # that one might have shown it
+        ([RIGHT, RIGHT], 2, RIGHT, "cpu:0"),
+    ],
+)
+def test_a_row_is_not_seen_if_none_of_its_runs_shows_it(
+    outcomes: list[Outcome],
+    made: int,
+    wanted: Outcome,
+    by: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = [_shown(f"cpu:{i}") for i in range(len(outcomes))]
+    answers = iter(outcomes)
+    monkeypatch.setattr(verify, "outcome_of", lambda *_: next(answers))
+    (found,) = verify.verify_errata([_row(runs=runs)], "cpu", 5)
+    assert (found.outcome, found.run) == (wanted, f"{LINE} {by}")
+    assert len([*answers]) == len(outcomes) - made
 
 
 def test_a_run_in_a_process_of_its_own_tells_what_came_out() -> None:

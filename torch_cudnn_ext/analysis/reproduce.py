@@ -27,6 +27,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MARGIN_BYTES = 4096  # around a result
 _PATTERN = 0x5A  # each byte there
 _NOT_COMPARED = ("reserve", "mean", "invstd")
+_ONE = "one "  # begins inputs of which one element has the value
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Run:
         problem: A problem line.
         algorithm: The algorithm that goes wrong.
         inputs: Random numbers if empty. ``-inf``, ``inf`` or ``nan`` fill the data or, in a
-            gradient, the gradient of the result; ``grid=nan`` fills the tensor of this role.
+            gradient, the gradient of the result. ``one inf`` is one such element, in the middle of
+            random data; ``grid=nan`` fills the tensor of this role.
         device: ``cpu``, ``cuda`` or ``cuda:<index>``.
         lifted: The errata whose guards are off.
     """
@@ -121,9 +123,9 @@ def _outcome_of_error(text: str) -> Outcome:
 def _in_margins(run: Run) -> Outcome | None:
     """Writes around the results and into the gaps of strided ones; None if there are none."""
     info = _C.problem_info(run.problem)
-    if info["coupled"] and info["pass_name"] != "fwd":
-        return None  # it reads what only its forward's algorithm leaves
     tensors = _C.scratch(run.problem, run.device)
+    if info["coupled"] and info["pass_name"] != "fwd":
+        tensors |= _left_by_forward(info, run)
     margins = []
     for role, slot in info["slots"].items():
         if slot["output"] and role != "reserve":
@@ -138,6 +140,17 @@ def _in_margins(run: Run) -> Outcome | None:
         if count := margin.changed():
             return Outcome(OUT_OF_BOUNDS, f"{count} elements outside of {role} are written")
     return None
+
+
+def _left_by_forward(info: _C.ProblemInfo, run: Run) -> dict[str, Tensor]:
+    """What a backward reads that only the same algorithm's forward leaves."""
+    forward = info["coupled"][0]
+    left = _C.run(forward, run.algorithm, _C.scratch(forward, run.device), EVERY_NUMERICS)
+    return {
+        role: tensor
+        for role, tensor in left.items()
+        if role in info["slots"] and not info["slots"][role]["output"]
+    }
 
 
 class Margin:
@@ -168,7 +181,8 @@ def _with_inputs(run: Run) -> Outcome:
     tensors = _C.scratch(run.problem, run.device)
     role, _, value = run.inputs.rpartition("=")
     filled = role or next(role for role in ("dy", "x", "y", *tensors) if role in tensors)
-    tensors[filled].fill_(_VALUES[value])
+    place = _middle(tensors[filled]) if value.startswith(_ONE) else ...
+    tensors[filled][place] = _VALUES[value.removeprefix(_ONE)]
     reference = _C.reference(run.problem, tensors)
     results = _C.run(run.problem, run.algorithm, tensors, EVERY_NUMERICS)
     _synchronize(run.device)
@@ -181,6 +195,10 @@ def _with_inputs(run: Run) -> Outcome:
                 WRONG, f"{differ} of {wanted.numel()} elements of {role} are {_other(wanted)}"
             )
     return Outcome(NOT_SEEN)
+
+
+def _middle(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(n // 2 for n in tensor.shape)
 
 
 def _other(wanted: Tensor) -> str:

@@ -25,12 +25,14 @@ from torch_cudnn_ext.analysis.tables import Column, Table, plural
 from torch_cudnn_ext.tuning.measure import Progress
 
 if TYPE_CHECKING:
-    from torch_cudnn_ext._C import Erratum
+    from torch_cudnn_ext._C import Erratum, ErratumRun
 
 NEEDS_GPU = "needs a GPU"
 AGREES, DISAGREES = "agrees", "disagrees"
 CANDIDATE = "candidate for fixed"
 UNKNOWN = "unknown"
+# Of a row's runs, what one that shows the erratum came to counts most, and "not seen" least.
+_WEIGHTS = {CANNOT_RUN: 1, NOT_SEEN: 2}
 _KILLED_S = 10  # a killed process may wait for its GPU for longer
 
 
@@ -43,7 +45,8 @@ class Finding:
         state: Whether its guard is on.
         outcome: What the run came to.
         verdict: Whether the state and the outcome agree.
-        seconds: How long the process took.
+        seconds: How long its processes took.
+        run: The run that came to this: its problem, algorithm and inputs.
     """
 
     id: str
@@ -51,6 +54,7 @@ class Finding:
     outcome: Outcome
     verdict: str
     seconds: float
+    run: str = ""
 
 
 def verify_errata(
@@ -60,7 +64,10 @@ def verify_errata(
     progress: Progress | None = None,
     jobs: int = 1,
 ) -> Iterator[Finding]:
-    """Run the rows that have a run, and tell of each in their order.
+    """Run the rows that have runs, and tell of each in their order.
+
+    A row's runs follow one another until one shows the erratum. It counts as not seen only if all
+    of them run and none shows it.
 
     Args:
         rows: Rows of ``_C.errata()``.
@@ -69,7 +76,7 @@ def verify_errata(
         progress: Told of every row.
         jobs: How many processes run at a time. They share the GPU's memory.
     """
-    with_runs = [row for row in rows if row["problem"]]
+    with_runs = [row for row in rows if row["runs"]]
     pool = ThreadPoolExecutor(jobs)
     try:
         left = [pool.submit(_finding_of, row, rows, device, time_limit_s) for row in with_runs]
@@ -83,19 +90,32 @@ def verify_errata(
 
 def _finding_of(row: Erratum, rows: Sequence[Erratum], device: str, time_limit_s: float) -> Finding:
     start = time.monotonic()
-    if row["place"] == "GPU" and device == "cpu":
-        outcome = Outcome(NEEDS_GPU)
-    else:
-        place = "cpu" if row["place"] == "CPU" else device
-        outcome = outcome_of(command_for(run_of(row, place, rows)), time_limit_s)
-        if outcome.word == reproduce.HANGS and not row["evidence"].startswith("hangs"):
-            outcome = Outcome(CANNOT_RUN, outcome.detail)  # it may only be slow
+    found: dict[str, Outcome] = {}
+    for shown in row["runs"]:
+        text = " ".join(filter(None, [shown["problem"], shown["algorithm"], shown["inputs"]]))
+        found[text] = _outcome_of_run(row, shown, rows, device, time_limit_s)
+        if found[text].word not in (NOT_SEEN, CANNOT_RUN):
+            break
+    text, outcome = min(found.items(), key=lambda item: _WEIGHTS.get(item[1].word, 0))
     seconds = time.monotonic() - start
-    return Finding(row["id"], row["state"], outcome, verdict_of(row["state"], outcome), seconds)
+    verdict = verdict_of(row["state"], outcome)
+    return Finding(row["id"], row["state"], outcome, verdict, seconds, text)
 
 
-def run_of(row: Erratum, device: str, rows: Sequence[Erratum]) -> Run:
-    """The run of a row. Other guards that could make its algorithm unsupported are lifted too."""
+def _outcome_of_run(
+    row: Erratum, shown: ErratumRun, rows: Sequence[Erratum], device: str, time_limit_s: float
+) -> Outcome:
+    if row["place"] == "GPU" and device == "cpu":
+        return Outcome(NEEDS_GPU)
+    place = "cpu" if row["place"] == "CPU" else device
+    outcome = outcome_of(command_for(run_of(row, shown, place, rows)), time_limit_s)
+    if outcome.word == reproduce.HANGS and not row["evidence"].startswith("hangs"):
+        return Outcome(CANNOT_RUN, outcome.detail)  # it may only be slow
+    return outcome
+
+
+def run_of(row: Erratum, shown: ErratumRun, device: str, rows: Sequence[Erratum]) -> Run:
+    """A run of a row. Other guards that could make its algorithm unsupported are lifted too."""
     lifted = [
         other["id"]
         for other in rows
@@ -104,7 +124,7 @@ def run_of(row: Erratum, device: str, rows: Sequence[Erratum]) -> Run:
         and {*other["families"]} & {*row["families"]}
     ]
     ids = tuple(dict.fromkeys([row["id"], *lifted]))
-    return Run(row["id"], row["problem"], row["algorithm"], row["inputs"], device, ids)
+    return Run(row["id"], **shown, device=device, lifted=ids)
 
 
 def command_for(run: Run) -> list[str]:
@@ -172,9 +192,9 @@ def findings_table(findings: Sequence[Finding], rows: Sequence[Erratum]) -> Tabl
         f"{sum(f.verdict == verdict for f in findings)} {verdict}"
         for verdict in (AGREES, CANDIDATE, DISAGREES, UNKNOWN)
     ]
-    without = [row["id"] for row in rows if not row["problem"]]
+    without = [row["id"] for row in rows if not row["runs"]]
     lists = [("no single run shows", without)] if without else []
-    title = f"{versions}: {plural(len(findings), 'run')}"
+    title = f"{versions}: {plural(len(findings), 'row')} with runs"
     return Table(title, columns, cells, ", ".join(counts), lists)
 
 

@@ -79,7 +79,7 @@ const bool convolution_registered = register_errata({
         .seen(kCudnn9_19, "process ended; H200")
         .reproduced_by("conv_bwd_data x=f32[3,9,8,7]:nchw w=f32[8,9,1,1]:nchw stride=2 "
                        "dilation=2147483647",
-                       "graph:eng0"),
+                       "graph:eng46"),
     erratum<ConvolutionProblem>(
         "conv-fused-misaligned",
         [](const ConvolutionProblem& p) { return p.has_epilogue() && p.alignment < 16; })
@@ -113,8 +113,16 @@ const bool convolution_registered = register_errata({
         .unsupported("run-time compiled engines compute wrong results if rows are not packed "
                      "multiples of 16 bytes; with one channel a group any packed rows are right")
         .seen(kCudnn9_19, "wrong values; H200")
-        .reproduced_by("conv_fwd x=f16[8,12,28,28]:nhwc w=f16[16,12,3,3]:nhwc pad=1",
-                       "graph:eng71"),
+        .reproduced_by("conv_fwd x=f32[2,16,7,7]:nchw w=f32[32,16,3,3]:nchw", "graph:eng71")
+        .reproduced_by("conv_fwd x=f16[2,32,7,7]:nchw w=f16[64,32,1,1]:nchw", "graph:eng71")
+        .reproduced_by("conv_fwd x=f32[2,8,6,6]:s(576,36,6,1) w=f32[8,8,3,3]:nchw pad=1",
+                       "graph:eng71")
+        .reproduced_by("conv_fwd x=f16[1,3,8,8]:nhwc w=f16[16,3,7,7]:nhwc pad=3 stride=2",
+                       "graph:eng80")
+        .reproduced_by("conv_bwd_data x=f32[1,3,8,8]:nhwc w=f32[16,3,7,7]:nhwc pad=3 stride=2",
+                       "graph:eng77")
+        .reproduced_by("conv_bwd_filter x=f32[1,3,8,8]:nhwc w=f32[16,3,7,7]:nhwc pad=3 stride=2",
+                       "graph:eng69"),
     erratum<ConvolutionProblem>(
         "conv-compiled-accumulate",
         [](const ConvolutionProblem& p) { return p.accumulate != Accumulate::none; })
@@ -122,8 +130,9 @@ const bool convolution_registered = register_errata({
         .having(kConvolutionCompiled)
         .unsupported("run-time compiled engines do not accumulate into their result")
         .seen(kCudnn9_19, "wrong values; H200")
-        .reproduced_by("conv_fwd x=f16[8,64,28,28]:nhwc w=f16[64,64,3,3]:nhwc pad=1 accumulate=add",
-                       "graph:eng71"),
+        .reproduced_by("conv_bwd_filter x=f16[2,8,7,7]:nhwc w=f16[8,8,3,3]:nhwc pad=1 "
+                       "accumulate=add",
+                       "graph:eng19"),
     erratum<ConvolutionProblem>(
         "conv-compiled-flipped",
         [](const ConvolutionProblem& p) { return p.mode == ConvolutionMode::conv; })
@@ -131,8 +140,8 @@ const bool convolution_registered = register_errata({
         .having(kConvolutionCompiled)
         .unsupported("run-time compiled engines do not flip the kernel")
         .seen(kCudnn9_19, "wrong values; H200")
-        .reproduced_by("conv_fwd x=f16[8,64,28,28]:nhwc w=f16[64,64,3,3]:nhwc pad=1 mode=conv",
-                       "graph:eng71"),
+        .reproduced_by("conv_bwd_filter x=f16[2,8,7,7]:nhwc w=f16[8,8,3,3]:nhwc pad=1 mode=conv",
+                       "graph:eng19"),
     erratum<ConvolutionProblem>("conv-compiled-slices", has_odd_slices)
         .of("graph")
         .having(kConvolutionCompiled)
@@ -155,7 +164,9 @@ const bool convolution_registered = register_errata({
         .in({"bwd_data"})
         .unsupported("engine 2 writes between the rows of a strided result")
         .seen(kCudnn9_19, "writes outside of the result; H200")
-        .reproduced_by("conv_bwd_data x=f32[2,4,8,8]:s(1000,200,20,1) w=f32[6,4,3,3]:nchw pad=1",
+        .reproduced_by("conv_bwd_data x=f32[2,8,6,6]:s(800,100,10,1) w=f32[8,8,3,3]:nchw pad=1",
+                       "graph:eng2")
+        .reproduced_by("conv_bwd_data x=f16[2,8,6,6]:s(576,36,6,1) w=f16[8,8,3,3]:nchw pad=1",
                        "graph:eng2"),
     erratum<ConvolutionProblem>(
         "conv-eng1-large-gradient",
@@ -181,7 +192,11 @@ const bool convolution_registered = register_errata({
                      "memory that is not there if 8 images of a larger batch have 2^31 elements or "
                      "more")
         .seen(kCudnn9_19, "context lost; H200, PyTorch 2.11")
-        .reproduced_by("conv_bwd_filter x=f16[9,64,2048,2048]:nhwc w=f16[32,64,3,3]:nhwc pad=1",
+        .reproduced_by("conv_bwd_filter x=f16[9,64,2048,2048]:nhwc w=f16[64,1,3,3]:nhwc pad=1 "
+                       "groups=64",
+                       "aten:default")
+        .reproduced_by("conv_bwd_filter x=f16[9,64,2048,2048]:nhwc w=f16[64,1,3,3]:nhwc pad=1 "
+                       "stride=2 groups=64",
                        "aten:default"),
     erratum<ConvolutionProblem>("conv-eng52-one-pixel", is_fused_one_pixel)
         .of("graph", {"eng52", "eng53"})
@@ -232,17 +247,24 @@ const bool registered_notes = register_errata({
         .in({"fwd"})
         .adds(Note::reduced_range, "engine 47 turns infinities into zeros")
         .seen(kCudnn9_19, "finite results of infinities; H100")
-        .reproduced_by("conv_fwd x=f16[8,64,28,28]:nhwc w=f16[64,64,3,3]:nhwc pad=1", "graph:eng47",
-                       "inf"),
+        .reproduced_by("conv_fwd x=f16[2,8,8,8]:nhwc w=f16[8,8,3,3]:nhwc pad=1", "graph:eng47",
+                       "one inf")
+        .reproduced_by("conv_fwd x=f16[2,8,8,8]:nhwc w=f16[8,8,3,3]:nhwc pad=1",
+                       "graph:eng47/k2=15/k6=3/k13=1/k14=0/k22=0", "one inf")
+        .reproduced_by("conv_fwd x=f16[2,8,8,8]:nhwc w=f16[8,8,3,3]:nhwc pad=1",
+                       "graph:eng47/k2=2/k6=3/k13=1/k14=0/k22=2", "one inf"),
     erratum<ConvolutionProblem>("conv-eng32-infinities",
                                 [](const ConvolutionProblem& p) { return p.has_epilogue(); })
         .of("graph", {"eng32"})
         .in({"fwd"})
         .adds(Note::reduced_range, "engine 32 with an epilogue turns infinities into zeros")
         .seen(kCudnn9_19, "finite results of infinities; H100")
-        .reproduced_by(
-            "conv_fwd x=f16[8,64,28,28]:nhwc w=f16[64,64,3,3]:nhwc pad=1 bias=f16 act=relu",
-            "graph:eng32", "inf"),
+        .reproduced_by("conv_fwd x=f16[2,8,8,8]:nhwc w=f16[8,8,3,3]:nhwc pad=1 bias=f16",
+                       "graph:eng32", "one inf")
+        .reproduced_by("conv_fwd x=f16[2,8,8,8]:nhwc w=f16[8,8,3,3]:nhwc pad=1 bias=f16",
+                       "graph:eng32/k2=15/k6=3/k13=1/k14=0/k22=0", "one inf")
+        .reproduced_by("conv_fwd x=f16[2,8,8,8]:nchw w=f16[8,8,3,3]:nchw pad=1 bias=f16",
+                       "graph:eng32/k2=2/k6=3/k13=1/k14=0/k22=2", "one inf"),
     erratum<ConvolutionProblem>(
         "conv-fused-relu-nan",
         [](const ConvolutionProblem& p) { return p.activation == Activation::relu && p.bias; })

@@ -32,8 +32,10 @@ const bool pooling_registered = register_errata({
         .of("graph")
         .unsupported("of the engines for pooling only engine 2 is right from 2^31 elements on")
         .seen(kCudnn9_19, "wrong values; H200")
-        .reproduced_by("pool_fwd x=f16[32,64,1024,1024]:nhwc window=2 stride=2 mode=avg_include",
-                       "graph:eng3"),
+        .reproduced_by("pool_fwd x=f16[33,64,1024,1024]:nhwc window=2 stride=2 mode=avg_include",
+                       "graph:eng3")
+        .reproduced_by("pool_fwd x=f16[33,64,1024,1024]:nchw window=2 stride=2 mode=avg_include",
+                       "graph:eng1"),
     erratum<PoolingProblem>("pool-eng1-large-windows",
                             [](const PoolingProblem& p) {
                               constexpr int64_t kMostResults = 1 << 23, kMostPlaces = 64;
@@ -109,8 +111,10 @@ const bool pooling_registered = register_errata({
         .unsupported("run-time compiled engines make misaligned accesses if pixels are not "
                      "multiples of 16 bytes")
         .seen(kCudnn9_19, "context lost; H200")
-        .reproduced_by("pool_fwd x=f32[8,5,32,32]:nhwc window=2 stride=2 mode=avg_include",
-                       "graph:eng3"),
+        .reproduced_by("pool_fwd x=f16[2,5,7,7]:nhwc window=3 pad=1 stride=1 mode=avg_include",
+                       "graph:eng3")
+        .reproduced_by("pool_fwd x=f16[2,5,7,7]:nhwc window=3 pad=1 stride=1 mode=max",
+                       "graph:eng2"),
     erratum<PoolingProblem>("pool-max-infinite",
                             [](const PoolingProblem& p) { return p.mode == PoolingMode::max; })
         .of("graph")

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/errors.h"
 #include "core/tensors.h"
@@ -156,12 +157,17 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
 };
 
 // The float64 result of a pass. On the CPU it is computed over a part of the images at a time: one
-// call may take many seconds, in which the user cannot stop it.
+// call may take many seconds, in which the user cannot stop it. So are filter gradients of more
+// elements than an int counts: PyTorch's kernel of depthwise ones has offsets that are ints.
 template <class Part>
 Tensor by_images(const ConvolutionProblem& p, double flops, bool on_cpu, Part&& part) {
   constexpr double kFlopsAtOnce = 1e9;
   int64_t images = p.x.sizes[0];
   double parts = on_cpu ? std::ceil(flops / kFlopsAtOnce) : 1;
+  if (p.pass == ConvolutionPass::bwd_filter) {
+    auto elements = static_cast<double>(std::max(p.x.numel(), p.y.numel()));
+    parts = std::max(parts, std::ceil(elements / std::numeric_limits<int>::max()));
+  }
   int64_t step = std::max<int64_t>(1, images / static_cast<int64_t>(parts));
   if (step >= images) return part(0, images);
   std::vector<Tensor> results;
