@@ -47,6 +47,7 @@ installed versions, and `info --errata --cudnn 9.28.1` for another.
 
 A guard stays on with every later version until a run has shown that a version is free of the
 defect. `verify --errata` makes such runs, each in a process of its own with the guard lifted.
+A row may have several runs. It counts as not seen only if all of them ran and none showed it.
 
 Sizes beyond 2^31 elements were tried on an H200 with the engines of some thirty problems. Other
 shapes of that size may hold more such defects.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -479,6 +482,19 @@ def test_the_engine_of_a_run_takes_its_problem(id: str) -> None:
             assert decision["algorithm"] == run["algorithm"]
     finally:
         _C.lift_errata([])
+
+
+def test_the_run_of_huge_numbers_ends_a_process_without_a_gpu_too() -> None:
+    row = next(row for row in _C.errata() if row["id"] == "conv-huge-numbers")
+    (run,) = row["runs"]
+    policy = f"bwd_data={run['algorithm']};{EVERYTHING}"
+    code = (
+        "from torch_cudnn_ext import _C\n"
+        f"_C.lift_errata([{row['id']!r}])\n"
+        f"_C.decide({run['problem']!r}, {TARGET!r}, {policy!r})"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == -signal.SIGFPE, process.stderr
 
 
 def test_guards_stay_on_until_a_fix_was_shown() -> None:

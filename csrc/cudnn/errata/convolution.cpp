@@ -76,7 +76,7 @@ const bool convolution_registered = register_errata({
         .of("graph")
         .unsupported("strided data gradients divide by zero, and end the process, at dilations "
                      "above 2^30 and sizes of 2^32 and more")
-        .seen(kCudnn9_19, "process ended; H200")
+        .seen(kCudnn9_19, "process ended by engines 46 and 49; H200, with 9.26 too")
         .reproduced_by("conv_bwd_data x=f32[3,9,8,7]:nchw w=f32[8,9,1,1]:nchw stride=2 "
                        "dilation=2147483647",
                        "graph:eng46"),
