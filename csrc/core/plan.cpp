@@ -39,6 +39,11 @@ void retain_until_exit(std::shared_ptr<const void> object) {
   kept->insert(std::move(object));
 }
 
+void retain_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
+  if (!plan->notes.has(Note::runtime_compilation)) return;
+  if (runtime_of(device).is_capturing(device)) retain_until_exit(plan);
+}
+
 void give(Bindings& bindings, Role role, const TensorSpec& spec, const at::Tensor& result) {
   at::Tensor& out = bindings[role];
   if (out.defined()) {

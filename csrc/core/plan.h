@@ -123,6 +123,8 @@ std::string memory_text(const std::optional<int64_t>& bytes);  // "1024 bytes", 
 
 // Keeps what a captured graph reads when it is replayed.
 void retain_until_exit(std::shared_ptr<const void> object);
+// A captured graph runs the plan's code, and may be replayed when nothing else keeps the plan.
+void retain_for_graph(const std::shared_ptr<Plan>& plan, const Device& device);
 
 // The tensor that a plan writes to: the one that is bound to the role, or a new one on the device
 // of `like`.

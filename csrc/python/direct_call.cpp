@@ -263,11 +263,17 @@ class SlotReader : public ArgumentReader {
 // The result; nullptr without an error if the general function is to take the call. So it is if
 // an argument is wrong: that function says so in its own words.
 PyObject* try_directly(const DirectCall& direct, Slots& slots) {
-  for (const Argument& argument : direct.arguments) {
-    PyObject*& value = slots[argument.slot];
-    if (argument.instead >= 0 && value == Py_None) value = slots[argument.instead];
-    if (!is_plain(direct, argument, value)) return nullptr;
-  }
+  auto all_are_plain = [&](bool policies) {
+    return std::all_of(direct.arguments.begin(), direct.arguments.end(), [&](const Argument& a) {
+      if ((a.kind == Kind::policy) != policies) return true;
+      PyObject*& value = slots[a.slot];
+      if (a.instead >= 0 && value == Py_None) value = slots[a.instead];
+      return is_plain(direct, a, value);
+    });
+  };
+  // A new text of a policy is parsed in Python, where other threads may change lists. So lists come
+  // after it.
+  if (!all_are_plain(true) || !all_are_plain(false)) return nullptr;
   try {
     // Autograd's kernels would only call the next ones. For an operator that writes to a tensor
     // they also count its version.

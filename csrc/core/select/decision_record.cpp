@@ -23,12 +23,6 @@ std::array<std::atomic<const DecisionRecord*>, kMaxPasses> last_by_pass;
 std::atomic<const DecisionRecord*> last_of_all;
 thread_local const DecisionRecord* last_here = nullptr;
 
-size_t index_of_pass(const Problem& problem) {
-  return (problem.index() * 8 +
-          std::visit([](const auto& p) { return static_cast<size_t>(p.pass); }, problem)) %
-         kMaxPasses;
-}
-
 // The policy for passes that must run this algorithm, as autograd nodes save it.
 std::string policy_of_coupled(const Request& request, const Algorithm& algorithm) {
   Policy pins;
@@ -82,9 +76,14 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
   return &record;
 }
 
-void note_executed(const Problem& problem, const DecisionRecord* record) {
+ExecutedPass::ExecutedPass(const Problem& problem)
+    : number((problem.index() * 8 +
+              std::visit([](const auto& p) { return static_cast<size_t>(p.pass); }, problem)) %
+             kMaxPasses) {}
+
+void note_executed(ExecutedPass pass, const DecisionRecord* record) {
   last_here = record;
-  last_by_pass[index_of_pass(problem)].store(record, std::memory_order_release);
+  last_by_pass[pass.number].store(record, std::memory_order_release);
   last_of_all.store(record, std::memory_order_release);
 }
 

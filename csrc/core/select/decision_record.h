@@ -34,8 +34,14 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
                                       const std::optional<int64_t>& workspace_bytes,
                                       double decision_ms);
 
+// A pass of a family, as a number.
+struct ExecutedPass {
+  ExecutedPass() = default;
+  explicit ExecutedPass(const Problem& problem);
+  size_t number = 0;
+};
 // Makes a record the last one that was executed, of its pass, of all, and on this thread.
-void note_executed(const Problem& problem, const DecisionRecord* record);
+void note_executed(ExecutedPass pass, const DecisionRecord* record);
 // Makes this thread forget what it executed last.
 void forget_executed();
 const DecisionRecord* last_of_thread();  // may be nullptr

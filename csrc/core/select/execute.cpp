@@ -14,6 +14,7 @@
 #include "core/override_guard.h"
 #include "core/select/attempts.h"
 #include "core/select/decide.h"
+#include "core/select/known_calls.h"
 #include "core/select/plan_store.h"
 #include "core/select/recording.h"
 #include "core/tensors.h"
@@ -22,12 +23,6 @@
 namespace torch_cudnn_ext {
 
 namespace {
-
-// A captured graph runs the plan's code, and may be replayed when nothing else keeps the plan.
-void retain_for_graph(const std::shared_ptr<Plan>& plan, const Device& device) {
-  if (!plan->notes.has(Note::runtime_compilation)) return;
-  if (runtime_of(device).is_capturing(device)) retain_until_exit(plan);
-}
 
 // Whether no other algorithm may replace this one. That holds for a pin that may not fall back, and
 // for a backward that must run its forward's algorithm.
@@ -85,7 +80,7 @@ void note_smaller(const Request& request, const Call& failed, const AdmissiblePl
                memory_text(failed.plan->workspace_bytes), ")");
   const DecisionRecord* record =
       record_decision(request, ran.plan->algorithm, why, ran.workspace_bytes, 0);
-  note_executed(request.problem, record);
+  note_executed(ExecutedPass(request.problem), record);
   static std::atomic<bool> warned{false};
   if (!warned.exchange(true)) {
     warn(c10::str(record->problem, ": ", why, ", ", record->algorithm,
@@ -179,12 +174,14 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     Call call = find_call(asked, after_unsupported);
     if (call.plan == nullptr && run_on_copies(asked, bindings, after_unsupported)) return;
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
-    note_executed(problem, call.decision->record);
+    note_executed(ExecutedPass(problem), call.decision->record);
     Request request{problem, *call.decision->policy, device};  // with rules
     bindings.replay = call.decision->policy->policy.replay_of_calls();
+    ExecutionWatch::before_run(problem, call, device, bindings);
     try {
       call.plan->run(bindings);
       retain_for_graph(call.plan, device);
+      ExecutionWatch::after_run(bindings);
       break;
     } catch (const c10::OutOfMemoryError& error) {
       std::string reason = error.what_without_backtrace();

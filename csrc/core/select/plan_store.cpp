@@ -205,6 +205,8 @@ Call find_or_make_call(const Request& request, MakeDecision make) {
   return call;
 }
 
+void count_remembered_call() { ++thread_store().calls.hits; }
+
 std::variant<AdmissiblePlan, Unsupported> admissible_plan(const Request& request,
                                                           const Algorithm& algorithm) {
   const auto& [problem, policy, device] = request;

@@ -55,6 +55,9 @@ using MakeDecision = c10::function_ref<Call(bool must_not_wait)>;
 // while all others that need it wait.
 Call find_or_make_call(const Request& request, MakeDecision make);
 
+// Counts a call that was remembered elsewhere as one that this thread's store had.
+void count_remembered_call();
+
 // A plan that the constraints admit, remembered by this thread or built, or the reason why there is
 // none.
 std::variant<AdmissiblePlan, Unsupported> admissible_plan(const Request& request,

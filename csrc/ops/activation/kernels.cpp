@@ -2,12 +2,16 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/tanh.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/StringUtil.h>
 
 #include "core/tensors.h"
 #include "ops/activation/activation.h"
 #include "ops/call.h"
+#include "ops/known_kernel.h"
 #include "ops/schema.h"
 
 namespace torch_cudnn_ext::activation {
@@ -82,13 +86,26 @@ Tensor empty_gradient(const ActivationProblem& p, const BackwardArgs<false>& a) 
   return at::empty_like(as_dy ? a.grad_output : a.output);
 }
 
-Tensor forward(const ForwardArgs<false>& a) {
+Tensor run_forward(const ForwardArgs<false>& a) {
   auto p = checked(a);
   c10::OptionalDeviceGuard guard(a.input.device());
   Tensor x = dense(a.input);
   Tensor y = at::empty_like(x);
   run_into(p, x, y, {}, {}, a.policy);
   return y;
+}
+
+// PyTorch's own functions of one argument.
+std::optional<Tensor> plain_forward(const ForwardArgs<false>& a) {
+  if (!is_dense(a.input)) return std::nullopt;
+  if (a.kind == "relu") return at::relu(a.input);
+  if (a.kind == "tanh") return at::tanh(a.input);
+  if (a.kind == "sigmoid") return at::sigmoid(a.input);
+  return std::nullopt;
+}
+
+Tensor forward(const ForwardArgs<false>& a) {
+  return KnownKernel<ActivationProblem, run_forward, plain_forward>::call(a);
 }
 
 void forward_inplace(const ForwardArgs<true>& a) {

@@ -10,6 +10,7 @@
 
 #include "core/tensors.h"
 #include "ops/batch_norm/batch_norm.h"
+#include "ops/known_kernel.h"
 
 namespace torch_cudnn_ext::batch_norm {
 namespace {
@@ -111,12 +112,7 @@ Tensors4 run_training(const ForwardArgs& args) {
           reserve.defined() ? reserve : no_reserve(input)};
 }
 
-Tensors4 train(const TrainArgs& args) { return run_training(args); }
-Tensors4 train_alone(const TrainAloneArgs& args) { return run_training(args.forward()); }
-
-}  // namespace
-
-Tensor infer(const InferArgs& args) {
+Tensor run_inference(const InferArgs& args) {
   OptionalTensor mean = args.running_mean, var = args.running_var;
   ForwardArgs forward_args = args.forward(mean, var);
   bool per_activation = check_forward(forward_args);
@@ -125,6 +121,15 @@ Tensor infer(const InferArgs& args) {
   Forward forward(BatchNormPass::infer, forward_args, per_activation);
   forward.set_running(mean, var);
   return forward.run(args.policy);
+}
+
+Tensors4 train(const TrainArgs& args) { return run_training(args); }
+Tensors4 train_alone(const TrainAloneArgs& args) { return run_training(args.forward()); }
+
+}  // namespace
+
+Tensor infer(const InferArgs& args) {
+  return KnownKernel<BatchNormProblem, run_inference>::call(args);
 }
 
 Tensors3 backward(const BackwardArgs& args) {

@@ -2,6 +2,7 @@
 // without data. Knows no algorithm.
 #pragma once
 
+#include <ATen/ops/convolution.h>
 #include <c10/util/SmallVector.h>
 
 #include <optional>
@@ -107,11 +108,21 @@ class PerDimension {
   std::vector<SymInt> expanded_;
 };
 
-// Kernels of CPU, CUDA and meta tensors, and the forward's at autograd's keys.
+// Kernels of CPU, CUDA and meta tensors, and the forward's at autograd's keys. run_forward is
+// forward without the short way of calls that ran before.
+Tensor run_forward(const ForwardArgs& args);
 Tensor forward(const ForwardArgs& args);
 Tensor backward_input(const BackwardInputArgs& args);
 Tensor backward_weight(const BackwardWeightArgs& args);
 Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs& args);
+// PyTorch's own convolution on a GPU. On the CPU its result may depend on the strides of dimensions
+// of size 1, so it is called on a problem's tensors alone.
+template <class Args>
+std::optional<Tensor> plain_forward(const Args& a) {
+  if (!a.input.is_cuda() || a.transposed) return std::nullopt;
+  return at::convolution_symint(a.input, a.weight, a.bias, a.stride, a.padding, a.dilation, false,
+                                a.output_padding, a.groups);
+}
 // The sum over images and positions.
 Tensor bias_gradient(const Tensor& grad);
 

@@ -8,6 +8,7 @@
 #include "core/select/execute.h"
 #include "core/tensors.h"
 #include "ops/convolution/convolution.h"
+#include "ops/known_kernel.h"
 #include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::convolution {
@@ -225,11 +226,23 @@ Request request_of(ConvolutionPass pass, const BackwardArgsWith<Last>& a) {
           a.policy};
 }
 
-Tensor forward_relu(const ForwardReluArgs& a) {
+Tensor run_forward_relu(const ForwardReluArgs& a) {
   Request r{ConvolutionPass::fwd, kReluNames, a.input,       a.weight, {}, a.stride, a.padding,
             a.dilation,           a.groups,   a.flip_kernel, 1,        0,  a.policy};
   r.activation = Activation::relu;
   return run_functional(r, a.bias, a.z);
+}
+
+Tensor forward_relu(const ForwardReluArgs& args) {
+  return KnownKernel<ConvolutionProblem, run_forward_relu>::call(args);
+}
+
+Tensor run_backward_input(const BackwardInputArgs& args) {
+  return run_functional(request_of(ConvolutionPass::bwd_data, args), {}, args.last);
+}
+
+Tensor run_backward_weight(const BackwardWeightArgs& args) {
+  return run_functional(request_of(ConvolutionPass::bwd_filter, args), {}, args.last);
 }
 
 void forward_out(const ForwardOutArgs& args) {
@@ -245,6 +258,11 @@ void backward_weight_out(const BackwardWeightOutArgs& args) {
   run_into(request_of(ConvolutionPass::bwd_filter, args), {}, args.last);
 }
 
+std::optional<Tensor> plain_convolution(const ForwardArgs& args) {
+  bool fits = args.alpha == 1 && !has(args.last) && !args.flip_kernel;
+  return fits ? plain_forward(args) : std::nullopt;
+}
+
 void register_all(torch::Library& m) {
   register_kernels<forward, forward_relu, backward_input, backward_weight, forward_out,
                    backward_input_out, backward_weight_out>(m);
@@ -252,17 +270,21 @@ void register_all(torch::Library& m) {
 
 }  // namespace
 
-Tensor forward(const ForwardArgs& args) {
+Tensor run_forward(const ForwardArgs& args) {
   return call_without_surplus(
       args, [](const ForwardArgs& a) { return run_functional(request_of(a), a.bias, a.last); });
 }
 
+Tensor forward(const ForwardArgs& args) {
+  return KnownKernel<ConvolutionProblem, run_forward, plain_convolution>::call(args);
+}
+
 Tensor backward_input(const BackwardInputArgs& args) {
-  return run_functional(request_of(ConvolutionPass::bwd_data, args), {}, args.last);
+  return KnownKernel<ConvolutionProblem, run_backward_input>::call(args);
 }
 
 Tensor backward_weight(const BackwardWeightArgs& args) {
-  return run_functional(request_of(ConvolutionPass::bwd_filter, args), {}, args.last);
+  return KnownKernel<ConvolutionProblem, run_backward_weight>::call(args);
 }
 
 ConvolutionProblem make_problem(ConvolutionPass pass, const Tensor& x, const Tensor& w,

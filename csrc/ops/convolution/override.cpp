@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/convolution/convolution.h"
+#include "ops/known_kernel.h"
 #include "torch/compiled_graphs.h"
 #include "torch/convolution_internals.h"
 #include "torch/internals.h"
@@ -21,6 +22,22 @@ Tensor in_format(const Tensor& t, at::MemoryFormat layout) {
   // Tensors of three dimensions have no other format.
   return t.dim() > 3 ? t.contiguous(layout) : t.contiguous();
 }
+
+struct AtenArgs {
+  const Tensor &input, &weight;
+  const OptionalTensor& bias;
+  SymIntArrayRef stride, padding, dilation;
+  bool transposed;
+  SymIntArrayRef output_padding;
+  const SymInt& groups;
+  bool in_compiled_graph;
+  OptionalPolicy policy = std::nullopt;
+
+  auto tied() const {
+    return std::tie(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                    groups, in_compiled_graph);
+  }
+};
 
 // What all of F.conv* and F.conv_transpose* come down to.
 struct AtenConvolution {
@@ -57,8 +74,9 @@ struct AtenConvolution {
   static Tensor run(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                     SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                     bool transposed, SymIntArrayRef output_padding, const SymInt& groups) {
-    return call(forward, input, weight, bias, stride, padding, dilation, transposed, output_padding,
-                groups);
+    return KnownKernel<ConvolutionProblem, run_once, plain_forward<AtenArgs>>::call(
+        {input, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+         CompiledGraphs::is_running()});
   }
   template <c10::DispatchKey>
   static Tensor plain(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
@@ -71,6 +89,11 @@ struct AtenConvolution {
   }
 
  private:
+  static Tensor run_once(const AtenArgs& a) {
+    return call(run_forward, a.input, a.weight, a.bias, a.stride, a.padding, a.dilation,
+                a.transposed, a.output_padding, a.groups);
+  }
+
   // `forward` of the arguments. The code of a compiled graph is made for the layout that PyTorch's
   // kernel gives, which for some kernels is contiguous whatever the operands are.
   template <class Forward>

@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "ops/known_kernel.h"
 #include "ops/layer_norm/layer_norm.h"
 #include "ops/typed_call.h"
 #include "torch/compat.h"
@@ -66,16 +67,44 @@ OptionalTensor flat(const char* op, const char* name, const OptionalTensor& t,
   return with_sizes(*t, {t->sym_numel()});
 }
 
+struct LayerNormArgs {
+  const Tensor& input;
+  SymIntArrayRef normalized_shape;
+  const OptionalTensor &weight, &bias;
+  double epsilon;
+  OptionalPolicy policy;
+
+  auto tied() const { return std::tie(input, normalized_shape, weight, bias, epsilon, policy); }
+};
+
+Tensor run_layer_norm(const LayerNormArgs& a) {
+  constexpr const char* kOp = "layer_norm";
+  Tensor y = normalised(
+      as_rows(kOp, a.input, a.normalized_shape), flat(kOp, "weight", a.weight, a.normalized_shape),
+      flat(kOp, "bias", a.bias, a.normalized_shape), "layer", 1, a.epsilon, a.policy);
+  return result_with_sizes(y, a.input.sym_sizes());
+}
+
+std::optional<Tensor> plain_layer_norm(const LayerNormArgs& a) {
+  auto fits = [&](const OptionalTensor& t) {
+    return !has(t) || t->scalar_type() == a.input.scalar_type();
+  };
+  if (!fits(a.weight) || !fits(a.bias)) return std::nullopt;
+  return std::get<0>(at::native_layer_norm(a.input, C10_AS_INTARRAYREF_SLOW(a.normalized_shape),
+                                           a.weight, a.bias, a.epsilon));
+}
+
 }  // namespace
 
 Tensor layer_norm(const Tensor& input, SymIntArrayRef normalized_shape,
                   const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
                   OptionalPolicy policy) {
-  constexpr const char* kOp = "layer_norm";
-  Tensor y = normalised(as_rows(kOp, input, normalized_shape),
-                        flat(kOp, "weight", weight, normalized_shape),
-                        flat(kOp, "bias", bias, normalized_shape), "layer", 1, epsilon, policy);
-  return result_with_sizes(y, input.sym_sizes());
+  LayerNormArgs args{input, normalized_shape, weight, bias, epsilon, policy};
+  if (!is_plain_call({&input, &or_undefined(weight), &or_undefined(bias)})) {
+    return run_layer_norm(args);
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return KnownKernel<LayerNormProblem, run_layer_norm, plain_layer_norm>::call(args);
 }
 
 namespace {

@@ -1,7 +1,9 @@
 // Kernel and schema of the matrix product with its epilogue.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/DimVector.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/accumulate.h>
@@ -10,6 +12,7 @@
 
 #include "core/tensors.h"
 #include "ops/call.h"
+#include "ops/known_kernel.h"
 #include "ops/matmul/matmul.h"
 #include "ops/schema.h"
 
@@ -111,7 +114,7 @@ Tensor without_products(const MatmulArgs& a, at::IntArrayRef sizes, bool adds_z,
   return activation == Activation::relu ? result.relu_() : result;
 }
 
-Tensor forward(const MatmulArgs& a) {
+Tensor run_forward(const MatmulArgs& a) {
   Sizes s = check_arguments(a);
   MatmulProblem p;
   p.activation = activation_of(a.activation);
@@ -146,6 +149,20 @@ Tensor forward(const MatmulArgs& a) {
   p.alignment = alignment_of({&left, &right, &bindings[Role::bias], &bindings[Role::z]});
   run_problem(p, a.policy, a.a, bindings);
   return pytorch_kernels::view(bindings[Role::y], sizes);
+}
+
+// PyTorch's own product of two matrices.
+std::optional<Tensor> plain_forward(const MatmulArgs& a) {
+  bool fits =
+      a.a.dim() == 2 && a.b.dim() == 2 && a.alpha == 1 && !has(a.z) && a.activation == "none";
+  if (!fits) return std::nullopt;
+  Tensor left = a.transpose_a ? transposed(a.a) : a.a;
+  Tensor right = a.transpose_b ? transposed(a.b) : a.b;
+  return has(a.bias) ? at::addmm(*a.bias, left, right) : at::mm(left, right);
+}
+
+Tensor forward(const MatmulArgs& a) {
+  return KnownKernel<MatmulProblem, run_forward, plain_forward>::call(a);
 }
 
 Tensor forward_meta(const MatmulArgs& a) {

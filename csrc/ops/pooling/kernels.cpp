@@ -1,10 +1,13 @@
 // Pooling on tensors that have data: makes the Problem of a call and runs it.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/max_pool2d_with_indices.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include "core/select/decision_record.h"
 #include "core/writer.h"
+#include "ops/known_kernel.h"
 #include "ops/pooling/pooling.h"
 
 namespace torch_cudnn_ext::pooling {
@@ -88,6 +91,57 @@ PoolingMode mode_of(const AverageArgs& average) {
   return average.count_include_pad ? PoolingMode::avg_include : PoolingMode::avg_exclude;
 }
 
+Tensor run_max_pool(const MaxPoolArgs& args) {
+  return std::get<0>(
+      run_forward("max_pool", args.input, args.w, PoolingMode::max, 1, false, args.policy));
+}
+
+// PyTorch's own pooling of images, by windows that do not adapt.
+std::optional<Tensor> plain_max_pool(const MaxPoolArgs& args) {
+  const WindowArgs& w = args.w;
+  if (args.input.dim() != 4 || w.kernel_size.size() != 2 || w.adaptive) return std::nullopt;
+  return std::get<0>(at::max_pool2d_with_indices(
+      args.input, C10_AS_INTARRAYREF_SLOW(w.kernel_size), C10_AS_INTARRAYREF_SLOW(w.stride),
+      C10_AS_INTARRAYREF_SLOW(w.padding), C10_AS_INTARRAYREF_SLOW(w.dilation), w.ceil));
+}
+
+std::optional<Tensor> plain_avg_pool(const AvgPoolArgs& args) {
+  const AverageArgs& a = args.average;
+  if (args.input.dim() != 4 || a.kernel_size.size() != 2 || a.adaptive) return std::nullopt;
+  return at::avg_pool2d(args.input, C10_AS_INTARRAYREF_SLOW(a.kernel_size),
+                        C10_AS_INTARRAYREF_SLOW(a.stride), C10_AS_INTARRAYREF_SLOW(a.padding),
+                        a.ceil, a.count_include_pad, a.divisor);
+}
+
+Tensor run_avg_pool(const AvgPoolArgs& args) {
+  Windows w = checked_windows(args.input, args.average);
+  int64_t divisor = divisor_of(args.average);
+  return std::get<0>(
+      run_forward("avg_pool", args.input, w, mode_of(args.average), divisor, false, args.policy));
+}
+
+Tensor run_avg_pool_backward(const AvgPoolBackwardArgs& args) {
+  Windows w = args.average.windows();
+  check_avg_backward(args, w);
+  c10::OptionalDeviceGuard guard(args.grad_output.device());
+  if (args.grad_output.numel() == 0) return avg_pool_backward_meta(args).zero_();
+  at::MemoryFormat format = format_from(args.channels_last, w);
+  Bindings bindings;
+  Tensor& dy = bindings[Role::dy];
+  dy = dense(args.grad_output, w, format);
+  Dims sizes{dy.size(0), dy.size(1)};
+  for (int64_t size : lifted(args.input_size.slice(args.input_size.size() - w.window.size()), 1)) {
+    sizes.push_back(size);
+  }
+  TensorSpec x{dy.scalar_type(), sizes,
+               args.channels_last ? channels_last_strides(sizes) : contiguous_strides(sizes)};
+  PoolingProblem p = make_problem(Pass::bwd, mode_of(args.average), w, x, alignment_of({&dy}));
+  p.divisor = divisor_of(args.average);
+  run_pooling(p, args.policy, dy, bindings);
+  return lower(with_strides_of(format, bindings[Role::dx]), w,
+               static_cast<int64_t>(args.input_size.size()));
+}
+
 void register_all(torch::Library& m) {
   register_kernels<max_pool, avg_pool, avg_pool_backward, max_pool_train, max_pool_backward>(m);
 }
@@ -95,8 +149,7 @@ void register_all(torch::Library& m) {
 }  // namespace
 
 Tensor max_pool(const MaxPoolArgs& args) {
-  return std::get<0>(
-      run_forward("max_pool", args.input, args.w, PoolingMode::max, 1, false, args.policy));
+  return KnownKernel<PoolingProblem, run_max_pool, plain_max_pool>::call(args);
 }
 
 // Runs in the layout of the forward: hooks on saved tensors may have changed that of the tensors.
@@ -123,32 +176,11 @@ Tensor max_pool_backward(const MaxPoolBackwardArgs& args) {
 }
 
 Tensor avg_pool(const AvgPoolArgs& args) {
-  Windows w = checked_windows(args.input, args.average);
-  int64_t divisor = divisor_of(args.average);
-  return std::get<0>(
-      run_forward("avg_pool", args.input, w, mode_of(args.average), divisor, false, args.policy));
+  return KnownKernel<PoolingProblem, run_avg_pool, plain_avg_pool>::call(args);
 }
 
 Tensor avg_pool_backward(const AvgPoolBackwardArgs& args) {
-  Windows w = args.average.windows();
-  check_avg_backward(args, w);
-  c10::OptionalDeviceGuard guard(args.grad_output.device());
-  if (args.grad_output.numel() == 0) return avg_pool_backward_meta(args).zero_();
-  at::MemoryFormat format = format_from(args.channels_last, w);
-  Bindings bindings;
-  Tensor& dy = bindings[Role::dy];
-  dy = dense(args.grad_output, w, format);
-  Dims sizes{dy.size(0), dy.size(1)};
-  for (int64_t size : lifted(args.input_size.slice(args.input_size.size() - w.window.size()), 1)) {
-    sizes.push_back(size);
-  }
-  TensorSpec x{dy.scalar_type(), sizes,
-               args.channels_last ? channels_last_strides(sizes) : contiguous_strides(sizes)};
-  PoolingProblem p = make_problem(Pass::bwd, mode_of(args.average), w, x, alignment_of({&dy}));
-  p.divisor = divisor_of(args.average);
-  run_pooling(p, args.policy, dy, bindings);
-  return lower(with_strides_of(format, bindings[Role::dx]), w,
-               static_cast<int64_t>(args.input_size.size()));
+  return KnownKernel<PoolingProblem, run_avg_pool_backward>::call(args);
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_all(m); }

@@ -9,6 +9,7 @@
 
 #include "ops/autograd.h"
 #include "ops/call.h"
+#include "ops/known_kernel.h"
 #include "ops/schema.h"
 #include "torch/internals.h"
 #include "torch/overrides.h"
@@ -87,12 +88,36 @@ int64_t check_arguments(const BackwardArgs& a) {
   return check_dim(a.kName, a.output, a.dim);
 }
 
+// PyTorch's own kernel.
 template <bool log>
-Tensor forward(const ForwardArgs<log>& a) {
+Tensor pytorch_forward(const Tensor& input, int64_t dim, bool half_to_float) {
+  namespace kernels = pytorch_kernels;
+  if (input.is_cpu()) {
+    return log ? kernels::cpu::_log_softmax(input, dim, half_to_float)
+               : kernels::cpu::_softmax(input, dim, half_to_float);
+  }
+  return log ? kernels::cuda::_log_softmax(input, dim, half_to_float)
+             : kernels::cuda::_softmax(input, dim, half_to_float);
+}
+
+template <bool log>
+std::optional<Tensor> plain_forward(const ForwardArgs<log>& a) {
+  bool same_dtype = a.dtype.value_or(a.input.scalar_type()) == a.input.scalar_type();
+  if (!same_dtype || !a.input.is_contiguous()) return std::nullopt;
+  return pytorch_forward<log>(a.input, a.dim, false);
+}
+
+template <bool log>
+Tensor run_forward(const ForwardArgs<log>& a) {
   int64_t dim = check_arguments(a);
   Tensor x = a.dtype ? in_dtype(a.input, *a.dtype) : a.input;
   check_dtype(a.kName, "input", x);
   return run(Pass::fwd, x, {}, dim, log, a.policy);
+}
+
+template <bool log>
+Tensor forward(const ForwardArgs<log>& a) {
+  return KnownKernel<SoftmaxProblem, run_forward<log>, plain_forward<log>>::call(a);
 }
 
 template <bool log>
@@ -104,8 +129,12 @@ Tensor forward_meta(const ForwardArgs<log>& a) {
   return y;
 }
 
-Tensor backward(const BackwardArgs& a) {
+Tensor run_backward(const BackwardArgs& a) {
   return run(Pass::bwd, a.grad_output, a.output, check_arguments(a), a.log, a.policy);
+}
+
+Tensor backward(const BackwardArgs& a) {
+  return KnownKernel<SoftmaxProblem, run_backward>::call(a);
 }
 
 Tensor backward_meta(const BackwardArgs& a) {
@@ -238,16 +267,9 @@ struct AtenSoftmax {
   static Tensor run(const Tensor& input, int64_t dim, bool half_to_float) {
     return forward<log>(args(input, dim, half_to_float));
   }
-  template <c10::DispatchKey key>
+  template <c10::DispatchKey>
   static Tensor plain(const Tensor& input, int64_t dim, bool half_to_float) {
-    namespace kernels = pytorch_kernels;
-    if constexpr (key == c10::DispatchKey::CPU) {
-      return log ? kernels::cpu::_log_softmax(input, dim, half_to_float)
-                 : kernels::cpu::_softmax(input, dim, half_to_float);
-    } else {
-      return log ? kernels::cuda::_log_softmax(input, dim, half_to_float)
-                 : kernels::cuda::_softmax(input, dim, half_to_float);
-    }
+    return pytorch_forward<log>(input, dim, half_to_float);
   }
 };
 

@@ -1,0 +1,200 @@
+#include "core/select/known_calls.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/errors.h"
+#include "core/override_guard.h"
+#include "core/policy/levels.h"
+#include "core/select/recording.h"
+#include "core/tensors.h"
+#include "torch/internals.h"
+
+namespace torch_cudnn_ext {
+
+namespace {
+
+constexpr int kRoleCount = static_cast<int>(Role::kCount);
+thread_local ExecutionWatch* watch = nullptr;
+
+// What one thread learnt, by the key's hash. A newer key takes the place of an older one. Plans are
+// referred to, not kept: the plan store says when a plan ends.
+struct Learnt {
+  static constexpr size_t kPlaces = 1024;
+  std::array<std::unique_ptr<KnownCall>, kPlaces> calls;
+  uint64_t generation = 0;
+
+  std::unique_ptr<KnownCall>& at(const Key& key) { return calls[key.hash() % kPlaces]; }
+};
+Learnt& learnt_here() {
+  static thread_local auto learnt = std::make_unique<Learnt>();
+  return *learnt;
+}
+
+// Whether the tensors begin at the same element of the same memory.
+bool begin_alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+         a.storage_offset() == b.storage_offset() && a.scalar_type() == b.scalar_type();
+}
+
+// `t` as a view of `whole`, whose first element it shares.
+bool learn_view(KnownView& view, const at::Tensor& t, const at::Tensor& whole) {
+  view.is_whole = t.is_same(whole);
+  if (view.is_whole) return true;
+  if (t.dim() > kMaxDims) return false;
+  view.sizes = Dims(t.sizes());
+  view.strides = Dims(t.strides());
+  return true;
+}
+
+bool share_memory(c10::ArrayRef<const at::Tensor*> tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (tensors[i]->is_alias_of(*tensors[j])) return true;
+    }
+  }
+  return false;
+}
+
+// Runs what takes a plan's place in execute(), with the same care.
+template <class Run>
+bool run_known(const KnownCall& known, Run&& run) {
+  OverrideGuard plain;
+  ExcludeKeysGuard no_autocast(c10::autocast_dispatch_keyset);
+  const DecisionRecord* record = known.decision->record;
+  note_executed(known.pass, record);
+  try {
+    if (!run()) return false;
+  } catch (const c10::OutOfMemoryError&) {
+    return false;
+  } catch (const UnsupportedAtRun&) {
+    return false;
+  }
+  record_call({record, {}});
+  count_remembered_call();
+  return true;
+}
+
+}  // namespace
+
+at::Tensor KnownView::of(const at::Tensor& t) const {
+  return is_whole ? t : strided_view(t, sizes, strides);
+}
+
+ExecutionWatch::ExecutionWatch() : outer_(std::exchange(watch, this)) {}
+ExecutionWatch::~ExecutionWatch() { watch = outer_; }
+
+void ExecutionWatch::before_run(const Problem& problem, const Call& call, const Device& device,
+                                const Bindings& bindings) {
+  if (watch == nullptr) return;
+  ++watch->runs_;
+  watch->call_ = call;
+  watch->device_ = device;
+  watch->pass_ = ExecutedPass(problem);
+  watch->before_ = bindings;
+}
+
+void ExecutionWatch::after_run(const Bindings& bindings) {
+  if (watch != nullptr) watch->after_ = bindings;
+}
+
+bool ExecutionWatch::learn_inputs(KnownCall& known,
+                                  c10::ArrayRef<const at::Tensor*> arguments) const {
+  size_t read = 0;
+  c10::SmallVector<bool, 8> is_read(arguments.size(), false);
+  for (int i = 0; i < kRoleCount; ++i) {
+    const at::Tensor& t = before_.tensors[i];
+    if (!t.defined()) continue;
+    auto found = std::find_if(arguments.begin(), arguments.end(), [&](const at::Tensor* argument) {
+      return begin_alike(t, *argument);
+    });
+    KnownCall::Input input{static_cast<Role>(i), static_cast<int>(found - arguments.begin()), {}};
+    if (found == arguments.end() || !learn_view(input.view, t, **found)) return false;
+    read += !std::exchange(is_read[input.argument], true);
+    known.inputs.push_back(std::move(input));
+  }
+  return read == arguments.size();
+}
+
+bool ExecutionWatch::learn_output(KnownCall& known, const at::Tensor& result) const {
+  int found = 0;
+  for (int i = 0; i < kRoleCount; ++i) {
+    const at::Tensor& t = after_.tensors[i];
+    if (before_.tensors[i].defined() || !t.defined() || !begin_alike(t, result)) continue;
+    ++found;
+    known.output = static_cast<Role>(i);
+    if (!learn_view(known.result, result, t)) return false;
+  }
+  return found == 1;
+}
+
+bool ExecutionWatch::learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
+                           const at::Tensor& result) const {
+  bool lasts = runs_ == 1 && call_.decision->is_kept && call_.decision->is_valid();
+  if (!lasts || share_memory(arguments)) return false;
+  known.decision = call_.decision;
+  if (before_.replay != Replay::never) return true;
+  known.leads_to_default = call_.plan->algorithm.is_baseline();
+  known.device = device_;
+  known.pass = pass_;
+  known.plan = call_.plan;
+  known.alpha = before_.alpha;
+  known.beta = before_.beta;
+  known.epsilon = before_.epsilon;
+  known.momentum = before_.momentum;
+  known.leads_to_plan = learn_inputs(known, arguments) && learn_output(known, result);
+  return true;
+}
+
+const KnownCall* find_known_call(const Key& key) {
+  Learnt& learnt = learnt_here();
+  if (learnt.generation != decision_generation() || is_dry_run()) return nullptr;
+  const KnownCall* known = learnt.at(key).get();
+  if (known == nullptr || !(known->key == key)) return nullptr;
+  return known->decision->is_valid() ? known : nullptr;
+}
+
+void remember_known_call(std::unique_ptr<KnownCall> known) {
+  Learnt& learnt = learnt_here();
+  uint64_t now = decision_generation();
+  if (learnt.generation != now) {
+    for (auto& call : learnt.calls) call.reset();
+    learnt.generation = now;
+  }
+  auto& place = learnt.at(known->key);
+  place = std::move(known);
+}
+
+std::optional<at::Tensor> run_known_call(const KnownCall& known,
+                                         c10::ArrayRef<const at::Tensor*> arguments) {
+  std::optional<at::Tensor> result;
+  run_known(known, [&] {
+    std::shared_ptr<Plan> plan = known.plan.lock();
+    if (plan == nullptr) return false;
+    Bindings bindings;
+    bindings.alpha = known.alpha;
+    bindings.beta = known.beta;
+    bindings.epsilon = known.epsilon;
+    bindings.momentum = known.momentum;
+    for (const KnownCall::Input& input : known.inputs) {
+      bindings[input.role] = input.view.of(*arguments[input.argument]);
+    }
+    plan->run(bindings);
+    retain_for_graph(plan, known.device);
+    result = known.result.of(bindings[known.output]);
+    return true;
+  });
+  return result;
+}
+
+std::optional<at::Tensor> run_known_call(const KnownCall& known,
+                                         c10::function_ref<std::optional<at::Tensor>()> plain) {
+  std::optional<at::Tensor> result;
+  run_known(known, [&] {
+    result = plain();
+    return result.has_value();
+  });
+  return result;
+}
+
+}  // namespace torch_cudnn_ext

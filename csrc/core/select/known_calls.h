@@ -1,0 +1,98 @@
+// Calls of kernels that ran before. A call whose arguments are of the same kind runs the plan of
+// the earlier one, without the checks, the problem and the look-up between a kernel and its plan.
+// In a network each layer's call finds the processor's caches full of other things, so that every
+// line of memory which a call does not read counts. Knows no kernel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "core/base/dims.h"
+#include "core/plan.h"
+#include "core/select/decision_record.h"
+#include "core/select/plan_store.h"
+
+namespace torch_cudnn_ext {
+
+// A tensor as a view of another one, from its first element on.
+struct KnownView {
+  bool is_whole = true;  // it is that tensor itself
+  Dims sizes, strides;
+
+  at::Tensor of(const at::Tensor& t) const;
+};
+
+// What was learnt of the calls that have a key. The key holds all that the checks, the problem and
+// the decision depend on, so it holds for every call that has the key.
+struct KnownCall {
+  explicit KnownCall(const Key& key) : key(key) {}
+
+  const Key key;
+  std::shared_ptr<const Decision> decision;
+  std::weak_ptr<Plan> plan;       // which this thread's store keeps
+  bool leads_to_plan = false;     // the plan can be run from the arguments alone
+  bool leads_to_default = false;  // PyTorch's operator on the arguments runs the same algorithm
+  Device device;
+  ExecutedPass pass;
+  // What the plan reads, by the number of the tensor among the arguments.
+  struct Input {
+    Role role;
+    int argument;
+    KnownView view;
+  };
+  c10::SmallVector<Input, 4> inputs;
+  Role output = Role::y;
+  KnownView result;  // as a view of the output
+  double alpha = 1, beta = 0, epsilon = 0, momentum = 0;
+};
+
+// What a thread executes while this object lives and no newer one does.
+class ExecutionWatch {
+ public:
+  ExecutionWatch();
+  ~ExecutionWatch();
+  ExecutionWatch(const ExecutionWatch&) = delete;
+  ExecutionWatch& operator=(const ExecutionWatch&) = delete;
+
+  // Called by execute(): before a plan's run and after it. No other run counts as one.
+  static void before_run(const Problem& problem, const Call& call, const Device& device,
+                         const Bindings& bindings);
+  static void after_run(const Bindings& bindings);
+
+  // Learns the short way from the tensors among the arguments to the result, if there is one: one
+  // plan ran, it read arguments and all of them, and its output is the result. False if the next
+  // call may differ, so that nothing is to be remembered.
+  bool learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
+             const at::Tensor& result) const;
+
+ private:
+  bool learn_inputs(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments) const;
+  bool learn_output(KnownCall& known, const at::Tensor& result) const;
+
+  ExecutionWatch* const outer_;
+  int runs_ = 0;
+  Call call_;
+  Device device_;
+  ExecutedPass pass_;
+  Bindings before_, after_;
+};
+
+// What this thread learnt of a key; nullptr if nothing.
+const KnownCall* find_known_call(const Key& key);
+void remember_known_call(std::unique_ptr<KnownCall> known);
+
+// Runs what was learnt. nullopt if the plan did not run this time, which execute() handles.
+std::optional<at::Tensor> run_known_call(const KnownCall& known,
+                                         c10::ArrayRef<const at::Tensor*> arguments);
+// The same with PyTorch's operator in the plan's place. It may give nullopt too.
+std::optional<at::Tensor> run_known_call(const KnownCall& known,
+                                         c10::function_ref<std::optional<at::Tensor>()> plain);
+
+}  // namespace torch_cudnn_ext

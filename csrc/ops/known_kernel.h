@@ -1,0 +1,152 @@
+// Kernels that take the short way of calls that ran before (core/select/known_calls.h). Knows no
+// operator.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "core/override_guard.h"
+#include "core/select/known_calls.h"
+#include "ops/call.h"
+
+namespace torch_cudnn_ext {
+
+// The key of a call: all of its arguments but the policy, which comes resolved, and the tensors
+// among them.
+class CallKey {
+ public:
+  CallKey(const void* kernel, const ResolvedPolicy& policy) {
+    push(reinterpret_cast<intptr_t>(kernel));
+    push(policy.id);
+  }
+
+  template <class Tied>
+  void add_all(const Tied& tied) {
+    std::apply([&](const auto&... arguments) { (add(arguments), ...); }, tied);
+    if (!tensors_.empty() && tensors_[0]->is_cpu()) push(at::get_num_threads());
+    key_.finish();
+  }
+
+  // False if an argument has no place in a key.
+  bool is_complete() const { return is_complete_ && !tensors_.empty(); }
+  const Key& key() const { return key_; }
+  c10::ArrayRef<const Tensor*> tensors() const { return tensors_; }  // the defined ones
+
+ private:
+  void push(int64_t word) {
+    constexpr int kMostWords = 72;
+    is_complete_ = is_complete_ && ++count_ <= kMostWords;
+    if (is_complete_) key_.push(word);
+  }
+
+  void add(const Tensor& t) {
+    if (!t.defined()) return push(-1);
+    bool is_plain = t.layout() == at::kStrided && (t.is_cpu() || t.is_cuda()) &&
+                    !t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !t.is_conj() &&
+                    !t.is_neg();
+    is_complete_ = is_complete_ && is_plain;
+    if (!is_plain) return;
+    tensors_.push_back(&t);
+    auto device = static_cast<int64_t>(t.device().type()) << 16 | (t.device().index() & 0xFF);
+    push(device << 32 | static_cast<int64_t>(t.scalar_type()) << 24 | t.dim() << 16 |
+         alignment_of({&t}));
+    for (int64_t size : t.sizes()) push(size);
+    for (int64_t stride : t.strides()) push(stride);
+  }
+  void add(const OptionalTensor& t) { add(or_undefined(t)); }
+  void add(const SymInt& number) {
+    std::optional<int64_t> known = number.maybe_as_int();
+    is_complete_ = is_complete_ && known;
+    push(known.value_or(0));
+  }
+  void add(SymIntArrayRef list) {
+    push(static_cast<int64_t>(list.size()));
+    for (const SymInt& number : list) add(number);
+  }
+  void add(double number) {
+    int64_t word = 0;
+    std::memcpy(&word, &number, sizeof word);
+    push(word);
+  }
+  void add(std::string_view text) {
+    push(static_cast<int64_t>(text.size()));
+    for (; !text.empty(); text.remove_prefix(std::min(text.size(), sizeof(int64_t)))) {
+      int64_t word = 0;
+      std::memcpy(&word, text.data(), std::min(text.size(), sizeof word));
+      push(word);
+    }
+  }
+  void add(const OptionalPolicy&) {}
+  template <class Number>
+  std::enable_if_t<std::is_integral_v<Number> || std::is_enum_v<Number>> add(Number number) {
+    push(static_cast<int64_t>(number));
+  }
+  template <class Number>
+  std::enable_if_t<std::is_integral_v<Number> || std::is_enum_v<Number>> add(
+      const std::optional<Number>& number) {
+    push(number.has_value());
+    push(number ? static_cast<int64_t>(*number) : 0);
+  }
+
+  Key key_;
+  c10::SmallVector<const Tensor*, 6> tensors_;
+  int count_ = 0;
+  bool is_complete_ = true;
+};
+
+template <class Args>
+using PlainKernel = std::optional<Tensor> (*)(const Args&);
+
+// Whether PyTorch's operator gives a tensor like this result, which its kernel gave another way.
+template <class Args>
+bool is_given_by(PlainKernel<Args> plain, const Args& args, const Tensor& result) {
+  OverrideGuard of_pytorch;
+  std::optional<Tensor> other = plain != nullptr ? plain(args) : std::nullopt;
+  return other && other->scalar_type() == result.scalar_type() &&
+         other->sizes() == result.sizes() && other->strides() == result.strides();
+}
+
+// `kernel` of the arguments, by the short way if there is one. `plain` is PyTorch's operator on the
+// same arguments, for calls whose algorithm is PyTorch's own; nullopt if there is no such operator.
+template <class P, class Args>
+Tensor call_known(Tensor (*kernel)(const Args&), PlainKernel<Args> plain, const Args& args) {
+  CallKey key(reinterpret_cast<const void*>(kernel), resolve_policy(P::kFamily, args.policy));
+  key.add_all(args.tied());
+  if (!key.is_complete()) return kernel(args);
+  if (const KnownCall* known = find_known_call(key.key())) {
+    c10::OptionalDeviceGuard guard(key.tensors()[0]->device());
+    std::optional<Tensor> result;
+    if (known->leads_to_default) result = run_known_call(*known, [&] { return plain(args); });
+    if (!result && known->leads_to_plan) result = run_known_call(*known, key.tensors());
+    return result ? *std::move(result) : kernel(args);
+  }
+  ExecutionWatch watch;
+  Tensor result = kernel(args);
+  auto learnt = std::make_unique<KnownCall>(key.key());
+  if (watch.learn(*learnt, key.tensors(), result)) {
+    learnt->leads_to_default = learnt->leads_to_default && is_given_by(plain, args, result);
+    remember_known_call(std::move(learnt));
+  }
+  return result;
+}
+
+// A kernel over problems of one family that takes the short way. The kernel's result depends on
+// its arguments' kinds, and on the values of tensors in no other way than through its plan.
+template <class P, auto kernel, auto plain = nullptr>
+struct KnownKernel;
+template <class P, class Args, Tensor (*kernel)(const Args&), auto plain>
+struct KnownKernel<P, kernel, plain> {
+  static Tensor call(const Args& args) { return call_known<P, Args>(kernel, plain, args); }
+};
+
+}  // namespace torch_cudnn_ext
