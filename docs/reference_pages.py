@@ -31,6 +31,14 @@ TOOL_VARIABLES = {
     "MAX_JOBS": "Compilers at a time. The default depends on cores and memory.",
     "CUDA_HOME": "A CUDA toolkit, for headers that no wheel brings.",
 }
+# Modules of `ops` whose name is not that of the family; those of spatial transformers are functions.
+FAMILIES_OF_MODULES = {
+    "convolution": "conv",
+    "convolution_primitives": "conv",
+    "cross_entropy": "softmax",
+    "pooling": "pool",
+    "reduction": "reduce",
+}
 EXIT_CODES = {
     0: "All was done.",
     1: "Something failed while it ran, also in a network's own code.",
@@ -211,8 +219,25 @@ def operators() -> str:
     ]
     for row in cells:
         fields = [[name, text] for name, text in zip(headings[1:], row[1:], strict=True) if text]
-        lines += ["## " + row[0].strip("`"), "", markdown_table(["", ""], fields), ""]
+        family = row[0].strip("`")
+        fields.insert(0, ["functions", ", ".join(functions_of(family))])
+        lines += ["## " + family, "", markdown_table(["what", "of this family"], fields), ""]
     return "\n".join(lines)
+
+
+def functions_of(family: str) -> list[str]:
+    """Links to the functions of `ops` that run operators of a family."""
+    return [
+        f"{{py:func}}`~torch_cudnn_ext.ops.{name}`"
+        for name in ops.__all__
+        if family in (name, FAMILIES_OF_MODULES.get(module_of(name), module_of(name)))
+        and inspect.isfunction(getattr(ops, name))
+    ]
+
+
+def module_of(name: str) -> str:
+    """The module of `ops` that defines a function."""
+    return str(getattr(ops, name).__module__).rpartition(".")[2]
 
 
 def algorithms() -> str:
