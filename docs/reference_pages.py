@@ -31,7 +31,7 @@ TOOL_VARIABLES = {
     "MAX_JOBS": "Compilers at a time. The default depends on cores and memory.",
     "CUDA_HOME": "A CUDA toolkit, for headers that no wheel brings.",
 }
-# Modules of `ops` that do not have the family's name; the functions of spatial transformers have it.
+# Modules of `ops` without the family's name; the functions of spatial transformers have it.
 FAMILIES_OF_MODULES = {
     "convolution": "conv",
     "convolution_primitives": "conv",
