@@ -43,6 +43,7 @@ napoleon_custom_sections = [("Shapes", "notes_style")]
 
 html_theme = "furo"
 html_title = "torch_cudnn_ext"
+pygments_dark_style = "github-dark"  # does not underline names with underscores
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_copy_source = False

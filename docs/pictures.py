@@ -17,11 +17,19 @@ STATIC = Path(__file__).resolve().parent / "_static"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 SOURCE = "2026-11-26-h100.json"
 RESULT = "One layer of ResNet-50 in f32"
+SIZE = 15  # of text: on a phone a picture has two thirds of its width
+
+
+DASHED = 'stroke-width="1.5" stroke-dasharray="5 4"'
 
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of one version of a picture."""
+    """The colours of one version of a picture.
+
+    A picture is transparent. The background is the colour of the page, which outlines of points and
+    of text have.
+    """
 
     background: str
     text: str
@@ -66,13 +74,12 @@ class Picture:
     """The elements of an SVG."""
 
     def __init__(self, width: int, height: int, theme: Theme, title: str) -> None:
-        """Begin with the background."""
+        """Begin with the title."""
         self.theme = theme
         self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
             f'width="{width}" height="{height}" font-family="{FONT}" role="img">',
             f"<title>{escape(title)}</title>",
-            f'<rect width="{width}" height="{height}" rx="8" fill="{theme.background}"/>',
         ]
 
     def text(
@@ -80,7 +87,7 @@ class Picture:
         x: float,
         y: float,
         words: str,
-        size: int = 13,
+        size: int = SIZE,
         color: str = "",
         anchor: str = "start",
         weight: int = 400,
@@ -142,45 +149,51 @@ def mib(text: str) -> float:
 def algorithms(theme: Theme) -> str:
     """Time against workspace of one layer's algorithms."""
     points = read_points()
-    title = "Time against workspace of one layer's algorithms"
-    picture = Picture(680, 450, theme, title)
-    left, right, top, bottom = 52, 656, 84, 386
+    picture = Picture(520, 500, theme, "Time against workspace of one layer's algorithms")
+    left, right, top, bottom = 48, 504, 110, 400
     most_ms, most_mib = 0.55, 240.0
 
     def place(mib_: float, ms: float) -> tuple[float, float]:
         x = left + mib_ / most_mib * (right - left)
         return x, bottom - ms / most_ms * (bottom - top)
 
-    picture.text(20, 30, "One layer of ResNet-50, eleven algorithms", 18, weight=600)
-    words = "3x3 convolution, f32, batch 32, 64 channels at 56x56. H100, cuDNN 9.19, 2026-11-26."
-    picture.text(20, 53, words, 14, theme.faint)
+    picture.text(12, 28, "One layer of ResNet-50, eleven algorithms", 18, weight=600)
+    words = "3x3 convolution, f32, batch 32, 64 channels at 56x56."
+    picture.text(12, 52, words, color=theme.faint)
+    words = "H100, cuDNN 9.19, 2026-11-26. Winograd is off by default."
+    picture.text(12, 74, words, color=theme.faint)
     for step in range(6):
         _, y = place(0, step / 10)
         picture.line([(left, y), (right, y)], theme.line)
-        picture.text(left - 8, y + 4, f"{step / 10:.1f}", 14, theme.faint, "end")
-    for workspace in (0, 50, 100, 150):
+        picture.text(left - 8, y + 5, f"{step / 10:.1f}", color=theme.faint, anchor="end")
+    for workspace in (0, 50, 100, 150, 200):
         x, _ = place(workspace, 0)
-        picture.text(x, bottom + 20, str(workspace), 14, theme.faint, "middle")
-    picture.text(right, bottom + 20, "workspace, MiB", 14, theme.faint, "end")
-    picture.text(20, top - 8, "time, ms", 14, theme.faint)
+        picture.text(x, bottom + 21, str(workspace), color=theme.faint, anchor="middle")
+    picture.text(right, bottom + 42, "workspace, MiB", color=theme.faint, anchor="end")
+    picture.text(12, top - 4, "time, ms", color=theme.faint)
     frontier = best_under_caps(points)
     steps = [place(*frontier[0])]
     for point in frontier[1:]:
         x, y = place(*point)
         steps += [(x, steps[-1][1]), (x, y)]
     steps.append((right, steps[-1][1]))
-    picture.line(steps, theme.faint, 'stroke-width="1.5" stroke-dasharray="5 4"')
-    picture.text(
-        right, steps[-1][1] + 20, "the best with at most this workspace", 14, theme.faint, "end"
-    )
+    picture.line(steps, theme.faint, DASHED)
     draw_points(picture, points, place, right)
-    x = float(left)
+    draw_legend(picture, 12, bottom + 66)
+    return picture.done()
+
+
+def draw_legend(picture: Picture, left: float, y: float) -> None:
+    """What the colours of points and the dashed line mean."""
+    x = left
     for backend, words in {"graph": "cuDNN, graph API", "legacy": "cuDNN, classic API",
                            "aten": "PyTorch"}.items():  # fmt: skip
-        picture.dot(x + 6, bottom + 45, theme.of_backend[backend])
-        picture.text(x + 18, bottom + 50, words, 14)
-        x += 164
-    return picture.done()
+        picture.dot(x + 6, y - 5, picture.theme.of_backend[backend])
+        picture.text(x + 18, y, words)
+        x += 34 + 9 * len(words)
+    y += 24
+    picture.line([(left, y - 5), (left + 32, y - 5)], picture.theme.faint, DASHED)
+    picture.text(left + 40, y, "the best with at most this workspace")
 
 
 def best_under_caps(points: list[Point]) -> list[tuple[float, float]]:
@@ -209,15 +222,16 @@ def draw_points(picture: Picture, points: list[Point], place: object, right: flo
             picture.dot(x + 9 * shift, y, picture.theme.of_backend[backend])
     for x, y, members in groups:
         names = dict.fromkeys(one.name for one in members)
-        if len(members) == 1 and members[0].backend == "graph":  # by its engine knobs
-            names = dict.fromkeys([members[0].algorithm.removeprefix("graph:")])
-        words = ", ".join(names).replace("aten:default", "PyTorch's own")
+        lines = [", ".join(names).replace("aten:default", "PyTorch's own")]
+        if len(members) == 1 and members[0].backend == "graph":  # its engine knobs too
+            lines = members[0].algorithm.removeprefix("graph:").split("/")
         is_best = any((one.workspace_mib, one.ms) in best for one in members)
         anchor = "end" if x > right - 100 else "start"
         x += 6 if anchor == "end" else -4
-        picture.text(
-            x, y + (22 if is_best else -11), words, 14, anchor=anchor, halo=picture.theme.background
-        )
+        y += 23 if is_best else -11
+        for words in lines:
+            picture.text(x, y, words, anchor=anchor, halo=picture.theme.background)
+            y += 20
 
 
 LEVELS = {
@@ -234,27 +248,32 @@ LEVELS = {
 
 def levels(theme: Theme) -> str:
     """The levels of policy, the strongest above."""
-    picture = Picture(640, 60 + 46 * len(LEVELS), theme, "The levels of policy")
-    picture.text(24, 32, "Field by field, the uppermost level that says something decides.", 14)
+    picture = Picture(520, 52 + 60 * len(LEVELS), theme, "The levels of policy")
+    picture.text(12, 28, "Field by field, the uppermost level that says something decides.", 14)
     for row, (name, words) in enumerate(LEVELS.items()):
-        y = 48 + 46 * row
-        picture.box(24 + 10 * row, y, 592 - 20 * row, 36)
-        picture.text(40 + 10 * row, y + 23, name, 13, weight=600)
-        picture.text(600 - 10 * row, y + 23, words, 12, theme.faint, "end")
+        y = 44 + 60 * row
+        picture.box(12 + 10 * row, y, 496 - 20 * row, 52)
+        picture.text(26 + 10 * row, y + 21, name, weight=600)
+        picture.text(26 + 10 * row, y + 42, words, color=theme.faint)
     return picture.done()
 
 
 def layers_of_code() -> tuple[list[list[str]], list[list[str]]]:
     """The layers of the C++ and the Python half, the highest first, as `tools/check_layers` has.
 
-    Small private modules are left out.
+    Small private modules are left out. A folder is above all that its folders use.
     """
     tables = runpy.run_path(str(STATIC.parents[1] / "tools" / "check_layers"))
-    depths: dict[str, int] = {}
-    for layer, below in sorted(tables["CPP"].items(), key=lambda one: len(one[1])):
-        depths[layer] = 1 + max((depths.get(other, 0) for other in below), default=0)
-    shown = [one for one in depths if one == "core/base" or not {"/", "."} & set(one)]
-    cpp = [[one for one in shown if depths[one] == depth] for depth in range(1, 9)]
+    uses: dict[str, set[str]] = {}
+    for layer, below in tables["CPP"].items():
+        folder = layer if layer == "core/base" else layer.partition("/")[0]
+        uses[folder] = uses.get(folder, set()) | set(below) - {folder}
+
+    def depth_of(folder: str) -> int:
+        return 1 + max((depth_of(other) for other in uses[folder]), default=0)
+
+    shown = [one for one in uses if "." not in one]
+    cpp = [[one for one in shown if depth_of(one) == depth] for depth in range(1, 9)]
     python = [
         [one for one in names if not one.startswith("_") or one in ("_C", "_workload")]
         for names in tables["PYTHON"]
@@ -265,18 +284,22 @@ def layers_of_code() -> tuple[list[list[str]], list[list[str]]]:
 def layers(theme: Theme) -> str:
     """The layers of the C++ and the Python half: each may use what is below."""
     cpp, python = layers_of_code()
-    height = 78 + 42 * max(len(cpp), len(python))
-    picture = Picture(720, height, theme, "The layers of the code")
-    for x, title, rows in ((24, "csrc", cpp), (376, "torch_cudnn_ext", python)):
-        picture.text(x, 30, title, 15, weight=600)
+    height = 78 + 46 * max(len(cpp), len(python))
+    picture = Picture(600, height, theme, "The layers of the code")
+    for left, of_all, title, rows in (
+        (12, 330, "csrc", cpp), (358, 230, "torch_cudnn_ext", python),
+    ):  # fmt: skip
+        picture.text(left, 28, title, 17, weight=600)
         for row, names in enumerate(rows):
-            width = (320 - 6 * (len(names) - 1)) / len(names)
-            for column, name in enumerate(names):
-                picture.box(x + column * (width + 6), 44 + 42 * row, width, 34)
-                middle = x + column * (width + 6) + width / 2
-                picture.text(middle, 66 + 42 * row, name, 12, anchor="middle")
-    picture.text(24, height - 14, "A part may use what is below it, and nothing above.", 12,
-                 theme.faint)  # fmt: skip
+            x = float(left)
+            of_letter = (of_all - 6 * (len(names) - 1)) / sum(len(name) + 2 for name in names)
+            for name in names:
+                width = of_letter * (len(name) + 2)
+                picture.box(x, 42 + 46 * row, width, 38)
+                picture.text(x + width / 2, 66 + 46 * row, name, anchor="middle")
+                x += width + 6
+    words = "A part may use what is below it, and nothing above."
+    picture.text(12, height - 12, words, color=theme.faint)
     return picture.done()
 
 

@@ -31,6 +31,14 @@ TOOL_VARIABLES = {
     "MAX_JOBS": "Compilers at a time. The default depends on cores and memory.",
     "CUDA_HOME": "A CUDA toolkit, for headers that no wheel brings.",
 }
+# Modules of `ops` without the family's name; the functions of spatial transformers have it.
+FAMILIES_OF_MODULES = {
+    "convolution": "conv",
+    "convolution_primitives": "conv",
+    "cross_entropy": "softmax",
+    "pooling": "pool",
+    "reduction": "reduce",
+}
 EXIT_CODES = {
     0: "All was done.",
     1: "Something failed while it ran, also in a network's own code.",
@@ -203,16 +211,33 @@ def operators() -> str:
     lines = [
         "# Operators",
         "",
-        "The numbers of cuDNN's algorithms are of engines that an H200 may run on some common "
-        "problems (`graph`), and of algorithms that cuDNN's classic API names (`legacy`). "
-        "`cudnnBackendExecute` is the graph API. `tools/run info --operators` prints all of this "
-        "as one table.",
+        "*cuDNN's algorithms* counts what an H200 may run on some common problems: engines of the "
+        "graph API, and algorithms of the classic API (`legacy`). "
+        "[Algorithms by family](algorithms.md) names them. `cudnnBackendExecute` is the graph API. "
+        "`tools/run info --operators` prints all of this as one table.",
         "",
     ]
     for row in cells:
         fields = [[name, text] for name, text in zip(headings[1:], row[1:], strict=True) if text]
-        lines += ["## " + row[0].strip("`"), "", markdown_table(["", ""], fields), ""]
+        family = row[0].strip("`")
+        fields.insert(0, ["functions", ", ".join(functions_of(family))])
+        lines += ["## " + family, "", markdown_table(["what", "of this family"], fields), ""]
     return "\n".join(lines)
+
+
+def functions_of(family: str) -> list[str]:
+    """Links to the functions of `ops` that run operators of a family."""
+    return [
+        f"{{py:func}}`~torch_cudnn_ext.ops.{name}`"
+        for name in ops.__all__
+        if family in (name, FAMILIES_OF_MODULES.get(module_of(name), module_of(name)))
+        and inspect.isfunction(getattr(ops, name))
+    ]
+
+
+def module_of(name: str) -> str:
+    """The module of `ops` that defines a function."""
+    return str(getattr(ops, name).__module__).rpartition(".")[2]
 
 
 def algorithms() -> str:
@@ -235,19 +260,37 @@ def algorithms() -> str:
         if numbers := legacy_numbers(op):
             lines += ["", "cuDNN's integers and names:", "", numbers]
         if engines := engines_of(op):
-            lines += ["", f"Engines of the graph API: {engines}.", ""]
+            lines += ["", f"Engines of the graph API by number: {engines}.", ""]
     return "\n".join(lines)
 
 
 def named_algorithms(op: dict[str, Any]) -> dict[str, list[str]]:
-    """The passes of each algorithm with a name, the baseline first."""
+    """The passes of each algorithm with a name, the baseline first.
+
+    If cuDNN supports an algorithm in some passes alone, these are its passes.
+    """
     found: dict[str, list[str]] = {}
+    supported: dict[str, list[str]] = {}
     for name in op["passes"]:
         for algorithm in algorithms_of(op["family"], name):
             if not algorithm.startswith("graph:"):
                 found.setdefault(algorithm, []).append(name)
+        for algorithm in dict.fromkeys(
+            row["algorithm"].partition("/")[0]
+            for row in target_rows(op, name)
+            if row["backend"] == "legacy" and row["status"] != "unsupported"
+        ):
+            supported.setdefault(algorithm, []).append(name)
     order = ("aten", "legacy", "cpu")
-    return dict(sorted(found.items(), key=lambda one: order.index(one[0].partition(":")[0])))
+    both = found | supported
+    return dict(sorted(both.items(), key=lambda one: order.index(one[0].partition(":")[0])))
+
+
+def target_rows(op: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """The algorithms of a pass for each common problem, on the target."""
+    for example in op["examples"]:
+        line = " ".join([f"{op['family']}_{name}", *example.split()[1:]])
+        yield from _C.candidates(line, f"target:{DEFAULT_TARGET}")
 
 
 def words_of(family: str, algorithm: str) -> str:
@@ -261,10 +304,12 @@ def words_of(family: str, algorithm: str) -> str:
 
 def legacy_numbers(op: dict[str, Any]) -> str:
     """Integer and enumerator in cuDNN of each algorithm of the classic API."""
+    named = named_algorithms(op)
     rows = [
         [name, str(value), code(enumerator), code(f"legacy:{short}")]
         for name, entries in op["legacy_names"].items()
         for value, enumerator, short in entries
+        if name in named.get(f"legacy:{short}", op["passes"])
     ]
     return markdown_table(["pass", "integer", "cuDNN's name", "algorithm"], rows) if rows else ""
 
@@ -273,15 +318,13 @@ def engines_of(op: dict[str, Any]) -> str:
     """The engines of the graph API by pass, for the common problems."""
     parts = []
     for name in op["passes"]:
-        engines = set()
-        for example in op["examples"]:
-            words = example.split()
-            line = " ".join([f"{op['family']}_{name}", *words[1:]])
-            for row in _C.candidates(line, f"target:{DEFAULT_TARGET}"):
-                if row["backend"] == "graph" and row["status"] != "unsupported":
-                    engines.add(int(re.findall(r"graph:eng(\d+)", row["algorithm"])[0]))
+        engines = {
+            int(re.findall(r"graph:eng(\d+)", row["algorithm"])[0])
+            for row in target_rows(op, name)
+            if row["backend"] == "graph" and row["status"] != "unsupported"
+        }
         if engines:
-            parts.append(f"{name} " + ", ".join(map(str, sorted(engines))))
+            parts.append(f"{name} " + ", ".join(f"`eng{number}`" for number in sorted(engines)))
     return "; ".join(parts)
 
 

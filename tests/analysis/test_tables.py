@@ -240,10 +240,11 @@ def test_cells_say_what_was_measured() -> None:
     assert "0.12" not in once.to_markdown()
 
 
-def test_a_backend_of_which_one_works_is_not_refused_as_a_whole() -> None:
+@pytest.mark.parametrize("reason", ["so", "excluded: so"])
+def test_a_backend_of_which_one_works_is_not_refused_as_a_whole(reason: str) -> None:
     layer = _made()
     refused: Any = {
-        **layer.rows[0], "status": "excluded", "reason": "so", "median_ms": None,
+        **layer.rows[0], "status": "excluded", "reason": reason, "median_ms": None,
         "workspace_bytes": None, "error": None,
     }  # fmt: skip
     layer.rows += [{**refused, "algorithm": f"cpu:{name}"} for name in ("direct", "fft")]

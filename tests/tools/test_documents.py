@@ -148,8 +148,12 @@ def test_blocks_are_found_with_their_comments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES])
 def test_the_commands_of_a_page_exist(page: Path) -> None:
+    _check_commands(page.read_text(), page)
+
+
+def _check_commands(text: str, page: Path) -> None:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for name, rest in COMMAND.findall(page.read_text()):
+    for name, rest in COMMAND.findall(text):
         assert name in commands, f"{name} of {page}"
         known = {
             one for param in commands[name].params for one in (*param.opts, *param.secondary_opts)
@@ -232,6 +236,8 @@ def test_measurements_are_checked(modules: dict[str, ModuleType], tmp_path: Path
     make = modules["measurement_pages"]
     pages = make.pages()
     assert len(pages) == 1 + len([*make.BENCHMARKS.glob("*.json")])
+    for name, text in pages.items():
+        _check_commands(text, DOCS / name)
     with pytest.raises(ValueError, match="wanted 2 cells"):
         make.markdown_table(["a", "b"], [["1"]])
     file = tmp_path / "one.json"

@@ -116,7 +116,8 @@ def _status(record: Record) -> str:
     status = str(record["status"])
     if status == _UNSTABLE:  # the legend says what that is
         return status
-    if not reason or reason.startswith(f"{status} "):  # "excluded by max_workspace"
+    # Reasons of constraints begin with it: "excluded by max_workspace", "excluded: may use TF32".
+    if not reason or reason.startswith((f"{status} ", f"{status}: ")):
         return reason or status
     return f"{status}: {reason}"
 

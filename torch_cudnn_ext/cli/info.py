@@ -167,13 +167,18 @@ def operators_markdown() -> str:
             counts = {
                 b: _algorithms(problems, f"target:{DEFAULT_TARGET}", b) for b in ("graph", "legacy")
             }
-            by_pass[name] = ", ".join(f"{b} {len(names)}" for b, names in counts.items() if names)
+            by_pass[name] = ", ".join(_count(b, len(names)) for b, names in counts.items() if names)
             on_cpu.update(_algorithms(problems, "cpu", "cpu"))
         cells = [f"`{family}`", ", ".join(modules.get(family, [])), op["entry_points"]]
         cells += ["; ".join(f"{name}: {text or 'none'}" for name, text in by_pass.items())]
         cells += [", ".join(sorted(on_cpu)), op["dtypes"], op["layouts"], op["limits"]]
         rows.append(cells)
     return tables_markdown([Table("", [*map(Column, headings)], rows)])
+
+
+def _count(backend: str, count: int) -> str:
+    """How many algorithms a backend of cuDNN has; those of the graph API are engines."""
+    return f"{count} legacy" if backend == "legacy" else f"{count} engine{'s' * (count > 1)}"
 
 
 def _algorithms(problems: list[str], device: str, backend: str) -> set[str]:

@@ -76,7 +76,7 @@ def max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The maxima of windows, as ``torch.nn.functional.max_pool2d``.
 
-    Below version 9.28 cuDNN gives the lowest finite number for a window that holds negative
+    Before version 9.28.1 cuDNN gives the lowest finite number for a window that holds negative
     infinity alone. Its algorithms are then admitted with ``allow_reduced_range`` only.
 
     Args:

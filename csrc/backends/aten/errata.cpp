@@ -146,8 +146,8 @@ const bool registered_convolutions = register_errata({
     on_the_cpu(erratum<ConvolutionProblem>("pytorch-cpu-conv-past-depth", reaches_past_depth),
                kConvolutions)
         .in({"bwd_filter"})
-        .unsupported("filter gradients on the CPU may write out of bounds if strided windows that "
-                     "start inside x reach past the end of its depth")
+        .unsupported("filter gradients on the CPU may write out of bounds if a strided window "
+                     "starts inside x and ends beyond its depth")
         .seen(kPyTorch2_11, "heap corrupted")
         .reproduced_by("conv_bwd_filter x=f32[2,16,3,3,3]:nchw w=f32[12,16,5,5,5]:nchw pad=4,2,2 "
                        "stride=3",
@@ -156,7 +156,8 @@ const bool registered_convolutions = register_errata({
                kConvolutions)
         .in({"fwd"})
         .unsupported("f32 forwards on the CPU may read out of bounds of images with one channel if "
-                     "windows with a row stride of 1 and a column stride above 1 leave one column")
+                     "the row stride is 1, the column stride is above 1, and the output has one "
+                     "column")
         .seen(kPyTorch2_11, "wrong values, reads outside of the image")
         .reproduced_by("conv_fwd x=f32[2,1,7,3]:nhwc w=f32[2,1,3,3]:nhwc pad=0 stride=1,4",
                        "aten:default"),
@@ -212,8 +213,8 @@ const bool registered_convolutions = register_errata({
 const bool registered_others = register_errata({
     on_the_cpu(erratum<PoolingProblem>("pytorch-cpu-pool-padding", has_window_in_padding),
                {"default"})
-        .unsupported("the gradient of a maximum on the CPU writes out of bounds if a window lies "
-                     "in the padding alone")
+        .unsupported("indices of a maximum on the CPU point outside of x, and its gradient writes "
+                     "out of bounds, if a window lies in the padding alone")
         .seen(kPyTorch2_11, "heap corrupted"),
     on_the_cpu(
         erratum<PoolingProblem>("pytorch-pool-average-gradient",
