@@ -173,7 +173,7 @@ def test_short_calls_are_recorded(device: str) -> None:
     x = _images(device, 1)
     for _ in range(2):
         report = tce.explain(module, x)
-        assert len(report.layers) == 3
+        assert len(report.calls) == 3
     before = _C.plan_cache_info()["hits"]
     with torch.no_grad():
         module(x)
