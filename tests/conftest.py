@@ -1,6 +1,7 @@
 """Fixtures and options that all tests share."""
 
 import os
+import signal
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -140,6 +141,9 @@ def pytest_configure(config: pytest.Config) -> None:
         threads = max(1, (os.cpu_count() or 1) // workers)
         torch.set_num_threads(threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    # A shell starts what runs in its background with Ctrl-C ignored, which processes inherit.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Neither what a machine remembers changes a test, nor whether its GPU was verified before.
     os.environ[ERRATA_VARIABLE] = ""
     local_errata.load()

@@ -6,6 +6,7 @@
 
 #include "core/capability.h"
 #include "core/library_versions.h"
+#include "core/operator.h"
 #include "core/select/hints.h"
 #include "problems/depthwise.h"
 
@@ -60,7 +61,8 @@ bool is_volume(const PoolingProblem& p) { return p.spatial_dims() == 3; }
 
 bool is_pooled_by_graph(const PoolingProblem& p) {
   bool small_volume = is_volume(p) && p.x.numel() < 1 << 20;
-  return is_channels_last(p.x) && p.mode != PoolingMode::sum && !small_volume;
+  bool small = small_volume || is_short_work(p.x.nbytes() + p.y().nbytes());
+  return is_channels_last(p.x) && p.mode != PoolingMode::sum && !small;
 }
 
 bool is_maximum(const PoolingProblem& p) {

@@ -64,6 +64,10 @@ class CallKey {
     for (int64_t stride : t.strides()) push(stride);
   }
   void add(const OptionalTensor& t) { add(or_undefined(t)); }
+  void add(at::TensorList list) {
+    push(static_cast<int64_t>(list.size()));
+    for (const Tensor& t : list) add(t);
+  }
   void add(const SymInt& number) {
     std::optional<int64_t> known = number.maybe_as_int();
     is_complete_ = is_complete_ && known;
@@ -104,36 +108,59 @@ class CallKey {
   bool is_complete_ = true;
 };
 
-template <class Args>
-using PlainKernel = std::optional<Tensor> (*)(const Args&);
+// PyTorch's operator on the arguments of a kernel; nullopt if there is none.
+template <class Result, class Args>
+using PlainKernel = std::optional<Result> (*)(const Args&);
 
-// Whether PyTorch's operator gives a tensor like this result, which its kernel gave another way.
-template <class Args>
-bool is_given_by(PlainKernel<Args> plain, const Args& args, const Tensor& result) {
-  OverrideGuard of_pytorch;
-  std::optional<Tensor> other = plain != nullptr ? plain(args) : std::nullopt;
-  return other && other->scalar_type() == result.scalar_type() &&
-         other->sizes() == result.sizes() && other->strides() == result.strides();
+inline bool is_like(const Tensor& a, const Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+template <class... T>
+bool is_like(const std::tuple<T...>& a, const std::tuple<T...>& b) {
+  auto all = [&](const auto&... first) {
+    return std::apply([&](const auto&... second) { return (is_like(first, second) && ...); }, b);
+  };
+  return std::apply(all, a);
 }
 
-// `kernel` of the arguments, by the short way if there is one. `plain` is PyTorch's operator on the
-// same arguments, for calls whose algorithm is PyTorch's own; nullopt if there is no such operator.
-template <class P, class Args>
-Tensor call_known(Tensor (*kernel)(const Args&), PlainKernel<Args> plain, const Args& args) {
-  CallKey key(reinterpret_cast<const void*>(kernel), resolve_policy(P::kFamily, args.policy));
+// Whether PyTorch's operator gives tensors like these, which its kernel gave another way.
+template <class Result, class Args>
+bool is_given_by(PlainKernel<Result, Args> plain, const Args& args, const Result& result) {
+  OverrideGuard of_pytorch;
+  std::optional<Result> other = plain != nullptr ? plain(args) : std::nullopt;
+  return other && is_like(*other, result);
+}
+
+// `kernel` of the arguments, by the short way if there is one. `plain` runs if the algorithm is
+// PyTorch's own.
+template <class P, class Result, class Args>
+Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain, const Args& args,
+                  OptionalPolicy policy) {
+  constexpr bool kIsTensor = std::is_same_v<Result, Tensor>;
+  CallKey key(reinterpret_cast<const void*>(kernel), resolve_policy(P::kFamily, policy));
   key.add_all(args.tied());
   if (!key.is_complete()) return kernel(args);
   if (const KnownCall* known = find_known_call(key.key())) {
     c10::OptionalDeviceGuard guard(key.tensors()[0]->device());
-    std::optional<Tensor> result;
-    if (known->leads_to_default) result = run_known_call(*known, [&] { return plain(args); });
-    if (!result && known->leads_to_plan) result = run_known_call(*known, key.tensors());
+    std::optional<Result> result;
+    if (known->leads_to_default) {
+      run_known(*known, [&] { return (result = plain(args)).has_value(); });
+    }
+    if constexpr (kIsTensor) {
+      if (!result && known->leads_to_plan) result = run_known_plan(*known, key.tensors());
+    }
     return result ? *std::move(result) : kernel(args);
   }
   ExecutionWatch watch;
-  Tensor result = kernel(args);
+  Result result = kernel(args);
   auto learnt = std::make_unique<KnownCall>(key.key());
-  if (watch.learn(*learnt, key.tensors(), result)) {
+  bool lasts = false;
+  if constexpr (kIsTensor) {
+    lasts = watch.learn(*learnt, key.tensors(), result);
+  } else {
+    lasts = watch.learn(*learnt, key.tensors(), Tensor());
+  }
+  if (lasts) {
     learnt->leads_to_default = learnt->leads_to_default && is_given_by(plain, args, result);
     remember_known_call(std::move(learnt));
   }
@@ -144,9 +171,12 @@ Tensor call_known(Tensor (*kernel)(const Args&), PlainKernel<Args> plain, const 
 // its arguments' kinds, and on the values of tensors in no other way than through its plan.
 template <class P, auto kernel, auto plain = nullptr>
 struct KnownKernel;
-template <class P, class Args, Tensor (*kernel)(const Args&), auto plain>
+template <class P, class Result, class Args, Result (*kernel)(const Args&), auto plain>
 struct KnownKernel<P, kernel, plain> {
-  static Tensor call(const Args& args) { return call_known<P, Args>(kernel, plain, args); }
+  static Result call(const Args& args, OptionalPolicy policy) {
+    return call_known<P, Result, Args>(kernel, plain, args, policy);
+  }
+  static Result call(const Args& args) { return call(args, args.policy); }
 };
 
 }  // namespace torch_cudnn_ext

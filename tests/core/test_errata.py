@@ -465,7 +465,6 @@ def test_the_runs_of_a_row_are_ones_that_it_is_about() -> None:
 
 # Runs whose engines a list without a GPU names, by cuDNN's word and not by ours.
 NAMED = {
-    "conv-eng2-strided-gradient",
     "conv-eng32-infinities",
     "conv-eng47-infinities",
 }

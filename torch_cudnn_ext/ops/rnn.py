@@ -30,6 +30,7 @@ from torch_cudnn_ext.ops._arguments import (
     integers_of,
     wrong_type,
 )
+from torch_cudnn_ext.ops._direct import direct
 from torch_cudnn_ext.ops.family import Family, describe
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
+@direct("lstm", "rnn")
 def lstm(
     input: Tensor, hx: Sequence[Tensor] | None, params: Sequence[Tensor], has_biases: bool = True,
     num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,
@@ -88,6 +90,7 @@ def lstm(
     return y, hy, cy
 
 
+@direct("gru", "rnn")
 def gru(
     input: Tensor, hx: Tensor | None, params: Sequence[Tensor], has_biases: bool = True,
     num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,
@@ -111,6 +114,7 @@ def gru(
     return y, hy
 
 
+@direct("rnn_tanh", "rnn")
 def rnn_tanh(
     input: Tensor, hx: Tensor | None, params: Sequence[Tensor], has_biases: bool = True,
     num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,
@@ -131,6 +135,7 @@ def rnn_tanh(
     return y, hy
 
 
+@direct("rnn_relu", "rnn")
 def rnn_relu(
     input: Tensor, hx: Tensor | None, params: Sequence[Tensor], has_biases: bool = True,
     num_layers: int = 1, dropout: float = 0.0, train: bool = False, bidirectional: bool = False,

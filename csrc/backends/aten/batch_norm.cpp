@@ -1,6 +1,7 @@
 // PyTorch's own batch normalisation: cuDNN's kernels or its native ones, whichever it takes.
 
 #include "backends/aten/plan.h"
+#include "core/operator.h"
 #include "core/tensors.h"
 #include "torch/internals.h"
 
@@ -61,7 +62,8 @@ void batch_norm_backward(const BatchNormProblem& p, Bindings& b) {
 }
 
 // For running statistics and channels_last on CUDA. PyTorch's own step after the sums is the same
-// product, but gives a contiguous result, at several times the cost of a copy.
+// product, but gives a contiguous result, at several times the cost of a copy. That counts for less
+// than the host's time of these operators if there is little to do.
 void backward_of_inference(const BatchNormProblem& p, Bindings& b) {
   const Tensor &x = b[Role::x], &dy = b[Role::dy], &w = b[Role::w], &mean = b[Role::running_mean];
   Tensor invstd = (b[Role::running_var] + b.epsilon).rsqrt_();
@@ -75,7 +77,8 @@ void backward_of_inference(const BatchNormProblem& p, Bindings& b) {
 BuildResult build_batch_norm_plan(const BatchNormProblem& p, const Algorithm& algorithm,
                                   const Device& device) {
   if (auto reason = why_unsupported(algorithm, device)) return *reason;
-  bool of_inference = !p.train && p.is_channels_last() && device.is_cuda();
+  bool of_inference =
+      !p.train && p.is_channels_last() && device.is_cuda() && !is_short_work(3 * p.x.nbytes());
   return make_plan(algorithm, {}, [p, of_inference](Bindings& b) {
     if (p.pass == BatchNormPass::bwd) {
       of_inference ? backward_of_inference(p, b) : batch_norm_backward(p, b);

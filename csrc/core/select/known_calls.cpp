@@ -56,25 +56,6 @@ bool share_memory(c10::ArrayRef<const at::Tensor*> tensors) {
   return false;
 }
 
-// Runs what takes a plan's place in execute(), with the same care.
-template <class Run>
-bool run_known(const KnownCall& known, Run&& run) {
-  OverrideGuard plain;
-  ExcludeKeysGuard no_autocast(c10::autocast_dispatch_keyset);
-  const DecisionRecord* record = known.decision->record;
-  note_executed(known.pass, record);
-  try {
-    if (!run()) return false;
-  } catch (const c10::OutOfMemoryError&) {
-    return false;
-  } catch (const UnsupportedAtRun&) {
-    return false;
-  }
-  record_call({record, {}});
-  count_remembered_call();
-  return true;
-}
-
 }  // namespace
 
 at::Tensor KnownView::of(const at::Tensor& t) const {
@@ -131,7 +112,7 @@ bool ExecutionWatch::learn_output(KnownCall& known, const at::Tensor& result) co
 bool ExecutionWatch::learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
                            const at::Tensor& result) const {
   bool lasts = runs_ == 1 && call_.decision->is_kept && call_.decision->is_valid();
-  if (!lasts || share_memory(arguments)) return false;
+  if (!lasts) return false;
   known.decision = call_.decision;
   if (before_.replay != Replay::never) return true;
   known.leads_to_default = call_.plan->algorithm.is_baseline();
@@ -142,7 +123,8 @@ bool ExecutionWatch::learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> ar
   known.beta = before_.beta;
   known.epsilon = before_.epsilon;
   known.momentum = before_.momentum;
-  known.leads_to_plan = learn_inputs(known, arguments) && learn_output(known, result);
+  known.leads_to_plan = result.defined() && !share_memory(arguments) &&
+                        learn_inputs(known, arguments) && learn_output(known, result);
   return true;
 }
 
@@ -165,36 +147,42 @@ void remember_known_call(std::unique_ptr<KnownCall> known) {
   place = std::move(known);
 }
 
-std::optional<at::Tensor> run_known_call(const KnownCall& known,
-                                         c10::ArrayRef<const at::Tensor*> arguments) {
-  std::optional<at::Tensor> result;
-  run_known(known, [&] {
-    std::shared_ptr<Plan> plan = known.plan.lock();
-    if (plan == nullptr) return false;
-    Bindings bindings;
-    bindings.alpha = known.alpha;
-    bindings.beta = known.beta;
-    bindings.epsilon = known.epsilon;
-    bindings.momentum = known.momentum;
-    for (const KnownCall::Input& input : known.inputs) {
-      bindings[input.role] = input.view.of(*arguments[input.argument]);
-    }
-    plan->run(bindings);
-    retain_for_graph(plan, known.device);
-    result = known.result.of(bindings[known.output]);
-    return true;
-  });
-  return result;
+// With the same care as execute().
+bool run_known(const KnownCall& known, c10::function_ref<bool()> run) {
+  OverrideGuard plain;
+  ExcludeKeysGuard no_autocast(c10::autocast_dispatch_keyset);
+  const DecisionRecord* record = known.decision->record;
+  note_executed(known.pass, record);
+  try {
+    if (!run()) return false;
+  } catch (const c10::OutOfMemoryError&) {
+    return false;
+  } catch (const UnsupportedAtRun&) {
+    return false;
+  }
+  record_call({record, {}});
+  count_remembered_call();
+  return true;
 }
 
-std::optional<at::Tensor> run_known_call(const KnownCall& known,
-                                         c10::function_ref<std::optional<at::Tensor>()> plain) {
-  std::optional<at::Tensor> result;
-  run_known(known, [&] {
-    result = plain();
-    return result.has_value();
+std::optional<at::Tensor> run_known_plan(const KnownCall& known,
+                                         c10::ArrayRef<const at::Tensor*> arguments) {
+  std::shared_ptr<Plan> plan = known.plan.lock();
+  if (plan == nullptr) return std::nullopt;
+  Bindings bindings;
+  bindings.alpha = known.alpha;
+  bindings.beta = known.beta;
+  bindings.epsilon = known.epsilon;
+  bindings.momentum = known.momentum;
+  for (const KnownCall::Input& input : known.inputs) {
+    bindings[input.role] = input.view.of(*arguments[input.argument]);
+  }
+  bool ran = run_known(known, [&] {
+    plan->run(bindings);
+    retain_for_graph(plan, known.device);
+    return true;
   });
-  return result;
+  return ran ? std::optional(known.result.of(bindings[known.output])) : std::nullopt;
 }
 
 }  // namespace torch_cudnn_ext

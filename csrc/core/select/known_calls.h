@@ -66,9 +66,10 @@ class ExecutionWatch {
                          const Bindings& bindings);
   static void after_run(const Bindings& bindings);
 
-  // Learns the short way from the tensors among the arguments to the result, if there is one: one
-  // plan ran, it read arguments and all of them, and its output is the result. False if the next
-  // call may differ, so that nothing is to be remembered.
+  // Learns the decision of the only plan that ran, and the way from the tensors among the arguments
+  // to the result, if there is one: the plan read all of these and no others, and its output is the
+  // result. An undefined result has no such way. False if the next call may differ, so that nothing
+  // is to be remembered.
   bool learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
              const at::Tensor& result) const;
 
@@ -88,11 +89,11 @@ class ExecutionWatch {
 const KnownCall* find_known_call(const Key& key);
 void remember_known_call(std::unique_ptr<KnownCall> known);
 
-// Runs what was learnt. nullopt if the plan did not run this time, which execute() handles.
-std::optional<at::Tensor> run_known_call(const KnownCall& known,
+// Runs something in the place of the plan's run, with the same care as execute(). False if that did
+// not run this time, so that execute() is to take care; `run` may say so too.
+bool run_known(const KnownCall& known, c10::function_ref<bool()> run);
+// The result of the plan; nullopt if it did not run this time.
+std::optional<at::Tensor> run_known_plan(const KnownCall& known,
                                          c10::ArrayRef<const at::Tensor*> arguments);
-// The same with PyTorch's operator in the plan's place. It may give nullopt too.
-std::optional<at::Tensor> run_known_call(const KnownCall& known,
-                                         c10::function_ref<std::optional<at::Tensor>()> plain);
 
 }  // namespace torch_cudnn_ext

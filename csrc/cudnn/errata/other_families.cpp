@@ -46,11 +46,7 @@ const bool registered_norms = register_errata({
                      "aligned to 16 bytes, and the process loses its GPU context")
         .seen(kCudnn9_19, "context lost; H100")
         .reproduced_by("layer_norm_fwd x=f16[4,16,64]:nchw kind=instance w=f16 bias=f16 align=2",
-                       "legacy:spatial_persistent")
-        .reproduced_by("layer_norm_bwd x=f16[4,16,64]:nchw kind=instance w=f16 bias=f16 align=2",
-                       "legacy:spatial_persistent")
-        .reproduced_by("layer_norm_bwd x=f16[4,16,64]:nchw kind=instance w=f16 bias=f16 align=2",
-                       "legacy:spatial"),
+                       "legacy:spatial_persistent"),
     erratum<LayerNormProblem>("instance-norm-persistent-range")
         .of("legacy", {"spatial_persistent"})
         .adds(Note::reduced_range,
@@ -67,8 +63,7 @@ const bool registered_norms = register_errata({
               "the result of a contiguous row of -inf, which is NaN, is zero, and the logarithm "
               "-inf")
         .seen(kCudnn9_19, "finite results of -inf; H100")
-        .reproduced_by("softmax_fwd x=f32[6,10,1]:nchw", "legacy:accurate", "-inf")
-        .reproduced_by("softmax_fwd x=f16[6,10,1]:nchw", "legacy:accurate", "-inf"),
+        .reproduced_by("softmax_fwd x=f32[6,10,1]:nchw", "legacy:accurate", "-inf"),
     erratum<LrnProblem>("lrn-nan")
         .of("legacy")
         .adds(Note::reduced_range,
@@ -76,8 +71,6 @@ const bool registered_norms = register_errata({
               "are NaN also for windows near those that hold an infinity")
         .seen(kCudnn9_19, "finite results of NaN; H100")
         .reproduced_by("lrn_fwd x=f32[2,16,25]:nchw kind=cross_channel size=5",
-                       "legacy:cross_channel", "one nan")
-        .reproduced_by("lrn_fwd x=f16[2,16,25]:nchw kind=cross_channel size=5",
                        "legacy:cross_channel", "one nan"),
     erratum<LrnProblem>("lrn-grid",
                         [](const LrnProblem& p) {
@@ -176,8 +169,7 @@ const bool registered_products = register_errata({
         .of("graph", {"eng2"})
         .unsupported("engine 2 computes wrong results if rows are not aligned to 16 bytes")
         .seen(kCudnn9_19, "wrong values; H200")
-        .reproduced_by("matmul_fwd x=f32[1,13,29]:nchw w=f32[1,29,7]:nhwc", "graph:eng2")
-        .reproduced_by("matmul_fwd x=f16[2,16,32]:nchw w=f16[2,32,24]:nchw align=4", "graph:eng2"),
+        .reproduced_by("matmul_fwd x=f32[1,13,29]:nchw w=f32[1,29,7]:nhwc", "graph:eng2"),
     erratum<MatmulProblem>("matmul-tf32",
                            [](const MatmulProblem& p) { return p.x.dtype == ScalarType::Float; })
         .of("graph")

@@ -27,14 +27,6 @@ const bool rnn_registered = register_errata({
         .of("legacy")
         .unsupported("it writes past the end of its results with a projection and this math type")
         .seen(kCudnn9_19, "writes outside of the result; H200")
-        .reproduced_by("rnn_fwd cell=lstm x=f32[4,3,8]:nchw hidden=16 proj=5 layers=2 "
-                       "bidirectional=true",
-                       "legacy:standard/math=fma")
-        .reproduced_by("rnn_bwd cell=lstm x=f32[4,3,8]:nchw hidden=16 proj=5 layers=2 "
-                       "bidirectional=true train=true",
-                       "legacy:standard/math=fma")
-        .reproduced_by("rnn_bwd cell=lstm x=f32[5,3,8]:nchw hidden=16 proj=8 train=true",
-                       "legacy:standard/math=fma")
         .reproduced_by("rnn_fwd cell=lstm x=f32[50,16,240]:nchw hidden=512 proj=128 layers=2",
                        "legacy:standard/math=tensor_op_allow_conversion"),
     erratum<RnnProblem>("rnn-persist-static-nan",

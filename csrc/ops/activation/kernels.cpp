@@ -4,7 +4,10 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/threshold_backward.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/StringUtil.h>
 
@@ -61,18 +64,41 @@ Tensor elements(const Tensor& t) {
   return t.defined() ? strided_view(t, {t.numel()}, {1}) : Tensor();
 }
 
-// All tensors are dense in one order. The result may be x or dy.
-void run_into(ActivationProblem p, const Tensor& x, const Tensor& y, const Tensor& dy,
-              const Tensor& dx, OptionalPolicy policy) {
-  if (y.numel() == 0) return;
+// Runs a problem on the elements of tensors that are dense in one order.
+void run_flat(ActivationProblem p, Bindings& bindings, std::initializer_list<const Tensor*> tensors,
+              OptionalPolicy policy) {
+  const Tensor& one = bindings[p.pass == Pass::fwd ? Role::x : Role::y];
+  p.x = spec_of(one);
+  p.alignment = alignment_of(tensors);
+  run_problem(p, policy, one, bindings);
+}
+
+Bindings bindings_of(const Tensor& x, const Tensor& y, const Tensor& dy) {
   Bindings bindings;
   bindings[Role::x] = elements(x);
   bindings[Role::y] = elements(y);
   bindings[Role::dy] = elements(dy);
-  bindings[Role::dx] = elements(dx);
-  p.x = spec_of(bindings[Role::y]);
-  p.alignment = alignment_of({&x, &y, &dy, &dx});
-  run_problem(p, policy, y, bindings);
+  return bindings;
+}
+
+// The result is x or dy.
+void run_inplace(const ActivationProblem& p, const Tensor& x, const Tensor& y, const Tensor& dy,
+                 OptionalPolicy policy) {
+  bool forward = p.pass == Pass::fwd;
+  if ((forward ? x : dy).numel() == 0) return;
+  Bindings bindings = bindings_of(x, y, dy);
+  bindings[forward ? Role::y : Role::dx] = bindings[forward ? Role::x : Role::dy];
+  run_flat(p, bindings, {&x, &y, &dy}, policy);
+}
+
+// The result is new, in the layout of `like`.
+Tensor run_new(const ActivationProblem& p, const Tensor& x, const Tensor& y, const Tensor& dy,
+               const Tensor& like, OptionalPolicy policy) {
+  if (like.numel() == 0) return at::empty_like(like);
+  Bindings bindings = bindings_of(x, y, dy);
+  run_flat(p, bindings, {&x, &y, &dy}, policy);
+  Role result = p.pass == Pass::fwd ? Role::y : Role::dx;
+  return strided_view(bindings[result], like.sizes(), like.strides());
 }
 
 // A gradient that is computed from y alone does not read x.
@@ -80,19 +106,17 @@ Tensor input_read(const ActivationProblem& p, const OptionalTensor& input, const
   return p.from_output ? Tensor() : dense(*input, y);
 }
 
-// A gradient in PyTorch's layout: the one of dy, or of the output for relu and if dy is not dense.
-Tensor empty_gradient(const ActivationProblem& p, const BackwardArgs<false>& a) {
+// What a gradient has PyTorch's layout of: dy, or the output for relu and if dy is not dense.
+const Tensor& like_gradient(const ActivationProblem& p, const BackwardArgs<false>& a) {
   bool as_dy = p.kind != ActivationKind::relu && is_dense(a.grad_output);
-  return at::empty_like(as_dy ? a.grad_output : a.output);
+  return as_dy ? a.grad_output : a.output;
 }
 
 Tensor run_forward(const ForwardArgs<false>& a) {
   auto p = checked(a);
   c10::OptionalDeviceGuard guard(a.input.device());
   Tensor x = dense(a.input);
-  Tensor y = at::empty_like(x);
-  run_into(p, x, y, {}, {}, a.policy);
-  return y;
+  return run_new(p, x, {}, {}, x, a.policy);
 }
 
 // PyTorch's own functions of one argument.
@@ -113,17 +137,28 @@ void forward_inplace(const ForwardArgs<true>& a) {
   c10::OptionalDeviceGuard guard(a.input.device());
   at::assert_no_internal_overlap(a.input);
   Tensor x = dense(a.input);
-  run_into(p, x, x, {}, {}, a.policy);
+  run_inplace(p, x, {}, {}, a.policy);
   if (!x.is_same(a.input)) a.input.copy_(x);
 }
 
-Tensor backward(const BackwardArgs<false>& a) {
+Tensor run_backward(const BackwardArgs<false>& a) {
   auto p = checked(a);
   c10::OptionalDeviceGuard guard(a.output.device());
-  Tensor dx = empty_gradient(p, a);
-  Tensor y = dense(a.output, dx), dy = dense(a.grad_output, dx);
-  run_into(p, input_read(p, a.input, y), y, dy, dx, a.policy);
-  return dx;
+  Tensor like = dense(like_gradient(p, a));
+  Tensor y = dense(a.output, like), dy = dense(a.grad_output, like);
+  return run_new(p, input_read(p, a.input, y), y, dy, like, a.policy);
+}
+
+// PyTorch's own gradients that the output alone determines.
+std::optional<Tensor> plain_backward(const BackwardArgs<false>& a) {
+  if (a.kind == "relu") return at::threshold_backward(a.grad_output, a.output, 0);
+  if (a.kind == "tanh") return at::tanh_backward(a.grad_output, a.output);
+  if (a.kind == "sigmoid") return at::sigmoid_backward(a.grad_output, a.output);
+  return std::nullopt;
+}
+
+Tensor backward(const BackwardArgs<false>& a) {
+  return KnownKernel<ActivationProblem, run_backward, plain_backward>::call(a);
 }
 
 void backward_inplace(const BackwardArgs<true>& a) {
@@ -131,7 +166,7 @@ void backward_inplace(const BackwardArgs<true>& a) {
   c10::OptionalDeviceGuard guard(a.output.device());
   at::assert_no_internal_overlap(a.grad_output);
   Tensor y = dense(a.output), dy = dense(a.grad_output, y);
-  run_into(p, input_read(p, a.input, y), y, dy, dy, a.policy);
+  run_inplace(p, input_read(p, a.input, y), y, dy, a.policy);
   if (!dy.is_same(a.grad_output)) a.grad_output.copy_(dy);
 }
 
@@ -140,7 +175,9 @@ Tensor forward_meta(const ForwardArgs<false>& a) {
   return at::empty_like(a.input);
 }
 
-Tensor backward_meta(const BackwardArgs<false>& a) { return empty_gradient(checked(a), a); }
+Tensor backward_meta(const BackwardArgs<false>& a) {
+  return at::empty_like(like_gradient(checked(a), a));
+}
 
 template <class Args>
 void inplace_meta(const Args& a) {

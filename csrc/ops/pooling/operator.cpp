@@ -98,19 +98,12 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
   // Measured on an H200 over 41 shapes of each type and layout. PyTorch's own kernel comes first if
   // the shape does not plainly tell what is fastest.
   std::vector<std::string> heuristic_order(const PoolingProblem& p) const override {
-    if (is_short(p)) return {"aten", classic(p), "graph"};
+    if (is_short_work(p.x.nbytes() + p.y().nbytes())) return {"aten", classic(p), "graph"};
     return torch_cudnn_ext::is_channels_last(p.x) ? order_of_channels_last(p)
                                                   : order_of_contiguous(p);
   }
 
  private:
-  // A kernel takes less than the host's time of a call, which is shorter for PyTorch's: on an H200
-  // 11 us instead of 16 us for an average of cuDNN's.
-  static bool is_short(const PoolingProblem& p) {
-    constexpr double kBytes = 2 << 20;
-    return static_cast<double>(p.x.nbytes() + p.y().nbytes()) <= kBytes;
-  }
-
   static bool overlaps(const PoolingProblem& p) {
     bool any = false;
     for (int i = 0; i < p.spatial_dims(); ++i) any |= p.stride[i] < p.window[i];

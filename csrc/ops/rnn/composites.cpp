@@ -4,9 +4,11 @@
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <tuple>
 #include <type_traits>
 
+#include "ops/known_kernel.h"
 #include "ops/rnn/rnn.h"
 #include "torch/overrides.h"
 
@@ -109,12 +111,51 @@ Outputs<cell> run_network(const Tensor& input, IntArrayRef batch_sizes, const St
 }
 
 template <RnnCell cell>
-Outputs<cell> dense(const DenseArgs<cell>& args) {
+Outputs<cell> run_dense(const DenseArgs<cell>& args) {
   States states = states_of(args.hx);
   TORCH_CHECK_VALUE(args.input.dim() == 3, "torch_cudnn_ext::", args.kName, ": input has sizes ",
                     args.input.sym_sizes(), ", wanted 3 dimensions");
   return run_network<cell>(args.batch_first ? args.input.transpose(0, 1) : args.input, {}, states,
                            args.network, args.batch_first, args.own);
+}
+
+bool are_plain(const Tensor& t) { return is_plain_call({&t}); }
+bool are_plain(const OptionalTensor& t) { return is_plain_call({&or_undefined(t)}); }
+bool are_plain(TensorList list) {
+  return std::all_of(list.begin(), list.end(), [](const Tensor& t) { return are_plain(t); });
+}
+
+// PyTorch's own networks that draw no random numbers.
+template <RnnCell cell>
+std::optional<Outputs<cell>> plain_dense(const DenseArgs<cell>& args) {
+  const auto& [params, has_biases, layers, dropout, train, bidirectional] = args.network;
+  if (args.own.skip_input || args.own.single_bias || (train && dropout > 0)) return std::nullopt;
+  auto run = [&](auto& network, const auto& hx) {
+    return network(args.input, hx, params, has_biases, layers, 0, train, bidirectional,
+                   args.batch_first);
+  };
+  using OfState = Outputs<cell>(const Tensor&, const Tensor&, TensorList, bool, int64_t, double,
+                                bool, bool, bool);
+  if constexpr (kIsLstm<cell>) {
+    using OfStates = Outputs<cell>(const Tensor&, TensorList, TensorList, bool, int64_t, double,
+                                   bool, bool, bool);
+    if (args.hx.size() != 2) return std::nullopt;
+    return run(static_cast<OfStates&>(at::lstm), args.hx);
+  } else {
+    if (!has(args.hx)) return std::nullopt;
+    if constexpr (cell == RnnCell::gru) return run(static_cast<OfState&>(at::gru), *args.hx);
+    if constexpr (cell == RnnCell::tanh) return run(static_cast<OfState&>(at::rnn_tanh), *args.hx);
+    if constexpr (cell == RnnCell::relu) return run(static_cast<OfState&>(at::rnn_relu), *args.hx);
+  }
+}
+
+template <RnnCell cell>
+Outputs<cell> dense(const DenseArgs<cell>& args) {
+  if (!are_plain(args.input) || !are_plain(args.hx) || !are_plain(args.network.params)) {
+    return run_dense<cell>(args);
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return KnownKernel<RnnProblem, run_dense<cell>, plain_dense<cell>>::call(args, args.own.policy);
 }
 
 template <RnnCell cell>
