@@ -283,7 +283,7 @@ def test_compiled_autograd_of_an_unmodified_model(device: str) -> None:
 
     plain = gradients()
     _C.reset_declined()
-    with enabled():
+    with enabled(compiled="all"):
         counters.clear()
         torch.testing.assert_close(gradients(), plain)
         assert counters["compiled_autograd"]["captures"] == 1
