@@ -21,6 +21,7 @@
 #include "core/autograd_guard.h"
 #include "core/writer.h"
 #include "ops/arguments.h"
+#include "ops/result_list.h"
 #include "torch/compat.h"
 #include "torch/internals.h"
 
@@ -203,18 +204,6 @@ struct GradientNode : public TraceableFunction {
     return gradient.apply(grads, tensors, Needed(wanted.begin(), wanted.end()));
   }
 };
-
-// The results of an operator, a tensor or a tuple of tensors, as a list and back.
-inline std::array<Tensor, 1> as_list(Tensor result) { return {std::move(result)}; }
-template <class... T>
-std::array<Tensor, sizeof...(T)> as_list(std::tuple<T...> results) {
-  return std::apply(
-      [](auto&... t)->std::array<Tensor, sizeof...(T)> { return {std::move(t)...}; }, results);
-}
-template <class Results, size_t count>
-Results from_list(std::array<Tensor, count> list) {
-  return std::apply([](auto&... t) { return Results(std::move(t)...); }, list);
-}
 
 // Runs an operator below autograd and records its node.
 //   inputs          tensors, in the order of the gradients; may be undefined

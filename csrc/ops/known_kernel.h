@@ -18,6 +18,7 @@
 #include "core/override_guard.h"
 #include "core/select/known_calls.h"
 #include "ops/call.h"
+#include "ops/result_list.h"
 
 namespace torch_cudnn_ext {
 
@@ -136,7 +137,6 @@ bool is_given_by(PlainKernel<Result, Args> plain, const Args& args, const Result
 template <class P, class Result, class Args>
 Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain, const Args& args,
                   OptionalPolicy policy) {
-  constexpr bool kIsTensor = std::is_same_v<Result, Tensor>;
   CallKey key(reinterpret_cast<const void*>(kernel), resolve_policy(P::kFamily, policy));
   key.add_all(args.tied());
   if (!key.is_complete()) return kernel(args);
@@ -146,21 +146,15 @@ Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain
     if (known->leads_to_default) {
       run_known(*known, [&] { return (result = plain(args)).has_value(); });
     }
-    if constexpr (kIsTensor) {
-      if (!result && known->leads_to_plan) result = run_known_plan(*known, key.tensors());
-    }
-    return result ? *std::move(result) : kernel(args);
+    if (result) return *std::move(result);
+    std::array<Tensor, kResults<Result>> results;
+    bool ran = known->leads_to_plan && run_known_plan(*known, key.tensors(), results);
+    return ran ? from_list<Result>(std::move(results)) : kernel(args);
   }
   ExecutionWatch watch;
   Result result = kernel(args);
   auto learnt = std::make_unique<KnownCall>(key.key());
-  bool lasts = false;
-  if constexpr (kIsTensor) {
-    lasts = watch.learn(*learnt, key.tensors(), result);
-  } else {
-    lasts = watch.learn(*learnt, key.tensors(), Tensor());
-  }
-  if (lasts) {
+  if (watch.learn(*learnt, key.tensors(), as_list(result))) {
     learnt->leads_to_default = learnt->leads_to_default && is_given_by(plain, args, result);
     remember_known_call(std::move(learnt));
   }

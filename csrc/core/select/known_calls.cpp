@@ -1,7 +1,10 @@
 #include "core/select/known_calls.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "core/errors.h"
 #include "core/override_guard.h"
@@ -81,36 +84,46 @@ void ExecutionWatch::after_run(const Bindings& bindings) {
 
 bool ExecutionWatch::learn_inputs(KnownCall& known,
                                   c10::ArrayRef<const at::Tensor*> arguments) const {
-  size_t read = 0;
-  c10::SmallVector<bool, 8> is_read(arguments.size(), false);
+  c10::SmallVector<bool, 8> is_read;
+  for (const at::Tensor* argument : arguments) is_read.push_back(argument->numel() == 0);
   for (int i = 0; i < kRoleCount; ++i) {
     const at::Tensor& t = before_.tensors[i];
     if (!t.defined()) continue;
     auto found = std::find_if(arguments.begin(), arguments.end(), [&](const at::Tensor* argument) {
-      return begin_alike(t, *argument);
+      return argument->numel() > 0 && begin_alike(t, *argument);
     });
     KnownCall::Input input{static_cast<Role>(i), static_cast<int>(found - arguments.begin()), {}};
     if (found == arguments.end() || !learn_view(input.view, t, **found)) return false;
-    read += !std::exchange(is_read[input.argument], true);
+    is_read[input.argument] = true;
     known.inputs.push_back(std::move(input));
   }
-  return read == arguments.size();
+  return std::all_of(is_read.begin(), is_read.end(), [](bool read) { return read; });
 }
 
-bool ExecutionWatch::learn_output(KnownCall& known, const at::Tensor& result) const {
+bool ExecutionWatch::learn_result(KnownCall& known, const at::Tensor& result) const {
+  KnownCall::Result& learnt = known.results.emplace_back();
+  if (!result.defined()) return true;
+  if (result.numel() == 0) {
+    if (result.dim() > kMaxDims || !result.is_contiguous()) return false;
+    learnt.kind = KnownCall::Result::Kind::empty;
+    learnt.view.sizes = Dims(result.sizes());
+    learnt.dtype = result.scalar_type();
+    return true;
+  }
+  learnt.kind = KnownCall::Result::Kind::output;
   int found = 0;
   for (int i = 0; i < kRoleCount; ++i) {
     const at::Tensor& t = after_.tensors[i];
     if (before_.tensors[i].defined() || !t.defined() || !begin_alike(t, result)) continue;
     ++found;
-    known.output = static_cast<Role>(i);
-    if (!learn_view(known.result, result, t)) return false;
+    learnt.role = static_cast<Role>(i);
+    if (!learn_view(learnt.view, result, t)) return false;
   }
   return found == 1;
 }
 
 bool ExecutionWatch::learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
-                           const at::Tensor& result) const {
+                           c10::ArrayRef<at::Tensor> results) const {
   bool lasts = runs_ == 1 && call_.decision->is_kept && call_.decision->is_valid();
   if (!lasts) return false;
   known.decision = call_.decision;
@@ -123,8 +136,10 @@ bool ExecutionWatch::learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> ar
   known.beta = before_.beta;
   known.epsilon = before_.epsilon;
   known.momentum = before_.momentum;
-  known.leads_to_plan = result.defined() && !share_memory(arguments) &&
-                        learn_inputs(known, arguments) && learn_output(known, result);
+  known.leads_to_plan = !share_memory(arguments) && learn_inputs(known, arguments) &&
+                        std::all_of(results.begin(), results.end(), [&](const at::Tensor& result) {
+                          return learn_result(known, result);
+                        });
   return true;
 }
 
@@ -165,10 +180,10 @@ bool run_known(const KnownCall& known, c10::function_ref<bool()> run) {
   return true;
 }
 
-std::optional<at::Tensor> run_known_plan(const KnownCall& known,
-                                         c10::ArrayRef<const at::Tensor*> arguments) {
+bool run_known_plan(const KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
+                    c10::MutableArrayRef<at::Tensor> results) {
   std::shared_ptr<Plan> plan = known.plan.lock();
-  if (plan == nullptr) return std::nullopt;
+  if (plan == nullptr) return false;
   Bindings bindings;
   bindings.alpha = known.alpha;
   bindings.beta = known.beta;
@@ -182,7 +197,15 @@ std::optional<at::Tensor> run_known_plan(const KnownCall& known,
     retain_for_graph(plan, known.device);
     return true;
   });
-  return ran ? std::optional(known.result.of(bindings[known.output])) : std::nullopt;
+  if (!ran) return false;
+  using Kind = KnownCall::Result::Kind;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const KnownCall::Result& result = known.results[i];
+    if (result.kind == Kind::output) results[i] = result.view.of(bindings[result.role]);
+    if (result.kind != Kind::empty) continue;
+    results[i] = at::empty(result.view.sizes, arguments[0]->options().dtype(result.dtype));
+  }
+  return true;
 }
 
 }  // namespace torch_cudnn_ext

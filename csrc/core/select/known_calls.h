@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "core/base/dims.h"
@@ -48,8 +47,15 @@ struct KnownCall {
     KnownView view;
   };
   c10::SmallVector<Input, 4> inputs;
-  Role output = Role::y;
-  KnownView result;  // as a view of the output
+  // A result: a view of an output, or new if it holds no elements, or undefined.
+  struct Result {
+    enum class Kind : uint8_t { output, empty, undefined };
+    Kind kind = Kind::undefined;
+    Role role = Role::y;
+    KnownView view;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+  };
+  c10::SmallVector<Result, 4> results;
   double alpha = 1, beta = 0, epsilon = 0, momentum = 0;
 };
 
@@ -67,15 +73,15 @@ class ExecutionWatch {
   static void after_run(const Bindings& bindings);
 
   // Learns the decision of the only plan that ran, and the way from the tensors among the arguments
-  // to the result, if there is one: the plan read all of these and no others, and its output is the
-  // result. An undefined result has no such way. False if the next call may differ, so that nothing
-  // is to be remembered.
+  // to the results, if there is one: the plan read all of these that hold elements and no others,
+  // and its outputs are the results. False if the next call may differ, so that nothing is to be
+  // remembered.
   bool learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
-             const at::Tensor& result) const;
+             c10::ArrayRef<at::Tensor> results) const;
 
  private:
   bool learn_inputs(KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments) const;
-  bool learn_output(KnownCall& known, const at::Tensor& result) const;
+  bool learn_result(KnownCall& known, const at::Tensor& result) const;
 
   ExecutionWatch* const outer_;
   int runs_ = 0;
@@ -92,8 +98,8 @@ void remember_known_call(std::unique_ptr<KnownCall> known);
 // Runs something in the place of the plan's run, with the same care as execute(). False if that did
 // not run this time, so that execute() is to take care; `run` may say so too.
 bool run_known(const KnownCall& known, c10::function_ref<bool()> run);
-// The result of the plan; nullopt if it did not run this time.
-std::optional<at::Tensor> run_known_plan(const KnownCall& known,
-                                         c10::ArrayRef<const at::Tensor*> arguments);
+// Runs the plan, and sets as many results as it has. False if it did not run this time.
+bool run_known_plan(const KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
+                    c10::MutableArrayRef<at::Tensor> results);
 
 }  // namespace torch_cudnn_ext

@@ -123,16 +123,17 @@ Tensor run_inference(const InferArgs& args) {
   return forward.run(args.policy);
 }
 
-Tensors4 train(const TrainArgs& args) { return run_training(args); }
-Tensors4 train_alone(const TrainAloneArgs& args) { return run_training(args.forward()); }
-
-}  // namespace
-
-Tensor infer(const InferArgs& args) {
-  return KnownKernel<BatchNormProblem, run_inference>::call(args);
+Tensors4 run_train(const TrainArgs& args) { return run_training(args); }
+Tensors4 train(const TrainArgs& args) {
+  return KnownKernel<BatchNormProblem, run_train>::call(args);
 }
 
-Tensors3 backward(const BackwardArgs& args) {
+Tensors4 run_train_alone(const TrainAloneArgs& args) { return run_training(args.forward()); }
+Tensors4 train_alone(const TrainAloneArgs& args) {
+  return KnownKernel<BatchNormProblem, run_train_alone>::call(args);
+}
+
+Tensors3 run_backward(const BackwardArgs& args) {
   const Tensor& input = args.input;
   bool per_activation = check_backward(args), training = args.training;
   bool contiguous = gives_contiguous(args);
@@ -163,6 +164,16 @@ Tensors3 backward(const BackwardArgs& args) {
   Tensor dx = strided_view(bindings[Role::dx], x.sizes(), x.strides());
   return {contiguous ? dx.contiguous() : dx, unflat(bindings[Role::dw], input, per_activation),
           unflat(bindings[Role::dbias], input, per_activation)};
+}
+
+}  // namespace
+
+Tensor infer(const InferArgs& args) {
+  return KnownKernel<BatchNormProblem, run_inference>::call(args);
+}
+
+Tensors3 backward(const BackwardArgs& args) {
+  return KnownKernel<BatchNormProblem, run_backward>::call(args);
 }
 
 namespace {

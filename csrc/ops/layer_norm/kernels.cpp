@@ -5,6 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include "ops/known_kernel.h"
 #include "ops/layer_norm/layer_norm.h"
 
 namespace torch_cudnn_ext::layer_norm {
@@ -35,12 +36,16 @@ void execute_norm(LayerNormProblem& p, OptionalPolicy policy, Bindings& bindings
   run_problem(p, policy, bindings[Role::x], bindings);
 }
 
-Tensors3 normalize(const NormalizeArgs& args) {
+Tensors3 run_normalize_whole(const NormalizeArgs& args) {
   Tensors3 results = run_normalize(args);
   for (Tensor* t : {&std::get<1>(results), &std::get<2>(results)}) {
     if (!t->defined()) *t = nothing(args.input);
   }
   return results;
+}
+
+Tensors3 normalize(const NormalizeArgs& args) {
+  return KnownKernel<LayerNormProblem, run_normalize_whole>::call(args);
 }
 
 }  // namespace
@@ -75,7 +80,9 @@ Tensors3 run_normalize(const NormalizeArgs& args) {
           args.statistics ? bindings[Role::invstd] : Tensor()};
 }
 
-Tensors3 normalize_backward(const NormalizeBackwardArgs& args) {
+namespace {
+
+Tensors3 run_normalize_backward(const NormalizeBackwardArgs& args) {
   const Tensor& input = args.input;
   LayerNormKind kind = kind_of(args.kind);
   check_same("normalize_backward", "grad_output", args.grad_output, "input", input);
@@ -116,6 +123,12 @@ Tensors3 normalize_backward(const NormalizeBackwardArgs& args) {
   }
   return {dx, p.w ? bindings[Role::dw] : nothing(input),
           p.bias ? bindings[Role::dbias] : nothing(input)};
+}
+
+}  // namespace
+
+Tensors3 normalize_backward(const NormalizeBackwardArgs& args) {
+  return KnownKernel<LayerNormProblem, run_normalize_backward>::call(args);
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, CPU, m) { register_kernels<normalize, normalize_backward>(m); }

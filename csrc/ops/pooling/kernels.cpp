@@ -82,8 +82,12 @@ Tensors3 run_forward(const char* op, const Tensor& input, const Windows& w, Pool
   return {y, reserve.defined() ? reserve : no_reserve(input), writer_of_last(input)};
 }
 
-Tensors3 max_pool_train(const MaxPoolTrainArgs& args) {
+Tensors3 run_max_pool_train(const MaxPoolTrainArgs& args) {
   return run_forward("max_pool", args.input, args.w, PoolingMode::max, 1, true, args.policy);
+}
+
+Tensors3 max_pool_train(const MaxPoolTrainArgs& args) {
+  return KnownKernel<PoolingProblem, run_max_pool_train>::call(args);
 }
 
 PoolingMode mode_of(const AverageArgs& average) {
@@ -142,18 +146,8 @@ Tensor run_avg_pool_backward(const AvgPoolBackwardArgs& args) {
                static_cast<int64_t>(args.input_size.size()));
 }
 
-void register_all(torch::Library& m) {
-  register_kernels<max_pool, avg_pool, avg_pool_backward, max_pool_train, max_pool_backward>(m);
-}
-
-}  // namespace
-
-Tensor max_pool(const MaxPoolArgs& args) {
-  return KnownKernel<PoolingProblem, run_max_pool, plain_max_pool>::call(args);
-}
-
 // Runs in the layout of the forward: hooks on saved tensors may have changed that of the tensors.
-Tensor max_pool_backward(const MaxPoolBackwardArgs& args) {
+Tensor run_max_pool_backward(const MaxPoolBackwardArgs& args) {
   Windows w = args.w;
   const Tensor& input = args.input;
   check_max_backward(args, w);
@@ -173,6 +167,20 @@ Tensor max_pool_backward(const MaxPoolBackwardArgs& args) {
   PoolingProblem p = make_problem(Pass::bwd, PoolingMode::max, w, spec_of(x), 16);
   run_pooling(p, coupled, x, bindings);
   return lower(with_strides_of(format, bindings[Role::dx]), w, input.dim());
+}
+
+void register_all(torch::Library& m) {
+  register_kernels<max_pool, avg_pool, avg_pool_backward, max_pool_train, max_pool_backward>(m);
+}
+
+}  // namespace
+
+Tensor max_pool(const MaxPoolArgs& args) {
+  return KnownKernel<PoolingProblem, run_max_pool, plain_max_pool>::call(args);
+}
+
+Tensor max_pool_backward(const MaxPoolBackwardArgs& args) {
+  return KnownKernel<PoolingProblem, run_max_pool_backward>::call(args);
 }
 
 Tensor avg_pool(const AvgPoolArgs& args) {
