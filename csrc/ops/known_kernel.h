@@ -148,7 +148,7 @@ Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain
     }
     if (result) return *std::move(result);
     std::array<Tensor, kResults<Result>> results;
-    bool ran = known->leads_to_plan && run_known_plan(*known, key.tensors(), results);
+    bool ran = known->leads_to_plan && run_known_plan(*known, key.tensors(), results.data());
     return ran ? from_list<Result>(std::move(results)) : kernel(args);
   }
   ExecutionWatch watch;

@@ -181,7 +181,7 @@ bool run_known(const KnownCall& known, c10::function_ref<bool()> run) {
 }
 
 bool run_known_plan(const KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
-                    c10::MutableArrayRef<at::Tensor> results) {
+                    at::Tensor* results) {
   std::shared_ptr<Plan> plan = known.plan.lock();
   if (plan == nullptr) return false;
   Bindings bindings;
@@ -199,7 +199,7 @@ bool run_known_plan(const KnownCall& known, c10::ArrayRef<const at::Tensor*> arg
   });
   if (!ran) return false;
   using Kind = KnownCall::Result::Kind;
-  for (size_t i = 0; i < results.size(); ++i) {
+  for (size_t i = 0; i < known.results.size(); ++i) {
     const KnownCall::Result& result = known.results[i];
     if (result.kind == Kind::output) results[i] = result.view.of(bindings[result.role]);
     if (result.kind != Kind::empty) continue;

@@ -98,8 +98,8 @@ void remember_known_call(std::unique_ptr<KnownCall> known);
 // Runs something in the place of the plan's run, with the same care as execute(). False if that did
 // not run this time, so that execute() is to take care; `run` may say so too.
 bool run_known(const KnownCall& known, c10::function_ref<bool()> run);
-// Runs the plan, and sets as many results as it has. False if it did not run this time.
+// Runs the plan, and sets its known.results.size() results. False if it did not run this time.
 bool run_known_plan(const KnownCall& known, c10::ArrayRef<const at::Tensor*> arguments,
-                    c10::MutableArrayRef<at::Tensor> results);
+                    at::Tensor* results);
 
 }  // namespace torch_cudnn_ext
