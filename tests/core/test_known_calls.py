@@ -27,6 +27,10 @@ def _rows(device: str, seed: int, rows: int = 3) -> Tensor:
     return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
+def _gates(device: str, seed: int) -> Tensor:
+    return torch.randn(16, 4, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
 def _filters(device: str, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 100)
     w = torch.randn(4, 4, 3, 3, generator=generator).to(device)
@@ -110,6 +114,13 @@ CALLS: dict[str, Both] = {
         lambda x, s: F.batch_norm(x, s[0].detach(), s[1].detach().abs(), s[2]),
         _images, _rows,
     ),
+    "lstm": _pair(
+        lambda x, *w: ops.lstm(x[None], [x[None] * 0] * 2, w)[0],
+        lambda x, *w: torch.lstm(
+            x[None], [x[None] * 0] * 2, w, True, 1, 0.0, False, False, False
+        )[0],
+        _rows, *[_gates] * 2, *[lambda d, s: _gates(d, s)[:, 0]] * 2,
+    ),
 }  # fmt: skip
 
 
@@ -135,6 +146,19 @@ def test_later_gradients_are_of_their_own_arguments(name: str, device: str) -> N
             assert (ours is None) == (theirs is None)
             if ours is not None:
                 torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_later_calls_obey_autocast(name: str, device: str) -> None:
+    both = CALLS[name]
+    with torch.no_grad():
+        for seed in SEEDS:
+            arguments = both.arguments(device, seed)
+            both.ours(*arguments)
+            with torch.autocast(device, torch.bfloat16):
+                ours, theirs = both.ours(*arguments), both.theirs(*arguments)
+            assert ours.dtype == theirs.dtype
+            torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.1, atol=0.2)
 
 
 def _decided() -> str:

@@ -33,8 +33,8 @@ CASES: dict[str, tuple[str, tuple[str, str | None]]] = {
         ("batch_norm_infer x=bf16[64,128,49]:nhwc", None),
     ),
     "pool-max-training": (
-        f"pool_fwd x=f32[2,8,8,5]:nhwc {POOL.format('2', '2', 'max')} train=true",
-        (f"pool_fwd x=f32[2,8,8,5]:nchw {POOL.format('2', '2', 'max')} train=true", None),
+        f"pool_fwd x=f32[32,64,32,20]:nhwc {POOL.format('2', '2', 'max')} train=true",
+        (f"pool_fwd x=f32[32,64,32,20]:nchw {POOL.format('2', '2', 'max')} train=true", None),
     ),
     "pool-max-volume": (
         f"pool_fwd x=f32[8,32,16,32,32]:nhwc {POOL.format('2', '2', 'max')}",
@@ -45,23 +45,23 @@ CASES: dict[str, tuple[str, tuple[str, str | None]]] = {
         (f"pool_fwd x=f16[32,64,112,112]:nhwc {POOL.format('3', '2', 'max')}", None),
     ),
     "pool-average-gradient": (
-        f"pool_bwd x=f32[3,8,6,6]:nhwc {POOL.format('2', '2', 'avg_include')}",
-        (f"pool_bwd x=f32[3,8,6,6]:nhwc {POOL.format('2', '2', 'sum')} divisor=3", None),
+        f"pool_bwd x=f32[32,64,24,24]:nhwc {POOL.format('2', '2', 'avg_include')}",
+        (f"pool_bwd x=f32[32,64,24,24]:nhwc {POOL.format('2', '2', 'sum')} divisor=3", None),
     ),
     "pool-average-volume": (
         f"pool_fwd x=f32[8,32,16,32,32]:nhwc {POOL.format('2', '2', 'avg_include')}",
         (f"pool_fwd x=f32[8,32,16,32,32]:nhwc {POOL.format('4', '4', 'avg_include')}", None),
     ),
     "pool-average-dense": (
-        f"pool_fwd x=f32[2,20,8,28]:nhwc {POOL.format('4,1', '1', 'avg_exclude')}",
+        f"pool_fwd x=f32[32,80,8,28]:nhwc {POOL.format('4,1', '1', 'avg_exclude')}",
         (
-            f"pool_fwd x=f32[2,20,8,28]:nhwc {POOL.format('4,1', '2', 'avg_exclude')}",
+            f"pool_fwd x=f32[32,80,8,28]:nhwc {POOL.format('4,1', '2', 'avg_exclude')}",
             "pool-average",
         ),
     ),
     "pool-average": (
-        f"pool_fwd x=f32[3,8,1,7]:nhwc {POOL.format('1,7', '1', 'avg_exclude')}",
-        (f"pool_fwd x=f32[3,8,6,6]:nhwc {POOL.format('5', '5', 'avg_exclude')}", None),
+        f"pool_fwd x=f32[1024,128,1,7]:nhwc {POOL.format('1,7', '1', 'avg_exclude')}",
+        (f"pool_fwd x=f32[64,256,6,6]:nhwc {POOL.format('5', '5', 'avg_exclude')}", None),
     ),
 }
 

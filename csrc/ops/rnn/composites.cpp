@@ -1,6 +1,7 @@
 // The public operators of recurrent networks, which are composites of the inner one, and PyTorch's
 // own, overridden by them. Arguments are those of torch._VF.
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
@@ -151,7 +152,9 @@ std::optional<Outputs<cell>> plain_dense(const DenseArgs<cell>& args) {
 
 template <RnnCell cell>
 Outputs<cell> dense(const DenseArgs<cell>& args) {
-  if (!are_plain(args.input) || !are_plain(args.hx) || !are_plain(args.network.params)) {
+  bool plain = are_plain(args.input) && are_plain(args.hx) && are_plain(args.network.params);
+  // The inner operator casts for autocast.
+  if (!plain || at::autocast::is_autocast_enabled(args.input.device().type())) {
     return run_dense<cell>(args);
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
