@@ -15,7 +15,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/override_guard.h"
 #include "core/select/known_calls.h"
 #include "ops/call.h"
 #include "ops/result_list.h"
@@ -113,23 +112,24 @@ class CallKey {
 template <class Result, class Args>
 using PlainKernel = std::optional<Result> (*)(const Args&);
 
-inline bool is_like(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+// Notes what results look like. False if they cannot be noted.
+inline bool note_forms(KnownCall& known, const Tensor& result) {
+  if (!result.defined() || result.dim() > kMaxDims) return false;
+  known.forms.emplace_back(result);
+  return true;
 }
 template <class... T>
-bool is_like(const std::tuple<T...>& a, const std::tuple<T...>& b) {
-  auto all = [&](const auto&... first) {
-    return std::apply([&](const auto&... second) { return (is_like(first, second) && ...); }, b);
-  };
-  return std::apply(all, a);
+bool note_forms(KnownCall& known, const std::tuple<T...>& results) {
+  return std::apply([&](const auto&... t) { return (note_forms(known, t) && ...); }, results);
 }
-
-// Whether PyTorch's operator gives tensors like these, which its kernel gave another way.
-template <class Result, class Args>
-bool is_given_by(PlainKernel<Result, Args> plain, const Args& args, const Result& result) {
-  OverrideGuard of_pytorch;
-  std::optional<Result> other = plain != nullptr ? plain(args) : std::nullopt;
-  return other && is_like(*other, result);
+// Whether results look as noted.
+inline bool has_forms(const KnownCall& known, const Tensor& result) {
+  return known.forms[0].is_of(result);
+}
+template <class... T>
+bool has_forms(const KnownCall& known, const std::tuple<T...>& results) {
+  size_t i = 0;
+  return std::apply([&](const auto&... t) { return (known.forms[i++].is_of(t) && ...); }, results);
 }
 
 // `kernel` of the arguments, by the short way if there is one. `plain` runs if the algorithm is
@@ -144,7 +144,12 @@ Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain
     c10::OptionalDeviceGuard guard(key.tensors()[0]->device());
     std::optional<Result> result;
     if (known->leads_to_default) {
-      run_known(*known, [&] { return (result = plain(args)).has_value(); });
+      run_known(*known, [&] {
+        result = plain(args);
+        known->leads_to_default = result && has_forms(*known, *result);
+        return known->leads_to_default;
+      });
+      if (!known->leads_to_default) result.reset();
     }
     if (result) return *std::move(result);
     std::array<Tensor, kResults<Result>> results;
@@ -155,7 +160,8 @@ Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain
   Result result = kernel(args);
   auto learnt = std::make_unique<KnownCall>(key.key());
   if (watch.learn(*learnt, key.tensors(), as_list(result))) {
-    learnt->leads_to_default = learnt->leads_to_default && is_given_by(plain, args, result);
+    bool may_be_plain = plain != nullptr && note_forms(*learnt, result);
+    learnt->leads_to_default = learnt->leads_to_default && may_be_plain;
     remember_known_call(std::move(learnt));
   }
   return result;

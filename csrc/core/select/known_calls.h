@@ -28,6 +28,19 @@ struct KnownView {
   at::Tensor of(const at::Tensor& t) const;
 };
 
+// What a result looks like.
+struct KnownForm {
+  explicit KnownForm(const at::Tensor& t)
+      : dtype(t.scalar_type()), sizes(t.sizes()), strides(t.strides()) {}
+  bool is_of(const at::Tensor& t) const {
+    return t.scalar_type() == dtype && t.sizes() == c10::IntArrayRef(sizes) &&
+           t.strides() == c10::IntArrayRef(strides);
+  }
+
+  c10::ScalarType dtype;
+  Dims sizes, strides;
+};
+
 // What was learnt of the calls that have a key. The key holds all that the checks, the problem and
 // the decision depend on, so it holds for every call that has the key.
 struct KnownCall {
@@ -35,9 +48,11 @@ struct KnownCall {
 
   const Key key;
   std::shared_ptr<const Decision> decision;
-  std::weak_ptr<Plan> plan;       // which this thread's store keeps
-  bool leads_to_plan = false;     // the plan can be run from the arguments alone
-  bool leads_to_default = false;  // PyTorch's operator on the arguments runs the same algorithm
+  std::weak_ptr<Plan> plan;    // which this thread's store keeps
+  bool leads_to_plan = false;  // the plan can be run from the arguments alone
+  // PyTorch's operator on the arguments runs the same algorithm, and gives the same forms.
+  mutable bool leads_to_default = false;
+  c10::SmallVector<KnownForm, 4> forms;
   Device device;
   ExecutedPass pass;
   // What the plan reads, by the number of the tensor among the arguments.
