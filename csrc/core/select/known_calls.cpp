@@ -92,7 +92,7 @@ bool ExecutionWatch::learn_inputs(KnownCall& known,
     KnownCall::Input input{static_cast<Role>(i), static_cast<int>(found - arguments.begin()), {}};
     if (found == arguments.end() || !learn_view(input.view, t, **found)) return false;
     read += !std::exchange(is_read[input.argument], true);
-    known.inputs.push_back(std::move(input));
+    known.inputs.push_back(input);
   }
   return read == arguments.size();
 }
