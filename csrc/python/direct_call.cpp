@@ -285,10 +285,12 @@ PyObject* try_directly(const DirectCall& direct, Slots& slots) {
     if (direct.written >= 0) return Py_NewRef(slots[direct.written]);
     return to_python(std::move(results), direct.op.schema());
   } catch (const c10::ValueError&) {
+    return nullptr;
   } catch (const c10::TypeError&) {
+    return nullptr;
   } catch (const c10::IndexError&) {
+    return nullptr;
   }
-  return nullptr;
 }
 
 PyObject* direct_call(PyObject* self, PyObject* args, PyObject* keywords) {
