@@ -80,6 +80,9 @@ struct DirectCall {
   Py_ssize_t positional = 0;        // how many of them may be given by position
   std::vector<PyObject*> defaults;  // of all slots; nullptr if the caller must give a value
   std::vector<Argument> arguments;  // of the schema
+  // The arguments in the order of their check. A policy is the first: Python parses a new text, and
+  // meanwhile other threads may change a list that was checked.
+  std::vector<int> checked;
   // Slots that no argument reads, and the only value that each may have.
   std::vector<std::pair<int, PyObject*>> fixed;
   bool is_mutable = false;  // whether the operator writes to a tensor
@@ -263,17 +266,12 @@ class SlotReader : public ArgumentReader {
 // The result; nullptr without an error if the general function is to take the call. So it is if
 // an argument is wrong: that function says so in its own words.
 PyObject* try_directly(const DirectCall& direct, Slots& slots) {
-  auto all_are_plain = [&](bool policies) {
-    return std::all_of(direct.arguments.begin(), direct.arguments.end(), [&](const Argument& a) {
-      if ((a.kind == Kind::policy) != policies) return true;
-      PyObject*& value = slots[a.slot];
-      if (a.instead >= 0 && value == Py_None) value = slots[a.instead];
-      return is_plain(direct, a, value);
-    });
-  };
-  // A new text of a policy is parsed in Python, where other threads may change lists. So lists come
-  // after it.
-  if (!all_are_plain(true) || !all_are_plain(false)) return nullptr;
+  for (int i : direct.checked) {
+    const Argument& argument = direct.arguments[i];
+    PyObject*& value = slots[argument.slot];
+    if (argument.instead >= 0 && value == Py_None) value = slots[argument.instead];
+    if (!is_plain(direct, argument, value)) return nullptr;
+  }
   try {
     // Autograd's kernels would only call the next ones. For an operator that writes to a tensor
     // they also count its version.
@@ -285,10 +283,12 @@ PyObject* try_directly(const DirectCall& direct, Slots& slots) {
     if (direct.written >= 0) return Py_NewRef(slots[direct.written]);
     return to_python(std::move(results), direct.op.schema());
   } catch (const c10::ValueError&) {
+    return nullptr;
   } catch (const c10::TypeError&) {
+    return nullptr;
   } catch (const c10::IndexError&) {
+    return nullptr;
   }
-  return nullptr;
 }
 
 PyObject* direct_call(PyObject* self, PyObject* args, PyObject* keywords) {
@@ -354,6 +354,11 @@ py::object make_direct_call(const std::string& name, const py::object& general,
     if (op.schema().returns().empty() && alias != nullptr && alias->isWrite()) {
       direct->written = direct->arguments.back().slot;
     }
+  }
+  for (size_t i = 0; i < schema.size(); ++i) {
+    bool is_policy = direct->arguments[i].kind == Kind::policy;
+    auto place = is_policy ? direct->checked.begin() : direct->checked.end();
+    direct->checked.insert(place, static_cast<int>(i));
   }
   direct->is_mutable = op.schema().is_mutable();
   for (const auto& [slot, value] : fixed) {

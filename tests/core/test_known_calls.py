@@ -78,7 +78,10 @@ CALLS: dict[str, Both] = {
     ),
     "avg_pool2d": _pair(
         lambda x: ops.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        # PyTorch 2.11's gradient of channels-last averages is wrong on CUDA.
+        lambda x: F.avg_pool2d(x.contiguous(), 3, 2, 1, count_include_pad=False).contiguous(
+            memory_format=torch.channels_last
+        ),
         _images,
     ),
     "adaptive_avg_pool2d": _pair(

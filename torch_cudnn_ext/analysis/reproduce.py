@@ -27,7 +27,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MARGIN_BYTES = 4096  # around a result
 _PATTERN = 0x5A  # each byte there
 _NOT_COMPARED = ("reserve", "mean", "invstd")
-_ONE = "one "  # begins inputs of which one element has the value
+_ONE = "one "  # the prefix of inputs in which a single element has the value
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def operators_markdown() -> str:
 
 
 def _count(backend: str, count: int) -> str:
-    """How many algorithms a backend of cuDNN has; those of the graph API are engines."""
+    """The number of algorithms of a backend. Those of the graph API are called engines."""
     return f"{count} legacy" if backend == "legacy" else f"{count} engine{'s' * (count > 1)}"
 
 

@@ -23,6 +23,12 @@ std::array<std::atomic<const DecisionRecord*>, kMaxPasses> last_by_pass;
 std::atomic<const DecisionRecord*> last_of_all;
 thread_local const DecisionRecord* last_here = nullptr;
 
+size_t index_of_pass(const Problem& problem) {
+  return (problem.index() * 8 +
+          std::visit([](const auto& p) { return static_cast<size_t>(p.pass); }, problem)) %
+         kMaxPasses;
+}
+
 // The policy for passes that must run this algorithm, as autograd nodes save it.
 std::string policy_of_coupled(const Request& request, const Algorithm& algorithm) {
   Policy pins;
@@ -62,7 +68,8 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
                       coupled_policy,
                       workspace_bytes,
                       decision_ms,
-                      writer};
+                      writer,
+                      index_of_pass(request.problem)};
   static std::mutex mutex;
   static auto* records = new std::set<DecisionRecord, Less>();
   std::unique_lock<std::mutex> lock(mutex);
@@ -76,14 +83,9 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
   return &record;
 }
 
-ExecutedPass::ExecutedPass(const Problem& problem)
-    : number((problem.index() * 8 +
-              std::visit([](const auto& p) { return static_cast<size_t>(p.pass); }, problem)) %
-             kMaxPasses) {}
-
-void note_executed(ExecutedPass pass, const DecisionRecord* record) {
+void note_executed(const DecisionRecord* record) {
   last_here = record;
-  last_by_pass[pass.number].store(record, std::memory_order_release);
+  last_by_pass[record->pass].store(record, std::memory_order_release);
   last_of_all.store(record, std::memory_order_release);
 }
 

@@ -26,6 +26,7 @@ struct DecisionRecord {
   std::optional<int64_t> workspace_bytes;
   double decision_ms;
   int64_t writer;  // the number of `coupled_policy` (core/writer.h)
+  size_t pass;     // of all families' passes, as a number
 };
 
 // Makes a record, or finds the equal one. Prints it if decisions are to be printed.
@@ -34,14 +35,8 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
                                       const std::optional<int64_t>& workspace_bytes,
                                       double decision_ms);
 
-// A pass of a family, as a number.
-struct ExecutedPass {
-  ExecutedPass() = default;
-  explicit ExecutedPass(const Problem& problem);
-  size_t number = 0;
-};
 // Makes a record the last one that was executed, of its pass, of all, and on this thread.
-void note_executed(ExecutedPass pass, const DecisionRecord* record);
+void note_executed(const DecisionRecord* record);
 // Makes this thread forget what it executed last.
 void forget_executed();
 const DecisionRecord* last_of_thread();  // may be nullptr

@@ -80,7 +80,7 @@ void note_smaller(const Request& request, const Call& failed, const AdmissiblePl
                memory_text(failed.plan->workspace_bytes), ")");
   const DecisionRecord* record =
       record_decision(request, ran.plan->algorithm, why, ran.workspace_bytes, 0);
-  note_executed(ExecutedPass(request.problem), record);
+  note_executed(record);
   static std::atomic<bool> warned{false};
   if (!warned.exchange(true)) {
     warn(c10::str(record->problem, ": ", why, ", ", record->algorithm,
@@ -174,10 +174,10 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     Call call = find_call(asked, after_unsupported);
     if (call.plan == nullptr && run_on_copies(asked, bindings, after_unsupported)) return;
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
-    note_executed(ExecutedPass(problem), call.decision->record);
+    note_executed(call.decision->record);
     Request request{problem, *call.decision->policy, device};  // with rules
     bindings.replay = call.decision->policy->policy.replay_of_calls();
-    ExecutionWatch::before_run(problem, call, device, bindings);
+    ExecutionWatch::before_run(call, device, bindings);
     try {
       call.plan->run(bindings);
       retain_for_graph(call.plan, device);

@@ -68,13 +68,11 @@ at::Tensor KnownView::of(const at::Tensor& t) const {
 ExecutionWatch::ExecutionWatch() : outer_(std::exchange(watch, this)) {}
 ExecutionWatch::~ExecutionWatch() { watch = outer_; }
 
-void ExecutionWatch::before_run(const Problem& problem, const Call& call, const Device& device,
-                                const Bindings& bindings) {
+void ExecutionWatch::before_run(const Call& call, const Device& device, const Bindings& bindings) {
   if (watch == nullptr) return;
   ++watch->runs_;
   watch->call_ = call;
   watch->device_ = device;
-  watch->pass_ = ExecutedPass(problem);
   watch->before_ = bindings;
 }
 
@@ -95,7 +93,7 @@ bool ExecutionWatch::learn_inputs(KnownCall& known,
     KnownCall::Input input{static_cast<Role>(i), static_cast<int>(found - arguments.begin()), {}};
     if (found == arguments.end() || !learn_view(input.view, t, **found)) return false;
     is_read[input.argument] = true;
-    known.inputs.push_back(std::move(input));
+    known.inputs.push_back(input);
   }
   return std::all_of(is_read.begin(), is_read.end(), [](bool read) { return read; });
 }
@@ -130,7 +128,6 @@ bool ExecutionWatch::learn(KnownCall& known, c10::ArrayRef<const at::Tensor*> ar
   if (before_.replay != Replay::never) return true;
   known.leads_to_default = call_.plan->algorithm.is_baseline();
   known.device = device_;
-  known.pass = pass_;
   known.plan = call_.plan;
   known.alpha = before_.alpha;
   known.beta = before_.beta;
@@ -167,7 +164,7 @@ bool run_known(const KnownCall& known, c10::function_ref<bool()> run) {
   OverrideGuard plain;
   ExcludeKeysGuard no_autocast(c10::autocast_dispatch_keyset);
   const DecisionRecord* record = known.decision->record;
-  note_executed(known.pass, record);
+  note_executed(record);
   try {
     if (!run()) return false;
   } catch (const c10::OutOfMemoryError&) {

@@ -54,7 +54,6 @@ struct KnownCall {
   mutable bool leads_to_default = false;
   c10::SmallVector<KnownForm, 4> forms;
   Device device;
-  ExecutedPass pass;
   // What the plan reads, by the number of the tensor among the arguments.
   struct Input {
     Role role;
@@ -83,8 +82,7 @@ class ExecutionWatch {
   ExecutionWatch& operator=(const ExecutionWatch&) = delete;
 
   // Called by execute(): before a plan's run and after it. No other run counts as one.
-  static void before_run(const Problem& problem, const Call& call, const Device& device,
-                         const Bindings& bindings);
+  static void before_run(const Call& call, const Device& device, const Bindings& bindings);
   static void after_run(const Bindings& bindings);
 
   // Learns the decision of the only plan that ran, and the way from the tensors among the arguments
@@ -102,7 +100,6 @@ class ExecutionWatch {
   int runs_ = 0;
   Call call_;
   Device device_;
-  ExecutedPass pass_;
   Bindings before_, after_;
 };
 

@@ -23,20 +23,10 @@ Tensor in_format(const Tensor& t, at::MemoryFormat layout) {
   return t.dim() > 3 ? t.contiguous(layout) : t.contiguous();
 }
 
-struct AtenArgs {
-  const Tensor &input, &weight;
-  const OptionalTensor& bias;
-  SymIntArrayRef stride, padding, dilation;
-  bool transposed;
-  SymIntArrayRef output_padding;
-  const SymInt& groups;
+struct AtenArgs : ForwardArgs {
   bool in_compiled_graph;
-  OptionalPolicy policy = std::nullopt;
 
-  auto tied() const {
-    return std::tie(input, weight, bias, stride, padding, dilation, transposed, output_padding,
-                    groups, in_compiled_graph);
-  }
+  auto tied() const { return std::tuple_cat(ForwardArgs::tied(), std::tie(in_compiled_graph)); }
 };
 
 // What all of F.conv* and F.conv_transpose* come down to.
@@ -75,7 +65,8 @@ struct AtenConvolution {
                     SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                     bool transposed, SymIntArrayRef output_padding, const SymInt& groups) {
     return KnownKernel<ConvolutionProblem, run_once, plain_forward<AtenArgs>>::call(
-        {input, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+        {{{input, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+           kNone, 1, 0, false, std::nullopt}},
          CompiledGraphs::is_running()});
   }
   template <c10::DispatchKey>
