@@ -120,7 +120,7 @@ CALLS: dict[str, Both] = {
     "lstm": _pair(
         lambda x, *w: ops.lstm(x[None], [x[None] * 0] * 2, w)[0],
         lambda x, *w: torch.lstm(
-            x[None], [x[None] * 0] * 2, w, True, 1, 0.0, False, False, False
+            x[None], [x[None] * 0] * 2, w, True, 1, 0.0, True, False, False
         )[0],
         _rows, *[_gates] * 2, *[lambda d, s: _gates(d, s)[:, 0]] * 2,
     ),
