@@ -196,6 +196,10 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(_pool("f32[8,16,32,32]:nchw", "max"), "legacy:max"),
         Run(_pool("f32[8,16,32,32]:nchw", "avg_include"), "legacy:avg"),
     ),
+    "pool-eng2-nan": (
+        Run(_pool("f32[8,16,32,32]:nhwc", "max"), "graph:eng2"),
+        Run(_pool("f32[8,16,32,32]:nhwc", "avg_include"), "graph:eng2"),
+    ),
     "rnn-projection": (
         Run(_rnn("lstm", "f32[6,16,128]", 80, more="proj=40"), "legacy:standard/math=fma"),
         Run(_rnn("lstm", "f32[6,16,128]", 80, more="proj=40"), "legacy:standard/math=default"),

@@ -160,7 +160,8 @@ def test_later_calls_obey_autocast(name: str, device: str) -> None:
             both.ours(*arguments)
             with torch.autocast(device, torch.bfloat16):
                 ours, theirs = both.ours(*arguments), both.theirs(*arguments)
-            assert ours.dtype == theirs.dtype
+            # For recurrent networks on a GPU PyTorch takes float16, whatever is asked for.
+            assert ours.dtype == (torch.bfloat16 if name == "lstm" else theirs.dtype)
             torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.1, atol=0.2)
 
 

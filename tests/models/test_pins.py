@@ -204,6 +204,7 @@ def test_pins_hold_with_and_without_enable_and_in_backward(net: Net, device: str
         assert found["layer1.1.conv1", "conv_bwd_filter"] == "aten:default"
 
 
+@pytest.mark.usefixtures("no_tf32")
 def test_transposed_convolution(net: Net, device: str) -> None:
     x = images(device)
     plain = net.up(x)

@@ -734,6 +734,7 @@ def test_once_under_autocast(device: str) -> None:
 # --- torch.compile -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_tf32")
 def test_a_compiled_module_follows_its_policy(device: str) -> None:
     module = conv(device)
     compiled = torch.compile(module, backend="eager", fullgraph=True)

@@ -328,7 +328,11 @@ def _samples(device: str) -> dict[str, Call]:
         "softmax": ("softmax", (leaf(3, 4, 5), 1), {}),
         "softmax_channels_last": ("softmax", (last(leaf(2, 4, 5, 3)), 1), {"policy": "autotune"}),
         "log_softmax": ("log_softmax", (leaf(3, 4), -1, torch.float64), {}),
-        "cross_entropy": ("cross_entropy", (leaf(3, 4), torch.tensor([0, 3, 1])), {}),
+        "cross_entropy": (
+            "cross_entropy",
+            (leaf(3, 4), torch.tensor([0, 3, 1], device=device)),
+            {},
+        ),
         "softmax_backward": ("softmax_backward", (leaf(3, 4), leaf(3, 4), 1, False), {}),
         "max_pool": ("max_pool", (leaf(2, 3, 7, 6), [3, 2], [], [1, 0], [1, 2], True), {}),
         "max_pool_no_grad": ("max_pool", (plain(2, 3, 7), [3], [2], [1], [1]), {}),

@@ -14,7 +14,7 @@ class Decision:
         op: The operator and pass, such as ``conv_bwd_data``.
         problem: The problem line.
         algorithm: The algorithm's text.
-        why: ``pinned`` (``pinned by`` a weaker level than the call), ``tuned``, ``cached``,
+        why: ``pinned`` or ``pinned by <what>``, ``tuned``, ``cached``, ``unstable: <reason>``,
             ``heuristic`` (``heuristic: <reason>`` if it replaces tuning), ``coupled with its
             forward``, or ``fallback: <reason>``.
         workspace_bytes: Its workspace; ``None`` if it is not known before a run.
@@ -34,7 +34,7 @@ class Decision:
 
 
 def last_decision(op: str | None = None, pass_name: str | None = None) -> Decision | None:
-    """The newest decision, over all threads, since the process began.
+    """The decision that ran last, over all threads, since the process began.
 
     Args:
         op: An operator (``conv_fwd``), or a family (``conv``) together with ``pass_name``. ``None``

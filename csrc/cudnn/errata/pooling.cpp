@@ -121,6 +121,15 @@ const bool pooling_registered = register_errata({
         .fixed_in(kCudnn9_28_1)
         .reproduced_by("pool_fwd x=f32[8,16,32,32]:nchw window=2 stride=2 mode=max", "legacy:max",
                        "-inf"),
+    erratum<PoolingProblem>("pool-eng2-nan",
+                            [](const PoolingProblem& p) { return p.mode == PoolingMode::max; })
+        .of("graph", {"eng2"})
+        .in({"fwd"})
+        .adds(Note::reduced_range,
+              "engine 2 drops NaN: a maximum is that of the other elements of its window, or -inf")
+        .seen(kCudnn9_19, "finite results of NaN; H200, with 9.28.1 too")
+        .reproduced_by("pool_fwd x=f32[8,16,32,32]:nhwc window=2 stride=2 mode=max", "graph:eng2",
+                       "one nan"),
 });
 
 }  // namespace
